@@ -18,7 +18,7 @@ def options_of(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Nam
     Args:
         smallest: the defaults that --smoke takes in place of the parser's. What the user gives still counts.
     """
-    parser.add_argument("--smoke", action="store_true", help="the smallest run, to see that it works; no figures")
+    parser.add_argument("--smoke", action="store_true", help="the smallest run, only to test that the program works")
     options = parser.parse_args()
     if unknown := smallest.keys() - vars(options).keys():
         raise TypeError(f"The smallest run sets options that the program has. Received: {', '.join(sorted(unknown))}.")

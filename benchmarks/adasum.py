@@ -1,10 +1,10 @@
-"""How long adaptive sums take, beside what they would take made of an all_gather, and beside a plain sum.
+"""Measures the time of adaptive sums, compared with adaptive sums by an all_gather and with a plain sum.
 
     keras-ddl run -np 2 python benchmarks/adasum.py
 
-Three functions of TensorFlow on one float32 tensor in turns: `all_reduce(..., op="adasum")`; the definition on tensors
-that an all_gather has brought, which every rank computes whole; and `all_reduce(..., op="sum")`, which moves the same
-bytes as the first and adds them once. Reported are medians over the rounds of the slowest rank's time.
+Three functions of TensorFlow take turns on one float32 tensor: `all_reduce(..., op="adasum")`; the definition, computed
+in full on every rank from the result of an all_gather; and `all_reduce(..., op="sum")`, which moves the same bytes as
+the first and adds them once. The program reports medians over the rounds of the slowest rank's time.
 """
 
 from __future__ import annotations

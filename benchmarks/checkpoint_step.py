@@ -1,15 +1,15 @@
-"""What a checkpoint inside an epoch costs the step that takes it, beside a memcpy of what it holds.
+"""Measures the cost of a checkpoint to the step that takes it, compared with a memcpy of its bytes.
 
     keras-ddl run -np 2 python benchmarks/checkpoint_step.py [--optimizer adam] [--directory /a/disk]
 
-A network of some 25 million parameters trains under keras_ddl.Strategy with `callbacks.Checkpoint(save_freq=...)`. A
+A network of about 25 million parameters trains under keras_ddl.Strategy with `callbacks.Checkpoint(save_freq=...)`. A
 step lasts from its first callback to the first callback of the next step, on rank 0.
 
     memcpy     the bytes of weights and optimizer state, from one touched array to another, with one thread; measured
                between checkpoints of the same run
     step       a step that takes a checkpoint, less the median of the steps before it, over memcpy. The goal: 1.05
     hook       the time in the callback alone, over memcpy: the same without the noise of the steps
-    beside     a step while the thread copies and writes, over a step while nobody does: what it takes from training
+    beside     a step while the thread copies and writes, over a step without that: the slowdown of training
 """
 
 from __future__ import annotations

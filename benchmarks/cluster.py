@@ -1,4 +1,4 @@
-"""Collectives on an emulated cluster: builds hosts and links, measures, checks the bytes on the cables, removes it all.
+"""Measures collectives on an emulated cluster: builds hosts and links, measures, checks the bytes sent, removes it all.
 
     sudo python benchmarks/cluster.py --hosts 4 --ranks-per-host 2 --rate 200mbit --sizes 25M
     sudo python benchmarks/cluster.py --hosts 3 --ranks-per-host 3,2,1 --rate 1gbit
@@ -10,13 +10,13 @@ N: bytes of the buffer, H: hosts, R: racks. Whatever the algorithm, a host must 
 2 (R-1)/R N (each is one node of an all-reduce among H or R nodes), so the bound is the larger of 2 (H-1)/H N / rate and
 2 (R-1)/R N / rack rate. A reduce-scatter and an all-gather of N bytes must send half of that; "bfloat16" and "float16",
 which are keras_ddl with compression, send half of it, but are compared with the same bound. Headers of Ethernet, IP and
-TCP leave 95 % of a rate to the payload; what the links carried in this very run is measured beside it: "tcp" streams
-the same bytes through plain sockets (_tcp_streams.py). Each round runs every contestant once; printed are medians of
-the slowest rank's time.
+TCP leave 95 % of a rate to the payload. The contestant "tcp" measures in the same run what the links carry: it streams
+the same bytes through plain sockets (_tcp_streams.py). Each round runs every contestant once; the program prints
+medians of the slowest rank's time.
 
-The run fails when a sum is wrong, or when the cables' counters say that keras_ddl sent more than 8 % above or 3 % below
-those bytes: then something went another way than over the emulated network, or the algorithm sends what it need not. It
-also fails when the ranks are in several sessions, for then the kernel may let some of them wait for seconds.
+The run fails if a sum is wrong, or if the counters of the links say that keras_ddl sent more than 8 % above or 3 %
+below those bytes: then data bypassed the emulated network, or the algorithm sends more than necessary. It also fails if
+the ranks are in several sessions, because the kernel may then let some of them wait for seconds.
 """
 
 from __future__ import annotations
@@ -163,16 +163,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--ranks-per-host", default="2", help="one number, or one for each host: 3,2,1")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, both ways (default: 1gbit)")
+    parser.add_argument("--rate", default="1gbit", help="rate of each host's link in both directions (default: 1gbit)")
     parser.add_argument("--racks", type=int, default=1, help="racks of equally many hosts (default: 1)")
-    parser.add_argument("--rack-rate", help="of each rack's uplink, both ways (default: as --rate)")
+    parser.add_argument("--rack-rate", help="rate of each rack's uplink in both directions (default: as --rate)")
     parser.add_argument("--sizes", default="25M", help="bytes per rank, decimal K, M or G (default: 25M)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mode", default="p", help="of keras_ddl (default: 'p'; hosts tell their racks)")
+    parser.add_argument("--mode", default="p", help="mode of keras_ddl (default: 'p'; hosts know their racks)")
     parser.add_argument(
         "--contestants",
         default="keras_ddl,tcp,mpi",
-        help="of keras_ddl, bfloat16, float16, tcp, mpi, and modes such as x:1x8 (default: keras_ddl,tcp,mpi)",
+        help="among keras_ddl, bfloat16, float16, tcp, mpi, and modes such as x:1x8 (default: keras_ddl,tcp,mpi)",
     )
     parser.add_argument("--collective", choices=("all_reduce", "reduce_scatter", "all_gather"), default="all_reduce")
     parser.add_argument("--timeout", type=float, default=600, help="seconds after which the ranks are ended")

@@ -1,10 +1,10 @@
-"""What compression costs in accuracy: the network of examples/digits.py over several seeds, with and without.
+"""Measures the loss of accuracy by compression: trains the network of examples/digits.py with several seeds.
 
     KERAS_DDL_MODE=x:1x2 keras-ddl run -np 2 python benchmarks/compression_accuracy.py
 
-The mode makes a host of every rank, so that all gradients of weights are rounded. Prints for each compression the share
-of 360 images that training never saw which are recognized, and the loss on them: by seed, and mean and standard
-deviation over the seeds. The runs of one seed begin with the same weights and see the same batches.
+The mode makes every rank a host, so that all gradients of weights are rounded. For each compression it prints the
+accuracy and the loss on 360 images that training never saw: by seed, and as mean and standard deviation over the seeds.
+The runs of one seed begin with the same weights and see the same batches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Measures the cost of Strategy(reader="rank0"): ms per batch, and per MB, beside batches that every rank reads.
+"""Measures the cost of Strategy(reader="rank0") in ms per batch and per MB, compared with reading on every rank.
 
     keras-ddl run -np 2 python benchmarks/data_from_rank_0.py
 
-The source is a batch in memory, again and again: to read it costs nothing, so what is measured is to cut it, to send
-it, and to hand it on. No model is trained, so nothing of it is hidden behind steps, as it is in fit. Both ways take
-turns in one job. One copy of the batch by numpy, in the same job, is a bound: rank 0 copies the rows of the others into
-a message, the collective moves them, and TensorFlow copies a rank's rows out of what has arrived.
+The source repeats a batch in memory. Reading it costs nothing, so the program measures the time to cut the batch, send
+it and pass it on. No model is trained, so the time is not hidden behind steps as it is in fit. Both ways take turns in
+one job. One copy of the batch by NumPy in the same job is a bound: rank 0 copies the rows of the others into a message,
+the collective moves them, and TensorFlow copies a rank's rows out of the message.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def milliseconds(batches: Iterator[tf.Tensor], count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", default="0.1,1,8,32", help="sizes of the global batch (default: 0.1,1,8,32)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns, of which medians count (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns; medians are reported (default: 7)")
     options = options_of(parser, mb="0.1", rounds=1)
     ways = {"every rank reads": keras_ddl.Strategy(reader="all"), "rank 0 reads": keras_ddl.Strategy(reader="rank0")}
     rank = ways["rank 0 reads"].rank

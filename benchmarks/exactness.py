@@ -1,17 +1,17 @@
-"""What exactness costs: steps of `fit` under the Strategy beside the same steps with nothing but a gradient all-reduce.
+"""Measures the cost of exactness: steps of `fit` under the Strategy against steps with only a gradient all-reduce.
 
     keras-ddl run -np 2 python benchmarks/exactness.py
 
 Contestants take turns in one run, on whole batches of which each rank keeps its rows:
 
-    bare    a train_step outside of any Strategy that takes the ranks' mean gradients in the same buckets, and applies
-            them: what any data-parallel training must do
+    bare    a train_step outside of any Strategy that averages the ranks' gradients in the same buckets and applies
+            them, as any data-parallel training must
     exact   plain `fit` under keras_ddl.Strategy: one process's step cut into ranks (docs/cut.md), rows counted, the
             order of the data and the weights compared between ranks, losses and metrics of the whole batch
 
-Both train a network of 25 million parameters by default. cost = exact - bare, of pairs measured right after one
-another; the promise is at most 5 % of a step of `bare`. per epoch = what an epoch takes beyond its steps. Collectives
-are counted on a timeline of one more epoch each.
+Both train a network of 25 million parameters by default. cost = exact - bare, for pairs measured one right after the
+other; the goal is at most 5 % of a step of `bare`. per epoch = the time of an epoch apart from its steps. Collectives
+are counted on a timeline of one more epoch of each contestant.
 """
 
 from __future__ import annotations

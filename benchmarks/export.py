@@ -1,16 +1,17 @@
-"""What an export of ResNet-50 costs: ours without and with its proof, beside Keras's model.export().
+"""Measures the time of an export of ResNet-50, with and without proof, against Keras's model.export().
 
     python benchmarks/export.py [--rounds 5] [--directory /a/disk]
 
-In turns of interleaved rounds of one run, and as ratios within each round, their medians:
+Contestants take turns in interleaved rounds of one run. The program prints medians, and medians of the ratios within
+each round:
 
-    bound                               the bytes of the weights, from memory into a file that is synced to disk
+    bound                               writing the bytes of the weights to a file that is synced to disk
     in the process that has the model   export_saved_model of a checkpoint; model.export() of the model in memory
     by a command, from files            `keras-ddl export`; a script that loads a .keras file and calls export(): each a
                                         new Python, which imports TensorFlow
 
-Ours takes the graph that was written when training began, and weights as a checkpoint keeps them: what these cost, once
-and at each checkpoint, stands above the table.
+keras_ddl's export takes the graph that was written when training began, and the weights of a checkpoint. The lines
+above the table show the cost of these, once and for each checkpoint.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def show(found: dict[str, list[float]], peer: str, sizes: dict[str, float]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--network", default="ResNet50", help="of keras.applications (default: %(default)s)")
+    parser.add_argument("--network", default="ResNet50", help="a network of keras.applications (default: %(default)s)")
     parser.add_argument("--directory", help="where to write; default: the directory for temporary files")
     arguments = options_of(parser, rounds=1, network="MobileNet")
     keras_ddl.init()

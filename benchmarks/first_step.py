@@ -1,12 +1,12 @@
-"""How long it takes from the start of a process to the end of its first step, and where that time goes.
+"""Measures the time from the start of a process to the end of its first step, and where that time goes.
 
     python benchmarks/first_step.py
     python benchmarks/first_step.py --networks resnet --np 4 --rounds 5
 
-One process that trains with plain Keras, and ranks that each train on as many rows, take turns; each run is a new
-process. One network in one process, so that nothing is traced before; one TensorFlow thread each. The table has medians
-over rounds, of rank 0; `reading` is making the dataset's pipeline and its iterator, `running` what TensorFlow does to
-prepare the graph and run it once, `exchanging` what ranks tell each other, and give each other, before.
+One process that trains with plain Keras takes turns with ranks that each train on the same number of rows. Each run is
+a new process with one network, so that nothing was traced before, and one TensorFlow thread. The table has rank 0's
+medians over the rounds. `reading`: making the dataset's pipeline and its iterator. `running`: TensorFlow prepares the
+graph and runs it once. `exchanging`: the ranks exchange facts and initial values before that.
 """
 
 from __future__ import annotations

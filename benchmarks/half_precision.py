@@ -1,11 +1,11 @@
-"""How many elements per second an all_reduce of 16-bit floats passes, beside float32 in the same rounds.
+"""Measures the elements per second of an all_reduce of 16-bit floats, against float32 in the same rounds.
 
     keras-ddl run -np 2 python benchmarks/half_precision.py
 
-float16 and bfloat16 are half the bytes but are widened, added in float32 and rounded, so 2 times the elements per
-second of float32 is the most that memory allows, and what is missing to 2 is the price of converting. All three reduce
-the same number of elements, in place, in turns; reported are medians over the rounds of the slowest rank's time.
-"memcpy" is one core copying the float32 elements, from and to memory of its own.
+float16 and bfloat16 have half the bytes but are widened, added in float32 and rounded. Memory allows at most twice the
+elements per second of float32; a smaller factor is the price of converting. All three reduce the same number of
+elements, in place, in turns. The program reports medians over the rounds of the slowest rank's time. "memcpy" is one
+core copying the float32 elements between buffers of its own.
 """
 
 from __future__ import annotations

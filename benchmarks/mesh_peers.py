@@ -1,4 +1,4 @@
-"""The same Keras transformer cut along a model axis by keras_ddl, and by Keras's ModelParallel on JAX.
+"""Compares a Keras transformer cut along a model axis by keras_ddl and by Keras's ModelParallel on JAX.
 
     python -m venv jax && jax/bin/pip install keras jax      # an environment of its own for the peer
     python benchmarks/mesh_peers.py --jax jax/bin/python
@@ -6,12 +6,12 @@
 Contestants take turns, each in fresh processes on this host, in float32 and from the same weights:
 
     one     plain Keras on TensorFlow, one process: the bound
-    ddl     keras_ddl.Strategy(layout=...), `keras-ddl run`, a process for each place of the mesh
-    jax     keras.distribution.ModelParallel on JAX, one process with a virtual CPU device for each place of the mesh
+    ddl     keras_ddl.Strategy(layout=...), `keras-ddl run`, a process for each position of the mesh
+    jax     keras.distribution.ModelParallel on JAX, one process with a virtual CPU device for each position of the mesh
 
-step = median seconds of a step after the first two; memory = what training has added to the peak resident memory of
-the imported frameworks, of all processes together and of the largest; loss = largest relative difference of the loss of
-any step to that of `one`. JAX compiles the step with XLA, and its devices exchange arrays within one process.
+step = median seconds of a step after the first two; memory = the growth of peak resident memory by training, beyond
+the imported frameworks, for all processes together and for the largest; loss = largest relative difference of a step's
+loss to that of `one`. JAX compiles the step with XLA, and its devices exchange arrays within one process.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def main() -> None:
     parser.add_argument("--jax", help="a Python with keras and jax (default: without this contestant)")
     parser.add_argument("--mesh", type=int, nargs=2, default=[2, 2], help="data and model ranks (default: 2 2)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
-    parser.add_argument("--steps", type=int, default=12, help="of a round (default: 12)")
-    parser.add_argument("--rows", type=int, default=8, help="of a batch (default: 8)")
-    parser.add_argument("--length", type=int, default=128, help="of a row, in tokens (default: 128)")
+    parser.add_argument("--steps", type=int, default=12, help="steps of a round (default: 12)")
+    parser.add_argument("--rows", type=int, default=8, help="rows of a batch (default: 8)")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a row (default: 128)")
     parser.add_argument("--width", type=int, default=512, help="(default: 512)")
     parser.add_argument("--blocks", type=int, default=4, help="(default: 4)")
     parser.add_argument("--vocabulary", type=int, default=8192, help="(default: 8192)")

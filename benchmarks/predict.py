@@ -1,4 +1,4 @@
-"""What the cost model says of clusters nobody here has: that of the DDL paper, and up to 1,024 hosts of its kind.
+"""Predicts times with the cost model for the cluster of the DDL paper, and for up to 1,024 such hosts.
 
     python benchmarks/predict.py
     python benchmarks/predict.py --ports 2 --taper 4 --plot scaling.svg
@@ -7,12 +7,12 @@ Prints, for 64 hosts x 4 devices, the predicted time of an all-reduce of 100 MB 
 (those of ResNet-101 with ImageNet-22K's classes) beside what arXiv 1708.02188 reports, then a flat ring beside boxes of
 2 and 3 dimensions up to 1,024 hosts. Starts no ranks.
 
-The sizes and the times are the paper's. The links are not: they are what the manufacturers of its machines (IBM Power
-S822LC with P100 devices) state, and assumptions. Inside a host two NVLinks between neighbouring devices, 20 GB/s each
-in one direction; one port of EDR InfiniBand, 100 Gbit/s (--ports 2: both of an adapter); 5 us per message, which is
-what a message between the memories of two devices costs rather than the 1-2 us of InfiniBand alone; racks of 16
-hosts; links between racks as fast as those of all the hosts of a rack together (--taper 4: a quarter of it). Neither
-protocols nor jitter cost anything: a lower bound.
+The sizes and the times are the paper's. The links are the figures of the machines' manufacturers (IBM Power S822LC with
+P100 devices), and assumptions. Inside a host two NVLinks between neighbouring devices, 20 GB/s each
+in one direction; one port of EDR InfiniBand, 100 Gbit/s (--ports 2: both of an adapter); 5 us per message, the
+cost of a message between the memories of two devices (InfiniBand alone takes 1-2 us); racks of 16 hosts; uplinks of a
+rack as fast as the links of all its hosts together (--taper 4: a quarter of that). Protocols and jitter cost nothing,
+so the times are lower bounds.
 """
 
 from __future__ import annotations
@@ -89,7 +89,12 @@ def plot(file: str, scaling: dict[str, dict[str, float]], title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ports", type=int, default=1, help="ports of 100 Gbit/s per host (default: 1)")
-    parser.add_argument("--taper", type=float, default=1, help="how much slower a rack's uplink is than its hosts (1)")
+    parser.add_argument(
+        "--taper",
+        type=float,
+        default=1,
+        help="factor by which a rack's uplink is slower than all its hosts together (1)",
+    )
     parser.add_argument("--mb", type=int, default=100, help="gradients of the scaling table in MB (default: 100)")
     parser.add_argument("--json", metavar="FILE", help="also write the seconds here")
     parser.add_argument("--plot", metavar="FILE", help="also draw the scaling here (needs matplotlib)")

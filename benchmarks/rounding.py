@@ -1,13 +1,13 @@
-"""How far rounding takes two runs of one training apart: one process beside several ranks, in float32 and float64.
+"""Measures how far rounding drives two runs of one training apart: one process and several ranks, float32 and float64.
 
     python benchmarks/rounding.py --ranks 2 3
 
 Ranks add the numbers of a batch in another order than one process does, so the last bits of a gradient differ, and
 training amplifies the difference. The same happens to plain Keras in one process when TensorFlow uses another number
-of threads: the first line of each table, a yardstick for the others. float64 shows that it is rounding and no more.
+of threads; the first line of each table shows this for comparison. float64 shows that rounding is the only cause.
 
-Prints the largest difference between two weights after some numbers of steps, relative to the largest weight, and by
-how much the validation accuracy of an epoch differs at most. Needs scikit-learn, whose digits both models learn:
+Prints the largest difference between two weights after some numbers of steps, relative to the largest weight, and the
+largest difference of the validation accuracy of an epoch. Needs scikit-learn, whose digits both models learn:
 
     digits        the README's network, batches and optimizer
     transformer   two blocks of attention over the 64 pixels as tokens; Adam, with --learning-rate
@@ -120,7 +120,9 @@ def show(name: str, dtype: str, one: dict[str, np.ndarray], others: dict[str, di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="default: 2")
-    parser.add_argument("--learning-rate", type=float, default=0.003, help="the transformer's (default: %(default)s)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=0.003, help="learning rate of the transformer (default: %(default)s)"
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="default: %(default)s")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)

@@ -1,13 +1,13 @@
-"""The control plane at 256, 1,024 and 4,096 ranks: what rank 0 does for a step, and what that adds to its time.
+"""Simulates the control plane at 256, 1,024 and 4,096 ranks: the work of rank 0 for a step, and the time it adds.
 
     python benchmarks/scale.py
 
 Runs the real coordinator, the agreement on planned collectives and the rings between hosts in one process, with
-transports in memory (native/bench/scale/, built on the first run): *measured* are the processor time of this code on
-this machine and *counted* its messages, their bytes, and the longest chain of messages that wait for one another.
-*Assumed*, and options here, are what a message takes: --message-us at the rank that sends or receives it, --latency-us
-on the way. From both and the model of observe/cost_model/ follow the *predictions*: gradients of 100 and
-350 MB on the cluster of the PowerAI DDL paper (arXiv 1708.02188), 64 hosts x 4 devices, beside what it reports.
+transports in memory (native/bench/scale/, built on the first run). It *measures* the processor time of this code on
+this machine, and *counts* its messages, their bytes, and the longest chain of messages that wait for each other. The
+time of a message is *assumed*, by options: --message-us at the rank that sends or receives it, --latency-us on the way.
+These and the model of observe/cost_model/ give the *predictions*: gradients of 100 and 350 MB on the cluster of the
+PowerAI DDL paper (arXiv 1708.02188), 64 hosts x 4 devices, next to the paper's figures.
 """
 
 from __future__ import annotations
@@ -131,10 +131,12 @@ def print_paper(found: dict, buckets: int, latency_s: float, message_s: float) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buckets", type=int, default=4, help="collectives of a step (default: 4)")
-    parser.add_argument("--most-ranks", type=int, default=RANKS[-1], help=f"of {RANKS}, up to these (%(default)s)")
+    parser.add_argument(
+        "--most-ranks", type=int, default=RANKS[-1], help=f"largest number of ranks, among {RANKS} (%(default)s)"
+    )
     parser.add_argument("--message-us", type=float, default=1.0, help="work of a message at one end (1)")
     parser.add_argument("--latency-us", type=float, default=5.0, help="a message's time on the way (5, as predict.py)")
-    parser.add_argument("--repeat", type=int, default=9, help="runs, of whose times the median counts (9)")
+    parser.add_argument("--repeat", type=int, default=9, help="runs; the median of their times is reported (9)")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "scale", help="folder of the program")
     parser.add_argument("--json", type=Path, help="also write everything here")
     options = options_of(parser, most_ranks=256, repeat=1)

@@ -4,17 +4,17 @@
     python -m venv jax && jax/bin/pip install keras jax           # environments of their own for the others
     python benchmarks/scoreboard.py --jax jax/bin/python --torch torch/bin/python --json board.json
 
-Every peer has two ranks, replicas or devices on this host's CPUs, and runs a program as its documentation says. What
-the program leaves (weights, logs, results of evaluate and predict) is compared with the same program in one process of
-the same backend, from the same data, seeds and initial weights, in float64:
+Every peer has two ranks, replicas or devices on this host's CPUs, and runs a program as its documentation says. The
+results (weights, logs, evaluate and predict) are compared with those of the same program in one process of the same
+backend, from the same data, seeds and initial weights, in float64:
 
-    equal         within 1e-9 of the largest weight after 4 to 24 steps; 1e-5 on JAX and torch, where Keras makes
-                  float32 of float64 in many operations; --list shows where a program allows more
+    equal         within 1e-9 of the largest weight after 4 to 24 steps; 1e-5 on JAX and torch, where Keras turns
+                  float64 into float32 in many operations; --list shows which programs allow more
     wrong         other values, and no error: how far off, relative to the largest weight or to the logged value
     refused       an error; its first line is below the table
     crashed, hung a process died; the time limit passed (--limit)
-    draws differ  equal without its random layers, and with them other random numbers than in one process
-    -             one process of this backend cannot run it, or the peer documents no way to
+    draws differ  equal without its random layers; with them it draws other random numbers than one process
+    -             one process of this backend cannot run it, or the peer documents no way to run it
 
 Programs are in benchmarks/_scoreboard/programs/, what each peer's documentation asks for in
 benchmarks/_scoreboard/peers.py.
@@ -156,10 +156,12 @@ def main() -> None:
     parser.add_argument("--jax", metavar="PYTHON", help="a Python with keras and jax (default: without this peer)")
     parser.add_argument("--torch", metavar="PYTHON", help="a Python with keras and torch (default: without this peer)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="programs (default: all)")
-    parser.add_argument("--strategy", nargs="+", metavar="NAME", choices=PEERS, help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--strategy", nargs="+", metavar="NAME", choices=PEERS, help=f"peers among {', '.join(PEERS)}")
     parser.add_argument("--limit", type=float, default=300, help="seconds that a program may take (default: 300)")
     parser.add_argument("--json", metavar="FILE", help="write the verdicts, with versions")
-    parser.add_argument("--show", nargs="+", metavar="FILE", help="the table of files of --json, and run nothing")
+    parser.add_argument(
+        "--show", nargs="+", metavar="FILE", help="show the table of files written by --json, and run nothing"
+    )
     parser.add_argument("--output", action="store_true", help="show the last lines of processes that died or hung")
     parser.add_argument("--list", action="store_true", help="show programs and peers, and run nothing")
     for each in ("--worker", "--process", "--folder"):

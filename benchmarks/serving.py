@@ -1,12 +1,12 @@
-"""What a server adds to a model: answers of a small CNN in the process, over gRPC and over REST, beside FastAPI.
+"""Measures the cost of a server: answers of a small CNN in the process, over gRPC and over REST, and by FastAPI.
 
     python benchmarks/serving.py
     python benchmarks/serving.py --fastapi-python venv/bin/python   # one with fastapi, uvicorn and tensorflow
 
-Every contestant answers the same two rows, from the same SavedModel, in turns of interleaved rounds of one run. One
-client asks one thing after the other: its median and 99th percentile; then `--clients` clients at once: answers per
-second. The bounds are the call in the process, and a server that reads nothing and always gives the same answer: what
-clients, gRPC and HTTP take by themselves. The peer is a plain FastAPI script, as people write it.
+Every contestant answers the same two rows with the same SavedModel, in interleaved rounds of one run. First one client
+sends requests one after the other (median and 99th percentile), then `--clients` clients at once (answers per second).
+The bounds are the call in the process, and a server that reads nothing and always gives the same answer, which shows
+the cost of clients, gRPC and HTTP alone. The peer is a plain FastAPI script.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def together(make: Callable[[], Callable[[], object]], clients: int, requests: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=400, help="of a contestant in a round")
+    parser.add_argument("--requests", type=int, default=400, help="requests to a contestant in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--fastapi-python", help="a python with fastapi, uvicorn and tensorflow")

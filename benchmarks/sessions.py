@@ -1,10 +1,10 @@
-"""Whether this kernel lets processes of several sessions keep each other from the cores for long; docs/errors.md.
+"""Measures whether this kernel lets sessions keep each other's processes from the cores for long; docs/errors.md.
 
     python benchmarks/sessions.py --groups 4 --seconds 8
 
-Starts groups of processes, one that polls and four that sleep for a moment again and again, as ranks that wait in MPI
-and their communication threads do: first all in one session, then each group in a session of its own. Printed is the
-longest time that any process did not get to run. Linux puts every session in a scheduling group of its own where
+Starts groups of processes, one that polls and four that repeatedly sleep for a moment, like ranks that wait in MPI and
+their communication threads: first all in one session, then each group in its own session. Prints the longest time for
+which a process did not run. Linux puts every session in its own scheduling group if
 /proc/sys/kernel/sched_autogroup_enabled is 1.
 """
 
@@ -64,7 +64,7 @@ def measure(groups: int, own_sessions: bool, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=4, help="groups of a process that polls and four that sleep")
-    parser.add_argument("--seconds", type=float, default=8, help="of each of the two measurements")
+    parser.add_argument("--seconds", type=float, default=8, help="duration of each of the two measurements")
     options = options_of(parser, groups=1, seconds=0.2)
     grouped = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else "not there"
     print(f"Linux {os.uname().release}, {len(os.sched_getaffinity(0))} cores, sched_autogroup_enabled: {grouped}")

@@ -1,4 +1,4 @@
-"""Measures what sharding="optimizer" and "weights" save: memory of a rank, and the time of a step, with Adam.
+"""Measures memory of a rank and time of a step with sharding="optimizer" and "weights", with Adam.
 
     python benchmarks/shard_optimizer.py                    # the MLP of 101 MB, 2 ranks
     python benchmarks/shard_optimizer.py --ranks 4 --network cnn
@@ -11,10 +11,10 @@ Contestants take turns in one run, each time as fresh processes, so that memory 
     shards       under Strategy(sharding="optimizer")
     weights      under Strategy(sharding="weights")
 
-memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = VmHWM, its most
-until then; both less what the process had before the model was made. variables = bytes of the weights and of the
-optimizer's variables that a rank holds: the bound of what can be saved is that of `whole` less its share. step = median
-of a round's steps, of the slowest rank; medians over rounds.
+memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = VmHWM, its maximum
+until then; both without the memory before the model was made. variables = bytes of the weights and of the optimizer's
+variables on a rank; the most that can be saved is the value of `whole` less a rank's share. step = median of a round's
+steps on the slowest rank; medians over rounds.
 """
 
 from __future__ import annotations
@@ -117,11 +117,13 @@ def measured(contestant: str, options: argparse.Namespace) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--network", default="mlp", help="a built-in one of keras-ddl bench train (default: mlp)")
+    parser.add_argument("--network", default="mlp", help="a built-in network of keras-ddl bench train (default: mlp)")
     parser.add_argument("--steps", type=int, default=10, help="steps of a round (default: 10)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default: 3)")
     parser.add_argument("--threads", type=int, default=1, help="TensorFlow threads of a rank (default: 1)")
-    parser.add_argument("--layers", type=int, default=0, help=f"in place of a network, Dense layers of {WIDTH} units")
+    parser.add_argument(
+        "--layers", type=int, default=0, help=f"number of Dense layers of {WIDTH} units, instead of a network"
+    )
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, help="(default: all)")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
     options = options_of(parser, steps=1, rounds=1, layers=1)

@@ -1,12 +1,12 @@
-"""What a small all-reduce adds to a tf.function: a call with one all_reduce of 1 KB beside a call without.
+"""Measures what a small all-reduce adds to a tf.function: a call with one all_reduce of 1 KB against a call without.
 
     keras-ddl run -np 2 python benchmarks/small_messages.py
     keras-ddl run -np 2 --mpirun mpirun python benchmarks/small_messages.py --mpi
 
-Both functions take turns, some hundred calls each; reported are medians over the turns of the slowest rank's median
-call, and their difference: what a program pays for one small collective. "floor" is a call without the all_reduce after
-which the ranks only meet, outside TensorFlow, which by itself ("rendezvous") takes microseconds: about what is lost by
-waiting for the slower rank. --mpi adds MPI_Allreduce on a NumPy array, without TensorFlow, for comparison.
+Both functions take turns of some hundred calls. The program reports medians over the turns of the slowest rank's median
+call, and their difference, the cost of one small collective. "floor" is a call without the all_reduce after which the
+ranks only meet outside TensorFlow. Meeting alone ("rendezvous") takes microseconds, so the floor is about the time lost
+by waiting for the slower rank. --mpi adds MPI_Allreduce on a NumPy array, without TensorFlow, for comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def median_call(function, calls: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=int, default=1024, help="of the reduced tensor (default: 1024)")
+    parser.add_argument("--bytes", type=int, default=1024, help="bytes of the reduced tensor (default: 1024)")
     parser.add_argument("--turns", type=int, default=15, help="turns of each function (default: 15)")
     parser.add_argument("--calls", type=int, default=400, help="calls per turn (default: 400)")
     parser.add_argument("--mpi", action="store_true", help="also time MPI_Allreduce")

@@ -1,11 +1,11 @@
-"""Hundreds of thousands of collectives: does anything grow?
+"""Runs hundreds of thousands of collectives, and checks that memory, files and threads do not grow.
 
     keras-ddl run -np 2 python benchmarks/soak.py
     keras-ddl run -np 2 python benchmarks/soak.py --calls 2000000 --no-tensorflow
 
 Runs a cycle of small collectives of every kind (and now and then a large one, one that fails and one from another
 thread), and compares this process after a warm-up with itself at the end: resident memory, open file descriptors,
-threads. Ends with status 1 when a rank's memory grew by more than --limit-mib, or when it has more of the others.
+threads. Ends with status 1 if a rank's memory grew by more than --limit-mib, or if it has more files or threads.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def soak(calls: int, warm_up: int, tensorflow: bool) -> tuple[dict[str, float], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=300_000)
-    parser.add_argument("--warm-up", type=int, default=20_000, help="calls before the first look")
-    parser.add_argument("--limit-mib", type=float, default=8.0, help="growth of memory that is no leak, per rank")
+    parser.add_argument("--warm-up", type=int, default=20_000, help="calls before the first measurement")
+    parser.add_argument("--limit-mib", type=float, default=8.0, help="allowed growth of memory per rank")
     parser.add_argument("--no-tensorflow", action="store_true", help="NumPy arrays and objects only")
     options = options_of(parser, calls=100, warm_up=100, limit_mib=100.0)
     keras_ddl.init()

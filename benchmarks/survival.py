@@ -1,22 +1,22 @@
-"""How soon the others go on when a rank is killed, and what a job pays for being able to, without any failure.
+"""Measures how soon the other ranks continue when a rank is killed, and the overhead of that ability without failures.
 
     python benchmarks/survival.py                          # all tables, all networks, 3 ranks
     python benchmarks/survival.py --networks mlp,lstm --kills 20 --part recovery
 
 recovery: a job of `keras-ddl run -np MIN:MAX` for each kill. One rank kills itself by SIGKILL at a random moment of a
-random step. Seconds are those from then until rank 0 has ended the first step that was made without it; `steps lost` is
-how many optimizer steps fewer than asked for there were at the end.
+random step. Seconds count from the kill until rank 0 has ended the first step without that rank; `steps lost` is the
+number of optimizer steps missing at the end.
 
 joining: a job with a spare for each kill. Seconds from the kill until the spare is one of the ranks; and the longest
-that rank 0 was without the end of a step, from when the spare was to join on: training stops meanwhile.
+time between the ends of two steps of rank 0 while the spare joins, in which training stops.
 
-overhead: one job. A model that may go on and one that may not, of the same layers and data, take turns in rounds of
-some steps of fit. `may not` is what fit does in a job without -np MIN:MAX: this program switches between the two by
-private attributes of the Strategy. The overhead of a round is the ratio of the medians of its steps; of all rounds,
-medians.
+overhead: one job. A model that may continue after a loss and one that may not, with the same layers and data, take
+turns in rounds of some steps of fit. `may not` is fit in a job without -np MIN:MAX: this program switches between the
+two by private attributes of the Strategy. The overhead of a round is the ratio of the medians of its steps; the table
+has medians over the rounds.
 
-mirrors: as overhead, with Strategy(sharding="optimizer"), for a small network and a larger one. Each step
-of the model that may go on also sends the new shards to their mirrors.
+mirrors: as overhead, with Strategy(sharding="optimizer"), for a small network and a larger one. Each step of the model
+that may continue also sends the new shards to their mirrors.
 """
 
 from __future__ import annotations
@@ -234,14 +234,16 @@ def replacements(network: str, options: argparse.Namespace) -> list[dict[str, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3, help="(default: 3)")
-    parser.add_argument("--networks", default=",".join(NETWORKS), help=f"of {', '.join(NETWORKS)} (default: all)")
+    parser.add_argument(
+        "--networks", default=",".join(NETWORKS), help=f"networks among {', '.join(NETWORKS)} (default: all)"
+    )
     parser.add_argument("--part", choices=PARTS, help="only this table (default: all)")
     parser.add_argument("--kills", type=int, default=10, help="jobs of each network that lose a rank (default: 10)")
     parser.add_argument("--first-victim", type=int, default=0, help="the lowest rank that may be killed (default: 0)")
-    parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for victims and moments (default: 0)")
     parser.add_argument("--rounds", type=int, default=21, help="turns of each model for the overhead (default: 21)")
     parser.add_argument("--steps", type=int, default=30, help="steps of a turn (default: 30)")
-    parser.add_argument("--json", metavar="FILE", help="also write everything that was measured here")
+    parser.add_argument("--json", metavar="FILE", help="also write all measurements here")
     parser.add_argument("--in-rank", nargs="+", help=argparse.SUPPRESS)
     options = options_of(parser, networks="mlp", kills=1, rounds=1, steps=2)
     if options.in_rank:

@@ -1,4 +1,4 @@
-"""The same kill under keras_ddl and under torchft: how soon the others go on, what is lost, and how equal the end is.
+"""Compares a kill under keras_ddl and under torchft: how soon the others continue, what is lost, how equal the end is.
 
     pip install torchft      # 0.2; needs PyTorch
     python benchmarks/survival_peers.py --kills 5
@@ -12,9 +12,9 @@ moment of a random step. Contestants take turns:
              loop as in its example train_ddp.py, where a batch has its rows by group. Gradients are summed by
              Manager.allreduce: with PyTorch 2.13 its DistributedDataParallel (0.2.0) fails when a rank is lost
 
-seconds = from the kill until the lowest rank that is left has taken the next step that was made without the lost one;
-steps lost = batches that have changed no weight; differs = the largest difference of any weight at the end to a run of
-one process on whole batches, relative to the largest weight.
+seconds = from the kill until the lowest remaining rank has made the next step without the lost one; steps lost =
+batches that have changed no weight; differs = the largest difference of a weight at the end to a run of one process on
+whole batches, relative to the largest weight.
 """
 
 from __future__ import annotations
@@ -326,12 +326,16 @@ def of_one_process(contestant: str) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="(default: all)")
-    parser.add_argument("--kills", type=int, default=5, help="of each (default: 5)")
+    parser.add_argument("--kills", type=int, default=5, help="kills of each contestant (default: 5)")
     parser.add_argument("--first-victim", type=int, default=0, help="the lowest rank that may be killed (default: 0)")
-    parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: 0)")
-    parser.add_argument("--join-timeout-ms", type=int, default=10000, help="of torchft's lighthouse (default: 10000)")
-    parser.add_argument("--heartbeat-ms", type=int, default=5000, help="the lighthouse's timeout (default: 5000)")
-    parser.add_argument("--json", metavar="FILE", help="also write everything that was measured here")
+    parser.add_argument("--seed", type=int, default=0, help="seed for victims and moments (default: 0)")
+    parser.add_argument(
+        "--join-timeout-ms", type=int, default=10000, help="join timeout of torchft's lighthouse (default: 10000)"
+    )
+    parser.add_argument(
+        "--heartbeat-ms", type=int, default=5000, help="heartbeat timeout of the lighthouse (default: 5000)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write all measurements here")
     parser.add_argument("--in-rank", nargs=2, help=argparse.SUPPRESS)
     options = options_of(parser, contestants="fit,ddl", kills=1)
     if options.in_rank:

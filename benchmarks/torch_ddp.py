@@ -1,13 +1,13 @@
-"""Backend "ddl" of torch.distributed beside "gloo": all_reduce by size, and a step of DistributedDataParallel.
+"""Compares torch.distributed's backends "ddl" and "gloo": all_reduce by size, and a step of DistributedDataParallel.
 
     keras-ddl run -np 2 python benchmarks/torch_ddp.py
     keras-ddl run -np 4 python benchmarks/torch_ddp.py --networks ""
 
-Both are groups of the same processes and take turns in one run; medians of the slowest rank. "of memcpy" compares ddl
-with one core copying as many bytes while the other ranks do the same: the bound of what reads every input and writes
-every output once. Of a step, "independent" is every rank training by itself at the same time; "adds" is what a backend
-adds to that, and "nothing adds" what DistributedDataParallel itself does where no gradient is exchanged: its copies
-into buckets and back.
+Both are groups of the same processes and take turns in one run; times are medians of the slowest rank. "of memcpy"
+compares ddl with one core copying as many bytes while the other ranks do the same, which is the bound for reading every
+input and writing every output once. For a step, "independent" is every rank training by itself at the same time; "adds"
+is the time that a backend adds, and "nothing adds" the time that DistributedDataParallel adds without an exchange: its
+copies into buckets and back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The overhead of a training step at 2 ranks, beside a third of what Horovod was recorded to need.
+"""Measures the overhead of a training step at 2 ranks, compared with a third of Horovod's recorded overhead.
 
     keras-ddl run -np 2 python benchmarks/training_step.py
     KERAS_DDL_TIMELINE=/tmp/step.json keras-ddl run -np 2 python benchmarks/training_step.py --networks resnet
@@ -7,20 +7,20 @@ Every rank trains on its own batch of the same size, so a perfect strategy takes
 rank alone. Contestants take turns in one run:
 
     alone        rank 0 trains by itself without a strategy, the other ranks idle
-    independent  every rank trains by itself at the same time: what sharing this machine's memory and clock costs
-    in step      independent, but reading what the strategy reads (whole global batches, of which it keeps its rows),
-                 and waiting for each other after every step
+    independent  every rank trains by itself at the same time, sharing this machine's memory and clock
+    in step      independent, but ranks read the strategy's data (whole global batches, of which each keeps its rows)
+                 and wait for each other after every step
     together     every rank trains under keras_ddl.Strategy
 
-overhead = together - independent, what it costs to be one model. A third of Horovod's overhead stands beside it:
-recorded elsewhere (HOROVOD_MS), not measured in this run. floor = in step - independent, the part of the overhead
-that is there without any communication: ranks that wait for each other take the longest of their steps' times, which
-differ on any machine. speed-up = images per second of all ranks together over those of one rank alone; it can not
-exceed (number of ranks) x alone / independent. on wire = bytes of gradients that were reduced while backward still ran;
-ready = those that backward had made by then.
+overhead = together - independent, the cost of training one model together. A third of Horovod's overhead is printed for
+comparison: recorded elsewhere (HOROVOD_MS), not measured in this run. floor = in step - independent, the overhead
+without any communication: ranks that wait for each other take the longest of their steps' times, which differ on any
+machine. speed-up = images per second of all ranks together over those of one rank alone; it cannot exceed (number of
+ranks) x alone / independent. on wire = bytes of gradients that were reduced while the backward pass still ran; ready =
+bytes that the backward pass had made by then.
 
---processor says where the overhead goes: what the communication threads of a rank run in a step, what all its other
-threads run under the strategy and independently, and for how long threads were ready but had no core.
+--processor shows where the overhead goes: the time that a rank's communication threads run in a step, that its other
+threads run under the strategy and independently, and for which threads were ready but had no core.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def main() -> None:
         "--threads",
         type=int,
         default=1,
-        help="TensorFlow threads per rank, within and between operations; 0: what the Strategy gives (default: 1, so "
+        help="TensorFlow threads per rank, within and between operations; 0: the Strategy's choice (default: 1, so "
         "that a rank alone does not use the others' cores)",
     )
     parser.add_argument("--batch", type=int, default=None, help="rows of each rank (default: the network's)")
     parser.add_argument("--batch-statistics", default="global", help="as for keras_ddl.Strategy (default: %(default)s)")
-    parser.add_argument("--processor", action="store_true", help="also say what the threads of a rank take")
+    parser.add_argument("--processor", action="store_true", help="also show the processor time of a rank's threads")
     options = options_of(parser, networks="cnn", steps=2, rounds=1, threads=0, batch=2)
 
     if options.threads:

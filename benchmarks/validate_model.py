@@ -1,13 +1,13 @@
-"""The cost model held against an emulated cluster: links measured, times predicted, then measured in the same run.
+"""Validates the cost model on an emulated cluster: measures links, predicts times, then measures them in the same run.
 
     sudo python benchmarks/validate_model.py --hosts 4 --ranks-per-host 2 --rate 200mbit --sizes 5M,25M
     sudo python benchmarks/validate_model.py --hosts 4 --racks 2 --rate 1gbit --rack-rate 500mbit
 
 A link's latency is a step of the engine's flat ring with 1 KiB messages: a small all-reduce less a barrier, over
-2 (P-1) steps. Its bandwidth is that of 8 MiB per host in messages of 60 KiB, four under way, all ranks sending and
-receiving at once; shared memory's bandwidth is that of an all-reduce inside the hosts, the start is a barrier. From
-these alone `keras_ddl.topology` predicts a flat ring (x:1xP), the box of two dimensions (x:LxH) and, with racks, of
-three. Exit status 1 when a prediction is more than 15 % off.
+2 (P-1) steps. Its bandwidth is that of 8 MiB per host in messages of 60 KiB, four in flight, with all ranks sending and
+receiving at once. Shared memory's bandwidth is that of an all-reduce inside the hosts, and the start is a barrier. From
+these values alone the cost model predicts a flat ring (x:1xP), the box of two dimensions (x:LxH) and, with racks, of
+three. The exit status is 1 if a prediction is more than 15 % off.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--ranks-per-host", type=int, default=2)
-    parser.add_argument("--rate", default="200mbit", help="of each host's link, both ways (default: 200mbit)")
+    parser.add_argument(
+        "--rate", default="200mbit", help="rate of each host's link in both directions (default: 200mbit)"
+    )
     parser.add_argument("--racks", type=int, default=1, help="racks of equally many hosts (default: 1)")
-    parser.add_argument("--rack-rate", help="of each rack's uplink, both ways (default: as --rate)")
+    parser.add_argument("--rack-rate", help="rate of each rack's uplink in both directions (default: as --rate)")
     parser.add_argument("--sizes", default="5M,25M", help="bytes per rank, decimal K, M or G (default: 5M,25M)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=170, help="seconds after which the ranks are ended")

@@ -103,8 +103,8 @@ def command(
     keras-ddl export logs/model-300 saved_model --outputs scores=logits:0
     keras-ddl export checkpoints onnx --format onnx
 
-    No code of yours is needed. The SavedModel holds no operation of keras_ddl, and its outputs are compared with
-    those that the model gave in training, in a process without keras_ddl.
+    Your code is not needed. The SavedModel has no operation of keras_ddl. A process without keras_ddl compares its
+    outputs with those of the model in training.
     """
     other = format != "saved_model"
     if (check is None) == (output is None) or (check is not None and other) or (sample and not check and not other):
@@ -174,7 +174,7 @@ def command(
 
 
 def _is_of_saver(directory: Path) -> bool:
-    """Whether the directory is a Saver's. keras_ddl's may have the file `checkpoint`, too, of a CheckpointManager."""
+    """Whether a Saver wrote `directory`. One of keras_ddl may also have a file `checkpoint`, of a CheckpointManager."""
     return (directory / "checkpoint").is_file() and not list_bases(directory)
 
 
@@ -188,7 +188,7 @@ def _graph_mode(
     version: int | str | None,
     keep: int | None,
 ) -> ExportResult | None:
-    """Exports a Saver's checkpoint. None: it is no such checkpoint, and no option requires one."""
+    """Exports a Saver's checkpoint. None: it is not a Saver's, and no option requires one."""
     path = Path(checkpoint)
     has_file = path.with_name(path.name + ".index").exists() or _is_of_saver(path)
     if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
@@ -225,7 +225,9 @@ def parse_tensors(text: str | None) -> dict[str, str] | None:
 
 
 def _check(version: str, sample: str | None) -> int:
-    """Prints the report on a SavedModel, and writes it beside it if possible. Returns 1: it cannot be served."""
+    """Prints the report on a SavedModel, and writes it beside the model if possible.
+
+    Returns: 1 if the model cannot be served."""
     import_without_keras()
     from keras_ddl.export.proof.check import check_saved_model
 
@@ -240,7 +242,7 @@ def _check(version: str, sample: str | None) -> int:
 
 
 def parse_which(text: str) -> str | int:
-    """Returns "latest", "best" or a step. Raises: ConfigError: `text` is none of them."""
+    """Returns "latest", "best" or a step. Raises: ConfigError: `text` is none of these."""
     if text in ("latest", "best"):
         return text
     if text.isdigit():
@@ -249,7 +251,7 @@ def parse_which(text: str) -> str | int:
 
 
 def parse_version(text: str | None) -> int | str | None:
-    """Returns None, "step" or a number above 0. Raises: ConfigError: `text` is none of them."""
+    """Returns None, "step" or a number above 0. Raises: ConfigError: `text` is none of these."""
     if text is None or text == "step":
         return text
     if text.isdigit() and int(text) > 0:
@@ -258,7 +260,7 @@ def parse_version(text: str | None) -> int | str | None:
 
 
 def describe(result: ExportResult, model_name: str) -> str:
-    """Returns the message after an export: what was written from what, the time of each stage, and how to serve it."""
+    """Returns the message after an export: the output, its source, the time of each stage, and how to serve it."""
     source = [] if result.step is None else [f"step {result.step}"]
     source += [] if result.epoch is None else [f"epoch {result.epoch}"]
     source += [f"{name} {value:.4g}" for name, value in result.metrics.items()]

@@ -1,4 +1,4 @@
-"""Updates fingerprint.pb after part of a SavedModel was rewritten. Its hashes may be any 64 bits of the content."""
+"""Updates fingerprint.pb after part of a SavedModel was rewritten. Its hashes may be any 64 bits of a hash."""
 
 from __future__ import annotations
 

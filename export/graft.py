@@ -34,9 +34,9 @@ _COPIED = ("saved_model.pb", "fingerprint.pb")
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was exported.
+    """The result of an export.
 
-    `seconds`: of each stage, in order. `proof`: says in words how outputs were compared. `removed`: versions that
+    `seconds`: time of each stage, in order. `proof`: how outputs were compared, in words. `removed`: versions that
     `keep` removed.
     """
 
@@ -77,14 +77,14 @@ def export_saved_model(
         version: a number; None for the highest in `out_dir` plus one; 'step' for the checkpoint's step.
         validate: 'process' replays the stored sample in a clean process, 'here' in this one; 'off' skips this.
         warmup: write assets.extra/tf_serving_warmup_requests from the stored sample, under `model_name`.
-        weights: a .weights.h5 or .keras file or a TensorFlow checkpoint of the same model. Its weights replace those
-            of a checkpoint in `ckpt_dir`, from which then only the base graph is read.
+        weights: a .weights.h5 or .keras file or a TensorFlow checkpoint of the same model, whose weights are exported.
+            Only the base graph is then read from `ckpt_dir`.
         keep: how many versions stay in `out_dir`, the highest ones and this one; None: all.
         signatures: name -> an output or layer, a list of them, a mapping from public names to them, or
             `EncodedImages(...)`. The name `serving_default` changes what that signature returns.
-    Raises: CheckpointError: no such checkpoint, or damaged. ExportError: the version exists, out_dir is not writable,
-        no base graph, custom ops, NaN weights, outputs differ, a signature names an unknown output. Nothing is
-        published then.
+    Raises: CheckpointError: the checkpoint is missing or damaged. ExportError: the version exists, out_dir is not
+        writable, no base graph, custom ops, NaN weights, outputs differ, a signature names an unknown output. Nothing
+        is published then.
     Cost: reads and writes the weights once, holding half a gigabyte or the largest tensor in memory; then the clean
         process loads them. Importing TensorFlow takes longest.
     """
@@ -226,7 +226,7 @@ def _not_compared(layers: list[str], base: manifest.Manifest) -> str:
 
 
 class _Clock:
-    """Seconds of each stage, in order."""
+    """Measures the seconds of each stage, in order."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}

@@ -82,7 +82,7 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
 
     Args:
         name: the part of the model; None: the model itself, or the only part.
-    Raises: ExportError: there is none of that name, or several and no name; or it is damaged.
+    Raises: ExportError: no base graph has that name, there are several and `name` is None, or it is damaged.
     """
     names = list_bases(ckpt_dir) if Path(ckpt_dir).is_dir() else []
     parts = [each for each in names if each is not None]
@@ -90,7 +90,7 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
         if name is not None or len(parts) > 1:
             remedy = f"Name one: --model {parts[0]}" if parts else "Leave --model out"
             raise ExportError(
-                f"An export takes one model. Received: {ckpt_dir} with base graphs of "
+                f"An export needs exactly one model. Received: {ckpt_dir} with base graphs of "
                 f"{', '.join(parts) or 'one model'}, and --model (model=) {name!r}. {remedy}."
             )
         name = parts[0]

@@ -67,10 +67,11 @@ def publish(staged: Path, final: Path, keep: int | None, *, automatic: bool) -> 
 
 
 def _prune(final: Path, keep: int) -> list[int]:
-    """Removes all versions beside `final` but the `keep` highest and `final` itself; returns which it removed.
+    """Removes all versions except the `keep` highest and `final`; returns the removed versions.
 
-    A version that `keras-ddl serve` is loading stays until the next call. Each is renamed before its files are removed,
-    so nobody sees an incomplete one. A version that cannot be removed is a warning, because `final` is published.
+    A version that `keras-ddl serve` is loading stays until the next call. Each version is renamed before its files are
+    removed, so that no reader sees an incomplete one. A version that cannot be removed is only a warning, because
+    `final` is published.
     """
     found = _versions_in(final.parent)
     removed = []
@@ -87,8 +88,8 @@ def _next(out_dir: Path) -> Path:
     highest = max(_versions_in(out_dir).items(), default=(0, out_dir))
     if highest[0] == version_directories.LARGEST:
         raise ExportError(
-            f"The next version is the highest in the directory plus one. Received: {highest[1]}, the highest there "
-            f"can be. Give a free number with --version (version=), remove that directory, or export to another one."
+            f"The next version is the highest in the directory plus one. Received: {highest[1]}, the highest possible "
+            f"number. Give a free number with --version (version=), remove that directory, or export to another one."
         )
     return out_dir / str(highest[0] + 1)
 

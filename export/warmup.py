@@ -1,6 +1,6 @@
 """assets.extra/tf_serving_warmup_requests: requests that TensorFlow Serving runs before a version becomes available.
 
-The file is a TFRecord of tensorflow.serving.PredictionLog. Its few fields are encoded here, by the definitions of
+The file is a TFRecord of tensorflow.serving.PredictionLog. This module encodes its few fields by the definitions of
 tensorflow-serving-api 2.21 (apis/prediction_log.proto, predict.proto, model.proto), because that package requires the
 full `tensorflow`, which would overwrite tensorflow-cpu.
 """
@@ -15,7 +15,7 @@ FILE = "tf_serving_warmup_requests"
 
 
 def write(path: Path, requests: Iterable[bytes]) -> None:
-    """Writes requests, as `request` returns them, to a TFRecord file."""
+    """Writes requests made by `request` to a TFRecord file."""
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -24,7 +24,7 @@ def write(path: Path, requests: Iterable[bytes]) -> None:
 
 
 def request(model_name: str, signature: str, rows: Mapping[str, Any], inputs: Mapping[str, Any]) -> bytes:
-    """Returns a serialized Predict request. Pass `rows` that a replay has proved: a failing request fails the load.
+    """Returns a serialized Predict request. Pass `rows` that a replay has run: a failing request fails the load.
 
     Args:
         rows: input name -> array.

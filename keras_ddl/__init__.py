@@ -112,7 +112,7 @@ __all__ = [
 
 
 def topology() -> _topology_module.Topology:
-    """Returns where the ranks are, as `Topology` of the module keras_ddl.topology.
+    """Returns where the ranks are, as a `keras_ddl.topology.Topology`.
 
     Raises:
         NotInitializedError: before `init` or after `shutdown`.
@@ -123,10 +123,10 @@ def topology() -> _topology_module.Topology:
 
 
 def _extend_path() -> None:
-    """Makes parts and the native libraries found when this is the source folder.
+    """Lets Python find parts and native libraries when keras_ddl is imported from its source folder.
 
-    There keras_ddl.export lies in <root>/export, keras_ddl.horovod in <root>/integrations/horovod, and the libraries in
-    the site-packages/keras_ddl of an install.
+    In that folder keras_ddl.export lies in <root>/export, keras_ddl.horovod in <root>/integrations/horovod, and the
+    libraries in the site-packages/keras_ddl of an install.
     """
     import site
     from pathlib import Path
@@ -170,7 +170,7 @@ def __dir__() -> list[str]:
 
 
 class _MissingParts:
-    """Comes last of those that find modules: says that a part is not installed."""
+    """The last finder of modules: raises an error that says which part is not installed."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

@@ -3,7 +3,7 @@
 Parts add rows (parts.py).
 
 `get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type is a
-ConfigError, and so is a variable that is not in the table: a misspelt one would be silently ignored.
+ConfigError, and so is a variable that is not in the table, because a misspelt one would be silently ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SET_BY = "Set by "
 
 @dataclass(frozen=True)
 class Variable:
-    """One row: `name` without the prefix; `default`: the value when the variable is unset or empty."""
+    """One row. `name`: without the prefix. `default`: the value when the variable is unset or empty."""
 
     name: str
     type: str
@@ -49,7 +49,7 @@ class Variable:
 
     @property
     def is_set_by_keras_ddl(self) -> bool:
-        """Whether it passes something from one process of keras_ddl to another, and is no setting of a user."""
+        """Whether it passes a value from one process of keras_ddl to another, and is not a user's setting."""
         return self.why.startswith(_SET_BY)
 
     @property
@@ -144,39 +144,39 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 _TABLE = (
-    Variable("MODE", "text", "p", "Topology: 'p' follows the hosts; 'x:LxH[xR]' forces a box of dimensions."),
+    Variable("MODE", "text", "p", "Topology: 'p' follows the hosts; 'x:LxH[xR]' sets the dimensions of the box."),
     Variable(
         "RACK",
         "text",
         None,
-        "Name of this host's rack (or switch), set on every host: links between racks then carry less (mode 'p').",
+        "Name of this host's rack (or switch), set on every host: mode 'p' then sends less between racks.",
     ),
     Variable(
         "WARN_AFTER_SECONDS",
         "seconds",
         30.0,
-        "A collective that waits this long names the missing ranks on stderr; longer than a first step's tracing.",
+        "A collective that waits this long names the missing ranks on stderr. Longer than a first step's tracing.",
     ),
     Variable(
         "DEADLINE_SECONDS",
         "seconds",
         600.0,
-        "A collective that waits this long fails with DeadlineError: a job that hangs costs more than one that ends.",
+        "A collective that waits this long fails with DeadlineError, because a hanging job costs more than a failure.",
     ),
     Variable(
         "LOST_AFTER_SECONDS",
         "seconds, 1 or more",
         8.0,
-        "A host without a sign of life for this long counts as lost (RankLostError): longer than a saturated link "
+        "A host without a sign of life for this long counts as lost (RankLostError). Longer than a saturated link "
         "delays messages. Ranks of one host are watched through the operating system instead.",
     ),
-    Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory in which one host's ranks reduce."),
+    Variable("STAGING_BYTES", "bytes", 64 << 20, "Limit on the shared memory in which a host's ranks reduce."),
     Variable(
         "FEEDBACK_BYTES",
         "bytes",
         4 << 30,
-        "Bound on a rank's memory for the rounding errors of compressed sums, which the next sums add. Above it those "
-        "of the least recent sums are dropped, with a warning.",
+        "Limit on a rank's memory for the rounding errors of compressed sums, which the next sums add. Above it the "
+        "errors of the least recent sums are dropped, with a warning.",
     ),
     Variable(
         "CMA",
@@ -198,8 +198,8 @@ _TABLE = (
         "BUCKET_BYTES",
         "bytes or auto",
         "auto",
-        "Gradients sent as one collective: large enough for full bandwidth, small enough to overlap with backward. "
-        "'auto' measures when the first Strategy is created; a number is used as it is.",
+        "Bytes of gradients in one collective: large enough for full bandwidth, small enough to overlap with the "
+        "backward pass. 'auto': measured when the first Strategy is created.",
     ),
     Variable(
         "EXPLAIN_STEP",
@@ -212,22 +212,24 @@ _TABLE = (
         "0 or 1",
         False,
         "1: the traceback of an uncaught exception also shows the frames of keras_ddl, Keras and TensorFlow, as after "
-        "keras.config.disable_traceback_filtering(); 0: the program's own.",
+        "keras.config.disable_traceback_filtering(); 0: only the program's own frames.",
     ),
-    Variable("FIRST_BUCKET_BYTES", "bytes", 1 << 20, "The first bucket is small, so that communication starts early."),
+    Variable(
+        "FIRST_BUCKET_BYTES", "bytes", 1 << 20, "Size of the first bucket: small, so that communication starts early."
+    ),
     Variable(
         "DRIFT_CHECK_PERCENT",
         "percent",
         1.0,
-        "Share of the training time for comparing the weights of a Strategy's ranks, in addition to the ends of "
-        "epochs; 0 for never: then a difference is not noticed.",
+        "Share of the training time in which a Strategy compares its ranks' weights, in addition to the end of each "
+        "epoch. 0: never, so a difference goes unnoticed.",
     ),
     Variable(
         "DATA_CHECK_BATCHES",
         "count",
         20,
-        "Besides the first batches, every batch whose number is a multiple of this is compared between ranks by a "
-        "digest, because ranks take their rows from the same batch; 0: none.",
+        "Ranks compare digests of the first batches, and of every batch whose number is a multiple of this, because "
+        "all must take their rows from the same batch. 0: no batch.",
     ),
     Variable(
         "SHARD_FROM_ELEMENTS",
@@ -240,9 +242,9 @@ _TABLE = (
         "GATHERED_WEIGHT_BYTES",
         "bytes",
         64 << 20,
-        "Strategy(sharding='weights') has weights of so many bytes gathered at a time in a step, or what one operation "
-        "needs. With more, gathers run further ahead, and weights that are used again soon are gathered once. Rank 0's "
-        "value counts.",
+        "Strategy(sharding='weights') gathers at most this many bytes of weights at a time in a step, or as many as "
+        "one operation needs. With more, gathers run further ahead, and weights that are used again soon are gathered "
+        "only once. Rank 0's value counts.",
     ),
     Variable(
         "ISA",
@@ -254,8 +256,8 @@ _TABLE = (
         "TF_KERNELS",
         "kernels",
         "auto",
-        "Kernels of the TensorFlow ops: 'async' frees TensorFlow's threads while ranks wait, but uses an internal "
-        "interface of TensorFlow; 'auto' uses it for tested versions, and 'sync' for others.",
+        "Kernels of the TensorFlow ops. 'async' frees TensorFlow's threads while ranks wait, but uses an internal "
+        "interface of TensorFlow. 'auto': 'async' for tested versions of TensorFlow, else 'sync'.",
     ),
     Variable(
         "TIMELINE",
@@ -268,8 +270,8 @@ _TABLE = (
         "PREFLIGHT",
         "0 or 1",
         True,
-        "Whether `keras-ddl run` checks that hosts can be reached, have the same versions and room in /dev/shm, before "
-        "the ranks start.",
+        "Whether `keras-ddl run` checks, before the ranks start, that hosts can be reached, have the same versions and "
+        "have room in /dev/shm.",
     ),
     Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was restarted."),
     Variable(
@@ -291,21 +293,21 @@ _TABLE = (
         "HOST_RANK",
         "rank/size/hosts@directory",
         None,
-        "Set by the launcher if it starts the ranks without mpirun: which one this is (from `size` on they are "
-        "spares), and the directory of the sockets of this host's ranks.",
+        "Set by the launcher if it starts the ranks without mpirun: this rank's number (spares start at `size`), and "
+        "the directory of the sockets of this host's ranks.",
     ),
     Variable(
         "JOB_ID",
         "text",
         None,
-        "Set by the launcher for what starts ranks on several hosts without mpirun: of it each host makes the name of "
-        "the job's directory there, so it is a secret of the job.",
+        "Set by the launcher for the processes that start ranks on several hosts without mpirun: a secret from which "
+        "each host makes the name of the job's directory.",
     ),
     Variable(
         "SSH",
         "text",
         "ssh",
-        "The command by which `keras-ddl run` reaches other hosts where it starts ranks without mpirun: it takes a "
+        "The command with which `keras-ddl run` reaches other hosts to start ranks without mpirun. Its arguments are a "
         "host and a command line.",
     ),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
@@ -351,7 +353,7 @@ def unknown() -> list[str]:
 
 
 def chosen() -> dict[str, str]:
-    """Returns the variables of the table that the user has set, with their texts: not those that the launcher sets."""
+    """Returns the texts of the variables in the table that the user has set, without those that the launcher sets."""
     names = (row.environment_name for row in VARIABLES.values() if not row.why.startswith("Set by"))
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
@@ -375,13 +377,13 @@ def check_environment() -> None:
     """Checks every KERAS_DDL_* variable of the environment.
 
     Raises:
-        ConfigError: one is not in the table (the message names the nearest), or its value is invalid.
+        ConfigError: a variable is not in the table (the message names the nearest), or its value is invalid.
     """
     for name in unknown():
         near = difflib.get_close_matches(name, [row.environment_name for row in VARIABLES.values()], n=1, cutoff=0)[0]
         raise ConfigError(
-            f"{PREFIX}* variables must be known to keras_ddl. Received: {name}={os.environ[name]!r}. The nearest is "
-            f"{near}; `keras-ddl info` lists all."
+            f"Every {PREFIX}* variable must be one of keras_ddl's settings. Received: "
+            f"{name}={os.environ[name]!r}. The nearest is {near}; `keras-ddl info` lists all."
         )
     for row in VARIABLES.values():
         get(row.name)

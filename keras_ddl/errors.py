@@ -54,7 +54,8 @@ class NotInitializedError(KerasDdlError, RuntimeError):
 
 
 class DependencyError(KerasDdlError, ImportError):
-    """TensorFlow, MPI, the native library or a part of keras_ddl is missing, or is not one that works with it."""
+    """TensorFlow, MPI, the native library or a part of keras_ddl is missing, or its version does not work with
+    keras_ddl."""
 
 
 class RankMismatchError(KerasDdlError, RuntimeError):
@@ -62,7 +63,7 @@ class RankMismatchError(KerasDdlError, RuntimeError):
 
 
 class DriftError(RankMismatchError):
-    """The weights of ranks that train together are no longer the same. It is raised on every rank."""
+    """Ranks that train together no longer hold the same weights. It is raised on every rank."""
 
 
 class RankLostError(KerasDdlError, RuntimeError):
@@ -79,7 +80,7 @@ class DeadlineError(KerasDdlError, TimeoutError):
 
 
 class CheckFailedError(KerasDdlError, RuntimeError):
-    """`check=`: the result differs from plain MPI_Allreduce by more than the tolerance."""
+    """`all_reduce_n(check=...)`: the result differs from that of plain MPI_Allreduce by more than the tolerance."""
 
 
 class CollectiveError(KerasDdlError, RuntimeError):
@@ -87,19 +88,20 @@ class CollectiveError(KerasDdlError, RuntimeError):
 
 
 class StepCancelledError(CollectiveError):
-    """A collective that was cancelled because another rank has failed; where a step is called, that rank's error."""
+    """A collective was cancelled because another rank's step failed. The call of the step raises that rank's error
+    instead."""
 
 
 class CheckpointError(KerasDdlError, RuntimeError):
-    """A checkpoint directory that is missing, incomplete or altered, or that cannot be written."""
+    """A checkpoint directory is missing, incomplete or altered, or cannot be written."""
 
 
 class ExportError(KerasDdlError, RuntimeError):
-    """A SavedModel that cannot be created, or that did not reproduce its stored sample."""
+    """A SavedModel cannot be created, or did not reproduce its stored sample."""
 
 
 class ServingError(KerasDdlError, RuntimeError):
-    """A model server that does not respond, or that rejects a request."""
+    """A model server does not respond, or rejects a request."""
 
 
 class LaunchError(KerasDdlError, RuntimeError):
@@ -107,7 +109,7 @@ class LaunchError(KerasDdlError, RuntimeError):
 
 
 class RankError(KerasDdlError, RuntimeError):
-    """An exception that a function raised on one rank, re-raised by `keras_ddl.run()` in the calling process."""
+    """A function failed on one rank; `keras_ddl.run()` raises this in the calling process."""
 
 
 # Status codes of native/core/include/ddl.h (equal to those of TensorFlow).
@@ -135,18 +137,18 @@ _position_of: Callable[[str, int], tuple[int, str]] | None = None
 
 
 def name_positions(position_of: Callable[[str, int], tuple[int, str]] | None) -> None:
-    """From now on messages of the native library also say where on a mesh the ranks are that they name."""
+    """From now on messages of the native library also give the positions on a mesh of the ranks that they name."""
     global _position_of
     _position_of = position_of
 
 
 def name_of_rank(rank: int) -> str:
-    """Returns what messages call a rank of the job: also where it is on the mesh, if there is one."""
+    """Returns the name of a rank in messages, with its position on the mesh if there is one."""
     return f"rank {rank}" if _position_of is None else f"rank {rank} ({_position_of('', rank)[1]})"
 
 
 def of_other_rank(error: _E, rank: int) -> _E:
-    """Marks an error of rank `rank` that this rank raises as well, for the launcher, which names who has failed."""
+    """Marks an error that this rank raises because rank `rank` failed, so that the launcher names rank `rank`."""
     error.failed_rank = rank  # type: ignore[attr-defined]
     return error
 
@@ -173,9 +175,9 @@ def from_code(code: int, message: str) -> KerasDdlError:
 
 
 def lost_rank_behind(error: BaseException | None) -> RankLostError | None:
-    """Returns the RankLostError that `error` was raised from, or carries the message of, if any.
+    """Returns the RankLostError that `error` was raised from, or whose message `error` contains, or None.
 
-    Another library's code may have turned it into an error of its own, which keeps no more than the text.
+    Another library may have turned the RankLostError into an error of its own that keeps only the text.
     """
     seen: list[BaseException] = []
     while error is not None and error not in seen:

@@ -56,12 +56,12 @@ _BYTES_AT_MOST = 16  # of an entry
 
 
 class Base(Protocol):
-    """The part of export.BaseGraph that `save_checkpoint` uses."""
+    """The methods of export.BaseGraph that `save_checkpoint` uses."""
 
     name: str | None  # the part of the model whose graph this is; None: the model itself
 
     def extra_variables(self) -> Mapping[str, Any]:
-        """Returns variables that the graph reads and the model does not track, by key."""
+        """Returns, by key, variables that the graph reads but the model does not track."""
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Returns (arrays for golden.npz: sample rows and outputs, record for state.json), for the current weights."""
@@ -86,16 +86,18 @@ def save_checkpoint(
 
     Args:
         model: a built keras.Model.
-        step: number of optimizer steps, which names the checkpoint; one of the same step is replaced.
+        step: number of optimizer steps, which names the checkpoint; a checkpoint of the same step is replaced.
         epoch: number of finished epochs, which is the `initial_epoch` of a resumed fit.
         metrics: name -> number, for choosing the best checkpoint.
         monitor, mode: the default metric of 'best', and 'min', 'max' or 'auto'.
         optimizer: also save the optimizer's variables (if the model has a built optimizer).
         base: the result of export.write_base_graph in this process; adds the golden outputs that an export compares
-            with, and a record of whether graph and live model have equal outputs. A list for several parts.
+            with, and a record of whether graph and live model have equal outputs. A list, if several parts are
+            exported.
         extra: JSON values to be returned by `restore_checkpoint`.
-    Returns: the checkpoint written.
-    Raises: CheckpointError: the model is not built; not writable; disk full. No partial checkpoint is left.
+    Returns: the written checkpoint.
+    Raises: CheckpointError: the model is not built, the directory is not writable, or the disk is full. No partial
+        checkpoint is left.
     Cost: one write and one read (SHA-256) of the state; with `base`, two forward passes of the sample.
     """
     snapshot = take(model, optimizer=optimizer, base=base)
@@ -117,14 +119,16 @@ def take(
     Args:
         optimizer, base: as in `save_checkpoint`.
         evidence: whether `base` adds golden outputs, besides its variables.
-        in_parts: of variables that ranks store in parts, take this rank's only; the other ranks call `take_parts`.
+        in_parts: of variables that ranks store in parts, take only this rank's part; the other ranks call `take_parts`.
     Raises: CheckpointError: the model is not built, or has no weights.
     """
     from keras_ddl.compat.optimizers import trained_variables  # an export reads checkpoints without Keras
 
     variables = weights_of(model)
     if not variables:
-        raise CheckpointError(f"A checkpoint needs weights. Received: {model.name!r}, which has no weights.")
+        raise CheckpointError(
+            f"A checkpoint needs a model with weights. Received: {model.name!r}, which has no weights."
+        )
     built = _built_optimizers(model) if optimizer else {}
     slots = _slots_of(built)
     bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]
@@ -161,9 +165,10 @@ def take(
 
 
 def take_parts(model: Any, stored_as: Sequence[str] = ()) -> Snapshot:
-    """Returns this rank's parts of a checkpoint; rank 0 takes its own and the rest, by `take(in_parts=True)`.
+    """Returns this rank's parts of a checkpoint; rank 0 takes its own parts and the rest with `take(in_parts=True)`.
 
-    stored_as: the `keys_in_parts` of rank 0, to write under: Keras's numbers in names may differ between ranks.
+    stored_as: the `keys_in_parts` of rank 0, which name the parts, because Keras's numbers in names may differ between
+        ranks.
     """
     slots = _slots_of(_built_optimizers(model))
     parts = {WEIGHTS: _parts_of(weights_of(model)), OPTIMIZER: _parts_of(slots)}
@@ -172,14 +177,14 @@ def take_parts(model: Any, stored_as: Sequence[str] = ()) -> Snapshot:
 
 
 def keys_in_parts(model: Any) -> list[str]:
-    """Returns the keys of the variables that ranks store in parts; those of all ranks have the same order."""
+    """Returns the keys of the variables that ranks store in parts, in the same order on all ranks."""
     slots = _slots_of(_built_optimizers(model))
     return [key for key, variable in {**weights_of(model), **slots}.items() if slot_in_parts(variable) is not None]
 
 
 def slot_in_parts(variable: Any) -> ShardedVariable | None:
-    """Returns the ShardedVariable that a variable has or is, if ranks write and read parts of it: boxes, of a dtype of
-    which TensorFlow reads boxes. The same on all ranks.
+    """Returns the ShardedVariable that a variable has or is, if ranks write and read boxes of it and TensorFlow can
+    read boxes of its dtype; else None. Equal on all ranks.
     """
     from keras_ddl.strategy.shards import stored_parts  # an export reads checkpoints without Keras
 
@@ -204,22 +209,23 @@ def restore_checkpoint(
 ) -> ckpt.Checkpoint:
     """Restores a checkpoint into a built, compiled model: training continues as if it had not stopped.
 
-    Every rank may call it (it only reads); or rank 0 calls it and broadcasts. All names, shapes and dtypes are compared
-    before the first variable is changed.
+    Every rank may call it, because it only reads; or rank 0 calls it and broadcasts the result. All names, shapes and
+    dtypes are compared before the first variable is changed.
 
     Args:
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
         optimizer: also restore the optimizer's variables, and build the optimizer if needed.
         seeds: whether to restore seed generators (dropout, random layers): 'all' or 'none'.
-        parts: of variables that ranks store in parts: 'complete' reads and assigns all of each; 'own' reads this rank's
-            part, if every rank calls it; 'none' leaves them to `restore_parts`.
+        parts: what to do with variables that ranks store in parts: 'complete' reads and assigns each in full; 'own'
+            reads this rank's part, and every rank must call this; 'none' leaves them to `restore_parts`.
     Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
-    Raises: CheckpointError: no such checkpoint, damaged, or of another model (names the first variable that differs).
+    Raises: CheckpointError: there is no such checkpoint, it is damaged, or it is of another model (names the first
+        variable that differs).
     """
     from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without them
 
     if seeds not in ("all", "none"):
-        raise CheckpointError(f"seeds must be 'all' or 'none'. Received: {seeds!r}.")
+        raise CheckpointError(f"seeds must be 'all' or 'none'. Received: seeds={seeds!r}.")
     checkpoint = ckpt.find(ckpt_dir, which, metric)
     ckpt.validate(checkpoint)
     state = checkpoint.state or {}
@@ -251,10 +257,10 @@ def restore_checkpoint(
 
 
 def restore_parts(model: Any, checkpoint: ckpt.Checkpoint) -> None:
-    """Restores those variables of which this rank stores parts, reading these alone; the others are not changed.
+    """Restores the variables that ranks store in parts, reading only this rank's parts; other variables do not change.
 
-    Every rank has the optimizers of the checkpoint, and the first one has verified its files.
-    Raises: CheckpointError: it cannot be read, or is of another model.
+    Before the call, every rank has built the optimizers of the checkpoint, and rank 0 has verified its files.
+    Raises: CheckpointError: the checkpoint cannot be read, or is of another model.
     """
     for prefix, targets, source in _sources(model, checkpoint, optimizer=True):
         with bundle.translated(_WHAT, prefix, CheckpointError):
@@ -273,8 +279,8 @@ def weights_of(model: Any) -> dict[str, Any]:
 
     if not is_built(model):
         raise CheckpointError(
-            f"Only a built model has weights. Received: {type(model).__name__} {model.name!r}, not built yet. Call it "
-            "on a batch, or give it an Input, first."
+            f"A model must be built before its weights are used. Received: {type(model).__name__} {model.name!r}, "
+            "not built yet. Call it on a batch, or give it an Input, first."
         )
     return _keyed(WEIGHTS, model.variables)
 
@@ -282,8 +288,8 @@ def weights_of(model: Any) -> dict[str, Any]:
 def trackable(model: Any) -> Any:
     """Returns an object with all variables of a built model, for `tf.train.Checkpoint(model=trackable(model), ...)`.
 
-    tf.train.Checkpoint of a Keras 3.15 model itself silently omits layers in lists, dicts and nested tuples. With this
-    object instead it saves and restores all; `keras-ddl export --weights` takes such files.
+    tf.train.Checkpoint of a Keras 3.15 model itself silently omits layers in lists, dicts and nested tuples. Given this
+    object instead, it saves and restores all layers; `keras-ddl export --weights` takes such files.
     Raises: CheckpointError: the model is not built.
     """
     import tensorflow as tf
@@ -320,7 +326,7 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
 
 
 def build_optimizers(model: Any, plan: Sequence[tuple[str, Sequence[int] | None]]) -> None:
-    """Builds the optimizers of `optimizers_to_build`, which was called on this or another rank."""
+    """Builds the optimizers that `optimizers_to_build` returned on this or another rank."""
     optimizers, variables = _optimizers_of(model), list(weights_of(model).values())
     for name, positions in plan:
         if not optimizers[name].built:
@@ -345,7 +351,7 @@ def _sources(
 
 
 def _parts_of(variables: Mapping[str, Any]) -> dict[str, bundle.Part]:
-    """Returns what this rank writes of those variables of which ranks store parts."""
+    """Returns what this rank writes of the variables that ranks store in parts."""
     from keras_ddl.strategy.shards import stored_parts
 
     parts = {}

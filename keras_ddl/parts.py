@@ -1,7 +1,7 @@
 """Reads what optional parts add to the core, which imports none of them.
 
 A part is a folder of the repository (export/, serving/, those in integrations/ and observe/), installed as a package of
-keras_ddl. Where its folder is deleted, everything else works as before. Its part.toml says what it adds:
+keras_ddl. If its folder is deleted, everything else works as before. Its part.toml says what it adds:
 
     public = true                        # keras_ddl.NAME works without an import of its own
     [commands.serve]                     # the command `keras-ddl serve`
@@ -78,7 +78,7 @@ class Part:
 
 @functools.cache
 def installed() -> tuple[Part, ...]:
-    """Returns the parts that are here. Cost: reads a small file of each, once."""
+    """Returns the installed parts. Cost: reads a small file of each part, once."""
     found = []
     for name in FOLDERS:
         for root in sys.modules["keras_ddl"].__path__:
@@ -93,7 +93,7 @@ def installed() -> tuple[Part, ...]:
 
 @functools.cache
 def sources() -> tuple[str, ...]:
-    """Returns the beginnings of the paths of all modules of keras_ddl and its parts, without the tests in parts."""
+    """Returns path prefixes of all modules of keras_ddl and its parts, without the parts' tests."""
     found = [f"{Path(__file__).parent}{os.sep}"]
     for part in installed():
         found += [
@@ -113,12 +113,12 @@ def provided(what: str) -> list[Any]:
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """Returns the commands, options and callbacks of a part, installed or not."""
+    """Returns the commands, options and callbacks of a part, whether or not it is installed."""
     return _ALSO_CALLED.get(name, ())
 
 
 def part_of(word: str) -> str | None:
-    """Returns the part that a command, an option, a module or a callback belongs to; None: to no part."""
+    """Returns the part that a command, an option, a module or a callback belongs to, or None."""
     word = word.removeprefix("keras_ddl.")
     if word in FOLDERS:
         return word
@@ -132,7 +132,7 @@ def is_missing(word: str) -> bool:
 
 
 def why_missing(word: str) -> str:
-    """Returns the message for something that belongs to a part that is not installed."""
+    """Returns the error message for something that belongs to a part that is not installed."""
     name = part_of(word)
     assert name is not None
     return (

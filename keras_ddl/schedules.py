@@ -1,9 +1,9 @@
 """Learning rates for data-parallel training: how a rate grows with the number of ranks, and how it changes by step.
 
 `scale_factor` and `scale_learning_rate` are the rules by size. The classes are ordinary
-`keras.optimizers.schedules.LearningRateSchedule`s: give one to an optimizer as its learning rate; they need no
-callback, are serialised with the model, and compute the same rate on every rank because they depend on the
-optimizer's step alone.
+`keras.optimizers.schedules.LearningRateSchedule`s: give one to an optimizer as its learning rate. They need no
+callback, are serialized with the model, and compute the same rate on every rank because they depend only on the
+optimizer's step.
 
 Sources: Goyal et al. 2017 (arXiv 1706.02677: linear scaling, gradual warm-up), Krizhevsky 2014 (arXiv 1404.5997:
 square-root scaling), Vaswani et al. 2017 (arXiv 1706.03762: inverse-square-root decay), Luong, Brevdo and Zhao 2017
@@ -81,7 +81,7 @@ def scale_learning_rate(learning_rate: float, scaling: Scaling = "linear", size:
 
 
 def warmup_factor(progress: float, start: float, target: float) -> float:
-    """Returns the line from `start` (progress 0) to `target` (progress 1 and later), at `progress` of the warm-up."""
+    """Returns the point at `progress` of a line from `start` (progress 0) to `target` (progress 1 and later)."""
     return target if progress >= 1 else start + (target - start) * max(progress, 0.0)
 
 
@@ -92,13 +92,13 @@ class LinearWarmup(LearningRateSchedule):
         rate(step) = start + (target - start) * step / warmup_steps   for step < warmup_steps
         rate(step) = target, or after(step - warmup_steps)            from there on
 
-    The first step (0) is made with `start_learning_rate`, the first after the warm-up with `target_learning_rate`.
+    The first step (0) uses `start_learning_rate`, the first step after the warm-up uses `target_learning_rate`.
 
     Args:
         target_learning_rate: rate at the end of the warm-up, commonly
             `scale_learning_rate(rate_of_one_process, "linear")`.
         warmup_steps: length in optimizer steps; 0 for none.
-        start_learning_rate: rate of the first step; default: target / (warmup_steps + 1), which never is 0.
+        start_learning_rate: rate of the first step; default: target / (warmup_steps + 1), which is never 0.
         after: a LearningRateSchedule for the steps that follow (its step 0 is the first one after the warm-up).
     Raises: ConfigError: a rate is not a finite number > 0, or `warmup_steps` is not a whole number >= 0.
     """
@@ -150,8 +150,8 @@ class InverseSquareRootDecay(LearningRateSchedule):
 
         rate(step) = peak * min((step + 1) / warmup_steps, sqrt(warmup_steps / (step + 1)))
 
-    The original's d_model**-0.5 * min(s**-0.5, s * warmup**-1.5) is this with peak = (d_model * warmup_steps)**-0.5
-    and s = step + 1.
+    The paper's d_model**-0.5 * min(s**-0.5, s * warmup**-1.5) is this formula with peak = (d_model *
+    warmup_steps)**-0.5 and s = step + 1.
 
     Args:
         peak_learning_rate: the highest rate, reached at step `warmup_steps` - 1.
@@ -173,16 +173,16 @@ class InverseSquareRootDecay(LearningRateSchedule):
 
 @keras.saving.register_keras_serializable(package="keras_ddl")
 class Staircase(LearningRateSchedule):
-    """A constant rate, which from some step on falls by a factor every so many steps.
+    """A constant rate that, after a given step, is multiplied by a factor every `every` steps.
 
         rate(step) = learning_rate                                                 for step < start_step
         rate(step) = learning_rate * factor ** floor((step - start_step) / every)  from there on
 
     Args:
-        learning_rate: the rate until the first fall.
-        every: optimizer steps between two falls, 1 or more.
-        factor: what the rate is multiplied by in each.
-        start_step: the first fall comes `every` steps after this one.
+        learning_rate: the rate until the first change.
+        every: optimizer steps between two changes, 1 or more.
+        factor: multiplies the rate at each change.
+        start_step: the first change comes `every` steps after this step.
     Raises: ConfigError: a rate or factor is not a finite number > 0, or a step is not a whole number in its range.
     """
 
@@ -205,13 +205,14 @@ _LUONG = {"luong5": (1, 2, 5), "luong10": (1, 2, 10), "luong234": (2, 3, 4)}  # 
 
 
 def luong_decay(learning_rate: float, total_steps: int, scheme: str = "luong10") -> Staircase:
-    """Returns the decay of TensorFlow's NMT tutorial: half as large, several times, in the last part of the training.
+    """Returns the decay of TensorFlow's NMT tutorial, which halves the rate several times in the last part of the
+    training.
 
     Args:
         total_steps: optimizer steps of the whole training.
-        scheme: "luong10": after half of the steps ten times, "luong5": after half five times, "luong234": after two
-            thirds four times; evenly spaced, the last time with the last step.
-    Raises: ConfigError: another scheme, or fewer steps than it has falls.
+        scheme: "luong10": ten halvings after half of the steps, "luong5": five after half, "luong234": four after two
+            thirds; evenly spaced, the last one at the last step.
+    Raises: ConfigError: another scheme, or fewer steps than halvings.
     """
     if scheme not in _LUONG:
         raise ConfigError(f"scheme must be one of {', '.join(map(repr, _LUONG))}. Received: scheme={scheme!r}.")
@@ -224,8 +225,8 @@ def luong_decay(learning_rate: float, total_steps: int, scheme: str = "luong10")
 class Piecewise(LearningRateSchedule):
     """One rate or schedule after another, joined at given steps.
 
-    pieces[0] holds for step < boundaries[0], pieces[1] for boundaries[0] <= step < boundaries[1], and so on. A piece
-    is a rate or a LearningRateSchedule, which counts its steps from the piece's own begin.
+    pieces[0] holds for step < boundaries[0], pieces[1] for boundaries[0] <= step < boundaries[1], and so on. A piece is
+    a rate or a LearningRateSchedule, whose steps count from the beginning of the piece.
 
     Args:
         boundaries: increasing steps >= 1 at which the next piece begins.
@@ -239,7 +240,8 @@ class Piecewise(LearningRateSchedule):
             raise ConfigError(f"boundaries must increase. Received: boundaries={list(boundaries)!r}.")
         if len(pieces) != len(self.boundaries) + 1:
             raise ConfigError(
-                f"pieces must be one more than boundaries ({len(self.boundaries)}). Received: {len(pieces)} pieces."
+                f"There must be one more piece than boundaries ({len(self.boundaries)}). Received: {len(pieces)} "
+                "pieces."
             )
         self.pieces = [p if isinstance(p, LearningRateSchedule) else positive("pieces", p) for p in pieces]
 

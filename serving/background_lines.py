@@ -12,16 +12,16 @@ _CLOSE_SECONDS = 2.0
 
 
 class BackgroundLines:
-    """A stream of lines. What cannot be written is lost, and so is what comes while too many lines wait.
+    """A stream of lines. Lines that cannot be written are lost, and so are new lines while too many wait.
 
-    Cost: of a line, putting it into a queue.
+    Cost: for each line, one entry in a queue.
     """
 
     def __init__(self, descriptor: int, lost: Callable[[str], None] = lambda why: None) -> None:
         """
         Args:
-            descriptor: of an open file, to which it writes until `close`.
-            lost: is called in some thread, with the reason, when lines are lost for the first time.
+            descriptor: an open file, to which it writes until `close`.
+            lost: called with the reason, in some thread, when lines are lost for the first time.
         """
         self._descriptor, self._lost, self._has_lost = descriptor, lost, False
         self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
@@ -29,17 +29,17 @@ class BackgroundLines:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Takes a line, with its end. Neither blocks nor raises."""
+        """Takes a line with its newline. Neither blocks nor raises."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
             self._lose(f"{_MOST_WAITING} lines wait to be written")
 
     def flush(self) -> None:
-        """Nothing: whoever has a stream flushes it."""
+        """Does nothing: users of streams call it."""
 
     def close(self) -> None:
-        """Writes what waits, for at most 2 seconds."""
+        """Writes waiting lines for at most 2 seconds."""
         try:
             self._lines.put(None, timeout=_CLOSE_SECONDS)
         except queue.Full:

@@ -1,6 +1,6 @@
-"""Decompresses requests: bodies of HTTP, and messages of gRPC, which its server passes on as they come.
+"""Decompresses requests: bodies of HTTP, and messages of gRPC, whose server passes them on as they arrive.
 
-Only a model's process decompresses a whole request; the process that clients connect to reads its beginning at most.
+Only a model's process decompresses a whole request; the process that clients connect to reads at most its beginning.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ IDENTITY = "identity"
 
 
 def encoding_of(message: bytes) -> str:
-    """Returns the Content-Encoding of a gRPC message by its first bytes: gRPC's server does not tell it.
+    """Returns the Content-Encoding of a gRPC message from its first bytes, because gRPC's server does not tell it.
 
-    No request begins like this uncompressed: all fields of all requests are length-delimited, so that the lowest three
-    bits of the first byte are 2. In gzip they are 7, in deflate 0.
+    All fields of all requests are length-delimited, so the lowest three bits of an uncompressed request's first byte
+    are 2. In gzip they are 7, in deflate 0.
     """
     if message[:2] == b"\x1f\x8b":
         return "gzip"
@@ -29,7 +29,7 @@ def encoding_of(message: bytes) -> str:
 
 
 def beginning(body: bytes, encoding: str) -> bytes:
-    """Returns the first 64 KB that the first 64 KB of a body decompress to; one that is not compressed, as it is.
+    """Returns the first 64 KB of what the first 64 KB of a body decompress to. An uncompressed body stays as it is.
 
     Raises: RequestError: INVALID_ARGUMENT: the body is invalid.
     """
@@ -42,7 +42,7 @@ def beginning(body: bytes, encoding: str) -> bytes:
 
 
 def inflated(body: bytes, encoding: str, limit: int) -> bytes:
-    """Returns the decompressed body; one that is not compressed, as it is.
+    """Returns the decompressed body. An uncompressed body stays as it is.
 
     Raises: RequestError: INVALID_ARGUMENT: the body is truncated or invalid, or the encoding unknown;
         RESOURCE_EXHAUSTED: it decompresses to more than `limit` bytes.

@@ -1,6 +1,6 @@
-"""Limits the number of connections and ends them, so that one client cannot use up what others need.
+"""Limits the number of connections, so that one client cannot use up those that others need.
 
-Each interface keeps the same number of connections. For one more, one gives way over which no whole request has come.
+Each interface has the same limit. For a connection beyond it, one without a complete request is closed.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Connections:
 
 
 def _is_busy(connection: web.RequestHandler) -> bool:
-    """Whether a whole request has come over it, and is not answered yet."""
+    """Whether a complete request has arrived on the connection and is not answered yet."""
     request = connection._current_request
     return request is not None and request.content.is_eof()
 
 
 class GrpcConnections:
-    """Ends connections of gRPC, which itself would close new ones while old ones stay. On the event loop only.
+    """Ends connections of gRPC, which by itself would close new connections and keep old ones. On the event loop only.
 
     gRPC does not name its connections, so `watch` finds them among this process's open files.
 
     Attributes:
-        accepted: how many gRPC may accept at the same time.
+        accepted: number of connections that gRPC may accept at the same time.
     """
 
     def __init__(self, most: int) -> None:
@@ -73,7 +73,7 @@ class GrpcConnections:
         self._used: dict[_Address, None] = {}  # the longest unused first; perhaps closed
 
     def used(self, peer: str) -> None:
-        """Notes that a whole request has come. `peer`: the client, as for `disconnect`."""
+        """Notes that a complete request has arrived. `peer`: the client, as for `disconnect`."""
         address = _address_of(peer)
         self._used.pop(address, None)
         self._used[address] = None
@@ -81,15 +81,15 @@ class GrpcConnections:
             del self._used[next(iter(self._used))]
 
     async def watch(self, port: int, busy: Callable[[], set[str]]) -> None:
-        """Looks at the connections to `port` until it is cancelled, and ends those that are too many.
+        """Watches the connections to `port` until it is cancelled, and ends those beyond the limit.
 
-        Those go over which no request has come, except since the last look. Of others, those unused for longest go
-        where they alone are too many.
+        First it ends connections without a request, except new ones since the last look. If the others alone are too
+        many, it ends those unused for longest.
 
         Args:
-            port: the server's.
-            busy: returns the clients whose requests are in progress, as `disconnect` takes them. Theirs stay.
-        Cost: reading the list of open files; while there are more than the limit, some microseconds for each.
+            port: the server's port.
+            busy: returns the clients whose requests are in progress, in the form of `disconnect`; they stay.
+        Cost: reads the list of open files; above the limit, some microseconds for each connection.
         """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -108,10 +108,10 @@ class GrpcConnections:
 
 
 def disconnect(peer: str) -> None:
-    """Ends the connections of a gRPC client: gRPC itself keeps a response as long as the client does not read it.
+    """Ends the connections of a gRPC client, because gRPC keeps a response for as long as the client does not read it.
 
     Args:
-        peer: gRPC's name, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; peers at unix sockets have no names.
+        peer: gRPC's name, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; peers on UNIX sockets have no names.
     """
     _end({_address_of(peer)})
 
@@ -128,7 +128,7 @@ def _peers_at(port: int) -> dict[_Address, None]:
 
 
 def _open_connections() -> Iterator[tuple[_Address, _Address, socket.socket]]:
-    """Yields own address, the peer's and a socket for each TCP connection of this process; closes the socket after."""
+    """Yields (own address, peer's address, socket) of each TCP connection of this process, then closes the socket."""
     for descriptor in _descriptors():
         try:
             copy = os.dup(descriptor)

@@ -19,7 +19,7 @@ def check(signature: Signature, method: str, *, by_name: bool) -> None:
 
     Args:
         by_name: also check that its method name is `method`; tf.saved_model.save writes "predict" for all signatures.
-    Raises: RequestError: INVALID_ARGUMENT: it does not.
+    Raises: RequestError: INVALID_ARGUMENT: the signature does not.
     """
     if by_name and signature.method != method:
         raise invalid(
@@ -68,7 +68,7 @@ def classifications(outputs: Mapping[str, np.ndarray], count: int) -> list[list[
 
 
 def regressions(outputs: Mapping[str, np.ndarray], count: int) -> list[float]:
-    """Returns the value of each of `count` examples. Raises: RequestError: FAILED_PRECONDITION: other shapes."""
+    """Returns the value of each of `count` examples. Raises: RequestError: FAILED_PRECONDITION: wrong shape."""
     values = outputs[OUTPUTS]
     if values.shape not in ((count,), (count, 1)):
         raise RequestError(
@@ -78,7 +78,7 @@ def regressions(outputs: Mapping[str, np.ndarray], count: int) -> list[float]:
 
 
 def rows_of(message: Any) -> np.ndarray:
-    """Returns the serialized examples of an Input, each with the context.
+    """Returns the serialized examples of an Input, each merged with the context.
 
     Raises: RequestError: INVALID_ARGUMENT: there are no examples.
     """

@@ -22,8 +22,8 @@ class Flight:
     """A request in progress. `drop` ends it and releases its memory.
 
     Attributes:
-        deadline: when it must have been answered, by the event loop's clock.
-        peer: gRPC's name of the client; "": not over gRPC.
+        deadline: latest time for its answer, by the event loop's clock.
+        peer: gRPC's name of the client; "": the request did not come over gRPC.
     """
 
     def __init__(self, flights: Flights, drop: Callable[[], None], deadline: float) -> None:
@@ -35,13 +35,13 @@ class Flight:
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, size: int) -> None:
-        """Sets the number of bytes that it uses now. Raises: RequestError: UNAVAILABLE: the limit is reached."""
+        """Sets the bytes that the request uses now. Raises: RequestError: UNAVAILABLE: the limit is reached."""
         self.moved_at = time.monotonic()
         self.size = 0 if size <= _SMALL_BYTES else size
         self._flights._count(self)
 
     def compute(self) -> None:
-        """Marks it as waiting for a model, not for its client."""
+        """Marks the request as waiting for a model, not for its client."""
         self.moved_at = None
 
     def drop_after(self, seconds: float) -> None:
@@ -55,14 +55,14 @@ class Flight:
 class Flights:
     """All requests in progress. On the event loop only.
 
-    The server counts the bytes of its own bodies and responses. gRPC does not report what it uses for incomplete
-    messages: for these, `watch` reads the memory of this process, and drops the oldest while it is above the limit.
+    The server counts the bytes of its own bodies and responses. gRPC does not report its memory for incomplete
+    messages, so `watch` reads the memory of this process, and drops the oldest requests while it is above the limit.
     """
 
     def __init__(self, limit: int, timeout: float) -> None:
         """
         Args:
-            limit: bytes for requests in this process: half for counted ones, half for gRPC's.
+            limit: bytes for requests in this process: half for counted bytes, half for gRPC's.
             timeout: seconds from the beginning of a request to its answer.
         """
         self._limit, self._used, self._timeout = limit // 2, 0, timeout
@@ -71,7 +71,7 @@ class Flights:
         self._first = memory.resident_bytes()
 
     def begin(self, drop: Callable[[], None]) -> Flight:
-        """Adds a request. `drop`: ends it. Raises: RequestError: RESOURCE_EXHAUSTED: there are too many."""
+        """Adds a request. `drop`: ends it. Raises: RequestError: RESOURCE_EXHAUSTED: too many requests."""
         if len(self._all) >= _MOST:
             raise RequestError(Code.RESOURCE_EXHAUSTED, f"{_MOST} requests are in progress. Try again later.")
         flight = Flight(self, drop, asyncio.get_running_loop().time() + self._timeout)
@@ -79,7 +79,7 @@ class Flights:
         return flight
 
     def peers(self) -> set[str]:
-        """Returns the gRPC clients whose requests have come and are in progress."""
+        """Returns the gRPC clients whose requests have arrived and are in progress."""
         return {flight.peer for flight in self._all if flight.peer and flight not in self._unread}
 
     def end(self, flight: Flight) -> None:
@@ -90,7 +90,7 @@ class Flights:
         flight.ended()
 
     def await_message(self, flight: Flight) -> None:
-        """Marks it as waiting for a gRPC message. If there are too many such requests, the oldest is dropped."""
+        """Marks a request as waiting for a gRPC message. If too many wait for one, the oldest is dropped."""
         self._unread[flight] = None
         if len(self._unread) > _MOST_UNREAD:
             self._drop(next(iter(self._unread)))

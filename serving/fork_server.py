@@ -1,10 +1,10 @@
 """The fork server: a process that has imported TensorFlow, and forks one process for each model version.
 
-Importing TensorFlow takes seconds, forking a process that has imported it milliseconds: so a version answers again soon
-after its process has died. The fork server runs no operation, hence has no threads of TensorFlow.
+Importing TensorFlow takes seconds, but forking a process that has imported it takes milliseconds. So a version answers
+again soon after its process has died. The fork server runs no operation, so it has no threads of TensorFlow.
 
-When the server ends, the kernel closes the socket between them: the fork server then kills its processes and ends, too.
-If it is killed itself, the kernel kills its processes.
+When the server ends, the kernel closes the socket between the server and the fork server, which then kills its
+processes and ends. If the fork server is killed, the kernel kills its processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_BYTES = 2**20  # of a message; larger ones cannot be sent
 
 
 def main(descriptor: int, modules: list[str]) -> None:
-    """Answers the server's messages (forked.py). `modules`: imported first, because they register operations."""
+    """Answers the server's messages (forked.py). `modules`: to import first, because they register operations."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the server, which finishes running requests
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)

@@ -1,4 +1,4 @@
-"""The server's side of the fork server (fork_server.py): asks it for processes, and to kill them."""
+"""The server's side of the fork server (fork_server.py): asks it to start and kill processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _IMPORT_SECONDS = 600.0
 
 
 class ForkServer:
-    """Starts the fork server when it is first needed, and again when it has died. Thread-safe."""
+    """Starts the fork server when it is first needed, and again if it has died. Thread-safe."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        """`modules`: what it imports, because they register operations."""
+        """`modules`: modules that it imports, because they register operations."""
         self._modules, self._lock = modules, threading.Lock()
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
@@ -32,7 +32,7 @@ class ForkServer:
 
         Args:
             connection: the process's end of its connection to the server.
-            arguments: of model_process.main; values of JSON.
+            arguments: JSON values, the arguments of model_process.main.
         Raises: OSError: the process cannot be started.
         """
         with self._lock:
@@ -59,7 +59,7 @@ class ForkServer:
             )
 
     def close(self) -> None:
-        """Ends the fork server, and all that it has started."""
+        """Ends the fork server and all processes that it has started."""
         with self._lock:
             if self._control is not None and self._process is not None:
                 self._control.close()
@@ -75,6 +75,6 @@ class Forked:
     _control: socket.socket
 
     def kill(self) -> None:
-        """Kills it, if the fork server still runs. Does not block."""
+        """Kills the process if the fork server still runs. Does not block."""
         with contextlib.suppress(OSError):  # it has ended with the fork server
             os.write(self._control.fileno(), json.dumps({"kill": self.pid}).encode())

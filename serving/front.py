@@ -1,4 +1,4 @@
-"""What both interfaces share: looking up a model, calling its process, and recording errors."""
+"""The code that both interfaces share: looks up a model, calls its process, and records errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Front:
         Args:
             spec: the ModelSpec.
             data: the request's body.
-        Raises: RequestError: no such version, or the error that the process returned.
+        Raises: RequestError: there is no such version, or the process returned an error.
         """
         record.model, record.signature = spec.name, spec.signature_name
         with self.models.use(spec.name, *_version_of(spec)) as process:

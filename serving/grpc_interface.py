@@ -39,7 +39,7 @@ class GrpcInterface:
     """The gRPC server on the running event loop."""
 
     def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
-        """`connections`: the limit of open connections; for further ones, the oldest without a request is closed."""
+        """`connections`: limit on open connections; beyond it the oldest without a request is closed."""
         self._front, self._flights, self._options = front, flights, options
         self._connections = GrpcConnections(connections)
         self._watching: asyncio.Task | None = None
@@ -92,7 +92,9 @@ class GrpcInterface:
             if flight is None or not flight.is_dropped:
                 raise
             task.uncancel()
-            record.error = RequestError(Code.RESOURCE_EXHAUSTED, "The request did not arrive while others waited.")
+            record.error = RequestError(
+                Code.RESOURCE_EXHAUSTED, "The request was dropped: it did not arrive, and others waited."
+            )
         assert record.error is not None
         await context.abort(_CODES[int(record.error.code)], record.error.message)
         return None
@@ -124,7 +126,7 @@ class GrpcInterface:
                 return await self._front.forward(spec, record, flight, data, encoding)
         if len(data) > _CONTROL_BYTES:
             raise RequestError(
-                Code.RESOURCE_EXHAUSTED, f"The request may have {_CONTROL_BYTES} bytes. Received: {len(data)}."
+                Code.RESOURCE_EXHAUSTED, f"The request may have at most {_CONTROL_BYTES} bytes. Received: {len(data)}."
             )
         data = bodies.inflated(data, encoding, _CONTROL_BYTES)
         if name == "GetModelStatus":

@@ -1,4 +1,4 @@
-"""Answers requests in the process of a model version: from the bytes of a request to those of its response."""
+"""Answers requests in the process of a model version: turns a request's bytes into the response's bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIGNATURE_DEF = "signature_def"
 class Handlers:
     """Handles the requests of one version, in any thread.
 
-    Methods get `reply`, the fields of the reply besides its body, and set "signature" in it, also before they raise.
+    Methods get `reply`, the fields of the reply without its body, and set "signature" in it, even before they raise.
     """
 
     def __init__(self, servable: Servable, options: Options) -> None:
@@ -47,7 +47,7 @@ class Handlers:
 
         Args:
             protocol: "grpc" or "rest".
-            encoding: of the data, a Content-Encoding.
+            encoding: Content-Encoding of the data.
         Raises: RequestError.
         """
         data = bodies.inflated(data, encoding, self._options.message_bytes)
@@ -57,7 +57,7 @@ class Handlers:
         spec = request.tasks[0].model_spec if method == "MultiInference" and request.tasks else request.model_spec
         # routing.py reads only the first fields.
         if spec.name != self._servable.name or spec.version.value not in (0, self._servable.version):
-            raise invalid("The model_spec must be the first field of a request, and be there once.")
+            raise invalid("The model_spec must be the first field of a request, and occur once.")
         answer = self.respond(method, request, reply).SerializeToString()
         if len(answer) > self._options.message_bytes:
             raise RequestError(

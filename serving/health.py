@@ -1,8 +1,8 @@
-"""Health for probes, on a separate port (--health-port) and in a separate process.
+"""Answers health probes on a separate port (--health-port) in a separate process.
 
-That process shares nothing with requests: no event loop, memory, open files or port; it imports only Python's own
-modules. The server regularly writes a byte to a pipe that says whether it is ready. Without bytes, the server is not
-healthy. When the server ends, so does the health process.
+That process shares nothing with requests: no event loop, memory, open files or port. It imports only Python's own
+modules. The server regularly writes to a pipe a byte that says whether it is ready. Without bytes the server counts as
+not healthy. When the server ends, so does the health process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_BYTES = 8192  # of a request
 
 
 class HealthPort:
-    """The server's end. The constructor listens and starts the process."""
+    """The server's end. The constructor opens the port and starts the process."""
 
     def __init__(self, host: str, port: int, silent_seconds: float = SILENT_SECONDS) -> None:
         """`port`: 0 chooses one. Raises: OSError: the port is in use."""
@@ -73,7 +73,7 @@ class HealthPort:
 
 
 class _Probes(asyncio.Protocol):
-    """The process's end: answers probes by the last byte that arrived."""
+    """The process's end: answers probes from the last byte that arrived."""
 
     def __init__(self, silent_seconds: float) -> None:
         self._silent_seconds = silent_seconds
@@ -110,7 +110,7 @@ class _Probes(asyncio.Protocol):
             b"/healthz": ("200 OK", "ok"),
             b"/readyz": ("200 OK", "ready") if self._ready else ("503 Service Unavailable", "not ready"),
         }
-        status, text = "404 Not Found", "There are /healthz and /readyz."
+        status, text = "404 Not Found", "The paths are /healthz and /readyz."
         if words[0] in (b"GET", b"HEAD") and words[1] in answers:
             status, text = answers[words[1]]
             if not alive:

@@ -1,6 +1,6 @@
 """Converts the REST interface's JSON, in TensorFlow Serving's form, to and from arrays.
 
-Rows ("instances" -> "predictions"): one value per row, which is an object by name if there are several inputs or
+Rows ("instances" -> "predictions"): one value per row, which is an object of names if there are several inputs or
 outputs. Columns ("inputs" -> "outputs"): one value per name. Bytes are {"b64": "..."}; NaN and Infinity are literals.
 """
 
@@ -88,12 +88,14 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
 def predict_request(body: bytes, signatures: Signatures) -> Predict:
     """Parses a predict request.
 
-    Raises: RequestError: INVALID_ARGUMENT: neither rows nor columns, or both; values that do not fit an input's dtype.
+    Raises: RequestError: INVALID_ARGUMENT: there are neither rows nor columns, or both; or values do not fit a dtype.
     """
     request = parse(body)
     name = signature_of(request, signatures)
     if (_ROWS in request) == (_COLUMNS in request):
-        raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
+        raise invalid(
+            f'A predict request must have either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.'
+        )
     signature, in_rows = signatures[name], _ROWS in request
     inputs = signature.inputs
     columns = _columns_of_rows(request[_ROWS], name, inputs) if in_rows else _columns(request[_COLUMNS], name, inputs)
@@ -180,7 +182,7 @@ _KINDS = {
 
 
 def _unequal(value: list[Any], place: str = "") -> str:
-    """Returns which two rows of nested lists differ in length or depth, and how."""
+    """Describes the two rows of nested lists that differ in length or depth."""
     sizes = [len(each) if isinstance(each, list) else None for each in value]
     usual = max(sizes, key=sizes.count)
     other = next((number for number, size in enumerate(sizes) if size != usual), None)
@@ -223,7 +225,7 @@ def _bytes_of(value: Any) -> bytes:
 def example_of(value: Any) -> bytes:
     """Converts an object of numbers, strings, bytes and lists of these to a serialized tf.Example.
 
-    Raises: RequestError: INVALID_ARGUMENT: it is anything else.
+    Raises: RequestError: INVALID_ARGUMENT: `value` is anything else.
     """
     if not isinstance(value, dict):
         raise invalid(f"An example must be an object of features. Received: {reprlib.repr(value)}.")
@@ -252,7 +254,7 @@ def _feature(values: list[Any]) -> feature_pb2.Feature:
 def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows: bool) -> bytes:
     """Returns the response to a predict request. A single output has no name in it.
 
-    Raises: RequestError: INVALID_ARGUMENT: an output is complex, or, for rows, has not one value per row.
+    Raises: RequestError: INVALID_ARGUMENT: an output is complex, or does not have one value per row when in rows.
     """
     sizes = {array.shape[:1] for array in arrays}
     if in_rows and (len(sizes) > 1 or sizes == {()}):

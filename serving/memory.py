@@ -17,7 +17,7 @@ def resident_bytes() -> int:
 def collect() -> None:
     """Returns unused memory to the system, if the C library can.
 
-    Python keeps some in cycles (tracebacks of exceptions refer to requests), and the C library keeps some for later.
+    Python keeps some memory in cycles (tracebacks refer to requests), and the C library keeps some for later.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -26,7 +26,7 @@ def collect() -> None:
 
 
 def bound(more: int) -> None:
-    """Limits this process's memory to `more` bytes beyond what it has now, and disables core files.
+    """Limits this process's memory to `more` bytes beyond its present size, and disables core files.
 
     The limit is RLIMIT_DATA, for private writable memory. RLIMIT_AS would be misleading: the C library reserves 64 MB
     of address space for each thread.

@@ -1,9 +1,9 @@
-"""TensorFlow Serving's messages by name: those of tensorflow-serving-api where it is installed, else built here.
+"""TensorFlow Serving's messages by name: from tensorflow-serving-api if it is installed, else built here.
 
 That package requires the full `tensorflow`, which would overwrite the files of tensorflow-cpu, so `keras-ddl serve`
-must not need it. In one process a message can have only one definition, so where the package is installed it is used.
-Built are the fields that the server and `keras-ddl predict` use; the others of a request are ignored, as unknown fields
-are. `serving/tests/test_messages.py` compares with the package (2.21).
+must not need it. In one process a message can have only one definition, so the package is used if it is installed. The
+messages built here have only the fields that the server and `keras-ddl predict` use; other fields of a request are
+ignored, as unknown fields are. `serving/tests/test_messages.py` compares them with the package (2.21).
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _file_name(part: str) -> str:
 def description(
     part: str, package: str, messages: Messages, enums: Mapping[str, Mapping[str, int]] | None = None
 ) -> descriptor_pb2.FileDescriptorProto:
-    """Returns the file, without its dependencies, that defines `messages` and `enums` in `package`."""
+    """Returns the file that defines `messages` and `enums` in `package`, without its dependencies."""
     enums = enums or {}
     file = descriptor_pb2.FileDescriptorProto(name=_file_name(part), package=package, syntax="proto3")
     for name, values in enums.items():

@@ -22,7 +22,7 @@ _BUCKETS = [10 * 1.8**i for i in range(26)]
 
 
 class Record:
-    """What the metrics and the access log record of a request. `method`: "" if unknown."""
+    """The facts about a request that the metrics and the access log record. `method`: "" if unknown."""
 
     def __init__(self, protocol: str, method: str) -> None:
         self.protocol, self.method = protocol, method

@@ -1,4 +1,4 @@
-"""Which models and versions to serve, as in TensorFlow Serving's ModelServerConfig."""
+"""Describes the models and versions to serve, as TensorFlow Serving's ModelServerConfig does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelConfig:
     labels: Mapping[str, int] = field(default_factory=dict)
 
     def choose(self, on_disk: Sequence[int]) -> list[int]:
-        """Returns the versions to serve, of those on disk, highest first."""
+        """Returns the versions on disk that should be served, highest first."""
         versions = sorted(on_disk, reverse=True)
         if self.specific:
             return [version for version in versions if version in self.specific]
@@ -70,7 +70,7 @@ def of_bytes(data: bytes) -> list[ModelConfig]:
         raise ConfigError("The request has no config, so the server would serve nothing. Send a model_config_list.")
     count = len(config.model_config_list.config)
     if count > _MOST_MODELS:
-        raise ConfigError(f"A request may list {_MOST_MODELS} models. Received: {count}.")
+        raise ConfigError(f"A request may list at most {_MOST_MODELS} models. Received: {count}.")
     return of_proto(config)
 
 
@@ -105,9 +105,9 @@ def _of_one(config: Any) -> ModelConfig:
 
 
 def versions_on_disk(base_path: Path) -> tuple[dict[int, Path], dict[int, str]]:
-    """Returns number -> directory of the versions, and number -> what is wrong, of those that cannot be looked into.
+    """Returns number -> directory of the versions, and number -> error of versions that cannot be read.
 
-    Neither has those without a graph, which are still being written. Of two names for one number (7 and 007), the
+    Versions without a graph are still being written, and left out. Of two names for one number (7 and 007), the
     alphabetically first counts.
 
     Raises: OSError: the directory cannot be read: no permission, no free descriptors, or a disk failure.

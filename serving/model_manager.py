@@ -44,7 +44,7 @@ class Version:
     """A version and its state.
 
     Attributes:
-        error: why it could not be loaded. In state LOADING it will be tried again soon.
+        error: why it could not be loaded. In state LOADING the server will soon try again.
         retry_at: when to try again, by time.monotonic.
     """
 
@@ -58,22 +58,22 @@ class Version:
 
     @property
     def is_available(self) -> bool:
-        """Whether it answers, or its process has just ended and is being started again."""
+        """Whether the version answers, or its process has just ended and is being restarted."""
         return self.state == State.AVAILABLE and self.servable is not None and not self.servable.error
 
     @property
     def is_coming(self) -> bool:
-        """Whether it will answer later: it is being loaded, or was interrupted. A model that is broken is not found."""
+        """Whether the version will answer later: it is being loaded, or was interrupted. A broken version will not."""
         return self.state in (State.START, State.LOADING, State.AVAILABLE)
 
     def failed(self, state: State, error: str, wait: float) -> None:
-        """Marks it as failed: it could not be loaded. It is tried again after `wait` seconds."""
+        """Marks the version as not loaded because of `error`. The server tries again after `wait` seconds."""
         self.state, self.error, self.servable = state, error, None
         self.retry_at = time.monotonic() + wait
         self.failures += 1
 
     def shown(self) -> Version:
-        """Returns it as clients see it: with the error of a process that cannot be started again."""
+        """Returns the version in the form for clients: with the error of a process that cannot be restarted."""
         if self.servable is None or not self.servable.error:
             return self
         return dataclasses.replace(self, state=State.LOADING, error=self.servable.error)
@@ -139,9 +139,9 @@ class ModelManager:
         """Yields an available version, and keeps it loaded while it is in use.
 
         Args:
-            number, label: which version; default: the highest available.
-        Raises: RequestError: INVALID_ARGUMENT: unknown label, or no name; UNAVAILABLE: the version is on disk, but not
-            loaded (now), or it is not known yet what is on disk; NOT_FOUND: no such model, or no such version.
+            number, label: the wanted version; default: the highest available.
+        Raises: RequestError: INVALID_ARGUMENT: unknown label, or no name; UNAVAILABLE: the version is on disk but not
+            loaded now, or the disk has not been read yet; NOT_FOUND: no such model or version.
         """
         version = self._chosen(name, number, label)
         assert version.servable is not None
@@ -225,7 +225,7 @@ class ModelManager:
         return None
 
     def _check_labels(self, config: ModelConfig) -> None:
-        """Checks, as TensorFlow Serving does, that labels move only to available versions; a new model may have any."""
+        """Checks, as TensorFlow Serving does, that labels move only to available versions. A new model may have any."""
         known = self._versions.get(config.name)
         if not known or self._allow_any_labels:
             return
@@ -283,11 +283,11 @@ class ModelManager:
             LOG.warning("model %s: %s", name, text)
 
     def _warn_of_versions(self, name: str, wrong: Mapping[int, str]) -> None:
-        """Says once of each version that it cannot be looked into; the others are served."""
+        """Warns once about each version that cannot be read. The other versions are served."""
         before = self._wrong.get(name, {})
         for number, text in wrong.items():
             if before.get(number) != text:
-                LOG.warning("model %s: version %d is passed over: %s", name, number, text)
+                LOG.warning("model %s: version %d is skipped: %s", name, number, text)
         self._wrong[name] = dict(wrong)
 
     def _is_to_be_loaded(self, version: Version | None, path: Path) -> bool:

@@ -1,7 +1,7 @@
 """The process of one model version, which parses and computes clients' requests.
 
-The system limits its memory, and the server its time per request: a request that needs more ends this process, and the
-server starts another. Each thread takes a request from the socket, answers it, and takes the next.
+The system limits its memory, and the server limits its time per request. A request that needs more ends this process,
+and the server starts another. Each thread takes a request from the socket, answers it, and takes the next.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def warm_up(handlers: Handlers, path: Path) -> int:
 
 
 def main(connection: socket.socket, path: Path, name: str, version: int, options: Options) -> None:
-    """Loads the version, reports that, and answers requests until the server closes the connection. Does not return."""
+    """Loads the version, reports that, and answers requests until the server closes the connection. Never returns."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         servable = Servable(

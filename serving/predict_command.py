@@ -8,6 +8,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError, ServingError
 from keras_ddl.files import foreign
 from keras_ddl.launch import startup_notes
+
+_NAMED_AS_IN_NUMPY = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_DTYPES = {"DT_HALF": "float16", "DT_FLOAT": "float32", "DT_DOUBLE": "float64"}
+_DTYPES |= {f"DT_{name.upper()}": name for name in _NAMED_AS_IN_NUMPY}
 
 
 @click.command("predict", short_help="Query a model server.")
@@ -38,8 +43,8 @@ def command(
     keras-ddl predict grpc://localhost:8500 rows.json --model digits --version 3 -o answers.npz
     echo '{"x": [[1, 2, 3]]}' | keras-ddl predict http://localhost:8501 -
 
-    ROWS is an .npz file with an array for each input, under its name, or JSON: an object of them. It works with
-    `keras-ddl serve` and with TensorFlow Serving.
+    ROWS is an .npz file with an array for each input, under its name, or JSON: an object of such arrays, or
+    {"instances": [...]} with the rows, as for curl. It works with `keras-ddl serve` and with TensorFlow Serving.
     """
     import numpy as np
 
@@ -87,16 +92,35 @@ def _read(rows: str) -> dict[str, Any]:
     return inputs
 
 
+def _columns(rows: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Returns the inputs by name. `rows`: these, or {"instances": [...]} with rows. `names`: of the model's inputs."""
+    names, instances = list(names), rows.get("instances")
+    if "instances" in names or len(rows) != 1 or not isinstance(instances, list):
+        return rows
+    if all(isinstance(row, dict) and row.keys() == set(names) for row in instances):
+        return {name: [row[name] for row in instances] for name in names}
+    if len(names) == 1:
+        return {names[0]: instances}
+    raise ConfigError(
+        f'Each of the "instances" in ROWS must be an object with the inputs of the model ({", ".join(names)}). '
+        f"Received: {json.dumps(instances[0])[:100]}."
+    )
+
+
 def _by_rest(
     url: str, model: str, version: int | None, signature: str, inputs: dict[str, Any], timeout: float
 ) -> dict[str, Any]:
     import numpy as np
 
-    path = f"{url}/v1/models/{model}" + (f"/versions/{version}" if version else "") + ":predict"
-    values = {name: _plain(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
-    body = json.dumps({"signature_name": signature, "inputs": values}).encode()
-    request = urllib.request.Request(path, body, {"Content-Type": "application/json"})
+    path = f"{url}/v1/models/{model}" + (f"/versions/{version}" if version else "")
     try:
+        with urllib.request.urlopen(f"{path}/metadata", timeout=timeout) as answer:
+            signatures = json.load(answer)["metadata"]["signature_def"]["signature_def"]
+        # A signature that is not there is refused below, by the server.
+        inputs = _columns(inputs, signatures.get(signature, {}).get("inputs", ()))
+        values = {name: _plain(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+        body = json.dumps({"signature_name": signature, "inputs": values}).encode()
+        request = urllib.request.Request(f"{path}:predict", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             outputs = json.load(answer)["outputs"]
     except urllib.error.HTTPError as error:
@@ -105,12 +129,14 @@ def _by_rest(
         raise (_without_model(url, model, why) if is_missing else _refused(url, why)) from None
     except (urllib.error.URLError, TimeoutError) as error:
         raise _none_there(url, str(getattr(error, "reason", error))) from None
-    except (http.client.HTTPException, ValueError, ConnectionError) as error:
-        why = f"nothing in HTTP with JSON: {type(error).__name__}. Is it the gRPC port? Then use grpc://"
+    except (http.client.HTTPException, json.JSONDecodeError, UnicodeError, LookupError, ConnectionError) as error:
+        why = f"no answer in HTTP with JSON: {type(error).__name__}. For a gRPC port use grpc://"
         raise _none_there(url, why) from None
-    if not isinstance(outputs, dict):
-        outputs = {"output": outputs}  # a single output has no name in JSON
-    return {name: np.asarray(value) for name, value in outputs.items()}
+    # JSON gives no dtypes, and a single output without its name: the metadata has both.
+    dtypes = {name: each["dtype"] for name, each in signatures[signature]["outputs"].items()}
+    if len(dtypes) == 1:
+        outputs = {next(iter(dtypes)): outputs}
+    return {name: np.asarray(value, _DTYPES.get(dtypes[name])) for name, value in outputs.items()}
 
 
 def _by_grpc(
@@ -156,7 +182,7 @@ def _by_grpc(
             call("GetModelMetadata", metadata).metadata["signature_def"].Unpack(signatures)
             known = signatures.signature_def[signature].inputs
             request.model_spec.signature_name = signature
-            for name, value in inputs.items():
+            for name, value in _columns(inputs, known).items():
                 value = _without_base64(value)
                 dtype = tf.as_dtype(known[name].dtype) if name in known else None
                 if dtype not in (None, tf.string):
@@ -207,7 +233,7 @@ def _without_base64(value: Any) -> Any:
 def _readable(array: Any) -> Any:
     """Converts bytes (from gRPC) and base64 (from REST) to an array of strings.
 
-    Bytes that are not UTF-8 stay bytes, and so do strings with zeros at the end, which NumPy's strings would drop.
+    Bytes that are not UTF-8 stay bytes, and so do strings that end with zeros, which NumPy's strings would drop.
     """
     import numpy as np
 
@@ -236,8 +262,8 @@ def _storable(name: str, array: Any) -> Any:
 
 def _none_there(where: str, why: str) -> ServingError:
     return ServingError(
-        f"keras-ddl predict asks a model server. Received: no answer at {where} ({why}). Start one, for example "
-        "`keras-ddl serve saved_model`, and give the address that it prints."
+        f"keras-ddl predict needs a running model server. Received: no answer from {where} ({why}). Start one, for "
+        "example `keras-ddl serve saved_model`, and give the address that it prints."
     )
 
 
@@ -253,7 +279,7 @@ def _refused(where: str, why: str) -> ServingError:
 
 
 def _message(body: bytes) -> str:
-    """Returns what a server says in the body of an error: in JSON under "error", else the text."""
+    """Returns the server's message in the body of an error: in JSON under "error", else the text."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return str(json.loads(body)["error"]).rstrip(".")
     return body.decode(errors="replace").strip()

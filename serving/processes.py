@@ -30,7 +30,7 @@ class LoadError(Exception):
 
 
 class LoadInterrupted(Exception):
-    """The process that was to load a version has ended without a word, as one that is killed: another may succeed."""
+    """The process that was loading a version ended without an error, as after a kill. Another may succeed."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,8 +51,8 @@ class ModelProcess:
     so that only the one that kills the process again is refused. On the event loop only.
 
     Attributes:
-        error: why the process could not be started again, which is tried until it succeeds; "": it answers, or is being
-            started for the first time since it answered.
+        error: why the process could not be restarted, while further attempts follow; "": it answers, or the first
+            restart is in progress.
     """
 
     def __init__(self, fork_server: ForkServer, name: str, version: int, path: Path, options: Options) -> None:
@@ -76,7 +76,7 @@ class ModelProcess:
     async def start(self) -> None:
         """Starts the process, and waits until the version is loaded.
 
-        Raises: LoadError, LoadInterrupted, OSError; TimeoutError: it takes more than ten minutes.
+        Raises: LoadError, LoadInterrupted, OSError; TimeoutError: loading takes more than ten minutes.
         """
         options = dataclasses.asdict(dataclasses.replace(self._options, access_log=None))
         arguments = {"path": str(self.path), "name": self.name, "version": self.version, "options": options}
@@ -117,7 +117,7 @@ class ModelProcess:
         return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
 
     async def _send(self, writer: asyncio.StreamWriter, number: int, call: Call) -> None:
-        """Sends a large body in pieces, because asyncio copies what is written at once."""
+        """Sends a large body in pieces, because asyncio copies all bytes of one write."""
         body = memoryview(call.body)
         with contextlib.suppress(ConnectionError):  # `_read` handles it
             async with self._sending:
@@ -129,7 +129,7 @@ class ModelProcess:
     async def call(self, fields: Mapping[str, Any], body: bytes | bytearray) -> frames.Frame:
         """Returns the reply.
 
-        If the caller gives up before, a request that waits is forgotten, and one that runs may run for --timeout.
+        If the caller gives up, a waiting request is dropped, and a running one may run for --timeout.
 
         Raises: RequestError: UNAVAILABLE: the queue is full, or the process cannot be started now; or the error of the
             reply.
@@ -230,7 +230,7 @@ class ModelProcess:
             self._spawn(self._restart())
 
     async def _restart(self) -> None:
-        """Starts the process again, and again where that fails; meanwhile requests are refused."""
+        """Starts the process again until that succeeds; meanwhile requests are refused."""
         begin, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while not self._closed:
             try:
@@ -254,7 +254,7 @@ class ModelProcess:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> bool:
-        """Ends the process, and abandons running requests. Returns whether there were none."""
+        """Ends the process, and abandons running requests. Returns whether no request was running."""
         done, self._closed = not self.busy, True
         writer, self._writer = self._writer, None
         if writer is not None and self._process is not None:

@@ -47,7 +47,7 @@ class RestInterface:
     """The HTTP server on the running event loop."""
 
     def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
-        """`connections`: the limit of open connections; for further ones, the longest idle one is closed."""
+        """`connections`: limit on open connections; beyond it the one idle for longest is closed."""
         self._front, self._flights, self._options = front, flights, options
         self._connections = connections
         self._headers = _CORS if options.cors else {}
@@ -146,7 +146,7 @@ class RestInterface:
         return await self._front.forward(spec, record, flight, body, encoding)
 
     async def _body(self, request: web.Request, flight: Flight) -> bytearray:
-        """Returns the body, not decompressed. Raises: RequestError: RESOURCE_EXHAUSTED: it is larger than the limit."""
+        """Returns the body without decompressing it. Raises: RequestError: RESOURCE_EXHAUSTED: it exceeds the limit."""
         if (request.content_length or 0) > self._options.message_bytes:
             raise too_large(self._options.message_bytes)
         body = bytearray()
@@ -161,7 +161,7 @@ class RestInterface:
         return body
 
     async def _send(self, request: web.Request, body: bytes, status: int, flight: Flight | None) -> web.StreamResponse:
-        """Sends a response. A large one is sent in pieces, each when the client has read the previous one."""
+        """Sends a response; a large one in pieces, each after the client has read the previous piece."""
         headers = {**self._headers, "Content-Type": "application/json"}
         if len(body) <= _SMALL_BYTES or flight is None:
             return web.Response(body=body, status=status, headers=headers)

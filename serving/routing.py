@@ -1,7 +1,7 @@
 """Finds which model a gRPC message is for, and encodes the few small messages that the server answers itself.
 
-Nothing here imports TensorFlow. The cost does not grow with the message: only its first fields are read, of whatever
-kind, and contents are skipped by their length. Source: https://protobuf.dev/programming-guides/encoding.
+It does not import TensorFlow. The cost does not grow with the message: only the first fields are read, of any kind, and
+their contents are skipped by length. Source: https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def spec_of(data: bytes, *, in_task: bool = False) -> Any:
     """Returns the ModelSpec of a request, which is its field 1.
 
     Args:
-        in_task: return that of the request's first InferenceTask, in whose field 1 it is.
-    Raises: RequestError: INVALID_ARGUMENT: it is missing or malformed.
+        in_task: return field 1 of the request's first InferenceTask instead.
+    Raises: RequestError: INVALID_ARGUMENT: the ModelSpec is missing or malformed.
     """
     parts = field_1(data)
     if in_task:
@@ -50,7 +50,7 @@ def field_1(message: bytes | memoryview) -> list[memoryview]:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields (number, contents) of the length-delimited ones among the first fields of a well-formed message."""
+    """Yields (number, contents) of each length-delimited field among the first fields of a well-formed message."""
     position, end = 0, len(message)
     for _ in range(_MOST_FIELDS):
         if position >= end:

@@ -59,8 +59,8 @@ class Servable:
 
         Args:
             intra_op_threads, inter_op_threads: TensorFlow's threads within and between operations; 0: one per core.
-            gpu_memory_fraction: of each GPU; 0: TensorFlow decides.
-        Raises: tf.errors.OpError, OSError, ValueError: it cannot be loaded.
+            gpu_memory_fraction: share of each GPU's memory; 0: TensorFlow decides.
+        Raises: tf.errors.OpError, OSError, ValueError: the model cannot be loaded.
         """
         self.path, self.name, self.version = path, name, version
         graph = tf.Graph()
@@ -127,7 +127,7 @@ class Servable:
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """Returns TensorFlow's results as arrays, also scalars and bytes."""
+    """Returns TensorFlow's results, including scalars and bytes, as arrays."""
     return np.array(value, dtype=object) if isinstance(value, (bytes, str)) else np.asarray(value)
 
 
@@ -140,8 +140,8 @@ def _signature(name: str, definition: Any, graph: tf.Graph) -> Signature:
 def _shape(info: Any, graph: tf.Graph) -> list[int] | None:
     """Returns the shape that an input must have; None: any.
 
-    Only placeholders require their shape. Signatures of TensorFlow 1 may name other tensors as inputs; these have the
-    shape that the graph computes, but clients may feed others.
+    Only placeholders require their shape. Signatures of TensorFlow 1 may name other tensors as inputs. Such a tensor
+    has the shape that the graph computes, but clients may feed another.
     """
     if info.WhichOneof("encoding") != "name" or info.tensor_shape.unknown_rank:
         return None
@@ -154,7 +154,8 @@ def _tensor_name(signature: Signature, kind: str, alias: str) -> str:
     if info.WhichOneof("encoding") != "name":
         raise RequestError(
             Code.UNIMPLEMENTED,
-            f"Signatures are served over dense tensors. Received: {kind} {alias!r} of signature {signature.name!r}, "
-            f"which is {info.WhichOneof('encoding')}. Export a signature over its dense components.",
+            f"The inputs and outputs of a served signature must be dense tensors. Received: {kind} {alias!r} of "
+            f"signature {signature.name!r}, which is {info.WhichOneof('encoding')}. Export a signature over its dense "
+            "components.",
         )
     return info.name

@@ -39,7 +39,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
 @click.option(
     "--model-config-file", help="Models, versions and labels, in TensorFlow Serving's format.", metavar="FILE"
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all of them.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses.")
 @click.option("--port", "grpc_port", default=8500, show_default=True, help="gRPC port; 0 chooses one.")
 @click.option("--rest-port", default=8501, show_default=True, help="REST port; 0 chooses one.")
 @click.option(
@@ -58,7 +58,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     type=click.FloatRange(min=0.01),
     default=64.0,
     show_default=True,
-    help="Size of a request, also unpacked, and of a gRPC response.",
+    help="Largest request, also decompressed, and largest gRPC response.",
 )
 @click.option(
     "--max-memory-mb",
@@ -84,15 +84,15 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
 @click.option("--access-log", help="A JSON line for each request, to this file; - for stdout.", metavar="FILE")
 @_flags_of_tensorflow_serving
 def command(directories: tuple[str, ...], **arguments: Any) -> None:
-    """Serve the newest version in each DIRECTORY, as `keras-ddl export` writes them, and each newer one that appears.
+    """Serve the newest version in each DIRECTORY of `keras-ddl export`, and each newer version that appears.
 
     \b
     keras-ddl serve saved_model
     keras-ddl serve digits=saved_model translate=/models/translate --port 0
     keras-ddl serve --model-config-file models.config
 
-    It has TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and takes its flags, too
-    (serving/docs/serving.md). It is for trying a model and for small services. To serve the same directory with
+    The server has TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and also takes TensorFlow Serving's
+    flags (serving/docs/serving.md). It is for trying a model and for small services. To serve the same directory with
     TensorFlow Serving itself:
 
     \b
@@ -197,7 +197,7 @@ def _open_log(path: str) -> BackgroundLines:
 
     def lost(why: str) -> None:
         logging.getLogger("keras_ddl.serving").warning(
-            "the access log %s is incomplete: %s. Requests are answered all the same.", path, why
+            "the access log %s is incomplete: %s. Requests are still answered.", path, why
         )
 
     return BackgroundLines(descriptor, lost)

@@ -1,4 +1,4 @@
-"""The server: runs both interfaces over the models, from start to the last response.
+"""The server: runs both interfaces over the models from start to the last response.
 
 This process does not parse or compute requests: it reads bytes, forwards them to the process of a model version, and
 writes its bytes back. It imports no TensorFlow.
@@ -55,7 +55,7 @@ class Server:
 
         Args:
             started: called with the ports of gRPC, REST and health (None: no health port), before models are loaded.
-        Returns: whether all requests ended in time; others are abandoned.
+        Returns: whether all requests ended in time. The rest are abandoned.
         Raises: OSError: a port is in use.
         """
         return asyncio.run(self._run(started))
@@ -136,7 +136,7 @@ class Server:
                 known = text  # read it the first time, too: it may have changed since the server began
                 configs = model_config.read_file(path)
                 if not configs:  # perhaps it is being written
-                    raise ConfigError("It names no model. The served models stay.")
+                    raise ConfigError("It must name a model. The served models stay.")
                 error = await self._models.reload(configs, _RELOAD_SECONDS)
             except RequestError as temporary:  # a label of a version that is not loaded yet, say: the next poll retries
                 error, known = temporary, None

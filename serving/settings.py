@@ -1,4 +1,4 @@
-"""The options of a server, from its command line."""
+"""Reads the options of a server from its command line."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class RequestError(Exception):
     """A request that cannot be answered."""
 
     def __init__(self, code: Code, message: str, *, http_status: int | None = None) -> None:
-        """`http_status`: default: that of the code."""
+        """`http_status`: default: the code's status."""
         super().__init__(message)
         self.code, self.message = code, message
         self.http_status = http_status or _HTTP.get(code, 500)
@@ -61,7 +61,7 @@ def invalid(message: str) -> RequestError:
 
 
 def late(timeout: float) -> str:
-    """Returns what a request is told that exceeds --timeout."""
+    """Returns the error for a request that exceeds --timeout."""
     return f"The request did not arrive, or was not answered, within {timeout:g} s."
 
 
@@ -69,7 +69,7 @@ def too_large(limit: int) -> RequestError:
     """Returns the error for a body that is larger than the limit."""
     return RequestError(
         Code.RESOURCE_EXHAUSTED,
-        f"The body of a request may have {limit} bytes, also when decompressed. Received: more. Send fewer rows, or "
-        "start the server with a larger --max-message-mb.",
+        f"The body of a request may have at most {limit} bytes, also when decompressed. Received: more. Send fewer "
+        "rows, or start the server with a larger --max-message-mb.",
         http_status=413,
     )

@@ -44,7 +44,7 @@ def dtype_name(number: int) -> str:
 def feeds_of(signature: Signature, inputs: Mapping[str, tensor_pb2.TensorProto]) -> dict[str, np.ndarray]:
     """Returns alias -> array for the inputs of a request.
 
-    Raises: RequestError: INVALID_ARGUMENT: they do not fit the signature.
+    Raises: RequestError: INVALID_ARGUMENT: the inputs do not fit the signature.
     """
     check_names(signature, inputs)
     for alias, tensor in inputs.items():
@@ -74,7 +74,7 @@ def check_names(signature: Signature, inputs: Mapping[str, Any]) -> None:
 def check_shape(signature: Signature, alias: str, shape: Sequence[int]) -> None:
     """Checks a shape against the signature's shape of an input.
 
-    Needed because TensorFlow's operations abort the process if the rank is wrong.
+    This check is needed because TensorFlow's operations abort the process if the rank is wrong.
 
     Raises: RequestError: INVALID_ARGUMENT: the shape does not fit, or is too large for an array.
     """
@@ -106,11 +106,11 @@ def _array_of(alias: str, tensor: tensor_pb2.TensorProto) -> np.ndarray:
 
 
 def cast(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
-    """Returns numbers (also Python's, as objects) as `dtype`. Floats are rounded to the nearest.
+    """Returns numbers (also Python objects) as `dtype`. Floats are rounded to the nearest.
 
     Raises: ValueError, OverflowError: a number is beyond the range of `dtype`, or must be whole and is not; or values
         are text.
-    Cost: two passes over the values besides the conversion.
+    Cost: two passes over the values in addition to the conversion.
     """
     wanted = np.dtype(dtype.as_numpy_dtype)
     if values.dtype == wanted or not values.size:
@@ -124,7 +124,7 @@ def cast(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
             if not lowest <= each <= highest:
                 raise ValueError(f"{str(each)[:50]} is beyond its range")
         if values.dtype.kind == "f" and (fractions := values[values != np.trunc(values)]).size:
-            raise ValueError(f"{fractions[0]} is no whole number")
+            raise ValueError(f"{fractions[0]} is not a whole number")
         return values.astype(wanted)
     wide = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -141,7 +141,7 @@ def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
 
     Args:
         as_content: write numbers to `tensor_content` (--enable_serialization_as_tensor_content) instead of `float_val`
-            and the like, TensorFlow Serving's default.
+            and similar fields, which are TensorFlow Serving's default.
     """
     dtype = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
     tensor = tensor_pb2.TensorProto(dtype=dtype.as_datatype_enum)
@@ -166,7 +166,7 @@ def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
 
 
 def outputs_of(signature: Signature, wanted: Sequence[str]) -> list[str]:
-    """Returns the requested outputs, by default all, in the signature's order.
+    """Returns the requested outputs (default: all) in the signature's order.
 
     Raises: RequestError: INVALID_ARGUMENT: an unknown or repeated output.
     """

@@ -1,4 +1,4 @@
-"""The outputs of a served model for its sample, where each rank has parts of its weights: a step of all ranks."""
+"""Computes a served model's outputs for its sample in a step of all ranks, when each rank has parts of the weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from keras_ddl.strategy.shards import gathered_slots
 
 
 class AnswersOfRanks:
-    """Runs the live model, in inference, on all ranks together; rank 0's sample on all of them.
+    """Runs the live model in inference mode on all ranks together, on rank 0's sample.
 
     Args:
-        model: whose weights ranks have in parts. part: of it that is served, or itself.
+        model: the model, of whose weights each rank has parts.
+        part: the part of the model that is served, or the model.
         options: as in `export.write_base_graph`.
-    Cost: one trace; then a step on the sample for each answer.
+    Cost: one trace, then a step on the sample for each answer.
     """
 
     def __init__(self, model: Any, part: Any, options: Mapping[str, Any]) -> None:
@@ -40,9 +41,9 @@ class AnswersOfRanks:
         self._step: Callable[..., dict[str, Any]] = keras_compat.strategy_of(model).function(trace.live)
 
     def elsewhere(self) -> Elsewhere:
-        """Returns what the base graph needs to know of the model. COLLECTIVE.
+        """Returns what the base graph needs to know about the model. COLLECTIVE.
 
-        Raises: ExportError, on every rank: it does not run on the sample that the user gave.
+        Raises: ExportError, on every rank: the model does not run on the user's sample.
         """
         spread = [each for each in self._model.variables if gathered_slots.spread_in([each])]
         first, problem = self._try()
@@ -55,11 +56,11 @@ class AnswersOfRanks:
         return Elsewhere(self._rows, differing(first, second), spread)
 
     def answer(self) -> dict[str, Any] | None:
-        """Returns name -> output, on every rank; None: the model has failed. COLLECTIVE."""
+        """Returns name -> output on every rank; None: the model has failed. COLLECTIVE."""
         return self._try()[0] if self._runs else None
 
     def _try(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Returns the outputs, and on which rank the model has failed in which way. COLLECTIVE."""
+        """Returns the outputs, and the failures of the model with their ranks. COLLECTIVE."""
         outputs, problem = None, None
         try:
             outputs = self._run()

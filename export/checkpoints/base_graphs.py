@@ -1,4 +1,4 @@
-"""Writes the base graphs that exports need, of the model or of its parts, as soon as their inputs are known."""
+"""Writes the base graphs of the model or its parts, which exports need, as soon as the inputs are known."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from keras_ddl.strategy.shards import gathered_slots
 
 
 class BaseGraphs:
-    """Writes base graphs on rank 0. Every method is COLLECTIVE that does not say otherwise.
+    """Writes base graphs on rank 0. Every method is COLLECTIVE unless it says otherwise.
 
     Attributes:
-        is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
-        is_written: whether they have been; equal on all ranks.
+        is_due: whether graphs must still be written; equal on all ranks, because collectives depend on it.
+        is_written: whether the graphs were written; equal on all ranks.
     """
 
     def __init__(self, dir: Path | None) -> None:
-        """`dir`: the checkpoint directory; None: no graph is wanted."""
+        """`dir`: the checkpoint directory; None: write no graph."""
         self._dir = dir
         self._how = ExportBase()
         self._publish: Publish | None = None
@@ -45,7 +45,7 @@ class BaseGraphs:
         self._answers: dict[str | None, Mapping[str, Any] | None] = {}
 
     def follow(self, callbacks: Sequence[Any]) -> None:
-        """Takes what ExportBase and Publish, among the callbacks of a fit, say. On all ranks; not collective."""
+        """Takes the settings of ExportBase and Publish among the callbacks of a fit. On all ranks; not collective."""
         how = next((each for each in callbacks if isinstance(each, ExportBase)), None)
         if how is not None and how is not self._how:
             self._how = how
@@ -96,7 +96,7 @@ class BaseGraphs:
             wait_for(self._publisher)
 
     def here(self, model: Any) -> list[Any]:
-        """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""
+        """Returns on rank 0 the graphs written so far; a rank that became rank 0 writes them again. Not collective."""
         if self.is_written and not self._written:
             self._write_here(model)
         is_spread = bool(gathered_slots.spread_in(model.variables))
@@ -124,7 +124,7 @@ class BaseGraphs:
                 continue
             which = f"{model.name!r}" if name is None else f"serve={name!r}"
             parts = (
-                f" Pass callbacks.ExportBase(serve={_candidates(model)}), or some of them, to serve parts of it."
+                f" Pass callbacks.ExportBase(serve={_candidates(model)}), or some of these, to serve parts of it."
                 * (name is None)
             )
             raise ExportError(
@@ -139,7 +139,7 @@ class BaseGraphs:
         return {name: model if name is None else _find(model, name, part) for name, part in self._how.parts.items()}
 
     def answer(self, model: Any) -> None:
-        """Finds out what the served models answer, for the next checkpoint, where no rank has all of their weights."""
+        """Computes the served models' outputs for the next checkpoint when no rank has all of their weights."""
         self._answers = {}
         if self.is_written and gathered_slots.spread_in(model.variables):
             self._run_on_ranks(model)
@@ -202,6 +202,6 @@ def _refuse_without_call(model: Any) -> None:
         raise ExportError(
             f"Checkpoint writes a servable graph of the model for `keras-ddl export`. Received: "
             f"{type(model).__name__} {model.name!r}, which has no call(). Pass "
-            f"callbacks.ExportBase(serve={_candidates(model)}), or some of them, to serve parts of it, or "
+            f"callbacks.ExportBase(serve={_candidates(model)}), or some of these, to serve parts of it, or "
             "Checkpoint(export_base=False) to skip the graph."
         )

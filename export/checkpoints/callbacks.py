@@ -1,4 +1,4 @@
-"""Callbacks beside a Checkpoint: ExportBase changes the base graph, Publish exports during training."""
+"""Callbacks that go with a Checkpoint: ExportBase changes the base graph, Publish exports during training."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _BesideCheckpoint(keras.callbacks.Callback):
 
     @property
     def of_this_process(self) -> tuple[str, ...]:
-        """Names the attributes that a joining rank does not take from the others: all, since its script sets them."""
+        """Names the attributes that a joining rank does not take from the others: all, because its script sets them."""
         return tuple(vars(self))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         saving = [each for each in self.others if isinstance(each, Checkpoint)]
         name = type(self).__name__
         if (count := sum(type(each) is type(self) for each in self.others)) > 1:
-            raise ConfigError(f"fit takes one {name}. Received: {count} of them. Pass one.")
+            raise ConfigError(f"fit takes only one {name}. Received: {count} of them. Pass one.")
         if len(saving) != 1 or not saving[0].export_base:
             received = (
                 f"{len(saving)} Checkpoint callbacks" if len(saving) != 1 else "a Checkpoint with export_base=False"

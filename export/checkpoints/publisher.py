@@ -26,7 +26,7 @@ _TURN_SECONDS = 5.0
 class Publisher:
     """Exports checkpoints in a separate process, one at a time.
 
-    Of those offered meanwhile, only the newest is exported next: a server needs only the newest.
+    If several are offered during an export, only the newest is exported next, because a server needs only the newest.
     """
 
     def __init__(self, checkpoints: Path, versions: Mapping[str | None, Path], keep: int) -> None:

@@ -1,7 +1,7 @@
-"""Exports to ONNX and TensorFlow Lite: a SavedModel is converted, and its outputs are compared with the result's.
+"""Exports to ONNX and TensorFlow Lite: converts a SavedModel, and compares the outputs of both.
 
-A version directory holds one file, model.onnx or model.tflite, and keras_ddl_export.json. It appears complete, by one
-rename, as SavedModel versions do.
+A version directory holds model.onnx or model.tflite, and keras_ddl_export.json. It appears complete, by one rename, as
+SavedModel versions do.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def export_format(
     """Writes `out_dir/<version>/model.onnx` or `model.tflite`: the `serving_default` of a SavedModel.
 
     Args:
-        source: any SavedModel; or a function that exports one into the temporary directory that it is called with:
+        source: any SavedModel; or a function that exports one into the temporary directory that is its argument:
             functools.partial(export_saved_model, "checkpoints").
         format: 'onnx' or 'tflite'.
-        opset: of ONNX; None: what tf2onnx prefers, 15.
+        opset: the ONNX opset; None: tf2onnx's preference, 15.
         quantize: for TensorFlow Lite, weights in fewer bits: 'float16', or 'dynamic' for 8 bits.
-        sample: .npz of input name -> rows to compare on; None: the SavedModel's warm-up request, in which
-            `export_saved_model` stores its sample, or else made-up rows.
+        sample: .npz of input name -> rows on which outputs are compared; None: the rows of the SavedModel's warm-up
+            request, which `export_saved_model` takes from its sample, or else made-up rows.
         version, keep: as in `export_saved_model`; 'step' needs a source with a step.
     Returns: the result, whose `proof` says by how much the outputs differ from the SavedModel's.
     Raises: DependencyError: a package is missing. ExportError: the format lacks an operation, which is named; outputs
-        differ; and as `export_saved_model`. Nothing is published then.
+        differ; or as `export_saved_model`. Nothing is published then.
     Cost: one process that imports TensorFlow and converts, one that runs the result, and disk space for the SavedModel.
     """
     target = _target(format, opset, quantize)
@@ -123,14 +123,16 @@ def export_format(
 
 def _target(name: str, opset: int | None, quantize: str | None) -> converters.Format:
     if opset is not None and (name != "onnx" or not OPSETS[0] <= opset <= OPSETS[1]):
-        raise ConfigError(f"opset must be {OPSETS[0]} to {OPSETS[1]}, and is for ONNX. Received: {opset!r} for {name}.")
+        raise ConfigError(
+            f"opset must be {OPSETS[0]} to {OPSETS[1]}, and only ONNX takes it. Received: {opset!r} for {name}."
+        )
     if quantize is not None and (name != "tflite" or quantize not in QUANTIZED):
         raise ConfigError(
-            f"quantize must be one of {', '.join(map(repr, QUANTIZED))}, and is for TensorFlow Lite. Received: "
+            f"quantize must be one of {', '.join(map(repr, QUANTIZED))}, and only TensorFlow Lite takes it. Received: "
             f"{quantize!r} for {name}."
         )
     if name not in converters.FORMATS:
-        raise ConfigError(f"format is one of {', '.join(map(repr, converters.FORMATS))}. Received: {name!r}.")
+        raise ConfigError(f"format must be one of {', '.join(map(repr, converters.FORMATS))}. Received: {name!r}.")
     return converters.FORMATS[name]
 
 
@@ -150,15 +152,13 @@ def _rows(path: Path, into: Path) -> tuple[Path, str]:
 
     signature = signatures_of(path).get("serving_default")
     if signature is None:
-        raise ExportError(f"Only the signature serving_default can be converted. Received: {path}, without it.")
+        raise ExportError(f"Only the signature serving_default can be converted. Received: {path}, which lacks it.")
     rows, kind = warmup_file.read(path / "assets.extra" / warmup_file.FILE), "stored"
     if rows is None:
         specs = {name: tf.TensorSpec(shape, dtype) for name, (dtype, shape) in signature["inputs"].items()}
         unknown = [name for name, spec in specs.items() if spec.shape.rank is None]
         if unknown:
-            raise ExportError(
-                f"Rows can be made up only for inputs of known rank. Received: {unknown} of {path}. Give rows: sample=."
-            )
+            raise ExportError(f"Every input must have a known rank. Received: {unknown} of {path}. Give rows: sample=.")
         rows, kind = Inputs("", specs).made_up_sample(), "made up"
     replay.save(into, {name: replay.storable(row) for name, row in rows.items()})
     return into, kind

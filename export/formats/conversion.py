@@ -1,7 +1,7 @@
 """A program that converts a SavedModel to another format, or runs the converted model. Each task has its own process.
 
-A converter imports much and changes global state. The converted model runs where TensorFlow cannot be imported, as on
-the devices that it is for. The program reads one JSON request from stdin and writes one line of JSON to stdout.
+A converter imports many modules and changes global state. The converted model runs without TensorFlow, as on its target
+devices. The program reads one JSON request from stdin and writes one line of JSON to stdout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MESSAGES = 3  # of one failure
 
 
 def _load_replay() -> Any:
-    """Loads proof/replay.py by its path: keras_ddl is blocked here, and its folders could hide other modules."""
+    """Loads proof/replay.py by its path, because keras_ddl is blocked here and its folders could hide other modules."""
     spec = importlib.util.spec_from_file_location("replay", _HERE.parents[1] / "proof" / "replay.py")
     assert spec is not None and spec.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(spec)
@@ -129,7 +129,7 @@ def to_onnx(path: str, into: str, opset: int | None, quantize: None) -> dict[str
 def _frozen(path: str) -> tuple[Any, list[str], list[str], dict[str, str]]:
     """Freezes the variables of a graph-mode SavedModel, which tf2onnx would leave in.
 
-    Returns: what tf2onnx takes: the graph, names of the inputs, of the outputs, and tensor -> name in the signature.
+    Returns: the graph, the names of its inputs and of its outputs, and tensor -> name in the signature.
     """
     import tensorflow as tf
 
@@ -163,7 +163,7 @@ class _RemovedState(logging.Handler):
 
 
 def _register_erfc() -> None:
-    """Registers Erfc with tf2onnx 1.17, which lacks it, as 1 - Erf (ONNX opset 9). Every exact GELU contains it."""
+    """Registers Erfc, which every exact GELU contains and tf2onnx 1.17 lacks, as 1 - Erf (ONNX opset 9)."""
     import numpy as np
     from tf2onnx import utils
     from tf2onnx.handler import tf_op
@@ -292,7 +292,7 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Runs the task that the request on stdin names, with the rest of it as arguments."""
+    """Runs the task that the request on stdin names, with the request's other fields as arguments."""
     for name in _BLOCKED:
         sys.modules[name] = None  # type: ignore[assignment]
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -1,4 +1,4 @@
-"""The formats beside SavedModel, and the two processes that convert to one of them and run the converted model."""
+"""The formats other than SavedModel, and the processes that convert to a format and run the converted model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Format:
     """An export format.
 
     Attributes:
-        name: of the format, and of the pip extra that installs `modules`.
-        file: its file in a version directory.
-        runtime: what runs the model, for messages; `package`: the one that brings it.
+        name: name of the format, and of the pip extra that installs `modules`.
+        file: name of the model's file in a version directory.
+        runtime: name in messages of the program that runs the model. package: the package of the runtime.
     """
 
     name: str
@@ -47,7 +47,7 @@ FORMATS = {
 
 
 def require(chosen: Format) -> None:
-    """Raises: DependencyError: a package of the format's extra is missing. Imports none of them."""
+    """Raises: DependencyError: a package of the format's extra is missing. Imports no package."""
     missing = packages.missing(chosen.modules)
     if missing:
         raise DependencyError(
@@ -70,7 +70,7 @@ def convert(
     """Converts the SavedModel `path` to the file `into`; writes the rows in `sample` and its outputs to `golden`.
 
     Args:
-        name: of the model, for messages.
+        name: the model's name in messages.
     Returns: half, random, warnings, versions, as conversion.py returns them.
     Raises: ExportError: the format lacks operations, which are named with their nodes, or the converter fails.
     """
@@ -107,8 +107,9 @@ def prove(
     """Runs the converted model on the rows in `golden`, and compares its outputs with the SavedModel's.
 
     Args:
-        answers: a temporary file for its outputs.
-        half: whether the model computes in 16 bits. random: outputs that are not compared.
+        answers: a temporary file for the converted model's outputs.
+        half: whether the model computes in 16 bits.
+        random: outputs that are not compared.
     Returns: inputs, outputs (name -> [dtype, shape]), versions, rows, largest, tolerance, proof (a summary in words).
     Raises: ExportError: the runtime cannot load the file, or outputs differ.
     """

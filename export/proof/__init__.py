@@ -1,1 +1,1 @@
-"""Whether a server can load a SavedModel, and whether it answers as the trained model did."""
+"""Checks whether a server can load a SavedModel, and whether it answers as the trained model did."""

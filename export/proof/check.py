@@ -27,9 +27,9 @@ class CheckReport:
 
     Attributes:
         ops: op -> number of nodes.
-        signatures: name -> {"inputs": ..., "outputs": ..., "method": ...}; both of the former name -> [dtype, shape].
-        answers: which rows were run, and which outputs came back, in words; "" if none could be run.
-        seconds: of loading and of answering.
+        signatures: name -> {"inputs": ..., "outputs": ..., "method": ...}; inputs and outputs: name -> [dtype, shape].
+        answers: the rows that were run and the outputs returned, in words; "" if no row could be run.
+        seconds: time to load and time to answer.
     """
 
     path: str
@@ -41,7 +41,7 @@ class CheckReport:
     seconds: dict[str, float]
 
     def text(self) -> str:
-        """Returns the report for people."""
+        """Returns the report as text."""
         lines = [f"{self.path}: {'cannot be served' if self.problems else 'can be served'}"]
         lines += [f"  problem: {each}" for each in self.problems]
         lines += [f"  warning: {each}" for each in self.warnings]
@@ -56,7 +56,7 @@ class CheckReport:
         return "\n".join(lines) + "\n"
 
     def write(self) -> tuple[Path, Path]:
-        """Writes <version>.check.txt and .check.json beside the version, where no server looks; returns both."""
+        """Writes <version>.check.txt and .check.json beside the version, where servers ignore them; returns both."""
         version = Path(self.path)
         files = version.with_name(f"{version.name}.check.txt"), version.with_name(f"{version.name}.check.json")
         files[0].write_text(self.text())
@@ -134,10 +134,10 @@ def signatures_of(path: Path) -> dict[str, Any]:
 
 
 def _refuse_other_rows(sample: Path, inputs: dict[str, Any], path: Path) -> None:
-    """Raises: ExportError: the rows do not fit, so that a mistake in the sample is not reported as the SavedModel's."""
+    """Raises: ExportError: the rows do not fit. So a mistake in the sample is not reported as one of the SavedModel."""
     import tensorflow as tf
 
-    rule = f"The sample is an .npz file with rows for each input of {path}. Received: {sample}"
+    rule = f"The sample must be an .npz file with rows for each input of {path}. Received: {sample}"
     try:
         rows = load_rows(str(sample))
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:

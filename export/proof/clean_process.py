@@ -1,8 +1,8 @@
-"""A program that loads a SavedModel and runs rows through it as a server does: by TensorFlow's C library, no Python.
+"""A program that loads a SavedModel and runs rows through it as a server does: through TensorFlow's C library.
 
 It is the clean process of an export's proof (validate.py). It imports neither TensorFlow's Python code nor Keras nor
-keras_ddl, so nothing of them can help the model to load; and it starts quickly. TensorFlow Serving loads a SavedModel
-by the same C++ function. The program loads the library before it reads the request, while the exporter still works.
+keras_ddl, so it starts quickly and no code of theirs can help the model to load. TensorFlow Serving loads a SavedModel
+with the same C++ function. The program loads the library before it reads the request, while the exporter still works.
 
 stdin: one line of JSON, the request. stdout: MARK and one line of JSON. Arrays are passed in .npz files: the bytes of a
 tensor, or, for strings, an array of bytes, each with a dot appended, because NumPy drops zeros at the end.
@@ -66,7 +66,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 class Library:
-    """The C API of the installed TensorFlow. Nothing that it makes is freed: the process ends after one request."""
+    """The C API of the installed TensorFlow. Its objects are never freed: the process ends after one request."""
 
     def __init__(self) -> None:
         """Raises: OSError, AttributeError: the library is missing, or lacks a function."""
@@ -84,7 +84,7 @@ class Library:
         raise AttributeError(name)
 
     def check(self) -> None:
-        """Raises: RuntimeError: the last call has failed."""
+        """Raises: RuntimeError: the last call failed."""
         if self.TF_GetCode(self.status) != 0:
             raise RuntimeError(self.TF_Message(self.status).decode(errors="replace"))
 
@@ -137,7 +137,7 @@ def tensor_of(library: Library, dtype: int, shape: list[int], content: np.ndarra
 
 
 def array_of(library: Library, tensor: Any) -> tuple[int, list[int], np.ndarray]:
-    """Returns (dtype, shape, content) of a TF_Tensor; the content as `tensor_of` takes it."""
+    """Returns (dtype, shape, content) of a TF_Tensor; the content in the form of `tensor_of`."""
     dtype = library.TF_TensorType(tensor)
     shape = [library.TF_Dim(tensor, axis) for axis in range(library.TF_NumDims(tensor))]
     data = library.TF_TensorData(tensor)
@@ -159,7 +159,7 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
         request: "path"; "config", a ConfigProto in hexadecimal; "questions", each with "inputs" (alias -> [tensor,
             dtype, shape]), "outputs" (alias -> tensor), and the .npz files "rows" (read by alias) and "answers"
             (written in the order of outputs).
-    Returns: answers (for each question, alias -> [dtype, shape]) and seconds (of loading and of answering).
+    Returns: answers (for each question, alias -> [dtype, shape]) and seconds (to load and to answer).
     """
     start = time.perf_counter()
     session, graph = load(library, request["path"], bytes.fromhex(request["config"]))
@@ -179,7 +179,7 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers the request on stdin; without one, ends."""
+    """Answers the request on stdin; ends if there is none."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     library = Library()

@@ -1,6 +1,6 @@
 """Runs a SavedModel on a stored sample, and compares its outputs with the stored ones.
 
-What runs it is passed as a function `Ask`: the clean process of an export's proof (validate.py), or `answer_here`.
+A function `Ask` runs it: that of the clean process of an export's proof (validate.py), or `answer_here`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def texts(array: Any) -> Any:
 def storable(array: Any) -> Any:
     """Converts an array to one that .npz stores without pickle: bytes for strings, float32 for bfloat16 (exact).
 
-    NumPy's arrays of bytes drop zeros at the end of an element. If there are any, a dot is appended to all elements,
-    which `restored` removes.
+    NumPy's arrays of bytes drop zeros at the end of an element. If an element ends with zeros, a dot is appended to all
+    elements, which `restored` removes.
     """
     import numpy as np
 
@@ -60,7 +60,7 @@ def restored(array: Any) -> Any:
 
 
 def save(file: Any, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays by name to an .npz file; unlike numpy.savez, under any name ("file" is one of its arguments)."""
+    """Writes arrays by name to an .npz file. Unlike numpy.savez it allows any name, even "file"."""
     import numpy as np
 
     with zipfile.ZipFile(file, "w") as archive:
@@ -70,9 +70,9 @@ def save(file: Any, arrays: Mapping[str, Any]) -> None:
 
 
 def kernel_threads() -> int:
-    """Returns how many threads one op may use: as set by the program or the environment, else all cores.
+    """Returns the number of threads for one op: set by the program or the environment, else all cores.
 
-    Matrix products split their sums by this number, so their last bits depend on it.
+    Matrix products split their sums by this number, so the last bits of results depend on it.
     """
     import tensorflow as tf
 
@@ -116,7 +116,7 @@ def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: fl
 def source(signature: str, name: str) -> str:
     """Returns the key of a function signature's output among golden outputs, or of its own input among rows.
 
-    No layer or input of a model can have such a name.
+    No layer or input of a model can have such a key as its name.
     """
     return f"{signature}/{name}"
 
@@ -136,7 +136,7 @@ def rows_of(signature: str, rows: Mapping[str, Any], own: Mapping[str, Collectio
 def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
     """Returns name -> array of an .npz file, for names that begin with `prefix`, which is removed.
 
-    Raises: OSError, EOFError, ValueError, BadZipFile: the file is missing, or is no .npz file.
+    Raises: OSError, EOFError, ValueError, BadZipFile: the file is missing, or not an .npz file.
     """
     import numpy as np
 
@@ -162,13 +162,13 @@ def replay(
     Args:
         sample: .npz of input name -> rows; used when there is no `golden`.
         golden: .npz of rows (names begin with ROWS), their outputs in training (ANSWERS), and the number of threads
-            that computed these (THREADS).
+            that computed the outputs (THREADS).
         signatures: signature -> {output: its golden name}; None instead of a mapping: equal names, all outputs.
         images: signatures that take encoded images -> "argument", the model's "input" that they decode to, its "size"
-            and "channels". They are run on files of made-up pixels.
+            and "channels". These signatures run on files of made-up pixels.
         own: as in `rows_of`.
-    Returns: as `compare`, and rows, outputs (names), asked (signatures), compared (golden names), threads, seconds (of
-        loading and of answering).
+    Returns: as `compare`, and rows, outputs (names), asked (signatures), compared (golden names), threads, seconds (to
+        load and to answer).
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Scans a SavedModel's graph for what no server runs: custom ops, Python callbacks, communication, GPU devices.
+"""Scans a SavedModel's graph for parts that no server runs: custom ops, Python callbacks, communication, GPU devices.
 
 It reads the protocol buffer only and loads no graph, so it is safe on any file. Ops are compared with a fixed list
 (allowed_ops.txt, made by tools/generate_allowed_ops.py): the op registry of a training process contains keras_ddl's own
@@ -26,7 +26,7 @@ _MOST = 12  # nodes named in one message; an unwanted op often occurs in hundred
 
 @dataclass(frozen=True)
 class ScanReport:
-    """`ops`: op -> number of nodes; `problems`: why it cannot be served; `warnings`: what a server may lack."""
+    """`ops`: op -> number of nodes. `problems`: why it cannot be served. `warnings`: what a server may lack."""
 
     ops: dict[str, int]
     problems: tuple[str, ...]
@@ -58,7 +58,7 @@ def scan_saved_model(path: str | Path, allow_ops: Iterable[str] = ()) -> ScanRep
 
     Args:
         allow_ops: custom ops that the server is known to have (tensorflow_text's, for one).
-    Raises: ExportError: the file is missing, or is no SavedModel.
+    Raises: ExportError: the file is missing, or not a SavedModel.
     """
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import saved_model_pb2

@@ -22,8 +22,9 @@ _SECONDS = 600.0
 
 
 class CleanProcess:
-    """A process without TensorFlow's Python code, Keras and keras_ddl that answers one request. A context manager: it
-    ends with the block."""
+    """A process without TensorFlow's Python code, Keras and keras_ddl that answers one request.
+
+    As a context manager it ends the process with the block."""
 
     def __enter__(self) -> CleanProcess:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KERAS_DDL_")}
@@ -49,7 +50,7 @@ class CleanProcess:
     ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         """Loads `path` in the process and runs rows through it; a replay.Ask.
 
-        Raises: RuntimeError: the SavedModel cannot be loaded or run. ValueError: it has no such signature, or other
+        Raises: RuntimeError: the SavedModel cannot be loaded or run. ValueError: it lacks a signature, or has other
             inputs. ExportError: the process fails.
         """
         import numpy as np
@@ -104,7 +105,7 @@ class CleanProcess:
 
 
 def _signatures(path: str, names: Iterable[str]) -> dict[str, Any]:
-    """Returns name -> SignatureDef. Raises: ValueError: one is missing, or one of its tensors is sparse."""
+    """Returns name -> SignatureDef. Raises: ValueError: a signature is missing or has a sparse tensor."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved = saved_model_pb2.SavedModel.FromString(Path(path, "saved_model.pb").read_bytes())
@@ -149,8 +150,8 @@ def validate_saved_model(
         process: a running CleanProcess; None: this process.
         skip: random outputs.
         tolerance: largest difference of floats, relative to max(1, largest |golden|) of each output.
-        signatures, images: which to run, as in replay.replay; default: serving_default.
-        own_inputs: signature -> names of its own inputs, for those that do not take the model's; their rows are named
+        signatures, images: the signatures to run, as in replay.replay; default: serving_default.
+        own_inputs: signature -> names of its inputs, if these are not the model's; their rows are named
             "signature/input".
     Returns: as replay.replay.
     Raises: ExportError: the SavedModel does not load, or outputs differ.
@@ -171,6 +172,6 @@ def validate_saved_model(
         listed = "; ".join(answer["problems"])
         raise ExportError(
             f"The SavedModel must give the trained model's outputs for the stored sample. Received: {listed}. Nothing "
-            "was published. Was the base graph written by another version of the model's code, or on another device?"
+            "was published. Check that the base graph comes from the same model code and device type."
         )
     return answer

@@ -52,11 +52,11 @@ class Trace:
     """The concrete functions of a traced model.
 
     Attributes:
-        functions: signature -> concrete function. That of `serving_default` is shared by all signatures that name
-            outputs: it returns the model's outputs and the layers that any signature names.
+        functions: signature -> concrete function. All signatures that name outputs share the function of
+            `serving_default`, which returns the model's outputs and the layers that signatures name.
         outputs: names of the model's own outputs.
-        layers: layer -> [place in that function, dtype, shape].
-        live: the Python function that computes all of this without a graph.
+        layers: layer -> [place in the shared function, dtype, shape].
+        live: the Python function that computes the same without a graph.
         own: signature -> its inputs, for signatures that do not take the model's.
     """
 
@@ -67,7 +67,7 @@ class Trace:
     own: dict[str, Inputs]
 
     def answer(self, **tensors: Any) -> dict[str, Any]:
-        """Returns the outputs of all traced functions, named as by `live`."""
+        """Returns the outputs of all traced functions, with the names that `live` gives them."""
         answers = dict(self.functions[DEFAULT](**self.of(DEFAULT, tensors)))
         for name, function in self.functions.items():
             if name not in (DEFAULT, *METHODS):
@@ -90,8 +90,8 @@ def trace(
 ) -> Trace:
     """Traces the model, and the signatures that need their own function.
 
-    Neither retraces nor uses autograph, as in Keras's own call path. Raises: ExportError: a signature names an unknown
-    output, or its function fails.
+    Does not retrace and does not use autograph, like Keras's own call path. Raises: ExportError: a signature names an
+    unknown output, or its function fails.
     """
     import tensorflow as tf
 
@@ -138,8 +138,8 @@ def trace(
         except Exception as error:
             arguments = "its sample's inputs by name" if name in own_inputs else "the model's inputs"
             raise ExportError(
-                f"A signature's function is called with {arguments}, and must return tensors. Received: that of "
-                f"{name!r} failed with {type(error).__name__}: {error}."
+                f"A signature's function is called with {arguments}, and must return tensors. Received: the "
+                f"function of {name!r} failed with {type(error).__name__}: {error}."
             ) from error
 
     def live(**tensors: Any) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _over_examples(inputs: Inputs, features: Mapping[str, Any] | None, run: Call
     parsed_as = dict(features) if features is not None else {n: _feature(n, s) for n, s in leaves.items()}
     if set(parsed_as) != set(leaves):
         raise ExportError(
-            f"features maps every input to a tf.io feature. Received: {sorted(parsed_as)}; the inputs are "
+            f"features must map every input to a tf.io feature. Received: {sorted(parsed_as)}; the inputs are "
             f"{sorted(leaves)}."
         )
 
@@ -215,7 +215,7 @@ def _feature(name: str, spec: Any) -> Any:
     shape = spec.shape.as_list()[1:]
     if None in shape or not isinstance(spec, tf.TensorSpec):
         raise ExportError(
-            f"A tf.Example feature has a fixed shape. Received: input {name!r} of shape {spec.shape}. "
+            f"A tf.Example feature must have a fixed shape. Received: input {name!r} of shape {spec.shape}. "
             f"Give features={{{name!r}: tf.io...}} to Classify or Regress."
         )
     if spec.dtype.name == "string":
@@ -252,7 +252,7 @@ def _choose(outputs: Sequence[str], name: str | None, who: str) -> str:
     if name is None and len(outputs) == 1:
         return next(iter(outputs))
     if name is None or name not in outputs:
-        raise ExportError(f"{who} takes one of the model's outputs, {sorted(outputs)}. Received: {name!r}.")
+        raise ExportError(f"{who} must name one of the model's outputs, {sorted(outputs)}. Received: {name!r}.")
     return name
 
 
@@ -274,7 +274,7 @@ def _named_outputs(model: Any, outputs: Any) -> dict[str, Any]:
 
 
 def _is_automatic(model: Any, layer_name: str) -> bool:
-    """Whether Keras chose the name: the class and a number, which depends on what the process created before."""
+    """Whether Keras chose the name: class and number, which depends on the layers that the process created before."""
     kind = type(model.get_layer(layer_name)).__name__.replace("_", "").lower()
     return re.sub(r"_\d+$", "", layer_name).replace("_", "") == kind
 

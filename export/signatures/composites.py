@@ -1,4 +1,4 @@
-"""Splits sparse and ragged tensors into dense components, because signatures have dense tensors only, and joins them.
+"""Splits sparse and ragged tensors into dense components, because signatures take only dense tensors, and joins them.
 
 tf.SparseTensor x  ->  x_values [n], x_indices [n, rank] int64, x_dense_shape [rank] int64
 tf.RaggedTensor x  ->  x_values [n, ...], x_row_splits [rows + 1] int64; with several ragged dimensions x_row_splits_0,
@@ -73,7 +73,7 @@ def component_specs(name: str, spec: Any) -> dict[str, Any]:
 
 
 def assemble(name: str, spec: Any, tensors: Mapping[str, Any]) -> Any:
-    """Joins components that a client sent to a sparse or ragged tensor. Invalid ones fail in the graph."""
+    """Joins components from a client to a sparse or ragged tensor. Invalid components fail in the graph."""
     import tensorflow as tf
 
     values = tensors[name + _VALUES]
@@ -111,7 +111,7 @@ def components(name: str, tensor: Any) -> dict[str, Any]:
 def of_sample(name: str, spec: Any, value: Any) -> dict[str, Any]:
     """Returns component name -> array of sample rows: a sparse or ragged tensor, a scipy matrix, or what `fit` takes.
 
-    Raises: ExportError: it is none of these, or has another shape.
+    Raises: ExportError: `value` is none of these, or has another shape.
     """
     import tensorflow as tf
 
@@ -142,7 +142,7 @@ def rows_in(names: Iterable[str], arrays: Mapping[str, Any]) -> int:
 
 
 def found_in(names: Iterable[str]) -> list[str]:
-    """Returns the composite tensors whose components are among the names; only names are looked at."""
+    """Returns the names of composite tensors whose components are among `names`."""
     names = set(names)
     values = [name.removesuffix(_VALUES) for name in sorted(names) if name.endswith(_VALUES)]
     sparse = [name for name in values if {name + _INDICES, name + _SHAPE} <= names]

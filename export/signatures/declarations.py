@@ -1,4 +1,4 @@
-"""Parses and checks the `signatures=` of a user, in training or at an export: outputs, encoded images, functions."""
+"""Parses and checks a user's `signatures=` in training or at an export: outputs, encoded images, functions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def read(signatures: Mapping[str, Any] | None, *, functions: bool, taken: Iterab
 def outputs_of(signature: str, value: Any) -> dict[str, str]:
     """Returns {public name: output or layer}. `value`: a name, a list of names, or such a mapping.
 
-    Raises: ExportError: it is none of these.
+    Raises: ExportError: `value` is none of these.
     """
     if isinstance(value, str):
         return {value: value}
@@ -102,7 +102,7 @@ def check(declared: Declared, answers: Iterable[str], layers: Iterable[str]) -> 
             more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
             inside = f"; layers {others[:_MOST]}{more}" if others else ""
             raise ExportError(
-                f"A signature returns outputs of the model or of its layers. Received: {name!r} with {unknown}. "
+                f"A signature must name outputs of the model or of its layers. Received: {name!r} with {unknown}. "
                 f"There are outputs {sorted(answers)}{inside}."
             )
 

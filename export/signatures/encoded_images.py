@@ -18,9 +18,9 @@ _FITS = ("stretch", "crop", "pad")
 class EncodedImages:
     """A signature that takes encoded images, [batch] of JPEG or PNG files; for 3 channels BMP and GIF, too.
 
-    The graph decodes each with the model's number of channels, resizes it to the model's height and width, computes
-    `(pixel * scale + offset - mean) / std` of pixels 0 to 255, and casts to the input's dtype. The model's other inputs
-    stay inputs of the signature.
+    The graph decodes each image with the model's number of channels, resizes it to the model's height and width,
+    computes `(pixel * scale + offset - mean) / std` of pixels 0 to 255, and casts to the input's dtype. The model's
+    other inputs stay inputs of the signature.
 
     Args:
         input: the model's image input; may be left out if only one input has the shape of an image.
@@ -54,7 +54,9 @@ class EncodedImages:
                 f"Received: resize={self.resize!r}, fit={self.fit!r}."
             )
         if not self.name.isidentifier():
-            raise ExportError(f"EncodedImages takes a name like 'image_bytes' for its input. Received: {self.name!r}.")
+            raise ExportError(
+                f"EncodedImages: name must be an identifier such as 'image_bytes'. Received: {self.name!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class ImageInput:
 
 
 def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
-    """Returns the model's input that the signature decodes images for.
+    """Returns the model's input into which the signature decodes images.
 
     Args:
         inputs: name -> [dtype, shape].
@@ -80,7 +82,7 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
         fitting = [name for name, (dtype, shape) in inputs.items() if _layout(dtype, shape) in ("last", "first")]
         if len(fitting) != 1:
             raise ExportError(
-                "EncodedImages is for a model that takes an image, [batch, height, width, channels] with "
+                "EncodedImages needs a model that takes an image, [batch, height, width, channels] with "
                 f"{', '.join(map(str, _CHANNELS))} channels. Received: inputs {_listed(inputs)}, where "
                 f"{fitting or 'none'} could be an image. "
                 + ("Choose one: EncodedImages(input=...)." if fitting else "Leave this signature out.")
@@ -91,7 +93,7 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
     layout = _layout(*inputs[name]) if name in inputs else None
     if layout is None:
         raise ExportError(
-            f"EncodedImages is for an input of shape [batch, height, width, channels] with "
+            f"EncodedImages needs an input of shape [batch, height, width, channels] with "
             f"{', '.join(map(str, _CHANNELS))} channels, or [batch, height, width]. Received: input={name!r}; the "
             f"inputs are {_listed(inputs)}."
         )

@@ -18,8 +18,8 @@ class Function:
     """A signature with its own inputs instead of the model's: text to tokenize, raw bytes, a key.
 
     Args:
-        call: called with the inputs by name; returns tensors. It may read the model's variables. Its tables and other
-            resources are exported if it is a tf.Module or a method of one. A layer or model is called with
+        call: a function of the inputs by name that returns tensors. It may read the model's variables. Its tables and
+            other resources are exported if it is a tf.Module or a method of one. A layer or model is called with
             `training=False`.
         sample: input name -> a few rows, on which every export compares the outputs.
         input_signature: input name -> tf.TensorSpec; None: specs of the sample, with any number of rows.
@@ -30,7 +30,7 @@ class Function:
     input_signature: Mapping[str, Any] | None = None
 
     def inputs(self) -> Inputs:
-        """Returns the inputs. Raises: ExportError: they have no names, or `sample` and `input_signature` differ."""
+        """Returns the inputs. Raises: ExportError: inputs have no names, or `sample` and `input_signature` differ."""
         from keras_ddl.export.tracing.inputs import as_inputs, spec_of_sample
 
         both = [each for each in (self.sample, self.input_signature) if each is not None]
@@ -51,7 +51,7 @@ def plain(function: Any, inputs: Inputs) -> Callable[..., Any]:
     """Wraps a signature's function so that it takes tensors by name. Layers and models run with training=False.
 
     Args:
-        inputs: those of the model, or of the `Function`.
+        inputs: the inputs of the model or of the `Function`.
     """
     import keras
 
@@ -69,7 +69,7 @@ def plain(function: Any, inputs: Inputs) -> Callable[..., Any]:
 
 
 def modules(functions: Iterable[Any]) -> list[Any]:
-    """Returns the tf.Modules among the functions, and the owners of those that are methods: they may have tables."""
+    """Returns the tf.Modules among the functions, and the owners of methods among them: both may have tables."""
     import tensorflow as tf
 
     calls = [each.call if isinstance(each, Function) else each for each in functions]

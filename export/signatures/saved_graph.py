@@ -1,4 +1,4 @@
-"""Adds signatures to an existing SavedModel by editing its protocol buffer: no Keras, no model's code.
+"""Adds signatures to an existing SavedModel by editing its protocol buffer, without Keras and the model's code.
 
 A SavedModel describes a signature twice, and both must agree. TensorFlow Serving reads the SignatureDef, which refers
 to nodes of the main graph; `tf.saved_model.load` reads the object graph, which refers to functions:
@@ -33,7 +33,8 @@ class Before:
     """A function that runs before the model and computes one of its inputs from another tensor.
 
     Attributes:
-        input: the model's input that it computes. argument, dtype, shape: what clients send instead.
+        input: the model's input that it computes.
+        argument, dtype, shape: the tensor that clients send instead.
         functions: FunctionDefs; the last one is the entry, and calls the others.
     """
 
@@ -46,7 +47,7 @@ class Before:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the body can return.
+    """The outputs that the body can return.
 
     Attributes:
         answers: name -> [dtype, shape] of the body's own outputs, in their order.
@@ -60,7 +61,7 @@ class Outputs:
 
 
 class SavedGraph:
-    """saved_model.pb, in memory until `write`."""
+    """A saved_model.pb, held in memory until `write`."""
 
     def __init__(self, folder: Path, outputs: Outputs) -> None:
         from tensorflow.core.protobuf import saved_model_pb2
@@ -113,7 +114,7 @@ class SavedGraph:
     # ---- the body ----------------------------------------------------------------------------------------------------
 
     def described(self, source: str) -> tuple[str, Any]:
-        """Returns dtype and shape that a signature returns for `source`."""
+        """Returns dtype and shape of a signature's output `source`."""
         if source in self.outputs.answers:
             dtype, shape = self.outputs.answers[source]
             return dtype, shape

@@ -1,1 +1,1 @@
-"""Where weights come from: checkpoints of keras_ddl, files of Keras and TensorFlow, graph-mode scripts."""
+"""Reads weights: from checkpoints of keras_ddl, files of Keras and TensorFlow, and graph-mode scripts."""

@@ -1,8 +1,8 @@
 """Exports models of graph-mode scripts (tensorflow.compat.v1): a Saver's checkpoint and a meta graph.
 
 The meta graph is the base graph that a script wrote before it added training operations
-(`<checkpoint>_basegraph.meta`), or else the checkpoint's own. It is pruned to what the outputs need, which removes
-training operations without knowing them.
+(`<checkpoint>_basegraph.meta`), or else the checkpoint's own. It is pruned to the operations that the outputs need,
+which removes all training operations.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _checkpoint(path: Path) -> Path:
     prefix = _latest(path) if path.is_dir() else path
     if prefix is None or not prefix.with_name(prefix.name + ".index").exists():
         raise ExportError(
-            f"A Saver's checkpoint is the path that save() returned, or its directory. Received: {path}, without a "
-            "checkpoint."
+            f"A Saver's checkpoint must be the path that save() returned, or its directory. Received: {path}, without "
+            "a checkpoint."
         )
     return prefix
 
@@ -129,14 +129,14 @@ def _find_graph(prefix: Path, wanted: str | None) -> Path:
     if base_graphs:
         names = [name.removesuffix(_BASE) for name in base_graphs]
         raise ExportError(
-            f"An export takes one graph. Received: {wanted or 'no name'}; beside {prefix} are "
+            f"An export needs exactly one graph. Received: {wanted or 'no name'}; beside {prefix} are "
             f"{', '.join(base_graphs)}. Choose with --meta-graph (meta_graph=), {' or '.join(names)}, or give a .meta "
             f"file."
         )
     if bundle.GRAPH in bundle.entries(str(prefix)):
         raise ExportError(
             f"A Saver's checkpoint must have a graph beside it. Received: {prefix}, of tf.train.Checkpoint, which "
-            "stores weights only. Give the directory that holds the base graph of its model as CHECKPOINTS, and this "
+            "stores only weights. Give the directory that holds the base graph of its model as CHECKPOINTS, and this "
             "checkpoint with --weights."
         )
     raise ExportError(
@@ -158,7 +158,9 @@ def _read(file: Path) -> Any:
     try:
         return text_format.Parse(data.decode(), tf.compat.v1.MetaGraphDef())
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise ExportError(f"A meta graph is what export_meta_graph writes. Received: {file}: {error}.") from error
+        raise ExportError(
+            f"A meta graph must be a file that export_meta_graph wrote. Received: {file}: {error}."
+        ) from error
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -192,14 +194,14 @@ def _only_output(nodes: Mapping[str, Any], file: Path) -> dict[str, str]:
     outputs = [name for name in unconsumed if not _is_loop_variable(nodes[name], nodes)] or unconsumed
     if len(outputs) != 1:
         raise ExportError(
-            f"The output of a graph is the one operation without consumers. Received: {file} with "
+            f"Without --outputs, a graph must have exactly one operation without consumers. Received: {file} with "
             f"{outputs[:_MOST] or 'none'}{' and more' if len(outputs) > _MOST else ''}. Name it: --outputs NAME=TENSOR."
         )
     return {_alias(outputs[0]): f"{outputs[0]}:0"}
 
 
 def _is_loop_variable(node: Any, nodes: Mapping[str, Any]) -> bool:
-    """Whether the node is the final value of a loop variable: a loop returns all of them, used or not."""
+    """Whether the node is the final value of a loop variable, which a loop returns even if it is unused."""
     if node.op == "Identity":
         return nodes[_operation(node.input[0])].op in ("While", "StatelessWhile")
     return node.op in ("Exit", "RefExit")
@@ -217,7 +219,7 @@ def _alias(operation: str) -> str:
 
 
 def _prune(meta: Any, outputs: Sequence[str]) -> Any:
-    """Returns the GraphDef of what the outputs need, with the initializers of its tables and without devices."""
+    """Returns the GraphDef that the outputs need, with the initializers of its tables and without devices."""
     import tensorflow as tf
 
     goals = [_operation(tensor) for tensor in outputs]

@@ -22,7 +22,7 @@ _TRAINED = "_trainable_variables"
 
 
 def places_in_objects(model: Any, keyed: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns key -> names of the attributes that lead from the model to the variable, as tf.train.Checkpoint goes."""
+    """Returns key -> names of the attributes by which tf.train.Checkpoint gets from the model to the variable."""
     import tensorflow as tf
 
     wanted = {id(variable): key for key, variable in keyed.items()}
@@ -54,7 +54,7 @@ class ObjectGraph:
                     self._values[number] = each.checkpoint_key, each.full_name
 
     def resolve(self, base: Manifest, keys: Sequence[str]) -> dict[str, str]:
-        """Returns key -> tensor in the file, for the object that has the most of `keys`; others are left out.
+        """Returns key -> tensor in the file, for the object that has the most of `keys`. Leaves out keys that it lacks.
 
         Raises: ExportError: several objects in the file match the model, and have different variables.
         """
@@ -162,7 +162,7 @@ class ObjectGraph:
 
 
 def _ranks(names: Sequence[str]) -> list[int]:
-    """Returns the rank of each name among those that differ from it in numbers only."""
+    """Returns the rank of each name among the names that differ from it only in numbers."""
     numbered = []
     for name in names:
         numbers: list[int] = []

@@ -1,8 +1,8 @@
 """Locates a graph's variables in a Saver's checkpoint, and restores them in a session.
 
 A meta graph has three sources for a variable's place, tried in this order: the operations of its own Saver, which may
-use other names than the graph (for moving averages, say); for a part of a partitioned variable, its record in a
-collection, which gives tensor and slice; else the variable's name.
+use other names than the graph (for example for moving averages); the record of a partitioned variable's part in a
+collection, which gives tensor and slice; the variable's name.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def saver_of(graph: Any, names: Iterable[str]) -> Any:
 
 
 def restore(session: Any, saver: Any, places: Mapping[str, Place], prefix: Path) -> None:
-    """Assigns the variables of the session's graph. It uses the assign operations of `saver`, and reads values itself.
+    """Assigns the variables of the session's graph: reads the values, and runs the assign operations of `saver`.
 
     Raises: ExportError: a value is NaN or Inf.
     """
@@ -108,7 +108,7 @@ def restore(session: Any, saver: Any, places: Mapping[str, Place], prefix: Path)
 
 
 def _values(places: Mapping[str, Place], prefix: Path) -> Iterator[tuple[str, Any]]:
-    """Yields (variable, value). The complete tensor of a partitioned variable is read once."""
+    """Yields (variable, value). Reads the complete tensor of a partitioned variable once."""
     import numpy as np
     import tensorflow as tf
 

@@ -27,7 +27,7 @@ _H5 = (".weights.h5", ".keras")
 def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     """Returns base key -> tensor for `keys`.
 
-    Raises: ExportError: the file is missing, of another kind or truncated, or lacks a variable.
+    Raises: ExportError: the file is missing, truncated or of another kind, or lacks a variable.
     """
     if file.name.endswith(_H5):
         arrays = _from_h5(file, base, keys)
@@ -36,7 +36,7 @@ def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     for key, dtype, shape in base["variables"]:
         if key in arrays and (arrays[key].dtype.name, list(arrays[key].shape)) != (dtype, shape):
             raise ExportError(
-                f"--weights (weights=) takes a file of the model whose base graph this is. Received: {file} with "
+                f"--weights (weights=) must be a file of the model that wrote the base graph. Received: {file} with "
                 f"{arrays[key].dtype.name}{list(arrays[key].shape)} for {bundle.name_of(key)!r}, which is "
                 f"{dtype}{shape} in the graph."
             )
@@ -94,7 +94,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
         import h5py
     except ImportError as error:
         raise DependencyError(
-            f"{file} is read with h5py. Received: {error}. Install it: {packages.pip_install('h5py')}"
+            f"Reading {file} needs h5py. Received: {error}. Install it: {packages.pip_install('h5py')}"
         ) from error
     import tensorflow as tf
 
@@ -153,7 +153,7 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
 def _missing(file: Path, keys: list[str], why: str = "") -> ExportError:
     names = ", ".join(bundle.name_of(key) for key in keys[:5])
     return ExportError(
-        f"--weights (weights=) takes a file of the model whose base graph this is. Received: {file} without "
+        f"--weights (weights=) must be a file of the model that wrote the base graph. Received: {file} without "
         f"{len(keys)} variables of the graph ({names}){why}. Give another file, or a checkpoint of keras_ddl."
     )
 
@@ -162,9 +162,9 @@ def _why_hidden(base: Manifest, missing: list[str]) -> str:
     hidden = [key for key in missing if key not in base["objects"]]
     if not hidden:
         return ""
-    trained = (
-        " (the trained ones of them would be, if it held the model's optimizer, compiled or with momenta)"
-    ) * bool(set(hidden) & set(base["trainable"]))
+    trained = (" (an optimizer in the file, compiled or with momenta, would have added the trained ones)") * bool(
+        set(hidden) & set(base["trainable"])
+    )
     return (
         f". {len(hidden)} of them are in layers that the model keeps in lists, dicts or nested tuples, which Keras "
         f"3.15 hides from tf.train.Checkpoint: they were never in the file{trained}. Save with tf.train.Checkpoint("
@@ -175,5 +175,5 @@ def _why_hidden(base: Manifest, missing: list[str]) -> str:
 def _unreadable(file: Path, error: Exception) -> ExportError:
     return ExportError(
         f"--weights (weights=) takes an intact .weights.h5 or .keras file or TensorFlow checkpoint. Received: {file}: "
-        f"{type(error).__name__}: {error}. Is it truncated?"
+        f"{type(error).__name__}: {error}. Check that the file is complete."
     )

@@ -24,7 +24,7 @@ _SLICE = 2**24  # elements
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights come from. `golden`: the file with the outputs that they gave in training, if it exists."""
+    """A source of weights. `golden`: the file with the outputs that these weights gave in training, if it exists."""
 
     path: Path
     step: int | None = None
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The source's name in messages."""
         return str(self.path) if self.step is None else f"{self.path} (step {self.step})"
 
 
@@ -55,10 +55,10 @@ def source_of_checkpoint(checkpoint: ckpt.Checkpoint, name: str | None) -> Sourc
 def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
     """Yields the weights that the graph reads, key -> tensor, in groups of half a gigabyte or one larger tensor.
 
-    A caller that drops each group before it takes the next has at most one group of a checkpoint in memory. Files of
+    A caller that drops each group before it takes the next holds at most one group of a checkpoint in memory. Files of
     other kinds are read at once.
-    Raises: ExportError: with the first group: a variable is missing or has another dtype or shape, or training changed
-        something that the graph holds as a constant; after the last group: weights are NaN or Inf.
+    Raises: ExportError: with the first group, if a variable is missing or has another dtype or shape, or training
+        changed a constant of the graph; after the last group, if weights are NaN or Inf.
     """
     if source.checkpoint is None and base["untracked"]:
         raise ExportError(
@@ -76,8 +76,8 @@ def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
             if digests.digest_bytes(group.pop(key).numpy().tobytes()) != constants[key]:
                 raise ExportError(
                     f"Constants of the base graph must not change in training. Received: "
-                    f"{bundle.name_of(key)!r} in {source.name} differs from when the graph was traced. Call adapt() "
-                    f"before fit(), or save checkpoints with base=, which compares the outputs of model and graph."
+                    f"{bundle.name_of(key)!r} in {source.name} differs from its value when the graph was traced. Call "
+                    f"adapt() before fit(), or save checkpoints with base=, which compares outputs of model and graph."
                 )
         bad += _not_finite(group)
         yield group
@@ -93,7 +93,7 @@ def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
 def _agreement(source: Source, name: str | None) -> bool | None:
     """Whether live model and base graph had equal outputs when the weights were saved; None: unknown.
 
-    Raises: ExportError: they had not.
+    Raises: ExportError: their outputs differed.
     """
     if source.checkpoint is None:
         return None

@@ -92,11 +92,11 @@ def test_classify_and_regress_take_examples(tmp_path: Path) -> None:
 
 def test_signatures_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     model = dense_model()
-    with pytest.raises(ExportError, match=r"Classify takes one of the model's outputs, \['probabilities'\]"):
+    with pytest.raises(ExportError, match=r"Classify must name one of the model's outputs, \['probabilities'\]"):
         export.write_base_graph(model, tmp_path, classify=export.Classify("scores"))
     with pytest.raises(ExportError, match=r"scores of shape \[batch, 2\]. Received.*\(None, 3\)"):
         export.write_base_graph(model, tmp_path, classify=export.Classify(labels=["a", "b"]))
-    with pytest.raises(ExportError, match=r"features maps every input.*Received: \['z'\]; the inputs are \['x'\]"):
+    with pytest.raises(ExportError, match=r"features must map every input.*Received: \['z'\]; the inputs are \['x'\]"):
         features = {"z": tf.io.FixedLenFeature([4], tf.float32)}
         export.write_base_graph(model, tmp_path, regress=export.Regress(features=features))
     ids = keras.Input((None,), dtype="int64", name="ids")
@@ -141,7 +141,7 @@ def test_weights_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         attempt(tmp_path / "cut.weights.h5")
     other = dense_model()
     other.save_weights(tmp_path / "other.weights.h5")
-    with pytest.raises(ExportError, match=r"of the model whose base graph this is.*without \d+ variables"):
+    with pytest.raises(ExportError, match=r"of the model that wrote the base graph.*without \d+ variables"):
         attempt(tmp_path / "other.weights.h5")
     model.save_weights(tmp_path / "good.weights.h5")
     attempt(tmp_path / "good.weights.h5")

@@ -321,7 +321,7 @@ def test_rows_are_read_from_what_a_warm_up_holds(tmp_path):
 
 def test_options_that_do_not_fit_the_format_are_refused(tmp_path):
     for options, said in (
-        ({"format": "pmml"}, "format is one of 'onnx', 'tflite'. Received: 'pmml'"),
+        ({"format": "pmml"}, "format must be one of 'onnx', 'tflite'. Received: 'pmml'"),
         ({"format": "onnx", "opset": 99}, "opset must be 9 to 18.*Received: 99"),
         ({"format": "tflite", "opset": 15}, "Received: 15 for tflite"),
         ({"format": "onnx", "quantize": "float16"}, "Received: 'float16' for onnx"),

@@ -93,7 +93,7 @@ def test_what_cannot_be_served_is_refused_and_nothing_is_published(tmp_path):
         ({"outputs": {"y": "nothing:0"}}, "nothing:0.*not in the pruned graph"),
         ({"outputs": {"y": "PyFunc:0"}}, "Python callback"),
         ({"outputs": {"y": "net/logits:0"}, "inputs": {"x": "label:0"}}, "outputs must depend on the inputs"),
-        ({"outputs": {"y": "net/logits:0"}, "meta_graph": tmp_path / "model-30.index"}, "export_meta_graph writes"),
+        ({"outputs": {"y": "net/logits:0"}, "meta_graph": tmp_path / "model-30.index"}, "export_meta_graph wrote"),
     ):
         with pytest.raises(ExportError, match=said):
             export.export_graph(tmp_path / "model-30", tmp_path / "out", **arguments)

@@ -88,5 +88,5 @@ def test_what_is_exported_is_said_beside_one_checkpoint_that_writes_the_graph(tm
             ):
                 model.fit(X, X[:, :1], verbose=0, callbacks=[*beside, one])
     two = [callbacks.Checkpoint(tmp_path), callbacks.ExportBase(), callbacks.ExportBase()]
-    with pytest.raises(ConfigError, match="fit takes one ExportBase. Received: 2 of them"):
+    with pytest.raises(ConfigError, match="fit takes only one ExportBase. Received: 2 of them"):
         model.fit(X, X[:, :1], verbose=0, callbacks=two)

@@ -140,7 +140,7 @@ def test_the_graph_that_is_named_is_served(tmp_path, loops):
     graphs = run_script(tmp_path)
     expected = infer(graphs["infer"], tmp_path / "nmt-40")
     assert expected == [[b"a", b"cat", b"runs", b"</s>"], [b"a", b"dog", b"sits", b"</s>"]]  # it has learned
-    with pytest.raises(ExportError, match=r"An export takes one graph.*eval_basegraph.meta, infer_basegraph.meta"):
+    with pytest.raises(ExportError, match=r"needs exactly one graph.*eval_basegraph.meta, infer_basegraph.meta"):
         export.export_graph(tmp_path, tmp_path / "out")
     with pytest.raises(ExportError, match="Received: test; beside.*Choose with --meta-graph.*eval or infer"):
         export.export_graph(tmp_path, tmp_path / "out", meta_graph="test")

@@ -173,6 +173,6 @@ def test_signatures_that_cannot_be_are_refused_before_anything_is_written(
 def test_unknown_names_are_refused_in_training(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"'a' with \['hiden'\]. There are outputs \['price', .*layers .*'features'"):
         export.write_base_graph(two_heads(), tmp_path, signatures={"a": "hiden"})
-    with pytest.raises(ExportError, match=r"that of 'a' failed with KeyError: 'z'"):
+    with pytest.raises(ExportError, match=r"function of 'a' failed with KeyError: 'z'"):
         export.write_base_graph(two_heads(), tmp_path, signatures={"a": lambda inputs: inputs["z"]})
     assert list(tmp_path.iterdir()) == []

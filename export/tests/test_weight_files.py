@@ -77,11 +77,11 @@ def test_layers_in_lists_are_found_by_what_the_optimizer_trains(tmp_path: Path, 
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path / "managed"), max_to_keep=2)
     manager.save()
     if optimizer == "sgd":  # nothing says that it was given the variables in the model's order
-        with pytest.raises(ExportError, match="without 14 variables.*optimizer, compiled or with momenta"):
+        with pytest.raises(ExportError, match="without 14 variables.*compiled or with momenta"):
             exported(tmp_path, tmp_path / "managed")
     else:
         assert_answers(tmp_path, tmp_path / "managed", loop)
-    with pytest.raises(ExportError, match="of tf.train.Checkpoint, which stores weights only.*--weights"):
+    with pytest.raises(ExportError, match="of tf.train.Checkpoint, which stores only weights.*--weights"):
         export.export_graph(tmp_path / "managed", tmp_path / "out")
 
 
@@ -123,9 +123,7 @@ def test_what_is_not_in_the_file_is_told_and_how_to_save_it(tmp_path: Path) -> N
     ):
         exported(tmp_path, Path(file))
     alone = tf.train.Checkpoint(Net=model.head).save(str(tmp_path / "alone"))
-    with pytest.raises(
-        ExportError, match=r"never in the file .the trained ones of them would be, if it held the model's"
-    ):
+    with pytest.raises(ExportError, match=r"never in the file .an optimizer in the file, compiled or with momenta,"):
         exported(tmp_path, Path(alone))
 
 

@@ -1,1 +1,1 @@
-"""Traces a model's inference in training, to a base graph."""
+"""Traces a model's inference function to a base graph during training."""

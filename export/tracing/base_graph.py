@@ -31,9 +31,12 @@ class BaseGraph:
     """A base graph on disk and its function in this process. Pass it to `save_checkpoint(base=...)`.
 
     Attributes:
-        path: ckpt_dir/base. name: of the part of a model. record: the manifest. warnings: sentences.
-        runs_elsewhere: whether this process lacks weights of the model. answers: then its outputs for the sample with
-            the current weights, or None.
+        path: ckpt_dir/base.
+        name: name of the part of a model.
+        record: the manifest.
+        warnings: sentences.
+        runs_elsewhere: whether this process lacks weights of the model.
+        answers: if so, the model's outputs for the sample with the current weights, or None.
     """
 
     def __init__(self, path: Path, traced: Traced) -> None:
@@ -45,7 +48,7 @@ class BaseGraph:
         self._traced = traced
 
     def extra_variables(self) -> Mapping[str, Any]:
-        """Variables that the graph reads and Keras does not track, by checkpoint key."""
+        """The variables that the graph reads and Keras does not track, by checkpoint key."""
         return self._traced.untracked
 
     def golden(self) -> dict[str, Any]:
@@ -106,8 +109,8 @@ def write_base_graph(
     an ExportError (`checkpoint.set_aside` moves them out of the way).
 
     Args:
-        name: needed if several models are exported from this directory: the graph goes to `ckpt_dir/base-<name>/`, and
-            an export takes it by `model=name`.
+        name: required if several models are exported from this directory. The graph goes to `ckpt_dir/base-<name>/`,
+            and `model=name` selects it for an export.
         whole: the complete model whose checkpoints are saved, if `model` is a part of it; needs a name.
         sample: a few rows of real input, in the structure that the model takes. They are stored, and every export
             compares outputs on them. Default: made-up rows.
@@ -119,9 +122,9 @@ def write_base_graph(
         float32_outputs: cast float16 and bfloat16 outputs to float32, which REST clients need.
         portable: trace LSTM and GRU without cuDNN, so that the graph runs on a CPU.
         allow_ops: custom ops that your server is known to have.
-        elsewhere: what is known of a model whose weights this process does not have.
+        elsewhere: describes a model whose weights this process does not have.
     Raises: ExportError: the model cannot be served; the message names each node, layer or input.
-    Cost: one trace and one write of the weights, which are then dropped from it; seconds for a large model.
+    Cost: one trace and one write of the weights, which are then removed; seconds for a large model.
     """
     if (name is None and whole is not None) or (name is not None and not manifest.is_name(name)):
         raise ExportError(
@@ -134,13 +137,13 @@ def write_base_graph(
     path = root / ckpt.base_directory(name)
     if not has_call(model):
         raise ExportError(
-            f"A base graph is traced from a model that can be called. Received: {type(model).__name__} {model.name!r}, "
+            f"A base graph needs a model that can be called. Received: {type(model).__name__} {model.name!r}, "
             "which has no call(). Write a base graph for each part to be served: write_base_graph(model.generator, "
             "..., name='generator', whole=model)."
         )
     if not getattr(model, "built", True) and input_signature is None and sample is None:
         raise ExportError(
-            f"A base graph is traced from a built model. Received: {type(model).__name__} {model.name!r}, not built "
+            f"A base graph needs a built model. Received: {type(model).__name__} {model.name!r}, not built "
             "yet. Give the model an Input, call it on a batch, or pass sample= or input_signature=."
         )
     declared = declarations.read(signatures, functions=True, taken=METHODS)

@@ -23,7 +23,7 @@ class Inputs:
     """The inputs of a model or of a `Function`.
 
     Attributes:
-        structure: the structure that the model is called with, with names in place of tensors.
+        structure: the structure of the model's argument, with names in place of tensors.
         specs: name -> tf.TensorSpec of the signature's dense tensors.
         composites: name -> spec of sparse and ragged inputs, whose components are in `specs`.
     """
@@ -34,14 +34,14 @@ class Inputs:
 
     @property
     def leaves(self) -> dict[str, Any]:
-        """Name -> spec of each input; sparse and ragged ones are not split."""
+        """Name -> spec of each input, without splitting sparse and ragged inputs."""
         from keras import tree
 
         names = tree.flatten(self.structure)
         return {name: self.composites[name] if name in self.composites else self.specs[name] for name in names}
 
     def assemble(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns name -> tensor of each input; sparse and ragged ones are joined from the signature's tensors."""
+        """Returns name -> tensor of each input; joins sparse and ragged inputs from the signature's tensors."""
         return {
             name: composites.assemble(name, spec, tensors) if name in self.composites else tensors[name]
             for name, spec in self.leaves.items()
@@ -142,7 +142,7 @@ def record_inputs(model: Any) -> None:
 def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> Inputs:
     """Returns the serving signature's inputs: from `input_signature`, the model, its first call, or `sample`.
 
-    The first dimension of each is left open. Raises: ExportError: none of these is available.
+    The first dimension of each input is open. Raises: ExportError: no source is available.
     """
     from keras import tree
 
@@ -158,17 +158,17 @@ def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> 
     if structure is None:
         raise ExportError(
             f"A serving signature needs the dtypes of the model's inputs. Received: {type(model).__name__} "
-            f"{model.name!r}, a subclassed model that was not called yet. Give sample= or input_signature="
+            f"{model.name!r}, a subclassed model that has not been called yet. Give sample= or input_signature="
             f"tf.TensorSpec(...), in the structure that call() takes."
         )
     return as_inputs(structure, next(iter(inspect.signature(model.call).parameters), "inputs"))
 
 
 def as_inputs(structure: Any, first: str = "inputs") -> Inputs:
-    """Returns the inputs of a structure of specs or tensors; the first dimension of each is left open.
+    """Returns the inputs of a structure of specs or tensors; the first dimension of each input is open.
 
     Args:
-        first: the name of inputs without a name.
+        first: the name for inputs without a name.
     """
     import tensorflow as tf
     from keras import tree
@@ -217,7 +217,7 @@ def _spec_of(tensor: Any) -> Any:
 
 
 def spec_of_sample(value: Any) -> Any:
-    """Returns the spec of rows as `fit` takes them."""
+    """Returns the spec of rows in a form that `fit` takes."""
     import keras
     import numpy as np
     import tensorflow as tf

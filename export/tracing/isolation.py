@@ -57,7 +57,7 @@ def portable_layers(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(variables: Iterable[Any]) -> Iterator[None]:
-    """Restores the values of tf.Variables after the block (seeds change when a model samples at inference)."""
+    """Restores the values of tf.Variables after the block: seeds change when a model samples at inference."""
     import tensorflow as tf
 
     saved = [(variable, tf.identity(variable)) for variable in variables]

@@ -1,4 +1,4 @@
-"""Records the outputs of a model's layers, which signatures may return, too."""
+"""Records the outputs of a model's layers, which signatures may also return."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from keras_ddl.export.tracing.isolation import layers_of
 def recorded(model: Any) -> Iterator[dict[str, Any]]:
     """Records the outputs of layers inside `model` within the block: layer name -> tensor, filled when the block ends.
 
-    It leaves out the model itself, layers that are called more than once or share a name, and those that do not return
-    one dense tensor.
+    It leaves out the model itself, and layers that are called more than once, share a name, or do not return one dense
+    tensor.
     """
     import tensorflow as tf
 
@@ -47,7 +47,7 @@ def _recording(call: Callable[..., Any], answers: list[Any]) -> Callable[..., An
 
 
 def place_of(tensor: Any, graph: Any) -> str | None:
-    """Returns a tensor's place in a function's body ("node:output:0"); None: it is elsewhere, or an argument."""
+    """Returns a tensor's place in a function's body ("node:output:0"), None if it is elsewhere or an argument."""
     if tensor.graph is not graph or tensor.op.type == "Placeholder":
         return None
     index = tensor.value_index

@@ -32,13 +32,13 @@ _NO_SAMPLE = "the model fails on generated rows ({}), so an export cannot compar
 class Elsewhere:
     """Describes a model that this process cannot run alone, because each rank has parts of its weights.
 
-    Its base graph is traced and written as ever, without the weights, which no base graph keeps. What needs them, the
-    outputs for the sample, the ranks compute together from the live model (export/checkpoints/answers_of_ranks.py).
+    Its base graph is traced and written as usual, because a base graph has no weights. The ranks together compute the
+    outputs for the sample, which need weights, from the live model (export/checkpoints/answers_of_ranks.py).
 
     Attributes:
         rows: a sample; None: the model has failed on it.
         random: outputs that differ between two runs.
-        spread: the variables that have no value in this process.
+        spread: variables without a value in this process.
     """
 
     rows: Mapping[str, Any] | None
@@ -51,10 +51,11 @@ class Traced:
     """The result of a trace.
 
     Attributes:
-        record: for the manifest.
+        record: entries of the manifest.
         functions: the traced functions.
         rows: the sample, if the model accepts one.
-        variables: all that the functions read; untracked: those of them that Keras does not track, by checkpoint key.
+        variables: all variables that the functions read.
+        untracked: the variables among them that Keras does not track, by checkpoint key.
     """
 
     record: dict[str, Any]
@@ -117,7 +118,7 @@ class Tracer:
         untracked = {bundle.variable_key(UNTRACKED, mark): each for mark, each in zip(marks, strays.values())}
         if untracked:
             names = [variable.name for variable in untracked.values()]
-            warnings.append(f"variables that Keras does not track are kept too, in checkpoints of this run: {names}")
+            warnings.append(f"checkpoints of this run also keep variables that Keras does not track: {names}")
         self._save(traced, captured, dict(zip(marks, strays.values())), functions.modules(declared.functions.values()))
         served = self._declare(trace, declared, float32_outputs)
         report = self._scan()
@@ -264,8 +265,8 @@ class Tracer:
                 answer(trace.functions[name], trace.of(name, rows), variables)
             except Exception as error:
                 raise ExportError(
-                    f"A signature's function must run on its sample. Received: that of {name!r} failed with "
-                    f"{type(error).__name__}: {error}."
+                    f"A signature's function must run on its sample. Received: the function of {name!r} failed "
+                    f"with {type(error).__name__}: {error}."
                 ) from error
         try:
             answer(trace.answer, rows, variables)
@@ -291,7 +292,7 @@ class Tracer:
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Returns the names of outputs that are not the same twice."""
+    """Returns the names of outputs that differ between two runs."""
     return [name for name in first if compare({name: first[name]}, {name: second[name]}, 0.0)["problems"]]
 
 
@@ -306,7 +307,7 @@ def answer(function: Callable[..., Any], rows: Mapping[str, Any], variables: Ite
 
 
 def own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[str, Any]:
-    """Returns the samples of signatures with their own inputs, under the keys that `replay.rows_of` expects."""
+    """Returns the samples of signatures with inputs of their own, under the keys that `replay.rows_of` expects."""
     return {
         source(name, each): array
         for name, inputs in trace.own.items()

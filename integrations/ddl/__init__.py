@@ -1,9 +1,9 @@
-"""IBM's DDL for TensorFlow scripts, as `import ddl`: names that a script of those days uses, over keras_ddl.
+"""The interface of IBM's DDL for TensorFlow scripts (`import ddl`), on top of keras_ddl.
 
-Where DDL_OPTIONS is set, as by `ddlrun`, importing this joins the process with the other ranks; else
+If DDL_OPTIONS is set, as by `ddlrun`, importing this module joins the process with the other ranks; otherwise
 `ddl.init(options)` does. From then on a session of tf.compat.v1 sees its rank's device, trainable variables start from
-rank 0's values, and every optimizer, those of tf.compat.v1.train and of Keras, averages gradients over all ranks. A
-process that was started alone is rank 0 of size 1 and trains as without DDL; the collectives raise. See
+rank 0's values, and every optimizer of tf.compat.v1.train and of Keras averages gradients over all ranks. A process
+that was started alone is rank 0 of size 1 and trains as without DDL; the collectives raise. See
 integrations/ddl/docs/from-ddl.md.
 """
 
@@ -25,16 +25,16 @@ _installed = False
 
 
 def init(options: str = "") -> None:
-    """Joins this process with the other ranks, as `import ddl` does where DDL_OPTIONS is set. COLLECTIVE.
+    """Joins this process with the other ranks, as `import ddl` does if DDL_OPTIONS is set. COLLECTIVE.
 
     Started alone, without `ddlrun`, `keras-ddl run` or mpirun, it checks the options and does nothing else.
 
     Args:
-        options: as in "-mode p:4x2 -dbg_level 1 -dump_iter 100"; modes p, r, b, n, m and c.
+        options: DDL's options, such as "-mode p:4x2 -dbg_level 1 -dump_iter 100"; modes p, r, b, n, m and c.
 
     Raises:
-        ConfigError: an unknown option, dimensions whose product is not the number of ranks, or another mode than
-            that of DDL_OPTIONS, which has counted already.
+        ConfigError: an option is unknown, the product of the dimensions is not the number of ranks, or the mode
+            differs from the one in DDL_OPTIONS, which is already in effect.
     """
     global _installed
     from keras_ddl.ddl import job

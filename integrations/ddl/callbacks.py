@@ -12,22 +12,24 @@ from keras_ddl.errors import ConfigError
 
 
 def _of_an_object(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that says what is wrong where a class stands in a list of callbacks, in place of an object."""
+    """Returns a method that raises a clear error if callbacks have the class instead of an object."""
 
     @functools.wraps(method)
     def checked(self: Any, *args: Any) -> Any:
         if not args:  # called on the class: `self` is the argument
             name = method.__qualname__.partition(".")[0]
-            raise ConfigError(f"A callback is an object. Received: the class {name}. Write {name}(), with parentheses.")
+            raise ConfigError(
+                f"A callback must be an object. Received: the class {name}. Write {name}(), with parentheses."
+            )
         return method(self, *args)
 
     return checked
 
 
 class DDLCallback(callbacks.AverageLogs):
-    """Averages the logs of the ranks at each epoch's end: losses and metrics are those of all data.
+    """Averages the logs of the ranks at the end of each epoch, so that losses and metrics are those of all data.
 
-    See keras_ddl.callbacks.AverageLogs. Also keeps XLA from the training step, which communicates.
+    See keras_ddl.callbacks.AverageLogs. It also turns XLA off for the training step, because the step communicates.
     """
 
     @_of_an_object
@@ -38,7 +40,7 @@ class DDLCallback(callbacks.AverageLogs):
 
 
 class DDLGlobalVariablesCallback(callbacks.BroadcastVariables):
-    """Gives all ranks rank 0's variables when training begins, those that rank 0 has loaded included.
+    """Gives all ranks rank 0's variables when training begins, including those that rank 0 has loaded.
 
     See keras_ddl.callbacks.BroadcastVariables.
     """

@@ -39,7 +39,7 @@ def _no_number_of_ranks(_: click.Context, option: click.Parameter, value: str | 
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help", "-help"]})
-@_option("m", "mode", help="DDL's mode; default: p, with the dimensions below if there are racks or aisles.")
+@_option("m", "mode", help="DDL's mode; default: p, with dimensions if racks or aisles are given.")
 @_option("ddloption", "ddlarg", multiple=True, help="An option for DDL, as in '-dump_iter 50'; may be repeated.")
 @_option("no_ddloptions", is_flag=True, help="Leave DDL_OPTIONS to the script, which calls ddl.init(options).")
 @_option("rf", "rankfile", type=click.Path(exists=True, dir_okay=False), help="The host of each rank.")
@@ -53,7 +53,7 @@ def _no_number_of_ranks(_: click.Context, option: click.Parameter, value: str | 
 @_option("mpiarg", multiple=True, help="Argument(s) for mpirun; may be repeated.")
 @_option("v", "verbose", is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("-np", "--np", "-n", hidden=True, expose_value=False, callback=_no_number_of_ranks)
-@click.option("--dry-run", is_flag=True, help="Print DDL_OPTIONS and the mpirun command, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print DDL_OPTIONS and the mpirun command, and start nothing.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(
     mode: str | None,
@@ -72,7 +72,7 @@ def command(
     dry_run: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Run PROGRAM on the GPUs of some hosts, one rank on each.
+    """Run PROGRAM on the GPUs of some hosts, one rank on each GPU.
 
     \b
     ddlrun -H h0,h1 python train.py
@@ -121,7 +121,7 @@ def command(
 
 
 def _warn_of_another_ddl(program: Sequence[str]) -> None:
-    """Warns if `import ddl` finds another file than keras_ddl's: Python looks beside the script first."""
+    """Warns if `import ddl` finds a file other than keras_ddl's: Python looks next to the script first."""
     script = next((Path(word) for word in program if word.endswith(".py")), None)
     if script is not None and script.with_name("ddl.py").is_file():
         click.echo(
@@ -135,7 +135,7 @@ def _warn_of_another_ddl(program: Sequence[str]) -> None:
 def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, int]]) -> str:
     """Returns DDL_OPTIONS for (host, ranks) pairs.
 
-    Raises: ConfigError: invalid options, or a mode that does not fit the hosts; before anything is started.
+    Raises: ConfigError: the options are invalid, or the mode does not fit the hosts. Nothing has been started then.
     """
     from keras_ddl.ddl.options import parse
     from keras_ddl.launch.mpirun import in_allocation
@@ -149,7 +149,7 @@ def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, 
 def mode_of(hosts: Sequence[tuple[str, int]], aisles: int, racks: int) -> str:
     """Returns DDL's mode for (host, ranks) pairs, rack by rack and aisle by aisle: "p:4x8x2".
 
-    Raises: ConfigError: the racks would not have equal numbers of hosts.
+    Raises: ConfigError: the racks would have unequal numbers of hosts.
     """
     if aisles * racks == 1:
         return "p"
@@ -165,7 +165,7 @@ def mode_of(hosts: Sequence[tuple[str, int]], aisles: int, racks: int) -> str:
 def parse_rankfile(text: str) -> list[tuple[str, int]]:
     """Returns (host, ranks) of an MPI rank file. Slots are ignored: ranks are not bound to cores.
 
-    Raises: ConfigError: an invalid line, or ranks that are not numbered host by host.
+    Raises: ConfigError: a line is invalid, or ranks are not numbered host by host.
     """
     hosts: list[str] = []
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
@@ -186,7 +186,9 @@ def _lines(path: str) -> list[str]:
 
 
 def _gpus() -> int:
-    devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    from keras_ddl.launch import gpus
+
+    devices = gpus.device_files()
     if not devices:
         raise ConfigError(
             "ddlrun starts one rank per GPU. Received: a host without GPUs. Set the number with -accelerators."
@@ -195,5 +197,5 @@ def _gpus() -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs ddlrun and exits, as keras-ddl does."""
+    """Runs ddlrun and exits as keras-ddl does."""
     run_and_exit(command, "ddlrun", argv)

@@ -1,9 +1,8 @@
-"""-dump_iter: how long reductions take, and who keeps the others waiting.
+"""-dump_iter: measures how long reductions take, and which rank the others wait for.
 
-A reduction is timed on each rank from when the last of its gradients is there until the last is reduced. What lies
-before, while backward still runs, costs nothing. Of the ranks the one that comes last waits the least, so that its time
-is what the communication takes, and what the others take longer is how much earlier they were: no clocks of different
-hosts are compared.
+Each rank times a reduction from its last gradient to its last result. Communication before that overlaps the backward
+pass and costs nothing. The last rank to arrive barely waits, so its time is communication. The extra time of another
+rank is the time by which it was earlier. So no clocks of different hosts are compared.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from keras_ddl.ddl import job
 
 
 def summary(seconds: np.ndarray, first: int) -> str:
-    """Returns one line about reductions number `first` and on.
+    """Returns one line about reductions from number `first` on.
 
     Args:
-        seconds: [iterations, ranks], as measured on each rank.
+        seconds: times measured on each rank, shape [iterations, ranks].
     """
     reduce_ms = seconds.min(axis=1) * 1e3
     late_ms = (seconds.max(axis=1, keepdims=True) - seconds) * 1e3
@@ -58,7 +57,7 @@ _times = _Times()
 
 
 def timed(reduce: Callable[[Sequence[Any]], list[Any]], gradients: Sequence[Any]) -> list[Any]:
-    """Returns `reduce(gradients)`; running it is timed, and every -dump_iter times rank 0 prints a line."""
+    """Returns `reduce(gradients)` and times it; after every -dump_iter calls rank 0 prints a line."""
     flat = tf.nest.flatten(list(gradients), expand_composites=True)
     with tf.control_dependencies(flat):
         begin = tf.timestamp()

@@ -1,4 +1,4 @@
-"""tf.compat.v1 scripts as they are: sessions that see the rank's device, optimizers that average over ranks."""
+"""Adapts tf.compat.v1 for unchanged scripts: sessions see the rank's device, optimizers average over ranks."""
 
 from __future__ import annotations
 

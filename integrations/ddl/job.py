@@ -1,4 +1,4 @@
-"""This process as one of DDL's learners: who it is, and what must be there before it reduces anything."""
+"""This process as one of DDL's learners: its rank, and the conditions for a reduction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _State:
 
 
 def init(options: str = "") -> None:
-    """As `ddl.init`, but for what changes TensorFlow and Keras."""
+    """Works like `ddl.init`, without changing TensorFlow and Keras."""
     parsed = parse(options)
     group = group_elements(os.environ)
     if is_alone():
@@ -59,22 +59,22 @@ def options() -> Options:
 
 
 def bucket_size() -> BucketSize:
-    """Returns the bound on one reduction, on which all ranks have agreed."""
+    """Returns the size limit of one reduction, on which all ranks have agreed."""
     return _State.bucket_size
 
 
 def is_alone() -> bool:
-    """Whether this process was started by no launcher and has joined nobody."""
+    """Whether no launcher started this process and it has joined no other ranks."""
     return find_launcher() is None and not (communicator.is_initialized() and communicator.size() > 1)
 
 
 def is_training_together() -> bool:
-    """Whether gradients are to be reduced here: several ranks, and no tf.distribute strategy that does it."""
+    """Whether to reduce gradients here: there are several ranks, and no tf.distribute strategy does it."""
     return communicator.is_initialized() and communicator.size() > 1 and not tf.distribute.has_strategy()
 
 
 def require_ranks(what: str) -> None:
-    """Raises: NotInitializedError: there is nobody to do `what` with."""
+    """Raises: NotInitializedError: there are no other ranks for `what`."""
     if is_alone():
         raise NotInitializedError(
             f"ddl.{what} needs a job of DDL. Received: a process that was started alone, as rank 0 of size 1. "
@@ -99,7 +99,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns the position of this rank among those of its host, which is also the number of its GPU."""
+    """Returns the position of this rank among the ranks of its host, which is also the number of its GPU."""
     return 0 if _alone("local_rank()") else communicator.local_rank()
 
 
@@ -114,7 +114,7 @@ def say(text: str) -> None:
 
 
 def _is_box_of(mode: str | None, place: Topology) -> bool:
-    """Whether a running job may be asked for `mode`: for none, for its own, or for the box that it has."""
+    """Whether a running job accepts `mode`: None, its own mode, or a mode with its box."""
     return mode in (None, place.mode) or parse_mode(mode, place.hosts) == (place.dims, place.group)
 
 

@@ -1,4 +1,4 @@
-"""Keras's optimizers average over ranks, outside of any strategy."""
+"""Makes Keras's optimizers average over ranks outside of any strategy."""
 
 from __future__ import annotations
 

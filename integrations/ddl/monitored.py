@@ -1,8 +1,8 @@
-"""Sessions of tf.compat.v1.train where rank 0 is not as the others: the only chief, or the one with a checkpoint.
+"""Sessions of tf.compat.v1.train in which rank 0 differs: it is the only chief, or has the only checkpoint.
 
-A rank that restores does not initialise, nor does one that waits for a chief, and the others would wait for it in the
-broadcast behind their initializers. So all ranks initialise, then rank 0 restores, and all get everything that rank 0
-has: weights, the global step, the optimizer's slots, statistics.
+A rank that restores or waits for a chief does not initialise, so the others would wait for it in the broadcast after
+their initializers. So all ranks initialise, then rank 0 restores, and all get the variables of rank 0: weights, the
+global step, the optimizer's slots, statistics.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def install() -> None:
 
 
 def _finalizing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `original`, which finalizes a graph, so that it adds the broadcast of everything before."""
+    """Wraps `original`, which finalizes a graph, so that it first adds the broadcast of all variables."""
 
     @functools.wraps(original)
     def finalize(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,9 +88,9 @@ def _finalizing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _agree(found: bool, *, waits: bool) -> tuple[list[bool], list[bool]]:
-    """Returns, by rank, who has found a checkpoint and who waits for a chief.
+    """Returns, by rank, whether it has found a checkpoint, and whether it waits for a chief.
 
-    Raises: ConfigError: rank 0 has not what others have.
+    Raises: ConfigError: rank 0 lacks a checkpoint that some ranks have, or waits for a chief.
     """
     of_ranks = communicator.all_gather_object((found, waits), name="ddl/checkpoint_found")
     found_by, waiting = ([pair[i] for pair in of_ranks] for i in (0, 1))

@@ -1,4 +1,4 @@
-"""DDL_OPTIONS: the options of IBM's library in one line of words, "-mode p:4x2 -dbg_level 2 -dump_iter 50"."""
+"""DDL_OPTIONS: the options of IBM's library in one line, such as "-mode p:4x2 -dbg_level 2 -dump_iter 50"."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LIMITS = {"dbg_level": 2, "dump_iter": None, "dev_sync": 2, "rebind_iter": None
 
 @dataclass(frozen=True)
 class Options:
-    """What the options say.
+    """The parsed options.
 
     Attributes:
-        mode: as keras_ddl.init takes it; None without -mode.
-        dbg_level: 0 silent, 1 rank 0 says what it runs on, 2 every rank does, and what it reduces.
-        dump_iter: times of the reductions are printed every so many; 0 for never.
-        dev_sync, rebind_iter: read and without effect: tensors are in place when an op gets them, and ranks are not
-            bound to cores.
+        mode: the mode for keras_ddl.init; None without -mode.
+        dbg_level: 0: silent; 1: rank 0 prints what it runs on; 2: every rank does, and also what it reduces.
+        dump_iter: number of reductions after which times are printed; 0: never.
+        dev_sync, rebind_iter: without effect: tensors are in place when an op gets them, and ranks are not bound to
+            cores.
     """
 
     mode: str | None = None
@@ -45,13 +45,12 @@ class Options:
 def parse(text: str) -> Options:
     """Returns the options in `text`.
 
-    Raises: ConfigError: an option that DDL does not have (the message names it), one without its value, or a value
-        that it does not take.
+    Raises: ConfigError: DDL does not have an option (the message names it), a value is missing, or a value is invalid.
     """
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"DDL's options must be words. Received: {text!r} ({error}).") from None
+        raise ConfigError(f"DDL's options must be words in shell syntax. Received: {text!r} ({error}).") from None
     known = ["mode", *_LIMITS]
     values: dict[str, object] = {}
     position = 0
@@ -73,9 +72,9 @@ def parse(text: str) -> Options:
 
 
 def translate_mode(mode: str) -> str:
-    """Returns keras_ddl's mode for IBM's: as it is where it has dimensions, or 'p' where there are none.
+    """Returns keras_ddl's mode for IBM's: unchanged if it has dimensions, else 'p'.
 
-    Raises: ConfigError: no mode of IBM's.
+    Raises: ConfigError: it is not a mode of IBM's.
     """
     match = _MODE.fullmatch(mode)
     if match is None:
@@ -88,7 +87,7 @@ def translate_mode(mode: str) -> str:
 
 
 def group_elements(environ: Mapping[str, str]) -> int | None:
-    """Returns DDL_GROUP_SIZE, how many elements of gradients may go into one reduction; None where it is not set.
+    """Returns DDL_GROUP_SIZE, the largest number of gradient elements in one reduction; None if unset.
 
     Raises: ConfigError: not a whole number of 1 or more.
     """

@@ -1,7 +1,7 @@
-"""Gradients reduced over all ranks, once: those that a script has reduced are not reduced again by its optimizer.
+"""Reduces gradients over all ranks once: an optimizer does not reduce gradients that the script has already reduced.
 
-`gradients.reduced` knows which those are. In eager mode, where it knows the very tensors only, a mean that is averaged
-again stays the same, and costs a reduction.
+`gradients.reduced` tracks reduced gradients. In eager mode it only recognizes the reduced tensors themselves. A
+tensor computed from a mean is averaged again, which changes nothing and costs a reduction.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from keras_ddl.gradients.buckets import all_reduce_in_buckets
 
 
 def bcast(init_val: Any) -> tf.Tensor:
-    """Returns rank 0's `init_val` on every rank: what a variable is to start with. COLLECTIVE.
+    """Returns rank 0's `init_val` on every rank, as the initial value of a variable. COLLECTIVE.
 
     Args:
-        init_val: a tensor or what tf.convert_to_tensor takes, of one shape and dtype on all ranks.
+        init_val: a tensor or a value for tf.convert_to_tensor, of one shape and dtype on all ranks.
     Raises: NotInitializedError: there is no job. RankMismatchError, in a Session tf.errors.FailedPreconditionError:
         ranks differ in shape or dtype.
     """
@@ -32,9 +32,9 @@ def allreduce_n(grads: Sequence[Any], average: bool = True) -> list[Any]:
     """Returns the gradients, averaged (or summed) over all ranks, in as few reductions as DDL_GROUP_SIZE allows.
 
     Args:
-        grads: tensors, tf.IndexedSlices and None, the same list on every rank. Those that an optimizer's
-            compute_gradients has averaged are taken as they were before that.
-    Returns: a list of the same length; None where None was given.
+        grads: tensors, tf.IndexedSlices and None, the same list on every rank. For gradients that an optimizer's
+            compute_gradients has averaged, the values before averaging are taken.
+    Returns: a list of the same length, with None in the same places.
     Raises: as `bcast`.
     """
     job.require_ranks("allreduce_n()")
@@ -42,7 +42,7 @@ def allreduce_n(grads: Sequence[Any], average: bool = True) -> list[Any]:
 
 
 def grads_reduce(grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True) -> list[tuple[Any, Any]]:
-    """Returns the (gradient, variable) pairs with `allreduce_n` of their gradients. The optimizer leaves them so."""
+    """Returns the pairs with `allreduce_n` of their gradients, which the optimizer does not reduce again."""
     pairs = list(grads_and_vars)
     job.require_ranks("grads_reduce()")
     gradients = allreduce_n([gradient for gradient, _ in pairs], average)
@@ -50,7 +50,7 @@ def grads_reduce(grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True
 
 
 def averaged(grads: Sequence[Any]) -> list[Any]:
-    """Returns what an optimizer is to apply: each gradient averaged over ranks, if no part of it is reduced yet."""
+    """Returns the gradients that an optimizer applies: averaged over ranks, unless a part is already reduced."""
     there = [i for i, gradient in enumerate(grads) if gradient is not None]
     todo = [i for i, done in zip(there, reduced.are_reduced(grads[i] for i in there)) if not done]
     result = list(grads)

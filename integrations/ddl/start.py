@@ -1,10 +1,10 @@
-"""Trainable variables start from rank 0's values.
+"""Makes trainable variables start from rank 0's values.
 
-In a graph their initializer ends in a broadcast. It stands behind the initializers, not in the initial values. So a
-graph that is exported before its initializer is made has none of DDL's operations in it, variables that were made
-before `import ddl` start alike too, and a graph whose initializer is run by one rank only (evaluation, inference) says
-so with `disable_broadcast`. In eager mode, where a variable has its value at once, ranks compare what an optimizer
-trains for the first time: that they do together, and a model that one rank alone makes stays its own.
+In a graph, their initializer ends in a broadcast, which follows the initializers and is not part of the initial values.
+So a graph that is exported before its initializer is made has no operations of DDL, and variables made before `import
+ddl` also start equal. For a graph whose initializer only one rank runs (evaluation, inference), the script calls
+`disable_broadcast`. In eager mode a variable has its value at once, so ranks compare variables when an optimizer first
+trains them, which all ranks do together. A model that one rank alone makes stays its own.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def install() -> None:
 
 
 def enable_broadcast() -> None:
-    """From now on variables that are made start from rank 0's values, as from the beginning."""
+    """Makes variables created from now on start from rank 0's values, which is the default."""
     _State.enabled = True
 
 
 def disable_broadcast() -> None:
-    """From now on variables that are made start from each rank's own values, until `enable_broadcast`.
+    """Makes variables created from now on start from each rank's own values, until `enable_broadcast`.
 
     For graphs that not every rank initialises, such as that of an evaluation on rank 0.
     """
@@ -57,10 +57,10 @@ def disable_broadcast() -> None:
 
 
 def settle(variables: Iterable[Any]) -> None:
-    """Assigns rank 0's values to those of `variables` that ranks train for the first time, where they differ.
+    """Assigns rank 0's values to those of `variables` that are trained for the first time and differ between ranks.
 
-    In eager mode and in a tf.function that is being traced; elsewhere initializers have done it. COLLECTIVE where some
-    are new, which is so on all ranks or on none.
+    For eager mode and for a tf.function that is being traced; elsewhere initializers have done it. COLLECTIVE if some
+    variables are new, which is so on all ranks or on none.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -103,7 +103,7 @@ def _then_broadcast(initializer: Any, variables: Sequence[Any]) -> Any:
 
 
 def _broadcast_first(initializer: tf.Operation, variable: Any) -> tf.Operation:
-    """Returns what assigns rank 0's initial value to one variable: for `session.run(variable.initializer)`."""
+    """Returns the operation that assigns rank 0's initial value, for `session.run(variable.initializer)`."""
     if tf.executing_eagerly() or initializer.type not in _ASSIGNMENTS or not job.is_training_together():
         return initializer
     graph = initializer.graph
@@ -119,7 +119,7 @@ def _broadcast_first(initializer: tf.Operation, variable: Any) -> tf.Operation:
 
 
 def _trained(graph: Any) -> set[str]:
-    """Returns the names of the operations that stand for the variables that start from rank 0's values."""
+    """Returns the names of the operations of the variables that start from rank 0's values."""
     left_out = _State.left_out.get(graph, set())
     with graph.as_default():
         trained = [each for each in tf.compat.v1.trainable_variables() if each.name not in left_out]
@@ -128,7 +128,7 @@ def _trained(graph: Any) -> set[str]:
 
 
 def _starts_as_on_rank_0(variable: Any, sources: set[str]) -> bool:
-    """Whether a variable is trained, or starts from the value of one that is (a moving average of weights)."""
+    """Whether a variable is trained, or starts from the value of a trained one (a moving average of weights)."""
     graph = variable.graph
     if variable.dtype.base_dtype == tf.string or variable.name in _State.left_out.get(graph, set()):
         return False

@@ -1,7 +1,7 @@
 """Horovod's interface on top of keras_ddl: `import keras_ddl.horovod as hvd`.
 
-It replaces `horovod.tensorflow`. With `install()`, or `keras-ddl run --as-horovod`, unchanged imports of Horovod find
-it. It works without a Strategy, as Horovod does. It only translates names: keras_ddl's own functions do the work.
+It replaces `horovod.tensorflow`. After `install()`, or with `keras-ddl run --as-horovod`, unchanged imports of Horovod
+find it. Like Horovod, it works without a Strategy. It only translates names: keras_ddl's own functions do the work.
 integrations/horovod/docs/from-horovod.md lists the differences from Horovod.
 """
 
@@ -47,8 +47,8 @@ _MODULES = ("callbacks", "compression", "elastic", "keras", "keras_elastic")
 _ABSENT = {
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
     "check_num_rank_power_of_2": "Adasum takes any number of ranks here.",
-    "handle_average_backwards_compatibility": "The functions that take average= handle it.",
-    "gpu_available": "TensorFlow says so: tf.config.list_physical_devices('GPU').",
+    "handle_average_backwards_compatibility": "The functions with average= handle it.",
+    "gpu_available": "Use tf.config.list_physical_devices('GPU').",
     **dict.fromkeys(
         (
             *("LocalGradientAggregationHelper", "check_extension", "is_version_greater_equal_than", "refs_to_vars"),
@@ -71,8 +71,8 @@ def __getattr__(name: str) -> Any:
     if name in _ABSENT:
         raise AttributeError(f"keras_ddl.horovod has no {name}. {_ABSENT[name]}")
     raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}. What there is: integrations/horovod/docs/from-horovod.md and "
-        f"dir({__name__})."
+        f"module {__name__!r} has no attribute {name!r}. For all names see "
+        f"integrations/horovod/docs/from-horovod.md and dir({__name__})."
     )
 
 

@@ -1,4 +1,4 @@
-"""Horovod's names for init, shutdown, ranks, sizes and build features, by keras_ddl.communicator."""
+"""Horovod's names for init, shutdown, ranks, sizes and build features, on top of keras_ddl.communicator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_sparse(op: ReduceOp) -> None:
     """Raises: UnsupportedError: tf.IndexedSlices cannot be reduced by `op`."""
     if op not in (ReduceOp.Average, ReduceOp.Sum):
         raise UnsupportedError(
-            f"IndexedSlices are reduced by Average and Sum. Received: op={op.name}. Use sparse_as_dense=True."
+            f"IndexedSlices can be reduced only by Average and Sum. Received: op={op.name}. Use sparse_as_dense=True."
         )
 
 
@@ -49,13 +49,13 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins this process with the other ranks: `keras_ddl.init`. COLLECTIVE.
 
-    Limits TensorFlow, sessions of tf.compat.v1 included, to this rank's share of the host's cores, unless the script
-    has chosen or TensorFlow has started.
+    Limits TensorFlow, including sessions of tf.compat.v1, to this rank's share of the host's cores, unless the script
+    has set a limit or TensorFlow has started.
 
     Args:
         comm: must be all ranks: None, a list of ranks, or an MPI communicator.
-        process_sets: ProcessSets to register, equal and in the same order on all ranks. "dynamic" means none yet;
-            `add_process_set` works in any case.
+        process_sets: ProcessSets to register, equal and in the same order on all ranks. "dynamic": none yet;
+            `add_process_set` always works.
 
     Raises:
         ConfigError: `comm` is something else. Otherwise as `keras_ddl.init` and `add_process_set`.
@@ -115,7 +115,7 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI runs and lets several threads call it. Raises: NotInitializedError: before `init`."""
+    """Whether MPI runs and several threads may call it. Raises: NotInitializedError: before `init`."""
     communicator.topology()
     if not mpi.running():
         return False
@@ -135,47 +135,47 @@ def mpi_enabled() -> bool:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """False: keras_ddl does not use Gloo, nor the libraries below."""
+    """Returns False: keras_ddl does not use Gloo."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """False, as `gloo_built`."""
+    """Returns False, as `gloo_built`."""
     return False
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """0: GPU tensors pass through host memory."""
+    """Returns 0: keras_ddl does not use NCCL. GPU tensors pass through host memory."""
     return 0
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """False: keras_ddl's own libraries do not use CUDA, whatever TensorFlow uses."""
+    """Returns False: keras_ddl's own libraries do not use CUDA, even if TensorFlow does."""
     return False
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """False, as `cuda_built`."""
+    """Returns False, as `cuda_built`."""
     return False
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """False: it means IBM's library."""
+    """Returns False: keras_ddl does not use IBM's library."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """False: keras_ddl has no oneCCL."""
+    """Returns False: keras_ddl does not use oneCCL."""
     return False
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Begins a timeline, one file per calling rank: `keras_ddl.timeline.start`.
 
-    Raises: ConfigError: `mark_cycles`, or as `keras_ddl.timeline.start`.
+    Raises: ConfigError: `mark_cycles` is True, or as `keras_ddl.timeline.start`.
     """
     if mark_cycles:
-        raise ConfigError("start_timeline: there are no cycles to mark. Received: mark_cycles=True. Leave it out.")
+        raise ConfigError("start_timeline: keras_ddl has no cycles to mark. Received: mark_cycles=True. Leave it out.")
     recording.start(file_path, communicator.rank())
 
 

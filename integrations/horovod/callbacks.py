@@ -1,4 +1,4 @@
-"""Horovod's Keras callbacks, by keras_ddl's callbacks."""
+"""Horovod's Keras callbacks, on top of keras_ddl's callbacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BroadcastGlobalVariablesCallback(BroadcastVariables):
         root_rank: the rank whose variables all ranks get.
         device: ignored.
         local_variables: a variable or several that stay local to each rank.
-    Raises: tf.errors.FailedPreconditionError: (at train begin) the ranks' variables differ.
+    Raises: tf.errors.FailedPreconditionError: (at train begin) the ranks have different lists of variables.
     """
 
     on_train_begin = as_tensorflow_errors(BroadcastVariables.on_train_begin)
@@ -48,7 +48,7 @@ class BroadcastGlobalVariablesCallback(BroadcastVariables):
 class MetricAverageCallback(AverageLogs):
     """Averages the logs of an epoch over the ranks, weighted by the rows of each rank.
 
-    Put it before callbacks that read them. If the steps do not count rows, all ranks have equal weights.
+    Put it before callbacks that read the logs. If the steps do not count rows, all ranks have equal weights.
 
     Args:
         device: ignored.
@@ -59,7 +59,7 @@ class MetricAverageCallback(AverageLogs):
 
 
 class _LogsLr(keras.callbacks.Callback):
-    """Horovod's key for the rate, beside Keras's "learning_rate"."""
+    """Adds Horovod's key for the rate to the logs, in addition to Keras's "learning_rate"."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
@@ -73,7 +73,7 @@ class LearningRateScheduleCallback(_LogsLr, LearningRateSchedule):
     Args:
         initial_lr: the rate at train begin; equal in all such callbacks of a fit.
         multiplier: a number, or a function of the epoch.
-        start_epoch, end_epoch: 0-based; end_epoch None: never.
+        start_epoch, end_epoch: from 0; end_epoch None: no end.
         staircase: True: once per epoch. False: before every batch, with epoch + batch / steps_per_epoch.
         momentum_correction: scale momentum buffers with the rate (docs/callbacks.md).
         steps_per_epoch: only needed with staircase=False when fit cannot know it.

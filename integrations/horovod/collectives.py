@@ -1,8 +1,8 @@
-"""Horovod's collectives on tensors, by keras_ddl.ops.
+"""Horovod's collectives on tensors, on top of keras_ddl.ops.
 
 All are COLLECTIVE over the ranks of `process_set`, work eagerly and in tf.function, and are differentiable: gradients
-are of the sum of all ranks' losses; broadcast's are of the mean. Calls are matched by `name`, or without one by their
-order (in a tf.function by the position in the graph). If ranks disagree about shape, dtype, op or root, all get
+are those of the sum of all ranks' losses, for broadcast those of the mean. Ranks match calls by `name`, or without one
+by order (in a tf.function by the position in the graph). If ranks disagree about shape, dtype, op or root, all get
 tf.errors.FailedPreconditionError, and the next collective works.
 
 `device_dense`, `device_sparse` and `ignore_name_scope` are ignored: TensorFlow places the ops, and names are used
@@ -46,15 +46,15 @@ def allreduce(
     """Reduces `tensor` over the ranks; see `keras_ddl.all_reduce`.
 
     Args:
-        tensor: shape [...] and dtype equal on all ranks; or tf.IndexedSlices, by Average and Sum.
+        tensor: shape [...] and dtype equal on all ranks; or tf.IndexedSlices, only for Average and Sum.
         average: the old form of op: True for Average, False for Sum.
-        compression: of float32 and float64 tensors; IndexedSlices, which are gathered, are not compressed.
+        compression: for float32 and float64 tensors; IndexedSlices are gathered without compression.
         op: Average (default), Sum, Min, Max, Product, Adasum. Averages of integers are rounded toward zero.
-        prescale_factor, postscale_factor: factors before and after the reduction. Integers are scaled in float64, and
+        prescale_factor, postscale_factor: factors before and after the reduction. Integers are scaled in float64 and
             rounded toward zero.
         sparse_as_dense: convert IndexedSlices to dense tensors first.
     Returns: shape [...]; for IndexedSlices the rows of all ranks.
-    Raises: ConfigError: unknown op; UnsupportedError: op not supported for IndexedSlices.
+    Raises: ConfigError: the op is unknown. UnsupportedError: the op does not support IndexedSlices.
     """
     args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
     if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):
@@ -80,7 +80,7 @@ def grouped_allreduce(
     *,
     sparse_as_dense: bool = False,
 ) -> list[Any]:
-    """Reduces several tensors in one operation; otherwise as `allreduce`. See `keras_ddl.all_reduce_n`."""
+    """Reduces several tensors in one operation, otherwise as `allreduce`. See `keras_ddl.all_reduce_n`."""
     args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
     slices = [isinstance(each, tf.IndexedSlices) and not sparse_as_dense for each in tensors]
     dense = iter(_all_reduce([each for each, sparse in zip(tensors, slices) if not sparse], *args, name))
@@ -108,7 +108,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """As `allgather`, for each of several tensors."""
+    """Does `allgather` for each of several tensors."""
     comm = communicator_of(process_set)
     return [ops.all_gather(each, name=key, comm=comm) for each, key in zip(tensors, _names(name, tensors))]
 
@@ -121,7 +121,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns rank `root_rank`'s `tensor`; shape and dtype are equal on all ranks. See `keras_ddl.broadcast`.
+    """Returns rank `root_rank`'s `tensor`; shape and dtype must be equal on all ranks. See `keras_ddl.broadcast`.
 
     The gradient at the root is the mean of all ranks' gradients, and zero elsewhere, as in Horovod.
     """
@@ -135,8 +135,8 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Assigns rank `root_rank`'s values to `variables` (one, or a list), and returns the new values.
 
-    In a TensorFlow 1 graph, running the returned tensors in a session assigns. `name` is ignored: calls are matched by
-    their order, and lists that differ are an error on every rank.
+    In a TensorFlow 1 graph, running the returned tensors in a session assigns the values. `name` is ignored: ranks
+    match calls by order, and lists that differ are an error on every rank.
     """
     variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     comm = communicator_of(process_set)
@@ -208,7 +208,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """As `reducescatter`, for each of several tensors."""
+    """Does `reducescatter` for each of several tensors."""
     rest = (process_set, False, prescale_factor, postscale_factor)
     return [
         reducescatter(each, device_dense, compression, op, key, *rest)
@@ -226,9 +226,9 @@ def alltoall(
 ) -> Any:
     """Sends each rank some of the rows; see `keras_ddl.all_to_all`.
 
-    Returns: the rows received; with `splits` also how many came from each rank, int32 [size].
-    Raises: InvalidArgumentError: splits do not fit the number of ranks; or, on every rank, one rank's splits do not fit
-        its rows (in a tf.function, tf.errors.FailedPreconditionError).
+    Returns: the rows received; with `splits` also the number of rows from each rank, int32 [size].
+    Raises: InvalidArgumentError: the splits do not fit the number of ranks; or, on every rank, one rank's splits do not
+        fit its rows (in a tf.function, tf.errors.FailedPreconditionError).
     """
     comm = communicator_of(process_set)
     try:
@@ -244,7 +244,7 @@ def alltoall(
 
 @as_tensorflow_errors
 def join() -> int:
-    """Announces that this rank has no more data; returns, when all have joined, the last one. See `keras_ddl.join`."""
+    """Announces that this rank has no more data; returns the last rank to join. See `keras_ddl.join`."""
     return communicator_of(global_process_set).join()
 
 

@@ -1,4 +1,4 @@
-"""Commits: state that a program saves to continue after its job was restarted.
+"""Commits: state that a program saves so that it can continue after a restart of its job.
 
     <directory>/rank-0/commit-12    one commit: a pickled object, its length and its checksum
     <directory>/rank-4/commit-12    the same, of the first rank of another host
@@ -8,8 +8,8 @@ under a hidden name and renamed: a writer killed at any moment leaves the previo
 numbered from 1, equally on all ranks; the newest intact one on any rank is the state of the job. docs/launch.md says
 where the directory is.
 
-A commit is a pickle, which can run anything when it is read. So a commit is read and written only in directories that
-belong to this user and that nobody else may write to, wherever the directory of the commits is.
+A commit is a pickle, which can run any code when it is read. So commits are read and written only in directories that
+belong to this user and that nobody else may write to.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Commits:
     def write(self, number: int, content: Any) -> None:
         """Writes a commit of this rank, and removes old ones.
 
-        Raises: CheckpointError: not writable; disk full. ConfigError: others may write to the directory.
+        Raises: CheckpointError: the commit cannot be written. ConfigError: others may write to the directory.
         """
         folder = self.directory / f"rank-{communicator.rank()}"
         try:
@@ -83,7 +83,7 @@ def _write(path: str, content: Any) -> None:
 
 
 class _Checked:
-    """A file that computes length and checksum of what is written to it."""
+    """A file that computes length and checksum of the data written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.crc, self.length = file, 0, 0
@@ -109,7 +109,7 @@ def of_job(name: str) -> Commits | None:
 def read(path: Path) -> Any:
     """Returns the content of a commit.
 
-    Raises: TornCommit: it is truncated or altered. ConfigError: others may have written it. What unpickling raises.
+    Raises: TornCommit: it is truncated or altered. ConfigError: others may have written it. Any error of unpickling.
     """
     data = memoryview(private.read_own(path, _LEVELS))
     if len(data) < _END.size:
@@ -117,14 +117,14 @@ def read(path: Path) -> Any:
     content, end = data[: -_END.size], data[-_END.size :]
     mark, crc, length = _END.unpack(end)
     if mark != _MARK or length != len(content) or crc != zlib.crc32(content):
-        raise TornCommit(f"{path} is not what was written")
+        raise TornCommit(f"{path} is truncated or altered")
     return pickle.loads(content)
 
 
 def newest(commits: Commits) -> tuple[int, int, Any] | None:
     """Returns (number, rank that read it, content on that rank) of the newest intact commit; None: none. COLLECTIVE.
 
-    Raises: ConfigError: others may have written it, on all ranks. What unpickling raises, on the rank that reads.
+    Raises: ConfigError, on all ranks: others may have written it. Any error of unpickling, on the rank that reads.
     """
     left = commits.found()
     while True:

@@ -1,8 +1,8 @@
-"""horovod.tensorflow.elastic: states that are committed, and `run`, which continues from the last commit.
+"""horovod.tensorflow.elastic: states that can be committed, and `run`, which continues from the last commit.
 
-Where the launcher may go on with fewer ranks (`-np MIN:MAX`, on one host), the processes that are left call
-the function again, as Horovod's do. Else all processes of a job are restarted (`keras-ddl run --restarts`), so commits
-are written to the disk of each host (commits.py), and `run` restores the job's newest one.
+If the launcher can continue with fewer ranks (`-np MIN:MAX`, on one host), the remaining processes call the function
+again, as Horovod's do. Otherwise all processes of a job are restarted (`keras-ddl run --restarts`), so commits are
+written to the disk of each host (commits.py), and `run` restores the job's newest commit.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates `func(state, ...)` so that it begins with the state of the job's newest commit, equal on all ranks.
 
-    In the first attempt, that is rank 0's state. After a restart by `keras-ddl run --restarts`, the newest commit is
-    restored first, then the reset callbacks are called. Before that, the script must not call collectives that only
-    some ranks reach. When a rank is lost and the launcher may go on without it, the others go back to their last commit
-    and the function is called again.
+    In the first attempt, this is rank 0's state. After a restart by `keras-ddl run --restarts`, the newest commit is
+    restored, then the reset callbacks are called. Before that, the script must not call collectives that only some
+    ranks reach. If a rank is lost and the launcher can continue without it, the others return to their last commit, and
+    the function is called again.
     """
 
     @functools.wraps(func)
@@ -116,8 +116,8 @@ class TensorFlowKerasState(_VariablesState):
     """The variables of a Keras model and its optimizer, with objects as attributes (batch=0, epoch=0).
 
     Args:
-        model: built.
-        optimizer: default: the model's; it is built if needed.
+        model: a built model.
+        optimizer: default: the model's optimizer, which is built if needed.
         backend: ignored.
         kwargs: as in ObjectState.
     Raises: ConfigError: the model is not built, or there is no optimizer.
@@ -141,11 +141,11 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
-        """Returns the model's, then the optimizer's."""
+        """Returns the model's variables, then the optimizer's."""
         return list({id(each): each for each in [*self.model.variables, *self.optimizer.variables]}.values())
 
     def broadcast_variables(self, root: int) -> None:
-        """Broadcasts the variables; each rank's random layers get their own stream."""
+        """Broadcasts the variables, and gives each rank's random layers their own stream."""
         broadcast_with_streams(self.variables_of_state(), root)
 
 
@@ -153,17 +153,17 @@ class TensorFlowState(_VariablesState):
     """A list of variables, with objects as attributes.
 
     Args:
-        variables: of TensorFlow or Keras.
+        variables: variables of TensorFlow or Keras.
         session: must be None.
         kwargs: as in ObjectState.
-    Raises: ConfigError: no variables, or a session.
+    Raises: ConfigError: there are no variables, or a session is given.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
         if session is not None or not variables:
             what = "a session of TensorFlow 1" if session is not None else "no variables"
             raise ConfigError(
-                f"TensorFlowState takes a list of variables; TensorFlow 2 keeps none. Received: {what}. Pass "
+                f"TensorFlowState needs a list of variables, because TensorFlow 2 keeps none. Received: {what}. Pass "
                 "variables=[...], such as model.variables."
             )
         self.variables = list(variables)

@@ -1,4 +1,4 @@
-"""States of an elastic job, which are saved, committed, restored after a restart, and synchronized."""
+"""States of an elastic job, which can be saved, committed, restored after a restart, and synchronized."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Raised on all ranks: `run` continues with the current state, after a restart if the launcher has other hosts.
+    """Raised on all ranks: `run` continues with the current state, after a restart if the hosts have changed.
 
     Args:
         skip_sync: ignored; states are always synchronized.
@@ -50,7 +50,7 @@ class State(abc.ABC):
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions to call after a restart or an interruption, when the state is restored but not synchronized.
 
-        The number of ranks may have changed: this is the place to set the learning rate.
+        The number of ranks may have changed, so these functions can set the learning rate.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -67,7 +67,7 @@ class State(abc.ABC):
         self._hosts_updated = True
 
     def commit(self) -> None:
-        """Saves the state, also to the disks of the job's hosts, and checks for other hosts. COLLECTIVE.
+        """Saves the state, also to the disks of the job's hosts, and checks whether the hosts have changed. COLLECTIVE.
 
         Raises: HostsUpdatedInterrupt. CheckpointError: a commit cannot be written.
         """
@@ -76,7 +76,7 @@ class State(abc.ABC):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises: HostsUpdatedInterrupt: on all ranks, if any was notified that the hosts have changed. COLLECTIVE."""
+        """Raises: HostsUpdatedInterrupt: on all ranks, if one was notified that the hosts have changed. COLLECTIVE."""
         notices = self._hosts_updated, host_watch.hosts_changed()
         gathered = communicator.all_gather_object(notices, name="keras_ddl/elastic/hosts")
         self._is_to_leave = any(by_launcher for _, by_launcher in gathered)
@@ -84,7 +84,7 @@ class State(abc.ABC):
             raise HostsUpdatedInterrupt()
 
     def leave_for_other_hosts(self) -> None:
-        """Commits the current state on all ranks and ends this process, if the launcher has notified any rank."""
+        """Commits the current state on all ranks and ends this process, if the launcher has notified a rank."""
         if self._is_to_leave:
             self.save()
             self.write_commit()
@@ -126,7 +126,7 @@ class State(abc.ABC):
         return True
 
     def content(self) -> Any:
-        """Returns the saved state, to be pickled; None: restarts are not supported."""
+        """Returns the saved state, which must be picklable; None: restarts are not supported."""
         return None
 
     def put(self, content: Any) -> None:

@@ -1,4 +1,4 @@
-"""Errors that are keras_ddl's and also those of TensorFlow that Horovod's scripts expect."""
+"""Errors that are both keras_ddl's and the TensorFlow errors that Horovod's scripts expect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnsupportedError(ConfigError, NotImplementedError):
 def as_tensorflow_errors(function: _Function) -> _Function:
     """Wraps `function` so that RankMismatchError becomes tf.errors.FailedPreconditionError with the same text.
 
-    In a tf.function, ops can fail only with TensorFlow's errors anyway.
+    In a tf.function, ops can only fail with TensorFlow's errors.
     """
 
     @do_not_convert

@@ -1,6 +1,7 @@
 """DistributedOptimizer for the optimizers of tf.compat.v1.train, which Horovod wraps as well.
 
-They are for graphs and sessions; without gradient accumulation they also work in eager mode and in a tf.function.
+These optimizers are for graphs and sessions; without gradient accumulation they also work in eager mode and in a
+tf.function.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from keras_ddl.horovod.reduction import GradientReduction
 
 
 def distribute(optimizer: Any, reduction: GradientReduction, passes: int, average_passes: bool) -> None:
-    """Makes one optimizer of tf.compat.v1.train reduce its gradients.
+    """Makes an optimizer of tf.compat.v1.train reduce its gradients.
 
-    compute_gradients returns reduced gradients; apply_gradients reduces only those that were not computed from such.
+    compute_gradients returns reduced gradients; apply_gradients reduces only gradients not computed from reduced ones.
 
     Args:
         reduction: how gradients are reduced.
@@ -39,8 +40,8 @@ def distribute(optimizer: Any, reduction: GradientReduction, passes: int, averag
 class _Once:
     """Reduces each gradient once: when it is computed, or else when it is applied.
 
-    In eager mode nothing shows that a gradient was computed from a reduced one. So the variables are remembered whose
-    gradients compute_gradients has reduced, and the next apply_gradients takes theirs as they are.
+    In eager mode nothing shows that a gradient was computed from a reduced one. So the optimizer remembers the
+    variables whose gradients compute_gradients has reduced, and the next apply_gradients does not reduce these.
     """
 
     def __init__(self, reduction: GradientReduction) -> None:
@@ -49,7 +50,7 @@ class _Once:
         self._left: set[Any] = set()  # computed more often than applied: whether more of them come is unknown
 
     def computed(self, pairs: Pairs) -> Pairs:
-        """Returns what compute_gradients returns."""
+        """Returns the result of compute_gradients."""
         result = self._reduced(pairs)
         if tf.executing_eagerly():
             for variable in _variables(pairs):
@@ -57,7 +58,7 @@ class _Once:
         return result
 
     def applied(self, pairs: Pairs) -> Pairs:
-        """Returns what apply_gradients applies. Raises: ConfigError: whether they are reduced cannot be known."""
+        """Returns the gradients that apply_gradients applies. Raises: ConfigError: they may or may not be reduced."""
         if not tf.executing_eagerly():
             return self._reduced(pairs)
         todo = [i for i, (_, v) in enumerate(pairs) if v.ref() not in self._computed]
@@ -103,7 +104,7 @@ def _variables(pairs: Pairs) -> set[Any]:
 class _Accumulation:
     """Adds up the gradients of several runs of a graph; the last of them reduces the sum and applies it.
 
-    As Horovod's, the sums are local variables: `tf.compat.v1.local_variables_initializer` sets them, and they are
+    As in Horovod, the sums are local variables: `tf.compat.v1.local_variables_initializer` sets them, and they are
     neither saved nor broadcast. Every run increments `global_step`. tf.IndexedSlices become dense.
     """
 
@@ -125,7 +126,7 @@ class _Accumulation:
         replace_methods(optimizer, compute_gradients, apply_gradients)
 
     def compute(self, pairs: Pairs) -> Pairs:
-        """Returns sums, reduced in the last of `passes` runs; in the others, this rank's sums so far."""
+        """Returns the sums: reduced in the last of `passes` runs, this rank's sums so far in the others."""
         there = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs if gradient is not None]
         if tf.executing_eagerly() or tf.inside_function() or any(is_eager(gradient) for gradient, _ in there):
             raise ConfigError(

@@ -9,7 +9,7 @@ from keras_ddl.horovod.collectives import broadcast_global_variables
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Gives all ranks rank `root_rank`'s variables when a session begins, initialized or restored. COLLECTIVE.
+    """Gives all ranks rank `root_rank`'s variables when an initialized or restored session begins. COLLECTIVE.
 
     Args:
         root_rank: the rank whose global variables all ranks get.
@@ -25,5 +25,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs the broadcast, also after a session was created again."""
+        """Runs the broadcast, also when a session is created again."""
         session.run(self.bcast_op)

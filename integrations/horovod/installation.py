@@ -39,10 +39,10 @@ _MODULES = {
 _ABSENT = {
     "horovod.torch": "A program of PyTorch uses keras_ddl.torch, a backend of torch.distributed "
     "(integrations/torch/docs/pytorch.md).",
-    "horovod.tensorflow.data": "Use tf.data.experimental.service itself, with a dispatcher and workers of your own.",
-    "horovod.mxnet": "There is nothing for MXNet.",
+    "horovod.tensorflow.data": "Use tf.data.experimental.service directly, with your own dispatcher and workers.",
+    "horovod.mxnet": "keras_ddl does not support MXNet.",
     **dict.fromkeys(
-        ("horovod.runner", "horovod.spark", "horovod.ray"), "Start ranks by keras-ddl run or keras_ddl.run."
+        ("horovod.runner", "horovod.spark", "horovod.ray"), "Start ranks with keras-ddl run or keras_ddl.run."
     ),
 }
 # Names of Keras 2 that scripts use and Keras 3 has not -> what to write.
@@ -56,7 +56,7 @@ _INSTEAD = {
 
 
 def explain_old_names() -> None:
-    """Makes an uncaught error about a name of Keras 2 or TensorFlow 1 end with what to use. Imports nothing."""
+    """Makes an uncaught error about a name of Keras 2 or TensorFlow 1 end with a replacement. Imports nothing."""
     hook = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -68,7 +68,7 @@ def explain_old_names() -> None:
 
 
 def explain(error: BaseException) -> None:
-    """Adds to the message of an AttributeError or ImportError, if it is about a name of Keras 2 or TensorFlow 1."""
+    """Adds a replacement to the message of an AttributeError or ImportError about a name of Keras 2 or TensorFlow 1."""
     if isinstance(error, AttributeError):
         name, owner = error.name, error.obj
         old = getattr(getattr(owner, "compat", None), "v1", None)
@@ -79,9 +79,9 @@ def explain(error: BaseException) -> None:
     else:
         return
     if of_tensorflow:
-        text = f"It is a name of TensorFlow 1: tf.compat.v1.{name}. Scripts of Keras 3 need no session"
+        text = f"This is a name of TensorFlow 1: tf.compat.v1.{name}. Scripts of Keras 3 need no session"
     elif name in _INSTEAD:
-        text = f"It is a name of Keras 2. Use {_INSTEAD[name]}"
+        text = f"This is a name of Keras 2. Use {_INSTEAD[name]}"
     else:
         return
     message = f"{error}. {text}; see integrations/horovod/docs/from-horovod.md."
@@ -91,7 +91,7 @@ def explain(error: BaseException) -> None:
 
 
 def install() -> None:
-    """Makes `import horovod.tensorflow`, and the other modules that keras_ddl replaces, find keras_ddl's.
+    """Makes `import horovod.tensorflow`, and imports of the other modules that keras_ddl replaces, find keras_ddl's.
 
     It affects this process only; `keras-ddl run --as-horovod` does it for all ranks of a job. Idempotent.
 
@@ -149,7 +149,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Returns our existing module for an import, so that it is not loaded twice."""
+    """Returns keras_ddl's existing module for an import, so that it is not loaded twice."""
 
     def __init__(self, home: str) -> None:
         self._home = home

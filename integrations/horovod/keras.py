@@ -1,6 +1,6 @@
 """Horovod's Keras interface (horovod.tensorflow.keras): `import keras_ddl.horovod.keras as hvd`.
 
-Other names are those of keras_ddl.horovod.
+All other names are those of keras_ddl.horovod.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def load_model(
 ) -> keras.Model:
     """Returns a saved model, compiled with a `DistributedOptimizer` that has the saved optimizer's state.
 
-    The model may have been saved with or without one. Every rank reads the file.
+    The model may have been saved with or without a DistributedOptimizer. Every rank reads the file.
 
     Args:
-        filepath: of a .keras or .h5 file.
+        filepath: path of a .keras or .h5 file.
         custom_optimizers: custom classes that the file may name.
         custom_objects: as in keras.models.load_model.
-        compression: of the gradients.
+        compression: compression of the gradients.
         backward_passes_per_step, average_aggregated_gradients: as when the model was saved. The file only has
-            gradient_accumulation_steps, with which Keras averages; without these arguments it stays a mean.
+            gradient_accumulation_steps, with which Keras averages; without these arguments the average stays.
         legacy_opts: must be False: Keras 3 has no legacy optimizers.
-    Raises: ConfigError: legacy_opts=True. What keras.models.load_model raises.
+    Raises: ConfigError: legacy_opts=True. Any error of keras.models.load_model.
     """
     if legacy_opts:
         raise ConfigError("Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out.")

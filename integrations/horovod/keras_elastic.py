@@ -46,12 +46,12 @@ class KerasState(TensorFlowKerasState):
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits `state` after every `batches_per_commit` batches, after each epoch and at the end.
 
-    It commits just before the next batch or epoch begins, when all callbacks have processed the last one, so their
-    order does not matter.
+    It commits just before the next batch or epoch begins. All callbacks have processed the last one by then, so the
+    order of callbacks does not matter.
 
     Args:
         state: the state to commit.
-        batches_per_commit: an integer.
+        batches_per_commit: number of batches between commits.
     """
 
     never_stops_within_epoch = True
@@ -83,7 +83,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.write_commit()  # without checking for other hosts, which no longer matter
 
     def commit(self) -> None:
-        """Commits now: `state.commit()`. COLLECTIVE."""
+        """Calls `state.commit()`. COLLECTIVE."""
         self.state.commit()
 
     def _commit_if_due(self) -> None:
@@ -95,11 +95,11 @@ class CommitStateCallback(keras.callbacks.Callback):
 class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Counts the finished batches of the epoch in `state.batch`, and skips that many when a fit begins.
 
-    The first epoch of a fit is then shorter by those batches, which are read and dropped; the order of the data is the
-    script's. Between epochs `state.batch` is 0.
+    The first epoch of a fit is then shorter by these batches, which are read and dropped; the script determines the
+    order of the data. Between epochs `state.batch` is 0.
 
     Args:
-        state: has an attribute `batch`.
+        state: a state with an attribute `batch`.
     """
 
     never_stops_within_epoch = True
@@ -125,7 +125,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Counts the finished epochs in `state.epoch`, over all fits of this state.
 
     Args:
-        state: has an attribute `epoch`.
+        state: a state with an attribute `epoch`.
     """
 
     def __init__(self, state: State) -> None:

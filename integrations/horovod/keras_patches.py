@@ -1,6 +1,7 @@
-"""Patches of Keras's optimizers for DistributedOptimizer, where Keras has no hook.
+"""Patches Keras's optimizers for DistributedOptimizer, where Keras has no hook.
 
-Installed with the first one. Patched: keras/src/optimizers/base_optimizer.py, loss_scale_optimizer.py (3.15.1).
+The first DistributedOptimizer installs the patches, of keras/src/optimizers/base_optimizer.py and
+loss_scale_optimizer.py (3.15.1).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _iterations(original: property) -> property:
     """Makes `iterations` of an optimizer that reduces count batches, also with gradient accumulation."""
 
     def counted(self: Any) -> Any:
-        """How many steps have been taken, as tf.Variable or tensor."""
+        """The number of steps taken, as tf.Variable or tensor."""
         if own_reductions.reduction_of(self) is not None and not counting_updates.get():
             return batches_counted(self)
         assert original.fget is not None
@@ -38,7 +39,7 @@ def _iterations(original: property) -> property:
 
 
 def _check_finite(original: Any) -> Any:
-    """Makes all ranks skip a step if gradients overflow on one of them before they are reduced."""
+    """Makes all ranks skip a step if gradients overflow on one rank before they are reduced."""
 
     @functools.wraps(original)
     def check_finite(self: Any, grads: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Collectives on Python objects, which are pickled. Calls are matched by name or order; sessions are ignored."""
+"""Collectives on Python objects, which are pickled. Ranks match calls by name or order; sessions are ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the object of rank `root_rank`; those of other ranks are ignored. See `keras_ddl.broadcast_object`."""
+    """Returns the object of rank `root_rank`; other ranks' objects are ignored. See `keras_ddl.broadcast_object`."""
     root = root_in(process_set, root_rank)
     return communicator_of(process_set).broadcast_object(obj, root, name)
 

@@ -1,6 +1,6 @@
-"""Names of Keras 2 in Horovod's scripts: `optimizer.lr`, `optimizer.variables()`, `keras.backend.set_value`.
+"""Adds names of Keras 2 for Horovod's scripts: `optimizer.lr`, `optimizer.variables()`, `keras.backend.set_value`.
 
-Reset callbacks of elastic jobs have them while they run, a script that imports `horovod` always.
+Reset callbacks of elastic jobs have the names while they run, a script that imports `horovod` always.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 class _Variables(list[Any]):
-    """The variables of an optimizer, which are an attribute in Keras 3 and were a method in Keras 2: both work."""
+    """The variables of an optimizer, as an attribute (Keras 3) and as a method (Keras 2)."""
 
     def __call__(self) -> _Variables:
         return self
@@ -76,7 +76,7 @@ def _set(names: list[tuple[Any, str, Any]]) -> None:
 
 def _callable_variables(original: property) -> property:
     def variables(self: Any) -> _Variables:
-        """Variables of the optimizer. May be called, as in Keras 2."""
+        """The variables of the optimizer, which may be called, as in Keras 2."""
         assert original.fget is not None
         return _Variables(original.fget(self))
 

@@ -40,35 +40,37 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes an optimizer average its gradients over the ranks, then clip and apply them.
 
-    It modifies and returns `optimizer` itself, with its class, state and configuration: saved files load without
-    keras_ddl. A LossScaleOptimizer stays one, around an optimizer that reduces; the ranks agree on skipped steps.
-    Models are compiled with jit_compile=False: XLA has no kernel for collectives. The optimizer gets a method,
-    register_local_var(variable): that variable's gradients stay local to each rank. copy.deepcopy of it reduces as
-    well; pickled or saved copies, and those made from its configuration, are plain Keras and do not.
+    It modifies and returns `optimizer` itself, which keeps its class, state and configuration, so saved files load
+    without keras_ddl. A LossScaleOptimizer stays one, around an optimizer that reduces; the ranks agree on skipped
+    steps. Models are compiled with jit_compile=False, because XLA has no kernel for collectives. The optimizer gets a
+    method register_local_var(variable), which makes that variable's gradients stay local to each rank. A copy by
+    copy.deepcopy also reduces. Pickled or saved copies, and copies made from its configuration, are plain Keras
+    optimizers and do not reduce.
 
-    One of tf.compat.v1.train is modified and returned as well: compute_gradients returns averages, which a script may
-    change before it passes them to apply_gradients; that averages only what was not computed from averages.
+    An optimizer of tf.compat.v1.train is also modified and returned: compute_gradients returns averages, which a script
+    may change before it passes them to apply_gradients. apply_gradients averages only gradients that were not computed
+    from averages.
 
     Args:
-        optimizer: of Keras 3 or of tf.compat.v1.train, created outside of a keras_ddl.Strategy. Variables must be equal
-            on all ranks when training begins: `callbacks.BroadcastGlobalVariablesCallback(0)`, `broadcast_variables`
-            or, in sessions, `BroadcastGlobalVariablesHook(0)`.
-        name: of the reductions in errors and timelines; default: "Distributed" and the optimizer's class.
+        optimizer: an optimizer of Keras 3 or tf.compat.v1.train, created outside of a keras_ddl.Strategy. Variables
+            must be equal on all ranks when training begins: use `callbacks.BroadcastGlobalVariablesCallback(0)`,
+            `broadcast_variables` or, in sessions, `BroadcastGlobalVariablesHook(0)`.
+        name: name of the reductions in errors and timelines; default: "Distributed" and the optimizer's class.
         use_locking, device_dense, device_sparse: ignored.
-        compression: of dense gradients, see `GradientReduction`.
+        compression: compression of dense gradients, see `GradientReduction`.
         sparse_as_dense: reduce gradients of embeddings as dense tables, instead of gathering rows.
         gradient_predivide_factor: as in `GradientReduction`.
         op: Average or Sum.
-        backward_passes_per_step: batches per update. Each rank sums its own gradients, which are reduced once per
+        backward_passes_per_step: batches per update. Each rank sums its own gradients, and the sum is reduced once per
             update. `iterations`, and so every schedule, counts batches. For tf.compat.v1.train: session runs per
             update; the sums are local variables, and `global_step` counts runs.
-        average_aggregated_gradients: divide that sum by the number of batches.
+        average_aggregated_gradients: divide the sum by the number of batches.
         num_groups, groups: as in `GradientReduction`; num_groups is the old name.
         process_set: the ranks that take part; default: all.
         scale_local_gradients: see `PartialDistributedOptimizer`.
     Returns: `optimizer`.
-    Raises: ConfigError: another kind of optimizer, one that already reduces, one of a keras_ddl.Strategy, or
-        arguments that contradict each other.
+    Raises: ConfigError: the optimizer is of another kind, already reduces, or belongs to a keras_ddl.Strategy; or
+        arguments contradict each other.
     """
     return _distribute(
         optimizer,
@@ -92,10 +94,10 @@ def PartialDistributedOptimizer(
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     **arguments: Any,
 ) -> keras.optimizers.Optimizer:
-    """As `DistributedOptimizer`, except that the weights of `local_layers` stay local to each rank.
+    """Works like `DistributedOptimizer`, except that the weights of `local_layers` stay local to each rank.
 
     Args:
-        local_layers: a layer or several; they may be built later.
+        local_layers: a layer or several, which may be built later.
         arguments: as in `DistributedOptimizer`. With scale_local_gradients=True, the default, gradients of local
             layers are divided by the number of ranks, because the total loss is the mean of the ranks' losses.
     """
@@ -106,11 +108,11 @@ def PartialDistributedOptimizer(
 
 
 def layers_of(layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None) -> list[keras.layers.Layer]:
-    """Returns `local_layers` as a list. Raises: ConfigError: not layers."""
+    """Returns `local_layers` as a list. Raises: ConfigError: they are not layers."""
     result = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
     wrong = [each for each in result if not isinstance(each, keras.layers.Layer)]
     if wrong:
-        raise ConfigError(f"local_layers must be layers of Keras. Received: {wrong[0]!r}.")
+        raise ConfigError(f"local_layers must be Keras layers. Received: {wrong[0]!r}.")
     return result
 
 
@@ -185,7 +187,7 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
-    """Enables Keras's gradient accumulation, which averages; returns the factor for that mean."""
+    """Enables Keras's gradient accumulation, which averages; returns the factor by which the mean is multiplied."""
     _check_passes(passes)
     if passes == 1:
         return 1.0
@@ -212,8 +214,8 @@ def _check_passes(passes: Any) -> None:
 class _ReducingSteps:
     """Replaces steps of an optimizer's update to reduce gradients. Keras then clips, decays and applies the results.
 
-    With gradient accumulation, Keras clips once per update, in the branch of the graph that updates: there the sum is
-    reduced. All ranks count batches equally, so all take that branch in the same step.
+    With gradient accumulation, Keras clips once per update, in the branch of the graph that updates. The sum is reduced
+    in this branch. All ranks count batches equally, so all take the branch in the same step.
     """
 
     def __init__(self, optimizer: Any, reduction: GradientReduction, factor: float) -> None:
@@ -239,7 +241,7 @@ class _ReducingSteps:
             self._variables = None
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes `iterations` count updates, by which momenta are bias-corrected; elsewhere it counts batches."""
+        """Makes `iterations` count updates for the bias correction of momenta; elsewhere it counts batches."""
         with counting_updates(True):
             return original_step(self._optimizer, "update")(*args, **kwargs)
 
@@ -251,7 +253,7 @@ class _ReducingSteps:
         return original_step(self._optimizer, "clip")(grads)
 
     def overwrite(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Reduces by max for variables whose "gradient" is their new value (float8 scales)."""
+        """Reduces with max for variables whose "gradient" is their new value (float8 scales)."""
         reduction = self._reduction
         grads = [
             ops.all_reduce(grad, op="max", name=f"{reduction.name}/overwrite_{i}", comm=reduction.comm)

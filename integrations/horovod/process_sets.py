@@ -17,7 +17,7 @@ class ProcessSet:
     """A subset of ranks. Pass it to `init` or `add_process_set`, then to collectives as `process_set=`.
 
     Attributes:
-        ranks: ranks of the job, ascending; None after it was removed.
+        ranks: ranks of the job, ascending; None after the set was removed.
         process_set_id: 0 for the set of all ranks, None if not registered.
         mpi_comm: None; sets are made from ranks.
     """
@@ -47,7 +47,7 @@ class ProcessSet:
 
     @property
     def comm(self) -> Communicator:
-        """The communicator of its collectives. Raises: ConfigError: not registered, or without this rank."""
+        """The communicator of its collectives. Raises: ConfigError: the set is not registered, or lacks this rank."""
         return communicator_of(self)
 
     def included(self) -> bool:
@@ -59,7 +59,7 @@ class ProcessSet:
         return len(self._registered())
 
     def rank(self) -> int:
-        """Returns this rank's position in the set. Raises: ConfigError: it is not in it, or as `size`."""
+        """Returns this rank's position in the set. Raises: ConfigError: the rank is not in the set, or as `size`."""
         return communicator_of(self).rank
 
     def _registered(self) -> list[int]:
@@ -86,7 +86,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers and returns a process set; a list of ranks becomes one. COLLECTIVE over all ranks, members or not.
 
     Raises:
-        ConfigError: an unknown rank, no ranks, or the ranks of a registered set.
+        ConfigError: a rank is unknown, there are no ranks, or a registered set has the same ranks.
         tf.errors.FailedPreconditionError: the ranks passed different sets; on every rank.
     """
     if not isinstance(process_set, ProcessSet):
@@ -103,7 +103,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ConfigError(f"add_process_set: the ranks must be from 0 to {world.size - 1}. Received: {ranks}.")
     same = [other for other in _registered.values() if other.ranks == ranks]
     if same:
-        raise ConfigError(f"add_process_set: a set is registered once. Received: {ranks}, which is {same[0]!r}.")
+        raise ConfigError(
+            f"add_process_set: a set can be registered only once. Received: {ranks}, which is {same[0]!r}."
+        )
     _numbers[0] += 1
     number = _numbers[0]
     process_set._comm = world.split(0 if world.rank in ranks else None, name=f"process_set_{number}")
@@ -113,7 +115,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a process set. COLLECTIVE over all ranks. Returns False for an unregistered set or that of all ranks."""
+    """Removes a process set. COLLECTIVE over all ranks. Returns False for an unregistered or the global set."""
     number = process_set.process_set_id
     if number == 0 or number not in _registered:
         return False
@@ -126,14 +128,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set_by_id(process_set_id: int) -> ProcessSet:
-    """Returns a registered set. Raises: ConfigError: unknown id."""
+    """Returns a registered set. Raises: ConfigError: the id is unknown."""
     if process_set_id not in _registered:
         raise ConfigError(f"There is no process set {process_set_id!r}. Registered: {sorted(_registered)}.")
     return _registered[process_set_id]
 
 
 def registered(process_set: Any) -> ProcessSet:
-    """Returns the set itself. Raises: ConfigError: not a process set, or not registered."""
+    """Returns the set itself. Raises: ConfigError: it is not a process set, or not registered."""
     if not isinstance(process_set, ProcessSet):
         raise ConfigError(f"process_set must be a ProcessSet. Received: {process_set!r}. Leave it out for all ranks.")
     process_set.size()
@@ -141,14 +143,14 @@ def registered(process_set: Any) -> ProcessSet:
 
 
 def communicator_of(process_set: Any) -> Communicator:
-    """Returns the communicator of a set. Raises: ConfigError: not registered, or without this rank."""
+    """Returns the communicator of a set. Raises: ConfigError: the set is not registered, or lacks this rank."""
     ranks = registered(process_set)._registered()
     if process_set.process_set_id == 0:
         return communicator.communicator_of(None)
     if process_set._comm is None:
         raise InvalidArgumentError(
-            f"Collectives of a process set are for its ranks, {ranks}. Received: a call on rank {communicator.rank()}. "
-            "Put `if process_set.included():` around it."
+            f"Only ranks of a process set may call its collectives, here {ranks}. Received: a call on rank "
+            f"{communicator.rank()}. Put `if process_set.included():` around it."
         )
     return process_set._comm
 

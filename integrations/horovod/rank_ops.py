@@ -1,4 +1,4 @@
-"""Ranks and sizes as tensors. They are constants, because they do not change while a job runs."""
+"""Ranks and sizes as tensors. They are constants because they do not change while a job runs."""
 
 from __future__ import annotations
 

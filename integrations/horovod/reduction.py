@@ -1,7 +1,7 @@
 """The reduction of gradients for DistributedOptimizer and DistributedGradientTape, with Horovod's arguments.
 
-Gradients are reduced in buckets, as under the Strategy, but each rank's are of its own loss, and the result is their
-mean (or sum), without weights by rows.
+Gradients are reduced in buckets, as under the Strategy. But each rank's gradients are those of its own loss, and the
+result is their mean (or sum), not weighted by rows.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class GradientReduction:
     """Reduces lists of gradients over the ranks of a process set; results are equal on all of them.
 
     Args:
-        name: of the gradients; appears in error messages and timelines.
+        name: name of the gradients in error messages and timelines.
         op: Average or Sum, or another ReduceOp.
         compression: an object with compress(tensor) -> (tensor, context) and decompress(tensor, context), for dense
             gradients; None: no compression.
         sparse_as_dense: convert IndexedSlices to dense tables, instead of gathering rows.
         gradient_predivide_factor: gradients are divided by it before the sum, and the sum is multiplied by it and
-            divided by the number of ranks. With Average only.
+            divided by the number of ranks. Only for Average.
         groups: None: buckets as in the Strategy. A number: this many buckets with equal numbers of gradients. A list
             of lists of variables: the gradients of each list together; other gradients in buckets.
-        process_set: of `add_process_set`; None: all ranks. A rank outside of it keeps its own gradients.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks, as if other ranks'
-            gradients of them were zero.
+        process_set: a result of `add_process_set`; None: all ranks. A rank outside of it keeps its own gradients.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks, as if they were zero on
+            other ranks.
 
     Attributes:
-        local_variables, local_layers: their gradients stay local to this rank; lists to append to. Layers may be built
-            later.
+        local_variables, local_layers: lists, to which callers append, of variables and layers whose gradients stay
+            local to this rank. Layers may be built later.
     Raises: ConfigError: arguments contradict each other.
     """
 
@@ -117,8 +117,8 @@ class GradientReduction:
         """Returns the reduced gradients, in the same order. COLLECTIVE.
 
         Args:
-            gradients: dense tensors, tf.IndexedSlices and None, of equal kinds on all ranks. Those that are noted as
-                reduced (`gradients.reduced`) are not changed.
+            gradients: dense tensors, tf.IndexedSlices and None, of equal kinds on all ranks. Gradients that
+                `gradients.reduced` knows as reduced are not changed.
             variables: the variable of each gradient.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype. ConfigError:
             the op does not support IndexedSlices.
@@ -157,13 +157,13 @@ class GradientReduction:
         return result
 
     def check_reduced_once(self, gradients: Sequence[Any], variables: Sequence[Any], *, accumulates: bool) -> None:
-        """Checks gradients that an optimizer is to reduce and apply: those of a DistributedGradientTape are reduced.
+        """Checks that an optimizer does not change gradients of a DistributedGradientTape, which are already reduced.
 
-        A mean of what is equal on all ranks changes nothing; a sum, or dividing a local gradient, does.
+        A mean of values that are equal on all ranks changes nothing; a sum, or dividing a local gradient, does.
 
         Args:
-            accumulates: the optimizer adds up gradients and reduces the sum, which nothing shows to be reduced.
-        Raises: ConfigError: reducing would change a gradient that is reduced already, or in eager mode may be.
+            accumulates: the optimizer adds up gradients and reduces the sum; nothing shows that the sum is reduced.
+        Raises: ConfigError: reducing would change a gradient that is already reduced, or in eager mode may be.
         """
         local = self._local_ids()
         again = []
@@ -209,7 +209,7 @@ class GradientReduction:
         return tensor
 
     def _plan(self, tensors: Sequence[tf.Tensor], variables: Sequence[Any], comm: Communicator) -> list[list[int]]:
-        """Returns the positions of the gradients in each bucket; the last layers first, in the order of backward."""
+        """Returns the positions of the gradients in each bucket, in the order of the backward pass."""
         positions = list(range(len(tensors)))
         if isinstance(self.groups, int):
             count = min(self.groups, len(positions)) or 1
@@ -238,7 +238,7 @@ def check_no_strategy(what: str, inside: bool, remedy: str = "") -> None:
 
 
 def check_may_reduce(optimizer: Any, op: Any) -> None:
-    """Raises ConfigError for an optimizer whose gradients are reduced already, or an op that optimizers do not take."""
+    """Raises ConfigError for an optimizer whose gradients are already reduced, or an op that optimizers do not take."""
     name = getattr(optimizer, "name", None) or type(optimizer).__name__
     if own_reductions.reduction_of(optimizer) is not None:
         raise ConfigError(

@@ -15,7 +15,7 @@ class HorovodOptions(RunOptions):
     options = (Rare(["--as-horovod"], is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod."),)
 
     def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
-        """Returns the variables, with a PYTHONPATH by which `import horovod` finds keras_ddl, if it is wanted.
+        """Returns the variables, with --as-horovod also a PYTHONPATH through which `import horovod` finds keras_ddl.
 
         Raises: ConfigError: a Horovod is installed on this host; on other hosts the ranks check that.
         """

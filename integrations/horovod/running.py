@@ -1,4 +1,4 @@
-"""horovod.run: runs a function on several ranks, by `keras_ddl.run`."""
+"""horovod.run: runs a function on several ranks through `keras_ddl.run`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def run(
 
     Args:
         np: the old name of num_proc.
-        hosts: "h0:2,h1:2".
-        hostfile: a file with lines `h0 slots=2` instead.
+        hosts: hosts and their ranks, as in "h0:2,h1:2".
+        hostfile: a file with lines `h0 slots=2`, instead of `hosts`.
         use_mpi, start_timeout, disable_cache: ignored.
-    Raises: ConfigError: an argument that keras_ddl does not support, such as use_gloo, min_num_proc or ssh_port.
-        Otherwise as `keras_ddl.run`.
+    Raises: ConfigError: keras_ddl does not support an argument, such as use_gloo, min_num_proc or ssh_port. Otherwise
+        as `keras_ddl.run`.
     """
     unknown = [name for name, value in others.items() if value not in (None, False)]
     if executable not in (None, sys.executable):

@@ -15,14 +15,14 @@ from keras_ddl.errors import ConfigError
 class SyncBatchNormalization(keras.layers.BatchNormalization):
     """keras.layers.BatchNormalization with the statistics of all ranks' rows.
 
-    Training gives the results of one process with all rows of the step, gradients and moving statistics included. Ranks
-    may have different numbers of rows.
+    Training gives the results of one process with all rows of the step, including gradients and moving statistics.
+    Ranks may have different numbers of rows.
 
     Args:
         fused: must be False, as in Horovod.
-        kwargs: of keras.layers.BatchNormalization.
+        kwargs: arguments of keras.layers.BatchNormalization.
     Raises: ConfigError: fused=True.
-    Cost: one all-gather of two numbers per channel and rank; its gradient costs one all-reduce of as many.
+    Cost: one all-gather of two numbers per channel and rank; its gradient costs one all-reduce of the same size.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:

@@ -29,12 +29,12 @@ class _DistributedGradientTape(tf.GradientTape):
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """Returns the gradients of `target` by `sources`, reduced over the ranks. COLLECTIVE.
+        """Returns the gradients of `target` with respect to `sources`, reduced over the ranks. COLLECTIVE.
 
         Args:
             target, sources, output_gradients, unconnected_gradients: as in tf.GradientTape.
-            use_generic_names: ignored. It is Horovod's fourth argument, so a bool as unconnected_gradients is taken for
-                it.
+            use_generic_names: ignored. It is Horovod's fourth argument, so a bool in unconnected_gradients counts as
+                use_generic_names.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype.
         """
         if isinstance(unconnected_gradients, bool):
@@ -56,7 +56,7 @@ class _DistributedGradientTape(tf.GradientTape):
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Computes `gradient`, and separates local from reduced gradients; only the latter are equal on all ranks.
+        """Computes `gradient`, and separates local from reduced gradients. Only reduced ones are equal on all ranks.
 
         Returns: pairs (source, gradient) of local sources, and of reduced ones.
         """
@@ -84,16 +84,16 @@ def DistributedGradientTape(
     """Returns a tape that continues `gradtape`, and whose `gradient` reduces over the ranks.
 
     Apply its gradients with a plain optimizer, or a DistributedOptimizer, which does not reduce them again. A
-    DistributedOptimizer with op=Sum takes them as they are, and refuses what was computed from them (clipped, scaled).
-    Other methods (`jacobian`, `batch_jacobian`) are local to the rank.
+    DistributedOptimizer with op=Sum accepts the gradients themselves, and refuses values computed from them (clipped,
+    scaled). Other methods (`jacobian`, `batch_jacobian`) are local to the rank.
 
     Args:
-        gradtape: before, during or after recording.
+        gradtape: a tape before, during or after recording.
         device_dense, device_sparse: ignored.
         op: Average, Sum, Min, Max, Product or Adasum.
         compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set,
             scale_local_gradients: as in `DistributedOptimizer`.
-    Raises: ConfigError: not a tape, one that already reduces, or arguments that contradict each other.
+    Raises: ConfigError: `gradtape` is not a tape or already reduces, or arguments contradict each other.
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedGradientTape):
         raise ConfigError(
@@ -137,7 +137,7 @@ def PartialDistributedGradientTape(
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """As `DistributedGradientTape`, except that `local_layers` stay local: see `PartialDistributedOptimizer`."""
+    """Works like `DistributedGradientTape`, but `local_layers` stay local: see `PartialDistributedOptimizer`."""
     local = layers_of(local_layers)
     tape = DistributedGradientTape(
         gradtape,

@@ -1,9 +1,8 @@
-"""Experiment trackers that a script starts: what it logs to MLflow and Weights & Biases is logged once, by rank 0.
+"""Makes a script's MLflow and Weights & Biases log once, from rank 0.
 
-Every rank runs the script, `wandb.init()` and `mlflow.start_run()` included. So on the other ranks wandb's runs
-are "disabled", and MLflow logs to a folder that goes away with the process: all calls work there, and nothing of what
-they write stays. The rank is the one that the launcher has assigned, because scripts start trackers before
-`Strategy()`.
+Every rank runs the script, including `wandb.init()` and `mlflow.start_run()`. So on the other ranks wandb's runs are
+"disabled", and MLflow logs to a folder that is removed with the process: all calls work there, and no output of theirs
+stays. The rank is the launcher's, because scripts start trackers before `Strategy()`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from keras_ddl.trackers import mlflow_scratch
 
 
 def disable_runs(wandb: ModuleType, notify: Callable[[], None]) -> None:
-    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE are (wandb 0.31).
+    """Makes `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE are (wandb 0.31).
 
     Args:
         notify: tells the user; called when a run is started.
@@ -50,10 +49,10 @@ _LOGGED_BY_RANK_0 = (
 
 
 def leave_to_rank_0() -> None:
-    """Has the trackers of a rank other than 0 write nothing, those that are not imported yet as soon as they are.
+    """Makes the trackers of a rank other than 0 write nothing, now or when they are imported.
 
-    Nothing happens on rank 0, without a launcher, and with KERAS_DDL_TRACK_ALL_RANKS=1. When the first run is started,
-    rank 1 prints on stderr what happens and how to change it: ranks may be independent tasks (a sweep by srun).
+    It does nothing on rank 0, without a launcher, and with KERAS_DDL_TRACK_ALL_RANKS=1. When the first run starts,
+    rank 1 prints on stderr what happens and how to change it, because ranks may be independent tasks (a sweep by srun).
     """
     with contextlib.suppress(ConfigError):  # init() raises it, not an import
         launcher = find_launcher()

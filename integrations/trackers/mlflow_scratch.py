@@ -1,7 +1,7 @@
-"""MLflow on ranks other than 0: a store of its own in a temporary folder.
+"""Gives MLflow on ranks other than 0 its own store in a temporary folder.
 
-MLflow has no mode that writes nothing. Its calls return what later ones need, autologging predicts with the model,
-which all ranks must do together, and the program may read back what it has logged. So they all work as on rank 0.
+MLflow has no mode that writes nothing. Its calls return values that later calls need, autologging predicts with the
+model, which all ranks must do together, and the program may read its logs back. So all calls work as on rank 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends
 
 
 def log_to_scratch(mlflow: ModuleType, notify: Callable[[], None]) -> None:
-    """Has MLflow (3.17) log to a folder that is removed when this process ends, wherever the program sends it.
+    """Makes MLflow (3.17) log to a folder that is removed with this process, whatever tracking URI the program sets.
 
     Args:
         notify: tells the user; called when a run is started.
@@ -39,7 +39,7 @@ def log_to_scratch(mlflow: ModuleType, notify: Callable[[], None]) -> None:
     start, experiment = mlflow.start_run, mlflow.set_experiment
 
     def stay(uri: Any) -> None:
-        """Takes the place of set_tracking_uri and set_registry_uri."""
+        """Replaces set_tracking_uri and set_registry_uri."""
 
     @functools.wraps(start)
     def start_run(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What a tuner of KerasTuner does differently on several ranks: who decides, who writes, and what a failure means.
+"""Changes a KerasTuner tuner for several ranks: rank 0 decides and writes, and a failure on one rank fails the trial.
 
-It relies on what KerasTuner documents for subclasses (1.4.8): `run_trial`, `search`, the summaries, `populate_space`,
-`update_trial` and `end_trial` of oracles, the attributes `oracle`, `directory` and `project_name`. The exception is the
-path of weights.
+It relies on KerasTuner's documentation for subclasses (1.4.8): `run_trial`, `search`, the summaries, `populate_space`,
+`update_trial` and `end_trial` of oracles, and the attributes `oracle`, `directory` and `project_name`. Only the path of
+weights is not documented there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _is_other() -> bool:
 
 
 class OneSearch:
-    """Comes before a tuner's class among the bases of one that searches on all ranks."""
+    """The first base of a tuner class that searches on all ranks."""
 
     oracle: Any
     directory: Any
@@ -43,14 +43,14 @@ class OneSearch:
     _scratch: tempfile.TemporaryDirectory[str] | None = None  # of ranks other than 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """COLLECTIVE, as all that follows. Takes the arguments of the tuner's class."""
+        """Takes the arguments of the tuner's class. COLLECTIVE, like all other methods."""
         if _is_several():
             _check_setting()
         with _silence():  # that the tuner is reloaded, and what a model that is built to learn the space prints
             super().__init__(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Takes note of what KerasTuner sets when a tuner is made, in this order: oracle, directory, project_name."""
+        """Acts when KerasTuner sets oracle, directory and project_name, in this order, while it makes a tuner."""
         if _is_several():
             if name == "oracle":
                 _decide_on_rank_0(value)
@@ -63,15 +63,15 @@ class OneSearch:
             self._copy_notes()
 
     def search(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tuner's own. The tables and progress bars are rank 0's, whatever `verbose` is."""
+        """Searches as the tuner's own method. Only rank 0 shows tables and progress bars, whatever `verbose` is."""
         if _is_other():
             kwargs["verbose"] = 0
         return super().search(*args, **kwargs)  # type: ignore[misc]
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the tuner's own; a trial that fails on one rank has failed on all.
+        """Runs a trial as the tuner's own method. A trial that fails on one rank fails on all.
 
-        Raises: keras_tuner.errors.FatalRuntimeError: the ranks are no longer in step, so there can be no other trial.
+        Raises: keras_tuner.errors.FatalRuntimeError: the ranks are no longer in step, so no other trial can run.
         """
         from keras_tuner import errors
 
@@ -89,17 +89,17 @@ class OneSearch:
         return result
 
     def search_space_summary(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tuner's own, on rank 0."""
+        """Works like the tuner's own method, on rank 0 only."""
         with _silence():
             return super().search_space_summary(*args, **kwargs)  # type: ignore[misc]
 
     def results_summary(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tuner's own, on rank 0."""
+        """Works like the tuner's own method, on rank 0 only."""
         with _silence():
             return super().results_summary(*args, **kwargs)  # type: ignore[misc]
 
     def _get_checkpoint_fname(self, trial_id: Any) -> str:
-        """All ranks save and load the weights of a trial in rank 0's folder, where one of them writes."""
+        """Makes all ranks save and load a trial's weights in rank 0's folder, where one rank writes."""
         path: str = super()._get_checkpoint_fname(trial_id)  # type: ignore[misc]
         if self._scratch is None:
             return path
@@ -109,7 +109,7 @@ class OneSearch:
         return path
 
     def _copy_notes(self) -> None:
-        """Gives the other ranks what KerasTuner has written in the folder of this search, but for the weights."""
+        """Gives the other ranks KerasTuner's files in the folder of this search, except the weights."""
         name = f"integrations/tuner/{self.project_name}/notes"
         notes = on_first_rank(lambda: _notes_in(os.path.join(self.directory, self.project_name)), name)  # noqa: PTH118
         if self._scratch is not None:
@@ -135,7 +135,7 @@ def _check_setting() -> None:
 
 
 def _decide_on_rank_0(oracle: Any) -> None:
-    """Has the oracles of all ranks take rank 0's choices, and the results that rank 0 has of them. COLLECTIVE then."""
+    """Makes the oracles of all ranks take rank 0's choices and results. The oracle's methods are then COLLECTIVE."""
     populate, update, end = oracle.populate_space, oracle.update_trial, oracle.end_trial
 
     @functools.wraps(populate)
@@ -158,7 +158,7 @@ def _decide_on_rank_0(oracle: Any) -> None:
 
 
 def _fail_together(problem: Exception | None, errors: Any) -> None:
-    """Raises this rank's exception of a trial, or where it has none that of the first rank with one. COLLECTIVE."""
+    """Raises this rank's exception in a trial, or else that of the first rank with one. COLLECTIVE."""
     mine = (
         None
         if problem is None
@@ -179,7 +179,7 @@ def _fail_together(problem: Exception | None, errors: Any) -> None:
 
 
 def _notes_in(folder: str) -> dict[str, str]:
-    """Returns path inside the folder -> text, of what KerasTuner keeps there as JSON."""
+    """Returns path inside the folder -> text for KerasTuner's JSON files."""
     paths = [path for pattern in ("*.json", "*/*.json") for path in tf.io.gfile.glob(os.path.join(folder, pattern))]  # noqa: PTH118
     notes = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""The graphs that a Checkpoint writes for exports, as the export part writes them (parts.py: base_graphs)."""
+"""The graphs that a Checkpoint writes for exports; the export part implements this (parts.py: base_graphs)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from keras_ddl.checkpoint import Checkpoint
 
 
 class BaseGraphs:
-    """Writes base graphs on rank 0, and publishes checkpoints: neither here, where the export part is not installed.
+    """Writes base graphs on rank 0 and publishes checkpoints. This base class, used without the export part, does
+    neither.
 
-    Every method of the export part's is COLLECTIVE that does not say otherwise.
+    In the export part's class every method is COLLECTIVE unless it says otherwise.
 
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
@@ -26,7 +27,7 @@ class BaseGraphs:
         self._is_wanted = is_wanted
 
     def follow(self, callbacks: Sequence[Any]) -> None:
-        """Takes what ExportBase and Publish, among the callbacks of a fit, say. On all ranks; not collective."""
+        """Reads the settings of ExportBase and Publish among the callbacks of a fit. On all ranks; not collective."""
 
     def prepare_publishing(self) -> None:
         """Makes the directories of versions. On rank 0; not collective."""
@@ -41,7 +42,7 @@ class BaseGraphs:
         """Writes the graphs after a batch."""
 
     def answer(self, model: Any) -> None:
-        """Finds out what the served models answer, where no rank has all of their weights."""
+        """Computes the served models' outputs if no rank has all of their weights."""
 
     def here(self, model: Any) -> list[Any]:
         """Returns the graphs written so far, on rank 0. Not collective."""

@@ -1,8 +1,8 @@
-"""A checkpoint that several ranks write: each what it has of variables that are spread over ranks, rank 0 the rest.
+"""A checkpoint that several ranks write: each rank its parts of variables that are spread over ranks, rank 0 the rest.
 
-They write into one hidden directory, in threads, each bundles of its own. When all are on disk, rank 0 merges their
-indexes and gives the checkpoint its name, in its thread. So a rank that is killed at any moment leaves a hidden
-directory, or a complete checkpoint.
+Each rank writes its own bundles into one hidden directory, in a thread. When all bundles are on disk, rank 0's thread
+merges their indexes and gives the checkpoint its name. So a rank that is killed at any moment leaves either a hidden
+directory or a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _TURN_SECONDS = 5.0
 
 
 class _Report(NamedTuple):
-    """How far one of `size` ranks is, of a job that has lost ranks `epoch` times, in writing the checkpoint of a step.
+    """How far one of `size` ranks is in writing the checkpoint of a step. `epoch`: how often the job has lost ranks.
 
-    Attributes: bundles: names of those that it has written. problem: why it could not; None: it could.
+    Attributes: bundles: names of the bundles that the rank has written. problem: why it could not write; None: it
+        could.
     """
 
     step: int
@@ -43,7 +44,7 @@ class _Report(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The name of the directory for the parts of a checkpoint, and the keys that these have there."""
+    """The name of the directory for the parts of a checkpoint, and the keys of the parts."""
 
     folder: str
     keys: list[str]
@@ -71,12 +72,13 @@ class InParts:
         self._epoch = 0  # of the ranks that have been asked
 
     def at_train_begin(self, model: Any) -> None:
-        """Finds out whether ranks write their own parts. COLLECTIVE, where they have parts."""
+        """Finds out whether ranks write their own parts. COLLECTIVE if they have parts."""
         self._epoch = communicator.epoch()
         self.is_on = parts.are_used(model, self._dir)
 
     def at_save(self, model: Any) -> None:
-        """Finds it out again, if the ranks are others now. COLLECTIVE, where they may be and have parts."""
+        """Finds out again whether ranks write their own parts, if the ranks have changed. COLLECTIVE if ranks can
+        change and have parts."""
         job = parts.job_with_parts(model)
         if job is None or not job.goes_on:
             return
@@ -85,20 +87,21 @@ class InParts:
             self.at_train_begin(model)
 
     def take(self, model: Any, keys: Sequence[str] = (), **options: Any) -> Snapshot:
-        """Returns what this rank writes. `options`: of `model_state.take`, on rank 0. `keys`: of a Place, on others."""
+        """Returns what this rank writes. `options`: for `model_state.take`, on rank 0. `keys`: those of a Place, on
+        other ranks."""
         if is_first_rank():
             return model_state.take(model, in_parts=self.is_on, **options)
         return model_state.take_parts(model, keys) if self.is_on else Snapshot({})
 
     def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which rank 0 can read what is not written in parts. COLLECTIVE when it begins."""
+        """Returns a context in which rank 0 can read variables that are not written in parts. COLLECTIVE on entry."""
         slots = gathered_slots.slots_of(model)
         if self.is_on:
             slots = [each for each in slots if model_state.slot_in_parts(each) is None]
         return gathered_slots.gathered(slots, on_rank=0)
 
     def make_place(self, model: Any) -> Place:
-        """On rank 0: returns where the parts of a checkpoint are to be written. Raises: CheckpointError."""
+        """On rank 0: returns where to write the parts of a checkpoint. Raises: CheckpointError."""
         try:
             return Place(durable.make_staging(self._dir).name, model_state.keys_in_parts(model))
         except OSError as error:
@@ -129,10 +132,10 @@ class InParts:
         self._writer.start(lambda: snapshot.copy_into(self._buffers), write)
 
     def agree(self, *, wait: bool) -> bool | None:
-        """Returns whether all parts are written, and rank 0 is merging them; False: some are lost with a rank. None:
-        not yet. COLLECTIVE.
+        """Returns True when all parts are written and rank 0 is merging them, False if some were lost with a rank, None
+        if some are still being written. COLLECTIVE.
 
-        Raises: CheckpointError, on every rank: one could not write.
+        Raises: CheckpointError, on every rank: a rank could not write.
         """
         while True:  # in turns, each a collective: a write may take longer than their deadline
             reports = communicator.all_gather_object(self._report(wait), name="Checkpoint/parts")

@@ -30,7 +30,7 @@ class _Copy:
     values: list[tuple[Any, np.ndarray]]
 
     def has_shards_of_before(self, stored: Sequence[Any]) -> bool:
-        """Whether a rank was lost since, so that this one stores other shards now."""
+        """Whether a rank was lost since then, so that this rank now stores other shards."""
         return not {id(variable) for variable, _ in self.values} <= {id(each) for each in stored}
 
 

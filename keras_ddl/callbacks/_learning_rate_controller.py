@@ -91,7 +91,8 @@ class LearningRateController:
             self._write(product)
 
     def look(self) -> float:
-        """Returns the rate, and remembers it: others' changes within a fit() must not reset `base` in the next."""
+        """Returns the rate and remembers it, so that changes by other callbacks in one fit() do not reset `base` in the
+        next."""
         self.seen = self.read()
         return self.seen
 
@@ -136,8 +137,8 @@ class LearningRateController:
         initial_rates = {factor.initial_lr for factor in self._factors if factor.initial_lr is not None}
         if len(initial_rates) > 1:
             raise ConfigError(
-                "initial_lr must be the same in all learning-rate callbacks of one fit, or given to one of them. "
-                f"Received: {sorted(initial_rates)}."
+                "initial_lr must be the same in all learning-rate callbacks of one fit that set it. Received: "
+                f"{sorted(initial_rates)}. Set it in one of them only."
             )
         if self._restored:
             self._restored = False
@@ -187,8 +188,8 @@ class LearningRateController:
                 if not factor.is_active(epoch):
                     continue
                 self._warn(
-                    f"Two LearningRateSchedule callbacks set the learning rate in epoch {epoch + 1}: the later in the "
-                    "list wins. Give them start_epoch and end_epoch that do not overlap."
+                    f"Two LearningRateSchedule callbacks set the learning rate in epoch {epoch + 1}: the later one "
+                    "in the list wins. Choose start_epoch and end_epoch so that the callbacks do not overlap."
                 )
             multiplier, winner = value, factor
         return warmup * multiplier

@@ -37,13 +37,13 @@ class LossJudge:
         return problem
 
     def go_back(self) -> None:
-        """Restores the judge's state of before the last good window, to which training goes back."""
+        """Restores the judge's state from before the last good window, because training goes back there."""
         self._windows = 0
         self._lowest = self._first if self._before[0] is None else self._before[0]
         self._before = (self._before[0], self._before[0])
 
     def _problem(self, loss: float, under: bool) -> str | None:
-        lowest = "before any good window" if self._lowest is None else f"the lowest before was {self._lowest:g}"
+        lowest = "before any good window" if self._lowest is None else f"the lowest earlier loss was {self._lowest:g}"
         if not math.isfinite(loss):
             return lowest
         if loss > self._highest():

@@ -76,7 +76,7 @@ class Notice:
         return _named(*(notice.agreed() if _size() > 1 else (self._received, 0)))
 
     def agree(self) -> tuple[str, int] | None:
-        """As `agreed`, outside of steps, by its own exchange. COLLECTIVE."""
+        """Like `agreed`, but outside of steps and with an exchange of its own. COLLECTIVE."""
         if not self.signals:
             return None
         received = [self._received]
@@ -97,7 +97,7 @@ def _number(name: str) -> signal.Signals:
     number = getattr(signal.Signals, name, None) if isinstance(name, str) else None
     if number is None or number in _NEVER:
         raise ConfigError(
-            f"on_signal must be names of signals that announce the end of a job. Received: {name!r}. Usual are "
-            "'SIGTERM', 'SIGUSR1' and 'SIGUSR2'."
+            f"on_signal must be names of signals that announce the end of a job. Received: {name!r}. Use for example "
+            "'SIGTERM', 'SIGUSR1' or 'SIGUSR2'."
         )
     return number

@@ -17,7 +17,7 @@ from keras_ddl.compat.models import rows_counted
 class AverageLogs(keras.callbacks.Callback):
     """Replaces every number in the logs of an epoch by its mean over the ranks.
 
-    Under keras_ddl.Strategy, metrics are already global (exactly, also where a mean of means is not: AUC, uneven
+    Under keras_ddl.Strategy, metrics are already global, and exact even where a mean of means is not (AUC, uneven
     batches). This callback is for values that are local to a rank: plain Keras with `keras_ddl.init()`, or keys that a
     custom train_step or another callback adds. Put it before the callbacks that read the logs.
 

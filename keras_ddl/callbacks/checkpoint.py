@@ -109,7 +109,9 @@ class Checkpoint(keras.callbacks.Callback):
                 f"save_freq must be 'epoch' or a number of steps, 1 or more. Received: save_freq={save_freq!r}."
             )
         if save_minutes is not None and not (isinstance(save_minutes, numbers.Real) and save_minutes > 0):
-            raise ConfigError(f"save_minutes must be a number above 0, or None. Received: {save_minutes!r}.")
+            raise ConfigError(
+                f"save_minutes must be a number above 0, or None. Received: save_minutes={save_minutes!r}."
+            )
         keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
@@ -259,7 +261,7 @@ class Checkpoint(keras.callbacks.Callback):
         return any(getattr(unwrapped(each), "use_ema", False) for each in self._optimizers)
 
     def _complete(self, save: Callable[[], None]) -> None:
-        """Saves until a checkpoint is complete: a rank 0 that is lost meanwhile leaves none. COLLECTIVE."""
+        """Saves until a checkpoint is complete, because a rank 0 that is lost meanwhile leaves none. COLLECTIVE."""
         save()
         self._wait()
         while self._saved == _LOST:
@@ -275,7 +277,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def _forgetting_failed(self) -> Iterator[None]:
-        """Another fit may go on with this object: a checkpoint that could not be written does not count."""
+        """Ignores checkpoints that could not be written, because another fit may continue with this object."""
         try:
             yield
         except CheckpointError:
@@ -283,7 +285,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise
 
     def _follow_writers(self) -> None:
-        """Looks how far the last checkpoint is, without waiting for it. COLLECTIVE."""
+        """Checks, without waiting, whether the last checkpoint is complete. COLLECTIVE."""
         with self._forgetting_failed():
             if self._in_parts.awaited is not None:
                 is_complete = False if self._in_parts.agree(wait=False) is False else None
@@ -293,11 +295,12 @@ class Checkpoint(keras.callbacks.Callback):
             self._on_written(is_complete)
 
     def _progress(self) -> bool | None:
-        """On rank 0: as `_written`; None: it is being written."""
+        """On rank 0: like `_written`, but returns None while the checkpoint is being written."""
         return None if self._writer.is_busy() else self._written()
 
     def _written(self) -> bool:
-        """On rank 0: waits for the last checkpoint; returns whether it is complete. It may be that of a lost rank 0."""
+        """On rank 0: waits for the last checkpoint, which a lost rank 0 may have begun; returns whether it is
+        complete."""
         self._writer.wait()
         if self._begun == self._saved:
             return True
@@ -305,7 +308,7 @@ class Checkpoint(keras.callbacks.Callback):
         return any(each.step == self._saved and each.problem is None for each in ckpt.list_checkpoints(self.dir))
 
     def _on_written(self, is_complete: bool) -> None:
-        """On all ranks: the last checkpoint is complete and on disk; or it was lost with rank 0."""
+        """Called on all ranks when the last checkpoint is complete and on disk, or was lost with rank 0."""
         self._in_flight = False
         assert self._saved is not None
         if is_complete:

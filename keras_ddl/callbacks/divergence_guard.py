@@ -30,31 +30,32 @@ class DivergenceGuard(keras.callbacks.Callback):
     A window is bad when its loss
 
     - is not finite,
-    - exceeds the lowest of an earlier window by more than `rise` times that (or times 1 % of the first window's, if
-      that is more), or
-    - is not below `ceiling` after `grace` windows, counted from the beginning or the last going back.
+    - exceeds the lowest loss of an earlier window by more than `rise` times that loss (or `rise` times 1 % of the first
+      window's loss, if that is more), or
+    - is not below `ceiling` after `grace` windows, counted from the start or from the last time training went back.
 
     Then `action` is taken:
 
-    - "stop": training stops on all ranks, the weights stay as they are.
+    - "stop": training stops on all ranks, and the weights stay as they are.
     - "go_back": weights and optimizers go back to the last state that was followed by a good window, the learning rate
-      is multiplied by `factor`, and training continues with the next data; the metrics of the epoch are reset. After
-      `retries` times training stops, with the last good weights.
+      is multiplied by `factor`, and training continues with the next data; the metrics of the epoch are reset. After it
+      has gone back `retries` times, training stops with the last good weights.
 
-    Both warn on every rank; `message` has the text of the last warning (None: none).
+    Both warn on every rank; `message` is the text of the last warning, or None.
 
     Args:
         monitor: a metric of the model that is a mean, or a key of a custom train_step's logs.
         action: "stop" or "go_back".
-        window: number of steps whose losses are averaged; a rest at an epoch's end counts from half of that.
-        rise: see above; None: no rise is bad.
+        window: number of steps whose losses are averaged; a shorter window at an epoch's end counts if it has at least
+            half of them.
+        rise: see above; None: a rise is never bad.
         ceiling: a loss that a successful training stays below, such as that of a model that ignores its input; None:
-            no limit. Only states after windows below it are gone back to.
+            no limit. Training goes back only to states after windows below it.
         grace: windows until the loss must be below the ceiling.
-        directory: of a `Checkpoint` of this fit, to go back to its checkpoints; default: copies in memory, twice the
-            size of weights and optimizer state.
-        factor: for the learning rate, each time.
-        retries: how often it goes back.
+        directory: that of a `Checkpoint` of this fit, to whose checkpoints training goes back; default: copies in
+            memory, twice the size of weights and optimizer state.
+        factor: multiplies the learning rate each time training goes back.
+        retries: how often training goes back before it stops.
     Raises: ConfigError: bad arguments (when created); with "go_back", a learning rate that is a schedule (at train
         begin; use `LearningRateSchedule` instead); no such key in the logs (after the first batch).
     Cost: 16 bytes all-reduced per window; with "go_back" a copy of weights and optimizer state per window.
@@ -182,7 +183,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         if back is None or self._gone_back == self.retries:
             why = "" if self._good is None else f" There is no {self._good.missing()} to return to."
             if back is not None:
-                why = f" It has gone back {self.retries} times; the weights are those of step {back}."
+                why = f" Training has gone back {self.retries} times; the weights are those of step {back}."
             self._say(f"{finding} Training stops.{why} Lower the learning rate, clip gradients, or check the data.")
             stop_on_all_ranks(self.model)
             return

@@ -25,9 +25,9 @@ class LearningRateSchedule(LearningRateFactor):
         LearningRateSchedule(0.1, start_epoch=30, end_epoch=60),
         LearningRateSchedule(0.01, start_epoch=60),
 
-    If `multiplier` is a schedule object of Keras or `keras_ddl.schedules`, the rate is the object's for the step, as
-    in an optimizer, times the warm-up's factor. Steps count from start_epoch, so a run that begins at a later epoch has
-    the rate of its epoch. Warm-up, momentum correction and ReduceLROnPlateau work with it.
+    If `multiplier` is a schedule object of Keras or `keras_ddl.schedules`, the rate is what the object returns for the
+    step, as in an optimizer, times the warm-up's factor. Steps count from start_epoch, so a run that begins at a later
+    epoch gets the rate of that epoch. Warm-up, momentum correction and ReduceLROnPlateau work with it.
 
     A multiplier applies to the optimizer's own rate times the warm-up's factor, never to the previous schedule's
     result. The rate is written only when the product changes. Adds "learning_rate" to the logs of each epoch.
@@ -36,7 +36,7 @@ class LearningRateSchedule(LearningRateFactor):
         multiplier: a number; or a function of the epoch (0-based; a fraction when `staircase` is False) with equal
             results on all ranks; or a schedule object, which returns rates instead of multiples.
         start_epoch: first epoch (0-based).
-        end_epoch: the epoch before which it ends; None: never.
+        end_epoch: the epoch after its last one; None: it does not end.
         staircase: True: once per epoch; False: before every step, with epoch = epoch + batch / steps per epoch.
             Default: False for schedule objects.
         initial_lr: the rate that suits one process; default: the optimizer's.
@@ -65,8 +65,8 @@ class LearningRateSchedule(LearningRateFactor):
             )
         if start_epoch < 0 or (end_epoch is not None and end_epoch <= start_epoch):
             raise ConfigError(
-                f"A schedule needs 0 <= start_epoch < end_epoch (None: no end). Received: start_epoch={start_epoch!r}, "
-                f"end_epoch={end_epoch!r}."
+                "A schedule must have 0 <= start_epoch < end_epoch (None: no end). Received: "
+                f"start_epoch={start_epoch!r}, end_epoch={end_epoch!r}."
             )
         self.multiplier = multiplier
         self.start_epoch = start_epoch

@@ -13,21 +13,21 @@ from keras_ddl.schedules import Scaling, positive, scale_factor, warmup_factor
 
 
 class LearningRateWarmup(LearningRateFactor):
-    """Raises the learning rate over the first epochs, step by step (Goyal et al. 2017); to a larger one where the batch
-    has grown with the ranks (`scaling`).
+    """Raises the learning rate step by step over the first epochs (Goyal et al. 2017); with `scaling` to a larger rate,
+    for a batch that has grown with the ranks.
 
-    The step number t (0-based, of T = warmup_epochs * steps per epoch) is made with initial_lr * (t + 1) / (T + 1), at
-    any number of ranks. With a `scaling`, k = scale_factor(scaling, size), it goes from the rate of one process to k
-    times that: initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k.
+    Step t (0-based, of T = warmup_epochs * steps per epoch) uses initial_lr * (t + 1) / (T + 1), at any number of
+    ranks. With a `scaling`, k = scale_factor(scaling, size), the rate goes from that of one process to k times that:
+    initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k.
 
-    It is a factor: LearningRateSchedule's multipliers apply on top, and if another callback (ReduceLROnPlateau) lowers
-    the rate, it stays lower by that factor. The rate is written before a step while it changes and never afterwards, so
-    callbacks that set it themselves can take over from epoch `warmup_epochs` on. With compile(steps_per_execution=n) it
-    changes every n steps. Adds "learning_rate" to the logs of each epoch.
+    The warm-up is a factor: LearningRateSchedule's multipliers apply on top, and if another callback
+    (ReduceLROnPlateau) lowers the rate, it stays lower by that factor. The rate is written before a step while it
+    changes and never afterwards, so callbacks that set it themselves can take over from epoch `warmup_epochs` on. With
+    compile(steps_per_execution=n) it changes every n steps. Adds "learning_rate" to the logs of each epoch.
 
     Args:
         initial_lr: the rate that suits one process; default: the optimizer's.
-        warmup_epochs: length in epochs, may be a fraction; 0 scales at once.
+        warmup_epochs: length in epochs, which may be a fraction; 0: the full rate from the first step.
         scaling: as in `schedules.scale_factor`: None, "linear", "sqrt" or a number. fit's batch_size is the global one,
             so a script whose batches do not grow with the ranks needs none.
         steps_per_epoch: only needed when fit cannot know it (a dataset of unknown length).

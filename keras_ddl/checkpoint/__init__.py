@@ -11,8 +11,8 @@
 
 A checkpoint is written under a hidden name, synced and renamed, so a writer killed at any moment leaves no partial
 checkpoint under its real name. Several ranks may write parts of its bundles; one process (rank 0) merges them and gives
-it its name. Any number may read. This file uses neither Keras nor TensorFlow: `model_state.save_checkpoint` and
-`restore_checkpoint` convert a model.
+the checkpoint its name. Any number of processes may read. This file uses neither Keras nor TensorFlow:
+`model_state.save_checkpoint` and `restore_checkpoint` convert a model.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def path_of(ckpt_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
-    """Returns the checkpoints of a directory in order of step, also damaged ones (see `Checkpoint.problem`).
+    """Returns the checkpoints of a directory in order of step, including damaged ones (see `Checkpoint.problem`).
 
-    Compares sizes only, not contents (`validate`). Does not list what killed writers left.
+    Checks sizes of files, not their contents (`validate` does). Does not list what killed writers left behind.
     Raises: CheckpointError: `ckpt_dir` does not exist or is a file.
     """
     root = _existing(ckpt_dir)
@@ -110,24 +110,25 @@ def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
 
 
 def latest(ckpt_dir: str | Path) -> Checkpoint:
-    """Returns the checkpoint of the highest step. Raises: CheckpointError: there is none, or it is damaged."""
+    """Returns the checkpoint with the highest step. Raises: CheckpointError: there is none, or it is damaged."""
     return _intact(_some(ckpt_dir)[-1])
 
 
 def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") -> Checkpoint:
-    """Returns the intact checkpoint with the best value of `metric`, the later one of equals.
+    """Returns the intact checkpoint with the best value of `metric`; of equal ones, the latest.
 
     Args:
         metric: a key of the saved metrics; default: the newest checkpoint's `monitor`.
         mode: 'min', 'max', or 'auto': as saved for this metric, else by its exact name (`resolve_mode`).
-    Raises: CheckpointError: no checkpoint, none has a finite value of `metric`, or 'auto' does not know the name.
+    Raises: CheckpointError: there is no checkpoint, none has a finite value of `metric`, or 'auto' does not know the
+        name.
     """
     everything = _some(ckpt_dir)
     intact = [each for each in everything if each.problem is None] or [_intact(everything[-1])]
     if metric is None:
         metric = next((each.monitor for each in reversed(intact) if each.monitor), None) or "val_loss"
     if mode not in ("auto", "min", "max"):
-        raise CheckpointError(f"mode must be one of 'auto', 'min', 'max'. Received: {mode!r}.")
+        raise CheckpointError(f"mode must be 'auto', 'min' or 'max'. Received: mode={mode!r}.")
     candidates = [each for each in intact if _finite(each, metric)]
     if not candidates:
         known = sorted({name for each in intact for name in each.metrics or {}})
@@ -147,7 +148,8 @@ def find(
 ) -> Checkpoint:
     """Returns a checkpoint. `which`: 'latest', 'best' (see `best`) or a step.
 
-    Raises: CheckpointError: no such checkpoint, or it is damaged (by sizes; `validate` reads the contents).
+    Raises: CheckpointError: there is no such checkpoint, or sizes show that it is damaged (`validate` reads the
+        contents).
     """
     if which == "latest":
         return latest(ckpt_dir)
@@ -180,7 +182,7 @@ def resolve_mode(metric: str, mode: str = "auto") -> str:
 
 
 def validate(checkpoint: Checkpoint) -> None:
-    """Reads every file of a checkpoint and compares it with its SHA-256. Cost: one read, some 1 GB/s.
+    """Reads every file of a checkpoint and compares it with its SHA-256. Cost: one read, at about 1 GB/s.
 
     Raises: CheckpointError: a file is missing, truncated or altered.
     """
@@ -202,11 +204,11 @@ def write(
     extra: Mapping[str, Any] | None = None,
     staged: Path | None = None,
 ) -> Checkpoint:
-    """Writes one checkpoint atomically and durably; one of the same step is replaced.
+    """Writes one checkpoint atomically and durably; a checkpoint of the same step is replaced.
 
     Args:
         fill: writes files into the directory that it is called with; returns further entries of state.json.
-        staged: a directory of `durable.make_staging(ckpt_dir)`, into which others have written their parts.
+        staged: a directory of `durable.make_staging(ckpt_dir)`, into which other ranks have written their parts.
         extra: JSON values of the caller, returned by `restore_checkpoint` (`Checkpoint.extra`).
     Raises: CheckpointError: the directory cannot be created or written, or the disk is full; nothing is left behind.
     """
@@ -238,7 +240,7 @@ def write(
 
 
 def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = None) -> list[int]:
-    """Removes all but the newest `keep` intact checkpoints and the best one. Returns the steps removed.
+    """Removes all but the newest `keep` intact checkpoints and the best one. Returns the removed steps.
 
     Args:
         keep: at least 1. Damaged checkpoints older than the newest intact one are removed too.
@@ -246,7 +248,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
     A checkpoint that is being exported (`durable.being_read`) stays until the next call.
     """
     if keep < 1:
-        raise CheckpointError(f"keep must be the number of checkpoints to keep, 1 or more. Received: {keep}.")
+        raise CheckpointError(f"keep must be the number of checkpoints to keep, 1 or more. Received: keep={keep!r}.")
     everything = list_checkpoints(ckpt_dir)
     intact = [each for each in everything if each.problem is None]
     stay = {each.step for each in intact[-keep:]}
@@ -261,7 +263,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
 
 
 def sweep_temporaries(ckpt_dir: str | Path) -> list[str]:
-    """Removes what killed writers left; call it on rank 0 when training begins. Returns the names removed."""
+    """Removes what killed writers left behind; call it on rank 0 when training begins. Returns the removed names."""
     return durable.sweep_temporaries(Path(ckpt_dir))
 
 
@@ -334,7 +336,7 @@ _ENTRIES = {"format", "step", "epoch", "metrics", "monitor", "mode", "saved_at",
 def _read(path: Path, step: int) -> Checkpoint:
     try:
         if (strange := foreign.strange_entry(path)) is not None:
-            return Checkpoint(path, step, problem=f"{strange}, which is not read")
+            return Checkpoint(path, step, problem=f"{strange}, which keras_ddl does not read")
         state = foreign.read_json(path, STATE)
     except FileNotFoundError:
         return Checkpoint(path, step, problem=f"{STATE} is missing")

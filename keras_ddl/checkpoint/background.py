@@ -15,7 +15,7 @@ _THREAD = "keras_ddl-checkpoint"
 
 
 def wait_for_writers() -> None:
-    """Waits for the writers of this process, also those of a fit that was interrupted, for which nobody waits."""
+    """Waits for the writers of this process, including those of an interrupted fit, for which nothing else waits."""
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join()
@@ -71,6 +71,6 @@ class BackgroundWriter:
             raise error
         if error is not None:
             raise CheckpointError(
-                f"A checkpoint must be written while training runs. Received: {type(error).__name__}: {error}. Nothing "
-                "was published and earlier ones are untouched."
+                f"Writing a checkpoint in the background must not fail. Received: {type(error).__name__}: {error}. "
+                "This checkpoint was not published; earlier ones are untouched."
             ) from error

@@ -70,12 +70,12 @@ def _bytes_of(tensor: Any) -> Any:
 
 @dataclass
 class Snapshot:
-    """The contents of one checkpoint, or what one rank has of them.
+    """The contents of one checkpoint, or one rank's part of them.
 
     Attributes:
         bundles: bundle name -> key -> value. parts: bundle name -> key -> part of a tensor.
         archives: .npz file -> name -> array. texts: file -> text. record: entries of state.json.
-        stored_as: key of a part -> key in the files, where it is another.
+        stored_as: key of a part -> key in the files, if the two differ.
     """
 
     bundles: dict[str, dict[str, Any]]
@@ -102,7 +102,7 @@ class Snapshot:
     def write_bundles(self, folder: Path, writer: int | None = None) -> list[str]:
         """Writes the bundles. Returns the names of those that are not empty. Raises: OSError.
 
-        `writer`: the number of this one of several that write into the folder, each what it has, for `merge_bundles`.
+        `writer`: the number of this writer, if several write their parts into the folder; for `merge_bundles`.
         """
         names = [name for name in {**self.bundles, **self.parts} if self.bundles.get(name) or self.parts.get(name)]
         for name in names:
@@ -124,7 +124,8 @@ class Snapshot:
 
 
 def merge_bundles(folder: Path, written: Mapping[int, Sequence[str]]) -> None:
-    """Merges what several have written (`Snapshot.write_bundles`): number of the writer -> names of its bundles."""
+    """Merges the bundles of several writers (`Snapshot.write_bundles`), given as writer's number -> names of its
+    bundles."""
     for name in dict.fromkeys(name for names in written.values() for name in names):
         of_writers = [str(folder / _name_of(name, each)) for each in sorted(written) if name in written[each]]
         bundle.merge(of_writers, str(folder / name))

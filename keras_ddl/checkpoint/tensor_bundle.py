@@ -1,7 +1,7 @@
 """Writes and reads TensorFlow bundles (`prefix.index`, `prefix.data-*`) by key, with OSErrors.
 
-Several processes may write one bundle: each the tensors, or boxes of tensors, that it has, under a prefix of its own.
-`merge` makes one bundle of them. Whoever reads it gets complete tensors, or again boxes, whatever boxes were written.
+Several processes may write one bundle. Each writes the tensors, or boxes of tensors, that it has, under its own prefix,
+and `merge` makes one bundle of them. A reader gets complete tensors or any boxes of them, whichever boxes were written.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Part:
     """What one process has of a tensor.
 
     Attributes:
-        shape: of the complete tensor. boxes: that it has.
-        values: their entries, one box after the other, in any shape.
+        shape: of the complete tensor. boxes: those that the process has. values: the entries of the boxes, one box
+            after the other, in any shape.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class Part:
     values: Any
 
     def of_boxes(self) -> list[Any]:
-        """Returns a tensor for each box; where there is one, it shares the memory of `values`."""
+        """Returns a tensor for each box. A single one shares the memory of `values`."""
         import tensorflow as tf
 
         sizes = [_size(box) for box in self.boxes]
@@ -119,7 +119,7 @@ def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapp
 
 
 def merge(prefixes: Sequence[str], prefix: str) -> None:
-    """Makes one bundle, `prefix`, of others in its directory, which are then gone. Raises: OSError.
+    """Merges other bundles of the directory into one bundle, `prefix`, and removes them. Raises: OSError.
 
     Cost: renames their data files, and writes one index.
     """
@@ -157,8 +157,8 @@ def read(prefix: str, dtypes: Mapping[str, str]) -> dict[str, Any]:
 def read_boxes(prefix: str, key: str, dtype: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Any:
     """Returns the entries of boxes of a tensor, one box after the other: a vector. Raises: OSError, as `read`.
 
-    Cost: memory for the boxes, and for one stored box at a time that is none of these but has entries of them; that is
-    the complete tensor, if it was not written in parts.
+    Cost: memory for the boxes, and for one stored box at a time that overlaps them without being one of them. If the
+        tensor was not written in parts, that stored box is the complete tensor.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""The command line: `keras-ddl run`, `keras-ddl info` and the commands of parts. Nothing of the core imports it.
+"""The command line: `keras-ddl run`, `keras-ddl info` and the commands of parts. No module of the core imports it.
 
 `main` is the entry point. Subcommands are imported when they are called, and import TensorFlow as late as possible, so
 that --help and error messages appear at once.

@@ -1,4 +1,7 @@
-"""keras-ddl info: shows the installed versions and settings. Imports neither TensorFlow nor Keras nor MPI."""
+"""keras-ddl info: shows the installed versions and settings.
+
+Imports neither Keras nor MPI, and TensorFlow only where the host may have GPUs.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,11 @@ _DISTRIBUTIONS = (
 )
 
 
-@click.command("info", short_help="Show versions, MPI, the machine and the settings in effect.")
+@click.command("info", short_help="Show versions, MPI, the machine, its GPUs and the settings in effect.")
 def command() -> None:
-    """Show versions, MPI, the machine and the settings in effect."""
-    sections = [("Software", software()), ("MPI", mpi()), ("Machine", machine()), ("Settings", settings())]
+    """Show versions, MPI, the machine, its GPUs and the settings in effect."""
+    sections = [("Software", software()), ("MPI", mpi()), ("Machine", machine()), ("GPUs", gpus())]
+    sections.append(("Settings", settings()))
     if handed_over := _variables(are_set_by_keras_ddl=True):  # in a rank
         sections.append(("Set by keras-ddl for this process", handed_over))
     for title, rows in sections:
@@ -96,8 +100,31 @@ def machine() -> list[tuple[str, str]]:
     return rows
 
 
+def gpus() -> list[tuple[str, str]]:
+    """Returns the GPUs with the rank that takes each, what the driver says, and what TensorFlow lacks to use them."""
+    from keras_ddl.launch import gpus as of_host
+
+    found = of_host.check_host()
+    if found is None and not os.environ.get("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"):
+        return [("", "none found")]
+    rows = []
+    if any(packages.version(name) for name in packages.TENSORFLOWS):
+        from keras_ddl.compat.tensorflow_packages import import_without_keras
+        from keras_ddl.launch import startup_notes
+
+        with startup_notes.hidden():
+            import_without_keras()
+            names = of_host.names_in_tensorflow()
+        rows = [(f"GPU {number}", f"{name}: local rank {number} computes on it") for number, name in enumerate(names)]
+        rows.append(("TensorFlow", f"sees {len(names) or 'none'}"))
+        found = of_host.check_tensorflow(names)
+    if found is not None:
+        rows.append(("host", " ".join(filter(None, [f"{found.found}.", found.remedy]))))
+    return rows
+
+
 def settings() -> list[tuple[str, str]]:
-    """Returns every variable that a user may set, its value and where it comes from."""
+    """Returns every variable that a user may set, its value and the source of the value."""
     rows = _variables(are_set_by_keras_ddl=False)
     rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
     if os.environ.get("TF_CONFIG"):
@@ -109,7 +136,7 @@ def settings() -> list[tuple[str, str]]:
 
 
 def _variables(*, are_set_by_keras_ddl: bool) -> list[tuple[str, str]]:
-    """Returns (name, value, source and meaning) of the settings; or of those that keras_ddl itself has set here."""
+    """Returns (name, value with source and meaning) of users' settings, or of variables set by keras_ddl itself."""
     rows = []
     for row in config.VARIABLES.values():
         if row.is_set_by_keras_ddl != are_set_by_keras_ddl or (are_set_by_keras_ddl and not config.is_set(row.name)):

@@ -1,4 +1,4 @@
-"""keras-ddl run --config FILE: options, program and variables from a file in TOML, so that nobody types them again."""
+"""keras-ddl run --config FILE: reads options, program and variables from a TOML file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
     "integer": ((int,), "a whole number", "2"),
     "integer range": ((int,), "a whole number", "2"),
     "float": ((int, float), "a number", "2.5"),
-    "ranks": ((int, str), "a whole number, or a range as '2:4'", "2"),
+    "ranks": ((int, str), "a whole number, or a range such as '2:4'", "2"),
 }
 _NUMBER = re.compile(r"-np?=?(\d+(?::\d*)?)")
 # Options of earlier versions.
@@ -39,7 +39,7 @@ _META, _HELP_ALL = "keras_ddl.cli.job_file", "keras_ddl.cli.help_all"
 
 
 def show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    """Callback of --help-all: shows the help with all options, and ends."""
+    """Callback of --help-all: shows the help with all options, and exits."""
     if value and not ctx.resilient_parsing:
         ctx.meta[_HELP_ALL] = True
         click.echo(ctx.get_help())
@@ -47,10 +47,10 @@ def show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 class Command(click.Command):
-    """A command with `load` as the callback of its --config."""
+    """A command whose --config has the callback `load`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a line or two for each option that people use daily; with --help-all, all options and spellings."""
+        """Writes a line or two for each common option; with --help-all, all options and spellings."""
         shows_all = ctx.meta.get(_HELP_ALL, False)
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         for title, those in (
@@ -63,9 +63,9 @@ class Command(click.Command):
                     formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Completes what the command line says by what the file says of program, variables and hosts.
+        """Completes the command line with the file's program, variables and hosts.
 
-        Raises: NoSuchOption: an unknown one, with those that are like it, also where it has one dash.
+        Raises: NoSuchOption: an unknown option, with one dash or two; the error names similar options.
         """
         words = self._spelled_out(args)
         try:
@@ -124,9 +124,9 @@ def _spelling(option: click.Option, shows_all: bool) -> str:
 
 
 def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Callback of --config: makes what the file says the defaults of this command's options.
+    """Callback of --config: makes the file's values the defaults of this command's options.
 
-    Raises: ConfigError: it is no TOML, has an unknown key or one twice, or a value of another type.
+    Raises: ConfigError: the file is not TOML, or has an unknown key, a key twice, or a value of the wrong type.
     """
     if value is None:
         return
@@ -167,7 +167,7 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 
 
 def _value(ctx: click.Context, option: click.Option, key: str, given: object, file: str) -> Any:
-    """Returns the value of an option, checked as on the command line."""
+    """Returns the value of an option, which is checked as on the command line."""
     accepted, what, example = _KINDS.get(option.type.name, _TEXT)
     values = given if option.multiple and isinstance(given, list) else [given]
     for each in values:
@@ -193,8 +193,8 @@ def _program(given: object, file: str) -> tuple[str, ...]:
             return tuple(shlex.split(given))
         except ValueError as error:
             raise ConfigError(
-                f"--config: {_COMMAND} must be words that a shell can read. Received: {_COMMAND} = {given!r} in {file}"
-                f', {error}. Write a list, as {_COMMAND} = ["python", "train.py"].'
+                f"--config: {_COMMAND} must be a command line in shell syntax. Received: {_COMMAND} = {given!r} in "
+                f'{file}, {error}. Write a list, as {_COMMAND} = ["python", "train.py"].'
             ) from None
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         return tuple(given)

@@ -1,4 +1,4 @@
-"""The group of commands. An error is one message on stderr, without a traceback unless --debug."""
+"""The group of commands. An error is one message on stderr, with a traceback only if --debug is given."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def group() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line and exits: 0, the status of a failed rank, 1 for an error, 2 for wrong usage."""
+    """Runs the command line and exits with 0, the status of a failed rank, 1 for an error, or 2 for wrong usage."""
     arguments = sys.argv[1:] if argv is None else argv
     # Only before the command: after it, the option may be the program's.
     debug = "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments)
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def ddlrun() -> NoReturn:
-    """Runs the command `ddlrun`, if the part that has it is installed."""
+    """Runs the command `ddlrun` if its part is installed."""
     for start in parts.provided("ddlrun"):
         start()
     click.echo(f"ddlrun: {parts.why_missing('ddlrun')}", err=True)
@@ -80,7 +80,7 @@ def ddlrun() -> NoReturn:
 
 
 def run_and_exit(command: click.Command, name: str, arguments: list[str] | None, *, debug: bool = False) -> NoReturn:
-    """Runs a command under the name `name`, and exits as `main` does. `debug`: raise errors of keras_ddl."""
+    """Runs a command under the name `name`, and exits as `main` does. `debug`: raise keras_ddl's errors."""
     open_standard_streams()
     try:
         status = command.main(args=arguments, prog_name=name, standalone_mode=False)

@@ -13,11 +13,11 @@ class Rare(click.Option):
 
 
 class InFile(Rare):
-    """A setting of --config files that the command line does not take."""
+    """A setting for --config files only."""
 
 
 class Ranks(click.ParamType):
-    """A number of ranks, N, or a range, MIN:MAX, as (least, most). Least of N is None; most of MIN: is None."""
+    """A number of ranks N, or a range MIN:MAX, as (least, most). N is (None, N); MIN: is (MIN, None)."""
 
     name = "ranks"
 

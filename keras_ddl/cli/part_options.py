@@ -17,13 +17,13 @@ class RunOptions:
     """The options of one part, which derives from this class.
 
     Attributes:
-        options: as they are shown in `keras-ddl run --help`.
+        options: the options, in the order of `keras-ddl run --help`.
     """
 
     options: Sequence[click.Option] = ()
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Raises: ConfigError: the options contradict one another. `values`: of all options of parts, by name."""
+        """Raises: ConfigError: the options contradict each other. `values`: all options of parts, by name."""
 
     def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
         """Returns the variables of the program, given those that the command line sets."""
@@ -35,7 +35,7 @@ class RunOptions:
 
     @contextlib.contextmanager
     def watching(self, values: Mapping[str, Any], *, verbose: bool) -> Iterator[Sequence[Watcher]]:
-        """Yields those who watch the job, while it runs."""
+        """Yields the watchers of the job while it runs."""
         yield ()
 
 
@@ -45,14 +45,14 @@ def all_of_them() -> tuple[RunOptions, ...]:
 
 
 def add(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of all parts to a command, which takes their values as further keyword arguments."""
+    """Adds the options of all parts to a command, which gets their values as keyword arguments."""
     for option in reversed([each for part in all_of_them() for each in part.options]):
         command.__dict__.setdefault("__click_params__", []).append(option)
     return command
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """Raises: ConfigError: options of a part contradict one another."""
+    """Raises: ConfigError: options of a part contradict each other."""
     for part in all_of_them():
         part.check(values)
 
@@ -66,9 +66,9 @@ def environment(values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str
 
 @contextlib.contextmanager
 def watching(values: Mapping[str, Any], *, verbose: bool) -> Iterator[Watchers]:
-    """Yields all who watch the job, while it runs.
+    """Yields all watchers of the job while it runs.
 
-    Raises: ConfigError, LaunchError: one cannot watch as the options say.
+    Raises: ConfigError, LaunchError: a watcher cannot start with these options.
     """
     with contextlib.ExitStack() as stack:
         watchers: list[Watcher] = []

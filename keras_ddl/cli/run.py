@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"(-n|-np|--np|--num-proc)(?:=?(?P<value>\d+(?::\d*)?))?") 
 
 
 def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Has the shell complete file names: for a program and its arguments."""
+    """Makes the shell complete file names, for a program and its arguments."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -51,7 +51,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--env",
         "env",
         multiple=True,
-        help="Variable for the program; NAME alone copies its value, as for secrets.",
+        help="Variable for the program. NAME alone copies its value: use this for secrets.",
         metavar="NAME[=VALUE]",
     )
     return by_name(by_file(command))
@@ -91,12 +91,12 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Hosts and their ranks, from a file.",
     metavar="FILE",
 )
-@click.option("--tf-config", is_flag=True, cls=Rare, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
+@click.option("--tf-config", is_flag=True, cls=Rare, help="Take hosts and ranks from the cluster in TF_CONFIG.")
 @click.option(
     "--tf-config-file",
     cls=InFile,
     type=click.Path(exists=True, dir_okay=False),
-    help="A file with the cluster, as in TF_CONFIG.",
+    help="A file with the cluster, in the form of TF_CONFIG.",
     metavar="FILE",
 )
 @click.option("--mode", cls=Rare, help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
@@ -130,7 +130,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--slots-per-host",
     cls=InFile,
     type=_COUNT,
-    help="Ranks on hosts without a number.",
+    help="Ranks on each host that is listed without a number.",
     metavar="N",
 )
 @click.option(
@@ -308,7 +308,7 @@ def _cluster(
 
 
 def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> int:
-    """Runs the job and shows its output. `attempts`: as for RestartLoop. Returns the exit status."""
+    """Runs the job and shows its output. `attempts`: arguments of RestartLoop. Returns the exit status."""
     from keras_ddl.launch import startup_notes
     from keras_ddl.launch.output import Screen
     from keras_ddl.launch.restarts import RestartLoop
@@ -342,7 +342,7 @@ def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> i
 
 
 def check_number_is_before(program: tuple[str, ...]) -> None:
-    """Raises: ConfigError: the number of ranks is not known, and stands after the program, as its argument."""
+    """Raises: ConfigError: the number of ranks is unknown, and -np comes after the program, as its argument."""
     from keras_ddl.topology.launcher import allocation_size
 
     if allocation_size() is not None:
@@ -397,7 +397,7 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
 
 
 def _similar_file(path: Path) -> str:
-    """Returns a sentence that names a script whose name is like that of a file that does not exist; "": none is."""
+    """Returns a sentence that names a script with a name similar to a missing file's; "" without one."""
     with contextlib.suppress(OSError):
         scripts = {each.name for each in path.parent.iterdir() if each.suffix == ".py"}
         if near := [f"{path.name}.py"] if f"{path.name}.py" in scripts else get_close_matches(path.name, scripts, n=1):
@@ -409,8 +409,8 @@ def parse_env(settings: tuple[str, ...], files: tuple[str, ...] = ()) -> dict[st
     """Returns the variables of NAME=VALUE settings; a NAME alone takes its value from the environment.
 
     Args:
-        files: with a setting in each line, as it is, or a comment (#); `settings` win.
-    Raises: ConfigError: a setting without a name, or a NAME alone that is not set; a file that cannot be read.
+        files: files with a setting (taken verbatim) or a comment (#) in each line; `settings` win.
+    Raises: ConfigError: a setting without a name, a NAME alone that is not set, or a file that cannot be read.
     """
     result = {}
     for origin, number, setting in [*_lines(files), *(("--env", 0, each) for each in settings)]:

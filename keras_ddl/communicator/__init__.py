@@ -1,6 +1,6 @@
-"""Joins this process to the other ranks (`init`, `shutdown`), and has the methods of `Communicator` as functions.
+"""Joins this process to the other ranks (`init`, `shutdown`), and offers the methods of `Communicator` as functions.
 
-Nothing here needs TensorFlow. All collectives take `comm`, a communicator made by `split`; None means all ranks.
+It does not need TensorFlow. All collectives take `comm`, a communicator made by `split`; None means all ranks.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns the position of this rank among the ranks of its host, by which to choose a device."""
+    """Returns the position of this rank among the ranks of its host, which scripts use to choose a device."""
     return topology().local_rank
 
 
@@ -96,13 +96,13 @@ def num_hosts() -> int:
 
 
 def describe() -> str:
-    """Describes for people what collectives run on: the box of ranks, the shared memory, the instruction set."""
+    """Describes in words what collectives run on: the box of ranks, the shared memory, the instruction set."""
     return communicator_of(None).describe()
 
 
 def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> _T:
-    """Returns `run()`, whose collectives only make sense together: where a job goes on without a lost rank, the others
-    make all of them again. COLLECTIVE. `variables`: returns those that it writes.
+    """Returns `run()`, whose collectives must succeed together: if a job continues without a lost rank, the other ranks
+    repeat all of them. COLLECTIVE. `variables`: returns the variables that `run` writes.
     """
     recover = Communicator.recover
 
@@ -113,17 +113,17 @@ def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> 
 
 
 def count() -> dict[str, int]:
-    """Returns this rank's counters since `init`, for tests and benchmarks: collectives by how they ran ("coordinated",
-    "ran_inline", "planned", "fell_back"; of tensors on GPUs: "staged", "by_device"), and messages to and from the
-    coordinator ("control_sent" ...).
+    """Returns this rank's counters since `init`, for tests and benchmarks: collectives by the way they ran
+    ("coordinated", "ran_inline", "planned", "fell_back"; of tensors on GPUs: "staged", "by_device"), and messages of
+    the coordinator ("control_sent", ...).
     """
     return communicator_of(None).native().count()
 
 
 def prepare_plans() -> None:
-    """Creates the lane for planned collectives, once; they need no message to rank 0. COLLECTIVE.
+    """Creates once the lane for planned collectives, which need no message to rank 0. COLLECTIVE.
 
-    Cost: a communication thread, connections, and shared memory whose pages are allocated when they are used.
+    Cost: a communication thread, connections, and shared memory whose pages are allocated on first use.
     """
     communicator_of(None).native().add_lane()
 
@@ -147,9 +147,9 @@ def join(*, comm: Communicator | None = None) -> int:
     Returns: the rank of `comm` that joined last, on every rank.
     Raises:
         RankLostError: a rank died, or left without joining.
-        RankMismatchError: on the others, from collectives that need a rank which has joined: a broadcast from it,
-            all_to_all, op "adasum", collectives on objects, split. Here, from collectives of other threads.
-    Cost: as much memory as the largest of the others' collectives takes on each of them.
+        RankMismatchError: on other ranks, from collectives that need a rank which has joined: a broadcast from it,
+            all_to_all, op "adasum", collectives on objects, split. On this rank, from collectives of other threads.
+    Cost: as much memory as the largest collective of the other ranks takes on one of them.
     """
     return communicator_of(comm).join()
 
@@ -158,7 +158,7 @@ def broadcast_object(obj: Any, root: int = 0, name: str | None = None, *, comm: 
     """Returns the object of rank `root`, pickled; the argument of other ranks is ignored. COLLECTIVE.
 
     Raises:
-        ConfigError: `root` is no rank, or (on every rank) rank `root`'s object cannot be pickled.
+        ConfigError: `root` is not a rank, or (on every rank) rank `root`'s object cannot be pickled.
     """
     return communicator_of(comm).broadcast_object(obj, root, name)
 
@@ -167,7 +167,7 @@ def all_gather_object(obj: Any, name: str | None = None, *, comm: Communicator |
     """Returns the objects of all ranks, by rank, pickled. COLLECTIVE.
 
     Raises:
-        ConfigError: the object of a rank cannot be pickled (on every rank).
+        ConfigError: on every rank, if the object of one rank cannot be pickled.
     """
     return communicator_of(comm).all_gather_object(obj, name)
 
@@ -186,12 +186,12 @@ def all_reduce_array(
         array: dtype float16, bfloat16, float32, float64, int32, int64, uint8 or int8; dtype and shape equal on all
             ranks.
         op: "sum", "mean", "min", "max" or "product". Integer means are rounded toward zero.
-        out: the result: `array` itself, or a C-contiguous array of its dtype and shape that does not overlap it.
-            Default: a new array.
+        out: memory for the result: `array` itself, or a C-contiguous array of its dtype and shape that does not
+            overlap it. Default: a new array.
 
     Raises:
-        ConfigError: another dtype or op, or an `out` that does not fit.
-        RankMismatchError: the ranks disagree; on every rank.
+        ConfigError: the dtype or op is not supported, or `out` does not fit.
+        RankMismatchError: on every rank, if the ranks disagree.
     """
     return communicator_of(comm).all_reduce_array(array, op, name, out=out)
 
@@ -206,15 +206,15 @@ def all_reduce_init(
 ) -> Callable[[], np.ndarray]:
     """Returns a function that reduces the content of `array` at each call: a persistent all-reduce (MPI 4.1, 6.13).
 
-    For loops that reduce the same memory again and again: the checks and preparations of all_reduce_array (about 10 us
-    per call) are done here, once. The function is COLLECTIVE and returns `out`.
+    For loops that reduce the same memory many times: this function does the checks and preparations of
+    all_reduce_array (about 10 us per call) once. The returned function is COLLECTIVE and returns `out`.
 
     Args:
         array: as for all_reduce_array, a C-contiguous numpy.ndarray.
         out: as for all_reduce_array; it is overwritten by every call.
 
     Raises:
-        ConfigError: as all_reduce_array. The function raises RankMismatchError when the ranks disagree.
+        ConfigError: as all_reduce_array. The returned function raises RankMismatchError if the ranks disagree.
     """
     return communicator_of(comm).all_reduce_init(array, op, name, out=out)
 
@@ -228,7 +228,7 @@ def broadcast_array(
         array: any dtype but object; dtype and shape equal on all ranks.
 
     Raises:
-        ConfigError: `root` is no rank, or the dtype is object.
-        RankMismatchError: the ranks disagree; on every rank.
+        ConfigError: `root` is not a rank, or the dtype is object.
+        RankMismatchError: on every rank, if the ranks disagree.
     """
     return communicator_of(comm).broadcast_array(array, root, name)

@@ -1,13 +1,13 @@
-"""Connects ranks of different hosts without MPI: a stream socket between each two, which the native transport takes.
+"""Connects ranks of different hosts without MPI: a stream socket between each pair, which the native transport takes.
 
-Every rank listens at a port, its door, for as long as its process lives; the launcher tells all ranks the doors of all
+Every rank listens on a port, its door, while its process lives; the launcher tells every rank the doors of all ranks
 (membership.py). Of two ranks, the higher one connects to the door of the lower one. Each proves to the other that it
-knows the job's secret, by an HMAC over both sides' nonces; nothing else of a connection is read before. As in MPI,
-nothing is encrypted.
+knows the job's secret, by an HMAC over both sides' nonces; nothing else is read before the proof. As in MPI, nothing is
+encrypted.
 
-One thread serves the door, and never waits for who knocks: a stranger costs it a nonce of 16 bytes and one proof at
-most. Few strangers are in at a time, and the next ones push them out (topology/connections.py). A rank that was pushed
-out by a flood knocks again.
+One thread serves the door and never waits for a peer: a stranger costs it at most a nonce of 16 bytes and one proof.
+Only a few unproven connections are open at a time, and new ones push out old ones (topology/connections.py). A rank
+that a flood pushed out connects again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SWEEP_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Door:
-    """Where a rank can be reached. `host`: equal for ranks that share memory."""
+    """The address of a rank. `host`: equal for ranks that share memory."""
 
     address: str
     port: int
@@ -62,7 +62,7 @@ class Doors:
 
 @dataclass
 class _Knock:
-    """A connection that has not proved anything yet. `message`: what has come of it, with its proof."""
+    """A connection without a proof so far. `message`: the bytes received, which will contain the proof."""
 
     connection: socket.socket
     nonce: bytes
@@ -71,10 +71,10 @@ class _Knock:
 
 
 class Doorkeeper:
-    """This process's door. A thread of its own answers who knocks."""
+    """This process's door, served by a thread of its own."""
 
     def __init__(self, rank: int, size: int = 1) -> None:
-        """`rank`: the launcher's number of this one. `size`: of the job. Raises: OSError: no port can be opened."""
+        """`rank`: the launcher's number of this rank. `size`: the job's. Raises: OSError: no port can be opened."""
         self.rank = rank
         self._doors = Doors({}, b"")
         self._listener = socket.create_server(("", 0), backlog=1024)
@@ -89,11 +89,11 @@ class Doorkeeper:
         threading.Thread(target=self._serve, name="keras_ddl-door", daemon=True).start()
 
     def describe(self) -> dict[str, object]:
-        """Returns what the launcher is to tell the other ranks of this door."""
+        """Returns what the launcher should tell the other ranks about this door."""
         return {"port": self._listener.getsockname()[1], "host": host_key()}
 
     def introduce(self, doors: Doors) -> None:
-        """Sets the doors of all ranks. Who has knocked before waits for it."""
+        """Sets the doors of all ranks. Earlier connections wait for this call."""
         with self._changed:
             self._doors = doors
         os.eventfd_write(self._introduced, 1)
@@ -109,8 +109,8 @@ class Doorkeeper:
         """Returns connections with the ranks of other hosts, by the launcher's numbers. COLLECTIVE over `world_ranks`.
 
         Args:
-            key: of this transport, equal on all ranks and never used before.
-            check: called ten times a second with the ranks that have not come yet. May raise.
+            key: identifies this transport; equal on all ranks and never used before.
+            check: called ten times a second with the ranks that are not connected yet. May raise.
 
         Raises: RankLostError: a rank died, cannot be reached, or has given up.
         """
@@ -159,7 +159,7 @@ class Doorkeeper:
 
     def _knock(self, rank: int, purpose: int, digest: bytes) -> socket.socket:
         door = self._doors.by_rank[rank]
-        where = f"its process does not answer at port {door.port} of {door.address}"
+        where = f"its process does not answer on port {door.port} of {door.address}"
         until = time.monotonic() + _KNOCK_SECONDS
         while True:
             try:
@@ -187,7 +187,7 @@ class Doorkeeper:
                     raise RankLostError(f"rank {rank} died: {where} ({error}).") from None
                 if not hmac.compare_digest(proof, self._proof(b"answer", own_nonce, answer)):
                     raise RankLostError(
-                        f"rank {rank} cannot be reached: another process answers at port {door.port} of {door.address}."
+                        f"rank {rank} cannot be reached: another process answers on port {door.port} of {door.address}."
                     )
                 if answer != _OPEN:
                     raise RankLostError(f"rank {rank} no longer waits: it has lost another rank.")
@@ -253,7 +253,7 @@ class Doorkeeper:
             self._answer(fd)
 
     def _answer(self, fd: int) -> None:
-        """Answers a knock that is complete, if this rank knows the secret; closes one that proves nothing."""
+        """Answers a complete message if this rank knows the secret; closes a connection whose proof is wrong."""
         knock = self._knocks[fd]
         if not self._doors.secret or len(knock.message) < _MESSAGE_BYTES:
             return
@@ -280,7 +280,7 @@ class Doorkeeper:
 
 
 def _configure(connection: socket.socket) -> None:
-    """Lets the kernel end the connection when the other host is gone, which sends nothing."""
+    """Lets the kernel end the connection when the other host is lost, because a lost host sends nothing."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if lost_after := config.get("LOST_AFTER_SECONDS"):
@@ -288,7 +288,7 @@ def _configure(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
-    """Returns so many bytes."""
+    """Returns exactly `length` bytes."""
     data = b""
     while len(data) < length:
         part = connection.recv(length - len(data))

@@ -1,6 +1,6 @@
-"""Communicators of the native core, and their collectives on arrays; `requests` runs those on raw memory.
+"""Communicators of the native core, and their collectives on arrays; `requests` runs collectives on raw memory.
 
-Independent of launchers and topologies, which `keras_ddl.communicator` adds.
+It does not know launchers and topologies, which `keras_ddl.communicator` adds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of 
 
 
 class Communicator(Requests):
-    """A ddl_comm: this process's end of a group of ranks. Owns a communication thread until `close`."""
+    """A ddl_comm: this process's end of a group of ranks. It owns a communication thread until `close`."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class Communicator(Requests):
         """COLLECTIVE over the ranks of `transport`.
 
         Args:
-            transport: the communicator takes it over; None: one rank, alone.
-            group: see ddl_options in ddl.h, as for the options below.
+            transport: connects the ranks; the communicator takes it over. None: a single rank.
+            group: see ddl_options in ddl.h, also for the options below.
             outer: the box of the groups in the order of their leaders, fastest dimension first; (): one dimension.
-            id: the number by which ops find it, equal on all its ranks.
-            note: appended to the messages of its errors.
+            id: the number by which ops find the communicator, equal on all its ranks.
+            note: appended to its error messages.
 
         Raises:
             CollectiveError: the ranks could not connect.
@@ -138,7 +138,7 @@ class Communicator(Requests):
             core().ddl_work_free(left.work)
 
     def sub_transport(self, ranks: Sequence[int], tag: int) -> Transport:
-        """Returns the transport of some of the ranks, as Transport.split. COLLECTIVE over `ranks`.
+        """Returns the transport of some ranks, as Transport.split. COLLECTIVE over `ranks`.
 
         Raises:
             NotInitializedError: this communicator was closed. CollectiveError: the ranks could not connect.
@@ -156,11 +156,11 @@ class Communicator(Requests):
                 self._changed.notify_all()
 
     def for_messages(self) -> Any:
-        """Returns an object for messages between the same ranks, on a transport of its own. COLLECTIVE over them."""
+        """Returns an object for messages between the same ranks, with a transport of its own. COLLECTIVE over them."""
         return self.sub_transport(range(self._size), tag=_MESSAGES_TAG).for_messages()
 
     def add_lane(self) -> None:
-        """Creates the lane for planned collectives, once. COLLECTIVE over the ranks.
+        """Creates once the lane for planned collectives. COLLECTIVE over the ranks.
 
         Raises:
             NotInitializedError: this communicator was closed. CollectiveError: the ranks could not connect.
@@ -193,7 +193,7 @@ class Communicator(Requests):
             raise errors.ConfigError(text) if code == INVALID_ARGUMENT else errors.from_code(code, text)
 
     def count(self) -> dict[str, int]:
-        """Returns the counters of this rank's end, ddl_counters of ddl.h, by name."""
+        """Returns this rank's counters (ddl_counters in ddl.h) by name."""
         counters = Counters()
         core().ddl_count(self._comm, byref(counters))
         return {name: getattr(counters, name) for name in COUNTERS}
@@ -205,7 +205,7 @@ class Communicator(Requests):
             core().ddl_release(self._comm)
 
     def describe(self) -> str:
-        """Describes for people what this communicator runs on."""
+        """Describes in words what this communicator runs on."""
         text: bytes = core().ddl_describe(self._comm)
         return text.decode(errors="replace")
 
@@ -221,7 +221,7 @@ class Communicator(Requests):
         compression: str | None = None,
         feedback: str = "",
     ) -> np.ndarray:
-        """Returns `out` (default: a new array), `array` reduced over the ranks; dtype one of DTYPES, op one of OPS.
+        """Returns `array` reduced over the ranks, in `out` (default: a new array). dtype: in DTYPES; op: in OPS.
 
         `compression`: one of COMPRESSIONS, for sums and means of float32. `feedback`: see `keras_ddl.all_reduce_n`.
         """
@@ -232,7 +232,7 @@ class Communicator(Requests):
         return result
 
     def broadcast(self, array: np.ndarray, root: int, name: str) -> np.ndarray:
-        """Returns a copy of rank `root`'s array. dtype and shape are equal on all ranks; any dtype but object."""
+        """Returns a copy of rank `root`'s array. Any dtype but object; dtype and shape must be equal on all ranks."""
         source = _contiguous(array)
         result = _empty_like(source)
         self._run(BROADCAST, name, _native_view(source), _native_view(result), root=root, detail=_text(array))
@@ -248,11 +248,11 @@ class Communicator(Requests):
         return parts
 
     def scatter(self, data: np.ndarray, lengths: Sequence[int], name: str) -> np.ndarray:
-        """Returns the bytes that one rank, the root, sends this one.
+        """Returns the bytes that one rank, the root, sends to this rank.
 
         Args:
-            data: on the root the bytes (uint8) for rank 0, rank 1, ..., one after another; elsewhere empty.
-            lengths: of each of these; on all other ranks zeros.
+            data: on the root, the concatenated bytes (uint8) for rank 0, rank 1, ...; on other ranks empty.
+            lengths: on the root, the number of bytes for each rank; on other ranks zeros.
         """
         import numpy as np
 
@@ -342,7 +342,7 @@ def _empty_like(array: np.ndarray) -> np.ndarray:
 
 
 def _native_view(array: np.ndarray) -> np.ndarray:
-    """Returns the array, or its bytes if its dtype is not one of DTYPES, for a broadcast, which only copies."""
+    """Returns the array for a broadcast, or its bytes if its dtype is not in DTYPES: a broadcast only copies."""
     import numpy as np
 
     if is_supported(array):

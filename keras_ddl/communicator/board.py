@@ -1,7 +1,8 @@
-"""What a rank of a job that may have newcomers is told between its steps, and how newcomers reach rank 0.
+"""Tells ranks between steps about newcomers and leaving ranks, and lets newcomers reach rank 0.
 
-The launcher passes everything on (launch/questions.py), on one host as on several: questions of newcomers to the rank
-that is rank 0 now, its answers to them, and to the boards of all ranks when they meet newcomers, or let ranks leave.
+The launcher passes on all of this (launch/questions.py), on one host as on several: it sends newcomers' questions to
+the present rank 0, sends rank 0's answers back, and writes on all boards when the ranks meet newcomers or let ranks
+leave.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _ADMIT_AT = struct.Struct("@Q")
 
 
 class Board:
-    """This process's memory that the launcher writes, by its wrapper. Looking at it costs less than a microsecond.
+    """Memory of this process that the launcher writes through the wrapper. Reading it takes less than a microsecond.
 
     Args:
-        directory: KERAS_DDL_RUN_DIR, where the wrapper has made the file, with zeros.
+        directory: KERAS_DDL_RUN_DIR, where the wrapper has made the file, filled with zeros.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,7 +32,7 @@ class Board:
 
     @property
     def has_question(self) -> bool:
-        """Whether somebody has asked rank 0 something since it has last looked."""
+        """Whether a process has asked rank 0 a question since rank 0 last looked."""
         return self._memory[0] != 0
 
     @has_question.setter
@@ -40,14 +41,14 @@ class Board:
 
     @property
     def admit_at(self) -> int:
-        """After how many calls all ranks meet newcomers, or let ranks leave, before their next step. It changes for
-        each time.
+        """The number of calls after which all ranks, before their next step, meet newcomers or let ranks leave. It is
+        different each time.
         """
         return int(_ADMIT_AT.unpack_from(self._memory, config.BOARD_ADMIT_AT)[0])
 
     @admit_at.setter
     def admit_at(self, calls: int) -> None:
-        """Rank 0 sets it on the boards of all ranks: returns when it is there."""
+        """Called by rank 0: sets the value on the boards of all ranks, and returns when it is there."""
         membership.tell({"admit_at": calls}, self.directory)
 
     def ask(self, what: str, text: str = "") -> None:
@@ -55,21 +56,21 @@ class Board:
         membership.tell({"ask": what, "text": text}, self.directory)
 
     def questions(self, what: str) -> dict[str, str]:
-        """Returns name -> text of the newcomers that ask, until `forget`; for "leave", of the ranks that are to leave
+        """Returns name -> text of the newcomers that ask, until `forget`; for "leave", of the ranks that should leave
         the job.
         """
         return membership.tell({"questions": what}, self.directory)
 
     def answer(self, name: str, record: bytes) -> None:
-        """Answers a newcomer. It sees all of the answer or none of it."""
+        """Answers a newcomer, which sees all of the answer or none of it."""
         (self.directory / config.RECORD_FILE).write_bytes(record)  # the wrapper takes it from there
         membership.tell({"answer": name}, self.directory)
 
     def forget(self, what: str, name: str | None = None) -> None:
-        """The question of a newcomer, of this one by default, needs no answer any more.
+        """Withdraws the question of a newcomer; by default of this newcomer.
 
-        It takes its own back when it has the answer: rank 0 could be lost between the two, or take back the next
-        question. Until then it may be answered again, which does no harm.
+        A newcomer withdraws its question when it has the answer. Rank 0 does not: it could be lost between the answer
+        and the withdrawal, or withdraw the next question. A repeated answer does no harm.
         """
         membership.tell({"forget": what, "name": name}, self.directory)
 
@@ -78,7 +79,7 @@ class Board:
         return self._answer.exists()
 
     def take_answer(self) -> bytes | None:
-        """Returns what rank 0 has answered this newcomer, once."""
+        """Returns rank 0's answer to this newcomer, once."""
         with contextlib.suppress(FileNotFoundError):
             record = self._answer.read_bytes()
             self._answer.unlink()

@@ -1,7 +1,7 @@
-"""Pickles functions by value, with the file and line numbers they come from.
+"""Pickles functions by value, with their file and line numbers.
 
-cloudpickle drops a function's file since 3.1.3. Tracebacks of ranks, and warnings about ranks that others wait for,
-would then not name the user's line.
+Since 3.1.3 cloudpickle drops a function's file. Ranks' tracebacks, and warnings about ranks that others wait for, would
+then not name the user's line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def dumps(obj: Any) -> bytes:
-    """Returns `obj` pickled: functions and classes of a script, a notebook, lambdas and closures by value."""
+    """Returns `obj` pickled, with functions and classes of a script or notebook, lambdas and closures by value."""
     with io.BytesIO() as file:
         _Pickler(file, protocol=5).dump(obj)
         return file.getvalue()

@@ -1,7 +1,7 @@
 """Keeps child processes of a rank from acting as ranks.
 
 A process that multiprocessing spawns imports the script again. If the script calls init() at its top, the child would
-call MPI as its parent's rank; and a pool replaces each child that ends. So `init` raises in the child, and ends the
+call MPI as its parent's rank, and a pool replaces each child that ends. So `init` raises in the child, and ends the
 parent's rank unless the script catches the error.
 """
 
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.02
 
 
 def mark_rank() -> None:
-    """Marks this process as the rank, for child processes, which inherit the environment."""
+    """Marks this process as the rank in the environment, which child processes inherit."""
     os.environ[config.VARIABLES["RANK_PROCESS"].environment_name] = str(os.getpid())
 
 
@@ -54,9 +54,9 @@ def refuse(rank: int | None) -> None:
 
 
 def watch_import() -> None:
-    """For a child that imports the script of a rank: ends the rank if the script starts processes without a guard.
+    """Called in a child that imports a rank's script: ends the rank if the script starts processes without a guard.
 
-    Python raises an error for that in the child only, and a pool would replace such children for ever.
+    Python raises an error about the missing guard in the child only, and a pool would replace the children forever.
     """
     launcher = find_launcher()
     if launcher is None or launcher.size == 1:

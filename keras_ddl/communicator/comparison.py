@@ -1,4 +1,4 @@
-"""Checks that values are equal on all ranks; if they differ, every rank raises the same error, with both values."""
+"""Checks that values are equal on all ranks; if not, every rank raises the same error with both values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def require_equal(
     received: Callable[[Any, Any, int], str] = _side_by_side,
     comm: Communicator | None = None,
 ) -> None:
-    """Checks that `value`, which can be pickled, is equal on all ranks of `comm`. COLLECTIVE, under `name`.
+    """Checks that a picklable `value` is equal on all ranks of `comm`. COLLECTIVE, under `name`.
 
     Args:
         rule, remedy: sentences for the error.
@@ -63,7 +63,7 @@ def require_equal(
 def require_equal_values(
     values: Sequence[Any], rule: str, remedy: str, *, received: Callable[[Any, Any, int], str] = _side_by_side
 ) -> None:
-    """As `require_equal`, of values gathered from all ranks already. Not collective."""
+    """Checks as `require_equal`, but of values already gathered from all ranks. Not collective."""
     other = other_rank(values)
     if other is not None:
         difference = received(values[0], values[other], other)

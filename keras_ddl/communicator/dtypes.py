@@ -1,4 +1,4 @@
-"""The element types that collectives reduce: the one table of them in Python, in the order of DDL's ddl_dtype."""
+"""The element types that collectives reduce: Python's only table of them, in the order of ddl_dtype (ddl.h)."""
 
 # Name -> number in ddl.h; the spelling is NumPy's and TensorFlow's (and ml_dtypes' for bfloat16).
 DTYPES = {

@@ -50,8 +50,8 @@ def install(
 
     Args:
         abort: ends all ranks with an exit status; None: there are no other ranks, and Python ends the process.
-        no_pending_exit_status: announces that this rank ends because another one has left, and returns whether no rank
-            is still to end with an exit status of its own.
+        no_pending_exit_status: announces that this rank ends because another one has left, and returns whether no
+            other rank will still end with an exit status of its own.
     """
     global _installed
     if _installed:
@@ -96,7 +96,7 @@ def install(
 
 
 def _print_resume_hint() -> None:
-    """Prints the last checkpoint below the traceback, unless `keras-ddl run` will."""
+    """Prints the last checkpoint below the traceback, unless `keras-ddl run` will do so."""
     checkpoint = last_checkpoint.known()
     if checkpoint is not None and not config.is_set("RUN_DIR"):
         print(f"keras_ddl: {last_checkpoint.resume_hint(checkpoint)}", file=sys.stderr)
@@ -104,13 +104,13 @@ def _print_resume_hint() -> None:
 
 @dataclass(frozen=True)
 class ErrorText:
-    """What is shown of an exception.
+    """The shown text of an exception.
 
     Attributes:
-        traceback: with the program's own frames, and the message once, at its end.
+        traceback: the program's own frames, then the message once.
         summary: class and message.
         leaves_out: whether frames of keras_ddl, Keras and TensorFlow are left out (shown_frames.py).
-        is_within: the exception is another one, which TensorFlow has quoted in the message of its own.
+        is_within: the text is that of an exception which TensorFlow quoted in the message of its own error.
     """
 
     traceback: str
@@ -120,7 +120,7 @@ class ErrorText:
 
 
 def for_program(error: BaseException) -> ErrorText:
-    """Returns what is shown of an uncaught exception; its traceback loses the frames that are not shown."""
+    """Returns the shown text of an uncaught exception, and removes hidden frames from its traceback."""
     leaves_out = shown_frames.leave_out(error)
     own = _own_traceback(error)
     if own is not None:  # an exception in a function that TensorFlow has called: in place of TensorFlow's own
@@ -134,7 +134,7 @@ def for_program(error: BaseException) -> ErrorText:
 
 
 def _own_traceback(error: BaseException) -> str | None:
-    """Returns the traceback of the program's own exception in an error of TensorFlow, None where there is none."""
+    """Returns the traceback of the program's own exception in an error of TensorFlow, None without one."""
     if not type(error).__module__.startswith("tensorflow."):
         return None
     embedded = _EMBEDDED.search(str(error))
@@ -142,9 +142,9 @@ def _own_traceback(error: BaseException) -> str | None:
 
 
 def write(rank: int, error: BaseException, *, gives_up: bool = False) -> None:
-    """Writes error-<rank>.txt (JSON) to KERAS_DDL_RUN_DIR, if that is set, unless the rank has written one before.
+    """Writes error-<rank>.txt (JSON) to KERAS_DDL_RUN_DIR, if set, unless the rank has written one before.
 
-    `gives_up`: the rank is a newcomer, without which the others go on.
+    `gives_up`: the rank is a newcomer, and the others continue without it.
     """
     _write(rank, error, for_program(error), gives_up=gives_up)
 

@@ -1,4 +1,4 @@
-"""Runs work on rank 0 alone, and shares its result or its error with all ranks."""
+"""Runs work on rank 0 alone, and shares the result or the error with all ranks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def is_first_rank() -> bool:
 def on_first_rank(work: Callable[[], T], name: str) -> T:
     """Runs `work` on rank 0 and returns its (picklable) result on every rank. COLLECTIVE, under `name`.
 
-    Raises: what `work` raised, on every rank, so that none waits for rank 0 in vain; on the others as by `portable`.
+    Raises: on every rank the error of `work` (on other ranks as by `portable`), so that no rank waits in vain.
     """
     outcomes: list[_Outcome] = []  # of this rank's work, which it does once, also where ranks are lost meanwhile
     return cast(T, communicator.as_one(lambda: _made(work, name, outcomes)))
 
 
 def portable(error: Exception) -> Exception:
-    """Returns an exception of rank 0 as the other ranks raise it.
+    """Returns an exception of rank 0 in the form that other ranks raise.
 
     A KerasDdlError keeps its class, and its message begins with "rank 0: ". Any other exception stays as it is if it
-    can be pickled, and becomes a RankError that names its class if not.
+    can be pickled, else becomes a RankError that names its class.
     """
     text = f"rank 0: {error}"
     try:

@@ -1,8 +1,8 @@
-"""A communicator: a group of ranks, its collectives on Python objects and arrays, and how it is split.
+"""A communicator: a group of ranks, its collectives on Python objects and arrays, and `split`.
 
-Nothing here needs TensorFlow. Collectives are matched between the ranks of one communicator by name; without a name,
-the n-th barrier of one rank meets the n-th barrier of the others, and so on for each kind. Those of different
-communicators never meet, and do not wait for one another.
+It does not need TensorFlow. Ranks of one communicator match collectives by name; without a name, the n-th barrier of
+one rank meets the n-th barrier of the others, and likewise for each kind. Collectives of different communicators never
+meet, and do not wait for each other.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _Method = TypeVar("_Method", bound="Callable[..., Any]")
 
 
 def _of_all_ranks(place: int) -> Callable[[_Method], _Method]:
-    """A collective whose result is equal on all ranks: recorded for newcomers, and `Communicator.recover` may make it
-    again, on the communicator of the ranks that are left. place: of its argument `name`.
+    """Marks a collective whose result is equal on all ranks. It is recorded for newcomers, and `Communicator.recover`
+    may repeat it on the communicator of the remaining ranks. place: the position of its argument `name`.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -78,14 +78,14 @@ class Communicator:
     """A group of ranks, numbered from 0. Made by `keras_ddl.split`; pass it as `comm=` to the collectives.
 
     Attributes:
-        rank: of this process in the communicator, 0 <= rank < size.
+        rank: rank of this process in the communicator, 0 <= rank < size.
         size: number of its ranks.
-        local_rank: position of this rank among its ranks on the same host.
+        local_rank: position of this rank among the communicator's ranks on the same host.
         local_size: number of its ranks on this host.
         topology: the layout of its ranks.
         name: the argument of `split`, or "split.1" and so on.
-        world_ranks: per rank, its number among all ranks.
-        id: the number by which ops refer to it, equal on all its ranks; 0 for the communicator of all ranks.
+        world_ranks: for each rank, its number among all ranks.
+        id: the number by which ops refer to the communicator, equal on all its ranks; 0 for that of all ranks.
 
     All methods may be called from any thread. As a context manager it closes the communicator.
     """
@@ -132,12 +132,12 @@ class Communicator:
     def split(self, color: int | str | None, key: int = 0, *, name: str | None = None) -> Communicator | None:
         """Returns the communicator of the ranks that pass the same `color`. COLLECTIVE over this communicator.
 
-        Each has its own communication thread, connections and shared memory. Concurrent calls need names.
+        Each communicator has its own communication thread, connections and shared memory. Concurrent calls need names.
 
         Args:
             color: an integer or a string, of one type on all ranks. None: this rank takes no part, and gets None.
-            key: new ranks are numbered by ascending key, ranks of equal key in their order here.
-            name: for error messages, equal on all ranks, at most 80 bytes.
+            key: new ranks are numbered by ascending key; ranks of equal key keep their order.
+            name: shown in error messages, equal on all ranks, at most 80 bytes.
 
         Raises:
             ConfigError: an invalid color, key or name; on every rank.
@@ -158,12 +158,12 @@ class Communicator:
         return self._of(ranks, number, name or match.rpartition("/")[2])
 
     def of_ranks(self, ranks: Sequence[int], *, name: str, deadline_seconds: float | None = None) -> Communicator:
-        """Returns the communicator of some ranks. COLLECTIVE over these alone, with equal arguments.
+        """Returns the communicator of some ranks. COLLECTIVE over these ranks alone, with equal arguments.
 
         Args:
-            ranks: in the order of the new ranks; this one must be among them.
+            ranks: the ranks, in the order of the new ranks; this one must be among them.
             name: unique among open communicators.
-            deadline_seconds: instead of KERAS_DDL_DEADLINE_SECONDS.
+            deadline_seconds: replaces KERAS_DDL_DEADLINE_SECONDS.
         """
         options = {} if deadline_seconds is None else {"deadline_seconds": deadline_seconds}
         return self._of(list(ranks), _id(f"{self.id} {self.world_ranks} {ranks} {name}"), name, **options)
@@ -184,13 +184,13 @@ class Communicator:
         return comm
 
     def close(self) -> None:
-        """Leaves the other ranks; collectives they still wait in fail there with RankLostError. Not collective.
+        """Leaves the other ranks; collectives in which they still wait fail there with RankLostError. Not collective.
 
-        Closing again changes nothing. `keras_ddl.shutdown` closes all communicators; that of all ranks is closed by it
-        alone.
+        Closing again changes nothing. `keras_ddl.shutdown` closes all communicators; only it closes the communicator
+        of all ranks.
         """
         if self.id == binding.WORLD:
-            raise ConfigError("close: the communicator of all ranks is closed by keras_ddl.shutdown().")
+            raise ConfigError("close: only keras_ddl.shutdown() closes the communicator of all ranks.")
         self._close(self._why_closed)
 
     def describe(self) -> str:
@@ -288,15 +288,15 @@ class Communicator:
         return native.broadcast(array, root, self._name("broadcast_array", name))
 
     def start_alarm(self) -> Started:
-        """Cancels the collectives of all ranks until `come_together`. Every rank calls it once, and it is done when all
-        have. See DDL_FLAG_CANCELS in ddl.h.
+        """Cancels the collectives of all ranks until `come_together`. Every rank calls it once; it is done when all
+        ranks have called it. See DDL_FLAG_CANCELS in ddl.h.
         """
         return self.native().start_barrier(f"{self.prefix}keras_ddl/failed", requests.FLAG_CANCELS)
 
     def come_together(self, obj: Any) -> list[Any]:
         """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
 
-        Afterwards collectives run as before, also those without a name, of which some ranks may have called fewer.
+        Afterwards collectives run as before, also those without a name, even if some ranks had called fewer of them.
         """
         with self._lock:
             calls = dict(self._calls)
@@ -341,18 +341,18 @@ class Communicator:
 
 
 def find(id: int) -> Communicator | None:
-    """Returns the open communicator of this id, but not the one of all ranks."""
+    """Returns the open communicator of this id, except the communicator of all ranks."""
     return _open.get(id)
 
 
 def close_all(why: str) -> None:
-    """Closes all communicators but that of all ranks; later calls raise NotInitializedError(why)."""
+    """Closes all communicators except the one of all ranks; later calls raise NotInitializedError(why)."""
     for comm in list(_open.values()):
         comm._close(why)
 
 
 def forget_all(why: str) -> None:
-    """As `close_all`, in a forked child: touches no memory that the parent uses."""
+    """Works like `close_all` in a forked child, without touching memory that the parent uses."""
     global _lock
     _lock = threading.Lock()
     for comm in _open.values():
@@ -378,7 +378,7 @@ def _id(key: str) -> int:
 
 
 def _checked(color: Any, key: Any) -> tuple[Any, Any, str]:
-    """Returns (color, key, the invalid one of them or ""), which all ranks exchange so that all of them raise."""
+    """Returns (color, key, name of the invalid one or ""), which all ranks exchange so that all raise."""
     wrong = ""
     if not isinstance(color, str) and color is not None:
         try:
@@ -408,7 +408,7 @@ def _check_split(gathered: list[tuple[Any, Any, str, int]]) -> None:
 
 
 def _pickle(obj: Any) -> bytes:
-    """Returns the pickled object; if that fails, the error in its place, so that no rank waits in vain."""
+    """Returns the pickled object, or the error if pickling fails, so that no rank waits in vain."""
     try:
         try:
             return _PICKLED + pickle.dumps(obj, protocol=5)

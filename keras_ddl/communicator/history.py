@@ -1,9 +1,10 @@
-"""What all ranks of a job have exchanged, so that a newcomer can run the same program up to where the others are.
+"""Records what the ranks of a job have exchanged, so that a newcomer can run the same program up to their position.
 
-A newcomer begins with the first line of the script. Where that calls a collective of all ranks, or `fit` that the
-others have long ended, it gets what they got (`Replay`). So the members of a job that may have newcomers record it
-(`Record`): the results of collectives of the main thread, each equal on all ranks, and of calls of the trainer, in
-place of all that was exchanged in them. Newcomers ask rank 0 for the record by their boards (board.py).
+A newcomer begins with the first line of the script. Collectives of all ranks, and calls of `fit` that the others have
+already ended, return there what they returned on the others (`Replay`). So the members of a job that may have newcomers
+record these results (`Record`): of the main thread's collectives, if equal on all ranks, and of calls of the trainer,
+which replace the results of the collectives inside the call. Newcomers ask rank 0 for the record through their boards
+(board.py).
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Entry:
-    """A collective, or a call of the trainer, that has ended. `result`: pickled."""
+    """A collective or a call of the trainer that has ended. `result`: the pickled result."""
 
     what: str
     result: bytes
 
 
 class Record:
-    """What the ranks of this job have exchanged until now, in memory; the same on all of them.
+    """What the ranks of this job have exchanged so far; in memory, and the same on all ranks.
 
     Attributes:
-        calls: of the trainer, that have begun.
+        calls: number of calls of the trainer that have begun.
     """
 
     def __init__(self, board: Board, entries: list[Entry], calls: int) -> None:
@@ -63,7 +64,7 @@ class Record:
             self.close(f"more than {_MAX_BYTES >> 20} MB that the ranks have exchanged outside of fit")
 
     def extend(self, entry: Entry) -> None:
-        """Adds what another rank has recorded."""
+        """Adds an entry that another rank has recorded."""
         self._entries.append(entry)
         self._bytes += len(entry.result)
 
@@ -74,7 +75,7 @@ class Record:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, nothing is added."""
+        """Adds nothing inside the block."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -87,18 +88,18 @@ class Record:
         self._call_began = len(self._entries)
 
     def pause(self) -> None:
-        """Its first step begins: a newcomer comes no further by itself."""
+        """The first step of a call begins. A newcomer cannot get further by itself."""
         self._is_paused = True
 
     def end_call(self, what: str, result: Any) -> None:
-        """It has ended: its result takes the place of all that was exchanged in it."""
+        """A call has ended. Its result replaces everything exchanged in it."""
         del self._entries[self._call_began :]
         self._bytes = sum(len(each.result) for each in self._entries)
         self._call_began, self._is_paused = None, False
         self.add(what, result)
 
     def close(self, reason: str) -> None:
-        """From now on the job takes no newcomers, because of `reason`, which follows "Received: "."""
+        """Lets the job take no more newcomers. `reason`: follows "Received: " in messages."""
         self._why_closed = self._why_closed or reason
 
     def answer_questions(self) -> None:
@@ -107,16 +108,16 @@ class Record:
             self.board.answer(name, self.pickled())
 
     def pickled(self) -> bytes:
-        """Returns it for a newcomer."""
+        """Returns the pickled record for a newcomer."""
         entries = [] if self._why_closed else [(each.what, each.result) for each in self._entries]
         return pickle.dumps((entries, self._why_closed), protocol=5)
 
 
 class Replay:
-    """A newcomer's way through the record of the others.
+    """A newcomer's position in the record of the others.
 
     Attributes:
-        calls: of the trainer, that this newcomer has begun.
+        calls: number of calls of the trainer that this newcomer has begun.
     """
 
     def __init__(self, board: Board) -> None:
@@ -125,7 +126,7 @@ class Replay:
         self._next = self._call_began = 0
 
     def result(self, what: str) -> Any:
-        """Returns what a collective has given the others. Waits for them, if they have not come so far."""
+        """Returns the result that a collective had on the others. Waits for them if they have not run it yet."""
         while self._next == len(self._entries):
             self._read()
         entry = self._entries[self._next]
@@ -144,7 +145,7 @@ class Replay:
         self._call_began = self._next
 
     def has_ended(self, what: str) -> bool:
-        """Whether the others have ended the call that runs; `result(what)` is then what it has returned."""
+        """Whether the others have ended the running call; `result(what)` is then its result."""
         self._read()
         return self._knows_end_of_call(what)
 
@@ -156,8 +157,8 @@ class Replay:
         return True
 
     def ask_to_join(self, what: str) -> bool:
-        """Waits until the others are about to meet this newcomer, in the call that runs, or have ended it. Returns
-        whether they have.
+        """Waits until the others are about to meet this newcomer in the running call, or have ended that call. Returns
+        whether they have ended it.
         """
         self.board.ask("join", str(self.calls))
         self._take_answer()  # after which rank 0 may look no more before this newcomer comes
@@ -167,7 +168,7 @@ class Replay:
         return has_ended
 
     def record(self) -> Record:
-        """Returns the record that this newcomer will continue, as one of the others."""
+        """Returns the record that this newcomer will continue as a member."""
         record = Record(self.board, self._entries[: self._call_began], self.calls - 1)
         record.begin_call()
         for each in self._entries[self._call_began :]:  # until the first step: the next newcomer needs them, too
@@ -196,19 +197,19 @@ _of_job: Record | Replay | None = None
 
 
 def of_job() -> Record | Replay | None:
-    """Returns the record of this rank's job, or this newcomer's way through it; None: the job takes no newcomers."""
+    """Returns the record of this rank's job, or this newcomer's position in it; None: the job takes no newcomers."""
     return _of_job if threading.current_thread() is threading.main_thread() else None
 
 
 def takes_newcomers() -> bool:
-    """Whether the job was started with spares. Then one rank that is left exchanges with itself all that several do, as
-    far as a newcomer will need it.
+    """Whether the job was started with spares. If so, even a single remaining rank runs the collectives that a newcomer
+    will need.
     """
     return _of_job is not None
 
 
 def with_own(gathered: list[T], own: T) -> list[T]:
-    """Returns what all ranks have said, to be compared; in a newcomer, which has not been asked, also its own."""
+    """Returns the values of all ranks for a comparison; in a newcomer, whose value is not among them, also its own."""
     return [*gathered, own] if isinstance(of_job(), Replay) else gathered
 
 
@@ -219,7 +220,7 @@ def begin(history: Record | Replay | None) -> None:
 
 
 def recorded(what: str, make: Callable[[], T]) -> T:
-    """Returns `make()`, which is equal on all ranks, however they exchange it; a newcomer gets what the others got."""
+    """Returns `make()`, which is equal on all ranks; a newcomer gets the result of the others."""
     history = of_job()
     if history is None:
         return make()
@@ -233,8 +234,8 @@ def recorded(what: str, make: Callable[[], T]) -> T:
 
 
 def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
-    """Returns `make()`, which gives variables the values of one rank; in a newcomer `own()`: it gets the values of all
-    variables when it joins.
+    """Returns `make()`, which gives variables the values of one rank. A newcomer returns `own()`, because it gets the
+    values of all variables when it joins.
     """
     history = of_job()
     if history is None:
@@ -246,7 +247,7 @@ def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
 
 
 def not_recorded(what: str, make: Callable[[], T]) -> T:
-    """Returns `make()`, which differs between ranks. A newcomer cannot do it."""
+    """Returns `make()`, which differs between ranks. A newcomer cannot call it."""
     if isinstance(of_job(), Replay):
         raise CollectiveError(
             "A rank that joins a running job repeats the calls before fit with the recorded results of the other "

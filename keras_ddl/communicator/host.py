@@ -1,7 +1,7 @@
-"""Connects ranks that `keras-ddl run` has started without MPI: those of a host by sockets in the job's directory.
+"""Connects ranks that `keras-ddl run` has started without MPI.
 
-The directory belongs to the job's user alone, so no other user can send there (ddl_host.h). Ranks of other hosts are
-reached as between_hosts.py says.
+Ranks of one host use sockets in the job's directory, which only the job's user may enter (ddl_host.h). For ranks of
+other hosts see between_hosts.py.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class HostTransport(Transport):
         return _connect(self.directory, key, ranks.index(self.rank), tuple(self.world_ranks[r] for r in ranks))
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """Returns the bytes of all ranks, equally many of each. COLLECTIVE. Handles signals while it waits.
+        """Returns the bytes of all ranks, which must be of equal length. COLLECTIVE. Handles signals while it waits.
 
         Raises:
-            RankLostError: a rank has ended or died. DeadlineError: a rank has not called it in time.
+            RankLostError: a rank has ended or died. DeadlineError: a rank has not called this in time.
         """
         size, length = self.size, len(mine)
         out = ctypes.create_string_buffer(max(1, size * length))
@@ -78,7 +78,7 @@ class HostTransport(Transport):
 
 
 class _Patience:
-    """Waits for ranks to meet, for as long as KERAS_DDL_DEADLINE_SECONDS, and warns meanwhile."""
+    """Waits up to KERAS_DDL_DEADLINE_SECONDS for ranks to meet, and warns meanwhile."""
 
     def __init__(self, directory: str, rank: int) -> None:
         self._directory, self._rank = directory, rank
@@ -86,7 +86,7 @@ class _Patience:
         self._warn_after, self._deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
 
     def check(self, missing: list[int]) -> None:
-        """Raises: RankLostError: one of the `missing` has ended. DeadlineError: they have not come in time."""
+        """Raises: RankLostError: one of the `missing` has ended. DeadlineError: the time is over."""
         for rank in missing:
             if Path(self._directory, config.ENDED_FILE.format(rank=rank)).exists():
                 error = errors.RankLostError(
@@ -109,7 +109,7 @@ _doorkeeper: Doorkeeper | None = None
 
 
 def doorkeeper(launcher: Launcher) -> Doorkeeper | None:
-    """Returns the door of this rank, opened by the first call; None: all ranks are on one host."""
+    """Returns the door of this rank, which the first call opens; None: all ranks are on one host."""
     global _doorkeeper
     if launcher.num_hosts > 1 and _doorkeeper is None:
         _doorkeeper = Doorkeeper(launcher.rank, launcher.size or 1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HostMessages:
-    """Sends and receives messages over a transport, which it takes over. Methods may be called from any thread."""
+    """Sends and receives messages over a transport, which it takes over. Any thread may call its methods."""
 
     largest_tag = 2**31 - 1
 
@@ -59,7 +59,7 @@ class HostMessages:
 
 
 class _Operation:
-    """A send or a receive. `source` and `length`: of the message that a receive has matched."""
+    """A send or a receive. `source` and `length`: those of the message that a receive has matched."""
 
     source: int | None = None
     length: int | None = None
@@ -78,7 +78,7 @@ class _Operation:
         self._begun = True
 
     def test(self) -> bool:
-        """Whether it is done. Raises: KerasDdlError: it failed."""
+        """Whether the operation is done. Raises: KerasDdlError: it failed."""
         messages = self._messages
         with messages._lock:
             messages._match()
@@ -91,7 +91,7 @@ class _Operation:
             return bool(finished.value)
 
     def cancel(self) -> bool:
-        """Cancels it; returns whether its memory is no longer in use."""
+        """Cancels the operation; returns whether its memory is no longer in use."""
         messages = self._messages
         with messages._lock:
             if self in messages._receives:

@@ -1,12 +1,12 @@
-"""Measures for how long this process has certainly done nothing but wait for collectives.
+"""Measures how long this process has certainly only waited for collectives.
 
-With it the coordinator detects ranks that wait for one another in different collectives before their deadline: it must
-be certain that none of them will submit anything else. A process counts as idle only while all of this holds:
+The coordinator uses this to detect, before the deadline, ranks that wait for each other in different collectives: it
+must be certain that none of them will submit anything else. A process counts as idle only while all of this holds:
 
 - The main thread waits for a collective, or for a call of TensorFlow that contains one.
 - No other thread runs the program's code, or waits in it with a timeout.
-- Since the last query, no thread has used a core, or waited for one, for more than a small share of the time; and none
-  waits for a disk. Threads of ours that poll do not count: on a busy machine they wait for a core at every turn.
+- Since the last query, no thread has used or waited for a core for more than a small share of the time, and none waits
+  for a disk. Polling threads of keras_ddl do not count: on a busy machine they wait for a core in every round.
 - The process has no accelerator open, which could compute without any thread.
 """
 
@@ -40,7 +40,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two queries that are compar
 
 
 def this_thread_polls() -> None:
-    """To be called by a thread of ours that looks for something now and then: it does not count as work."""
+    """Called by a thread of keras_ddl that polls: its time does not count as work."""
     _polling.add(str(threading.get_native_id()))
 
 
@@ -54,7 +54,7 @@ class Idleness:
         self._since: float | None = None  # the first query at which it was idle
 
     def seconds(self) -> float:
-        """Returns for how long it has been idle; 0.0: it is not, or that is not certain. Takes milliseconds."""
+        """Returns how long the process has been idle; 0.0: it is not, or may not be. Takes milliseconds."""
         with self._lock:
             now = time.monotonic()
             runnable = _runnable_seconds() if _threads_wait() and not _has_accelerator() else None
@@ -93,7 +93,7 @@ def _waits_for_collectives(frame: FrameType) -> bool:
 
 
 def _waits_without_timeout(frame: FrameType) -> bool:
-    """Whether it waits for another thread of this process, for any length of time."""
+    """Whether `frame` waits for another thread of this process without a timeout."""
     code = frame.f_code
     return (
         code.co_filename == threading.__file__ and code.co_name == "wait" and frame.f_locals.get("timeout", 0) is None
@@ -101,7 +101,7 @@ def _waits_without_timeout(frame: FrameType) -> bool:
 
 
 def _runnable_seconds() -> dict[str, float] | None:
-    """Returns for each thread but ours how long it has run or waited for a core since it was started.
+    """Returns how long each thread, except polling ones of keras_ddl, has run or waited for a core.
 
     None: a thread waits for a disk, or the kernel does not provide these numbers.
     """

@@ -1,4 +1,4 @@
-"""How the ranks meet: by MPI, without it, or alone; and what must be equal on all of them."""
+"""Lets the ranks meet, with MPI, without MPI or alone, and checks what must be equal on all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
 
 
 def first_membership(launcher: Launcher) -> Membership:
-    """Returns the membership that a job without MPI begins with. COLLECTIVE where it is on several hosts."""
+    """Returns the membership with which a job without MPI begins. COLLECTIVE if the job is on several hosts."""
     assert launcher.size is not None
     if launcher.num_hosts == 1:
         return Membership(0, tuple(range(launcher.size)))
@@ -44,7 +44,7 @@ def first_membership(launcher: Launcher) -> Membership:
 def next_membership(
     launcher: Launcher, epoch: int, admits: Sequence[int] | None = None, leaves: str | None = None
 ) -> Membership:
-    """Returns the membership after `epoch`, as `membership.after`. COLLECTIVE over those that are left."""
+    """Returns the membership after `epoch`, as `membership.after`. COLLECTIVE over the remaining ranks."""
     return membership.after(epoch, host.doorkeeper(launcher), admits, leaves)
 
 
@@ -68,8 +68,8 @@ def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Top
 
 
 def beside(launcher: Launcher) -> Topology:
-    """Returns, for a newcomer, the place that it has in the script: of as many ranks as there were at first, which are
-    2 or more, with the local rank that the launcher has chosen; never rank 0, which writes.
+    """Returns the place that a newcomer has while it runs the script up to the others: never rank 0, which writes; with
+    the local rank that the launcher chose; of as many ranks as there were at first (2 or more).
     """
     error_report.install(launcher.rank, host.abort)
     size = launcher.size or 1
@@ -80,7 +80,7 @@ def beside(launcher: Launcher) -> Topology:
 
 
 def refuse_mpi() -> None:
-    """Raises for a program that has initialised MPI where the ranks were started without it."""
+    """Raises if the program has initialised MPI in a rank that was started without MPI."""
     if mpi.running():
         raise ConfigError(
             "A program that uses MPI itself needs ranks that mpirun has started. Received: mpi4py has initialised MPI "
@@ -90,7 +90,7 @@ def refuse_mpi() -> None:
 
 
 def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
-    """Exchanges hosts and compares settings, before the native communicator is made. COLLECTIVE."""
+    """Exchanges hosts and compares settings before the native communicator is made. COLLECTIVE."""
     mine = {
         "mode": mode,
         "version of keras_ddl": config.version(),

@@ -1,4 +1,4 @@
-"""Asks the launcher which ranks a job goes on with, after one was lost. The launcher decides (launch/membership.py)."""
+"""Asks the launcher with which ranks a job continues after a loss. The launcher decides (launch/membership.py)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from keras_ddl.errors import ConfigError, RankLostError
 
 _MESSAGE_BYTES = 1 << 20
 _LOOK_SECONDS = 0.05
-_NOT_NEEDED = "The job has ended, and does not need this spare."
+_NOT_NEEDED = "The job has ended and does not need this spare."
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Which of the launcher's ranks are left.
+    """The launcher's ranks that are left.
 
     Attributes:
-        epoch: counts memberships; 0 is that of all.
-        ended: the ranks of the membership before that have ended by themselves.
-        min_ranks: with fewer the job does not go on.
+        epoch: counts memberships; epoch 0 has all ranks.
+        ended: ranks of the previous membership that have ended by themselves.
+        min_ranks: with fewer ranks the job ends.
     """
 
     epoch: int
@@ -37,19 +37,19 @@ class Membership:
 
 
 def can_ask() -> bool:
-    """Whether the launcher of this rank goes on when ranks are lost."""
+    """Whether this rank's launcher lets the job continue when ranks are lost."""
     run_dir = config.get("RUN_DIR")
     return run_dir is not None and (Path(run_dir) / config.MEMBERSHIP_SOCKET).exists()
 
 
 def enter_job() -> None:
-    """This process is a rank from now on, of a job that may go on without it."""
+    """Makes this process a rank of a job that may continue without it."""
     if can_ask():
         _in_job_file().touch()
 
 
 def leave_job() -> None:
-    """This rank has done its part: the launcher need not look for the reason of its end."""
+    """Tells the launcher that this rank has done its part, so that its end is no failure."""
     if can_ask():
         _in_job_file().unlink(missing_ok=True)
 
@@ -64,16 +64,16 @@ def after(
     admits: Sequence[int] | None = None,
     leaves: str | None = None,
 ) -> Membership:
-    """Returns the membership that follows `epoch`, once every other rank of it has asked, too, or has ended.
+    """Returns the membership that follows `epoch` once every other member of `epoch` has asked or has ended.
 
     Args:
-        doorkeeper: of this rank, in a job on several hosts: the launcher tells the ranks one another's doors. There the
-            first epoch follows -1.
-        admits: newcomers that this rank names, or none; None: there must be none among them.
-        leaves: why this rank is to be no member of it, which then ends; None: it is to be one.
+        doorkeeper: this rank's, in a job on several hosts, where the launcher tells the ranks each other's doors and
+            the first epoch follows -1.
+        admits: newcomers that this rank names, perhaps none; None: the membership must have no newcomers.
+        leaves: why this rank should not be a member, after which it ends; None: it stays a member.
 
     Raises:
-        ConfigError: the launcher was not told that it may go on with fewer ranks.
+        ConfigError: the job was not started to continue with fewer ranks.
         RankLostError: too few ranks are left.
     """
     if not can_ask():
@@ -89,7 +89,7 @@ def after(
 
 
 def tell(question: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Tells the launcher something, or asks it; returns its answer. Raises: RankLostError: there is no launcher."""
+    """Sends the launcher a message or question; returns its answer. Raises: RankLostError: there is no launcher."""
     answer = _ask(question, run_dir=run_dir)
     if not answer:
         raise RankLostError("The launcher must run as long as its ranks. Received: no answer from it.")
@@ -98,7 +98,7 @@ def tell(question: dict[str, Any], run_dir: Path) -> dict[str, Any]:
 
 
 def start() -> Membership:
-    """Returns, in a spare, once the job needs it: the membership that it is to join."""
+    """Waits, in a spare, until the job needs it; returns the membership that it should join."""
     answer = _ask({"start": True})
     if not answer:
         raise RankLostError(_NOT_NEEDED)
@@ -106,9 +106,9 @@ def start() -> Membership:
 
 
 def join(is_over: Callable[[], bool], doorkeeper: Doorkeeper | None = None) -> Membership | None:
-    """Returns, in a newcomer that has come as far as the others, the membership of which it is one.
+    """Returns, in a newcomer that has caught up with the others, the membership that it has joined.
 
-    None: it is to wait no longer, says `is_over`. `doorkeeper`: as for `after`.
+    None: `is_over` ended the wait. `doorkeeper`: as for `after`.
     """
     answer = _ask({"join": True, "door": _door(doorkeeper)}, is_over)
     if answer is None:
@@ -137,7 +137,7 @@ def _membership(answer: bytes, doorkeeper: Doorkeeper | None = None) -> Membersh
 def _ask(
     question: dict[str, Any], is_over: Callable[[], bool] | None = None, *, run_dir: Path | None = None
 ) -> bytes | None:
-    """Returns the launcher's answer; b"": it has none. None: `is_over`, which is asked now and then, says so."""
+    """Returns the launcher's answer; b"": it has none. None: `is_over`, called now and then, ended the wait."""
     # The path may be too long for a socket.
     directory = os.open(run_dir or config.get("RUN_DIR"), os.O_PATH | os.O_DIRECTORY)
     try:

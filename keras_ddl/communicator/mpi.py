@@ -1,4 +1,4 @@
-"""Starts MPI. The only module that imports mpi4py, and only when there is more than one rank.
+"""Starts MPI. Only this module imports mpi4py, and only if there is more than one rank.
 
 mpi4py, the native shim and the launcher must use the same MPI. By default, the shim is the one for the launcher's MPI
 if several are installed, and mpi4py loads the library that the shim has loaded. If mpi4py has its library already
@@ -27,7 +27,7 @@ finalises = False
 
 
 def running() -> bool:
-    """Whether the program itself has initialised MPI through mpi4py (and not finalised it)."""
+    """Whether the program itself has initialised MPI through mpi4py and not finalised it."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and module.Is_initialized() and not module.Is_finalized()
 
@@ -92,7 +92,7 @@ class MpiMessages:
         return _Request(self._module, self._comm.Isend(data, to, tag), receives=False)
 
     def receive(self, data: Any, source: int | None, tag: int) -> _Request:
-        """Begins to receive into the memory of a NumPy array, from rank `source`, or any rank for None."""
+        """Begins to receive into the memory of a NumPy array, from rank `source`, or from any rank if None."""
         sender = {} if source is None else {"source": source}
         return _Request(self._module, self._comm.Irecv(data, tag=tag, **sender), receives=True)
 
@@ -102,7 +102,7 @@ class MpiMessages:
 
 
 class _Request:
-    """A send or a receive. `source` and `length`: of the message that has been received."""
+    """A send or a receive. `source` and `length`: those of the received message."""
 
     def __init__(self, module: Any, request: MPI.Request, *, receives: bool) -> None:
         self._module, self._request, self._receives = module, request, receives
@@ -110,7 +110,7 @@ class _Request:
         self.length: int | None = None
 
     def test(self) -> bool:
-        """Whether it is done. Raises: CollectiveError: it failed."""
+        """Whether the operation is done. Raises: CollectiveError: it failed."""
         status = self._module.Status()
         try:
             done = self._request.Test(status)
@@ -121,7 +121,7 @@ class _Request:
         return done
 
     def cancel(self) -> bool:
-        """Cancels it; returns whether its memory is no longer in use."""
+        """Cancels the operation; returns whether its memory is no longer in use."""
         if not self._receives:
             return False  # MPI does not cancel sends
         self._request.Cancel()
@@ -135,12 +135,12 @@ def abort(status: int) -> None:
 
 
 def no_exit_status_consensus() -> None:
-    """Ranks no longer exchange exit statuses: in one of them, keras_ddl does not finalise MPI. Call it on all ranks."""
+    """Stops the exchange of exit statuses if keras_ddl does not finalise MPI on some rank. Call it on all ranks."""
     native_library.mpi_shim().ddl_mpi_no_exit_status_consensus()
 
 
 def no_pending_exit_status() -> bool:
-    """Announces that this rank ends; returns whether all ranks do, and none with an exit status of its own.
+    """Announces that this rank ends; returns whether all ranks have announced it, none with an exit status of its own.
 
     Never blocks.
     """
@@ -183,7 +183,7 @@ def _import_mpi(launcher: Launcher | None) -> ModuleType:
 
 
 def _finalize_at_exit(module: ModuleType, process: int) -> None:
-    """Finalises MPI, as the last of keras_ddl's atexit functions, before the libraries end."""
+    """Finalises MPI in the last of keras_ddl's atexit functions, before the libraries end."""
     if os.getpid() != process or not module.Is_initialized() or module.Is_finalized():
         return
     family = _family(module)
@@ -193,7 +193,7 @@ def _finalize_at_exit(module: ModuleType, process: int) -> None:
 
 
 def _in_order_of(launcher: Launcher | None) -> list[str]:
-    """Returns the installed families of MPI, first the one that the launcher probably belongs to."""
+    """Returns the installed families of MPI, the launcher's probable family first."""
     hydra = launcher is not None and launcher.name in ("MPICH or Intel MPI", "MVAPICH")
     return sorted(native_library.mpi_families(), key=lambda family: (family == "MPICH") != hydra)
 

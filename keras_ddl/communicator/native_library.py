@@ -136,9 +136,9 @@ class Transport(Structure):
     )
 
     def split(self, ranks: Sequence[int], tag: int) -> Transport:
-        """Returns the transport of some of its ranks, in the order of the new ranks. COLLECTIVE over these.
+        """Returns the transport of `ranks`, in the order of the new ranks. COLLECTIVE over these ranks.
 
-        `tag`: differs between transports that are made at the same time.
+        `tag`: must differ between transports that are made at the same time.
 
         Raises: CollectiveError: the ranks could not connect.
         """
@@ -153,7 +153,7 @@ class Transport(Structure):
         return text.decode(errors="replace")
 
     def destroy(self) -> None:
-        """Frees it. REQUIRES: no communicator has taken it over."""
+        """Frees the transport. REQUIRES: no communicator has taken it over."""
         self.functions.destroy(self.self)
 
 
@@ -270,9 +270,9 @@ def mpi_families() -> tuple[str, ...]:
 
 
 def choose_mpi(*families: str) -> str:
-    """Loads an MPI shim, and with it its MPI library unless one of that name is loaded. `mpi_shim` then returns it.
+    """Loads an MPI shim and its MPI library, unless a library of that name is loaded. `mpi_shim` then returns the shim.
 
-    The shim is that of the first of `families` (default: all) that is installed and finds its MPI library.
+    It takes the first of `families` (default: all) whose shim is installed and finds its MPI library.
 
     Returns: the family.
     Raises:
@@ -310,7 +310,7 @@ def _load_shim(name: str) -> ctypes.CDLL:
 
 
 def mpi_shim() -> ctypes.CDLL:
-    """Returns the shim that `choose_mpi` has loaded, else the first that loads, with its functions declared.
+    """Returns the shim that `choose_mpi` loaded, else the first that loads, with its functions declared.
 
     Raises:
         DependencyError: there is no MPI library.
@@ -331,7 +331,7 @@ def mpi_create(fortran_comm: int, transport: Transport) -> None:
     """Fills in the transport of an MPI communicator, given by its Fortran handle. COLLECTIVE over its ranks.
 
     Raises:
-        DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
+        DependencyError: MPI is not initialised, or has no MPI_THREAD_MULTIPLE.
         CollectiveError: MPI failed.
     """
     message = ctypes.create_string_buffer(ERROR_BYTES)
@@ -342,7 +342,7 @@ def mpi_create(fortran_comm: int, transport: Transport) -> None:
 
 
 def mpi_split(parent: Transport, ranks: Sequence[int], tag: int, transport: Transport) -> None:
-    """Fills in the transport of some ranks of `parent`. COLLECTIVE over these. Raises: CollectiveError: MPI failed."""
+    """Fills in the transport of some ranks of `parent`. COLLECTIVE over them. Raises: CollectiveError: MPI failed."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
     numbers = (c_int32 * len(ranks))(*ranks)
     if mpi_shim().ddl_mpi_split(byref(parent), numbers, len(ranks), tag, byref(transport), message, ERROR_BYTES):

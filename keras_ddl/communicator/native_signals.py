@@ -15,12 +15,12 @@ class Interruption:
     """The callback with which the native library lets Python run signal handlers during a long collective.
 
     An exception that a handler raises (KeyboardInterrupt) must not leave the function that C calls: ctypes would print
-    and drop it. It is stored for `reraise`. A plain function would not do: it is interrupted before its first line,
-    outside of any `try` in it. A generator that is suspended inside a `try` is interrupted inside it.
+    and drop it. It is stored for `reraise`. The callback must be a generator suspended inside a `try`, which is
+    interrupted there: a plain function would be interrupted before its first line, outside of any `try`.
 
     A handler must not wait for the communicator: the collective continues only when the handler has returned.
 
-    One thread at a time may be in the native library with it. Outside the main thread, Python runs no handlers.
+    Only one thread at a time may use it in the native library. Outside the main thread, Python runs no handlers.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Interruption:
         self.function = INTERRUPTED(self._steps.send)
 
     def is_handling(self) -> bool:
-        """Whether the caller is, at some depth, a handler that runs in the middle of a collective."""
+        """Whether the caller runs inside a signal handler in the middle of a collective."""
         if not self._steps.gi_running:
             return False
         frame: FrameType | None = sys._getframe()  # another thread may be the one that runs the collective
@@ -42,12 +42,12 @@ class Interruption:
         return frame is not None
 
     def give_up(self, error: BaseException, afterwards: Callable[[], None]) -> None:
-        """For a handler: aborts the collective; `reraise` then calls `afterwards` and raises `error`."""
+        """Called by a handler: aborts the collective; `reraise` then calls `afterwards` and raises `error`."""
         self._caught.append(error)
         self._afterwards.append(afterwards)
 
     def reraise(self) -> None:
-        """In the main thread: raises the first exception of a handler since the last call, if any."""
+        """Called in the main thread: raises a handler's first exception since the last call, if any."""
         if self._caught and threading.current_thread() is threading.main_thread():
             error, afterwards = self._caught[0], [*self._afterwards]
             self._caught.clear()

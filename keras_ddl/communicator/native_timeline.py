@@ -1,4 +1,4 @@
-"""Writes the timeline of this process, and reads its newest collectives, through the native core."""
+"""Writes the timeline of this process through the native core, and reads its newest collectives."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from keras_ddl.communicator.native_library import ERROR_BYTES, Traced, core
 
 
 def start(path: str, rank: int, label: str) -> str:
-    """Starts the timeline of this process; returns an error message, or ""."""
+    """Starts the timeline of this process; returns an error message or ""."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
     core().ddl_trace_start(path.encode(), rank, label.encode(), message, ERROR_BYTES)
     return message.value.decode(errors="replace")
 
 
 def stop() -> str:
-    """Ends the timeline; returns an error message, or ""."""
+    """Ends the timeline; returns an error message or ""."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
     core().ddl_trace_stop(message, ERROR_BYTES)
     return message.value.decode(errors="replace")
 
 
 def span(name: str, begin: float, end: float) -> None:
-    """Adds a span to the timeline. Seconds of time.monotonic()."""
+    """Adds a span to the timeline. `begin`, `end`: seconds of time.monotonic()."""
     core().ddl_trace_span(name.encode(), begin, end)
 
 
 def keep(capacity: int) -> None:
-    """From now on keeps the newest `capacity` collectives in memory for `take`; 0: none."""
+    """Keeps the newest `capacity` collectives in memory for `take` from now on; 0: none."""
     core().ddl_trace_keep(capacity)
 
 

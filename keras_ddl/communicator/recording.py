@@ -19,7 +19,7 @@ class _Running:
 
 
 def start(path: str | os.PathLike[str], rank: int) -> Path:
-    """As keras_ddl.timeline.start, for rank `rank`."""
+    """Works like keras_ddl.timeline.start, for rank `rank`."""
     own = path_of_rank(path, rank)
     message = native_timeline.start(str(own), rank, f"rank {rank} ({socket.gethostname()})")
     if message:
@@ -34,17 +34,17 @@ def start(path: str | os.PathLike[str], rank: int) -> Path:
 def stop() -> Path | None:
     """Ends this rank's timeline and returns its file; None if there is none.
 
-    Raises: ConfigError: the file has not been written to its end.
+    Raises: ConfigError: the end of the file could not be written.
     """
     path, _Running.path = _Running.path, None
     message = native_timeline.stop() if path is not None else ""
     if message:
-        raise ConfigError(f"timeline: {path} could not be written to its end. Received: {message}. Free some space.")
+        raise ConfigError(f"timeline: {path} could not be written completely. Received: {message}. Free some space.")
     return path
 
 
 def leave() -> None:
-    """Ends this rank's timeline when the rank leaves the job. Then a full disk is a warning: the work is done."""
+    """Ends this rank's timeline when the rank leaves the job. A full disk is then only a warning."""
     try:
         stop()
     except ConfigError as error:
@@ -62,13 +62,13 @@ def keep(capacity: int) -> None:
 
 
 def keeps() -> bool:
-    """Whether collectives are kept in memory, which one reader can take."""
+    """Whether collectives are kept in memory, for one reader at most."""
     return _Running.keeps
 
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Adds the duration of the body to the line of the steps, if a timeline is being written."""
+    """Adds the duration of the body to the timeline's line of steps, if a timeline is being written."""
     if not is_on():
         yield
         return

@@ -88,9 +88,9 @@ class Requests:
         """Returns a request for `run` or `start`, with the fields of ddl_request in ddl.h.
 
         Args:
-            detail: equal on all ranks.
-            place: the memory for the rows of all ranks; None: the core allocates it (`Started.copy_to`).
-            stream: of a GPU, whose work so far the memory there waits for.
+            detail: text that must be equal on all ranks.
+            place: memory for the rows of all ranks; None: the core allocates it (`Started.copy_to`).
+            stream: a stream of the GPU that holds the memory; the collective waits for its work so far.
         """
         allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
         result = Request(
@@ -138,7 +138,7 @@ class Requests:
         return Started(work, request, keep, self._note, lambda: self._closed)
 
     def submit(self, request: Request, keep: Any) -> list[bytes] | None:
-        """As `run`, always by the communication thread."""
+        """Works like `run`, but always in the communication thread."""
         self._refuse_in_handler(request)
         blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread

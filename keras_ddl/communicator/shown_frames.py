@@ -1,7 +1,7 @@
-"""Leaves the frames of keras_ddl, Keras and TensorFlow out of the traceback of an error, as Keras does with its own.
+"""Leaves the frames of keras_ddl, Keras and TensorFlow out of tracebacks, as Keras does with its own frames.
 
-What is left is the program's own code. `keras.config.disable_traceback_filtering()` or KERAS_DDL_ALL_FRAMES=1 shows all
-frames, and so does an error that has passed through no code of the program.
+The program's own frames are left. All frames are shown after `keras.config.disable_traceback_filtering()`, with
+KERAS_DDL_ALL_FRAMES=1, and for an error that has passed through no code of the program.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FRAME_IN_TEXT = re.compile(
 
 
 def leave_out(error: BaseException, *, goes_on: bool = False) -> bool:
-    """Leaves frames out of the tracebacks of `error` and of those that it was raised from; returns whether it has.
+    """Leaves frames out of the tracebacks of `error` and its causes; returns whether it left out any.
 
-    The error of which `error` was made may lose all of its frames: it has a message. So may `error` where its traceback
-    `goes_on`, because it is on its way to the program.
+    A cause may lose all frames, because its message stays. So may `error` if its traceback `goes_on`, because the error
+    is still on its way to the program.
     """
     kept = _kept(error.__traceback__)
     if _shows_all() or (kept is None and error.__traceback__ is not None and not goes_on):
@@ -47,7 +47,7 @@ def leave_out(error: BaseException, *, goes_on: bool = False) -> bool:
 
 
 def text_without(text: str) -> str:
-    """Returns a text with the frames left out that stand in it: a message of TensorFlow."""
+    """Returns a text, such as a message of TensorFlow, without the frames in it."""
     if _shows_all():
         return text
     return _FRAME_IN_TEXT.sub(lambda frame: "" if _is_hidden(frame["file"]) else frame[0], text)

@@ -1,8 +1,8 @@
 """Finds the line of the user's own code that this process is at, for warnings and for reports on missing ranks.
 
 Rank 0 asks a rank that does not arrive at a collective for its position. The native library passes the query to a
-thread that waits in C without the interpreter's lock. If the main thread keeps that lock, in some library's C code,
-there is no reply, and rank 0 reports that.
+thread that waits in C without the interpreter's lock. If the main thread holds that lock in a library's C code, there
+is no reply, and rank 0 reports so.
 
 The user's own code is not the standard library, an installed package, keras_ddl, or code without a file, such as the
 functions that TensorFlow generates for ops ("<string>"), unless there is nothing else, as in `python -c`.
@@ -41,9 +41,10 @@ def reply_to_queries(next_query: Callable[[], bool], reply: Callable[[str], None
 
 
 def main_thread() -> str:
-    """Returns e.g. "train.py:12 in step": the innermost line of the user's own code, else of a library's.
+    """Returns e.g. "train.py:12 in step": the innermost line of the user's own code, else of a library.
 
-    With a library in between, its innermost line follows: "train.py:12 in step (inside threading.py:373 in wait)".
+    If that line has called a library, the library's innermost line follows: "train.py:12 in step (inside
+    threading.py:373 in wait)".
     """
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     if innermost is None:
@@ -62,7 +63,7 @@ def user_line(frames: Any) -> str | None:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """As `warnings.warn`, at the innermost line of the user's own code in this thread."""
+    """Warns as `warnings.warn`, at the innermost line of the user's own code in this thread."""
     caller = sys._getframe(1)
     frame = users_frame(caller) or caller
     registry = frame.f_globals.setdefault("__warningregistry__", {})
@@ -71,7 +72,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def users_frame(innermost: FrameType) -> FrameType | None:
-    """Returns the innermost frame of the user's own code, given a thread's innermost frame; None: there is none."""
+    """Returns the innermost frame of the user's own code, given a thread's innermost frame; None without one."""
     frames = list(_outward(innermost))
     index = _users([frame.f_code.co_filename for frame in frames])
     return None if index is None else frames[index]
@@ -84,7 +85,7 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _users(paths: list[str]) -> int | None:
-    """Returns the index of the user's own in `paths`, innermost first: a file, else the outermost code without one."""
+    """Returns the index in `paths` (innermost first) of the user's own file, else of the outermost code without one."""
     own = (index for index, path in enumerate(paths) if not _is_library(path))
     without_file = (index for index in reversed(range(len(paths))) if paths[index] == "<string>")
     return next(own, next(without_file, None))

@@ -16,7 +16,7 @@ WAIT_SLICE_MS = 100
 
 
 class Rows:
-    """Bytes that a collective has received, for an array that keeps them alive."""
+    """Bytes that a collective has received; an array made from them keeps them alive."""
 
     def __init__(self, started: Started, address: int | None, length: int) -> None:
         self._started = started
@@ -25,7 +25,7 @@ class Rows:
 
 
 class Started:
-    """A collective that the communication thread runs. Kept alive until it is done, with the memory it uses."""
+    """A collective that the communication thread runs. It is kept alive, with the memory it uses, until it is done."""
 
     _all: ClassVar[set[Started]] = set()
 
@@ -44,7 +44,7 @@ class Started:
         return self.wait(0)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until it has ended, at most `seconds`; returns whether it has. Handles signals while it waits."""
+        """Waits at most `seconds` until it has ended; returns whether it has. Handles signals while it waits."""
         end = math.inf if seconds is None else time.monotonic() + seconds
         while True:
             left_ms = math.ceil(min(WAIT_SLICE_MS, 1e3 * max(0.0, end - time.monotonic())))
@@ -65,19 +65,19 @@ class Started:
         return errors.from_code(code, text)
 
     def rows(self, ranks: int) -> list[int]:
-        """Returns how many rows came from each rank. REQUIRES: it has ended, and has no `place`."""
+        """Returns the number of rows from each rank. REQUIRES: it has ended, and has no `place`."""
         rows: list[int] = core().ddl_work_rows(self._work)[:ranks]
         return rows
 
     def copy_to(self, places: Iterable[tuple[int, int]]) -> None:
-        """Copies the rows, one after another, to `places`: (address, bytes) of each."""
+        """Copies the rows one after another to `places`: (address, number of bytes) of each."""
         source = core().ddl_work_data(self._work)
         for address, length in places:
             ctypes.memmove(address, source, length)
             source += length
 
     def in_place(self, length: int) -> Rows:
-        """Returns the rows, of so many bytes together, as numpy.asarray takes them: without a copy."""
+        """Returns the rows, `length` bytes together, for numpy.asarray, which makes no copy."""
         return Rows(self, core().ddl_work_data(self._work), length)
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""The communicator of all ranks: how it begins (`init`), is made anew (`regroup`), and ends (`shutdown`)."""
+"""The communicator of all ranks: `init` makes it, `regroup` makes it anew, `shutdown` closes it."""
 
 from __future__ import annotations
 
@@ -49,19 +49,18 @@ _state = _State()
 def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
-    A process that `keras-ddl run` has started on one host, or on several with -np MIN:MAX, needs no MPI. One
-    that mpirun or srun has started, also for `keras-ddl run`, initialises MPI. One that was started alone is rank 0 of
-    size 1.
-    Afterwards an uncaught exception ends all ranks.
+    A process that `keras-ddl run` started on one host, or on several with -np MIN:MAX, needs no MPI. A process that
+    mpirun or srun started, also for `keras-ddl run`, initialises MPI. A process that was started alone is rank 0 of
+    size 1. Afterwards an uncaught exception ends all ranks.
 
     Args:
         mode: the topology, 'p' or 'x:LxH[xR]', equal on all ranks (see `parse_mode` of keras_ddl.topology). Default:
             KERAS_DDL_MODE, else the -mode of DDL_OPTIONS, else 'p'.
 
     Raises:
-        ConfigError: the mode or a KERAS_DDL_* variable is wrong, this was called before with another mode, or
-            TF_CONFIG names a cluster of several tasks and no launcher started this process, or the program uses MPI in
-            a job that was started without it.
+        ConfigError: the mode or a KERAS_DDL_* variable is wrong, init was called before with another mode, TF_CONFIG
+            names a cluster of several tasks and no launcher started this process, or the program uses MPI in a job
+            that was started without it.
         DependencyError: MPI or the native library is missing, or does not fit the launcher.
         NotInitializedError: this is a child process of a rank.
         RankMismatchError: the ranks have different modes, settings or versions.
@@ -124,29 +123,29 @@ def _open_world(place: Topology, transport: Transport | None, note: str = "") ->
 
 
 def regroup() -> Topology:
-    """Makes the communicator of all ranks anew, of those that are left when one was lost. COLLECTIVE over these.
+    """Makes the communicator of all ranks anew from the ranks that are left after a loss. COLLECTIVE over them.
 
-    For a program that catches RankLostError and goes on: the ranks that are left are numbered from 0 in their order,
-    and nothing that was pending is. Communicators of `split` are closed; what the program has on the lost rank alone is
-    lost. The job must have been started by `keras-ddl run -np MIN:MAX`, without mpirun.
+    For a program that catches RankLostError and continues. The remaining ranks are numbered from 0 in their order, and
+    pending collectives are dropped. Communicators of `split` are closed; data that only the lost rank had is lost. The
+    job must have been started by `keras-ddl run -np MIN:MAX`, without mpirun.
 
-    A rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call is killed by the
-    launcher. Afterwards the job takes no newcomers.
+    The launcher kills a rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call.
+    Afterwards the job takes no newcomers.
 
     Raises:
-        ConfigError: the job was started otherwise, or with a mode that has dimensions.
-        RankLostError: fewer than N ranks are left, or they cannot reach one another.
+        ConfigError: the job was started in another way, or with a mode that has dimensions.
+        RankLostError: fewer than MIN ranks are left, or they cannot reach each other.
     """
     recorded = history.of_job()
     if isinstance(recorded, history.Record):
-        recorded.close("keras_ddl.regroup(), which the program of the others has called, and no newcomer calls")
+        recorded.close("keras_ddl.regroup(), which the other ranks have called, and a newcomer does not")
     return regroup_with()
 
 
 def regroup_with(admits: Sequence[int] | None = None) -> Topology:
-    """As `regroup`, where newcomers may be among the ranks that meet. COLLECTIVE.
+    """Works like `regroup`, but the ranks that meet may include newcomers. COLLECTIVE.
 
-    admits: newcomers that this rank names, or none; None: there must be none among them.
+    admits: newcomers that this rank names, perhaps none; None: there must be no newcomers.
     """
     with _state.lock:
         launcher = _check_can_regroup()
@@ -154,11 +153,11 @@ def regroup_with(admits: Sequence[int] | None = None) -> Topology:
 
 
 def leave(why: str) -> Topology:
-    """Ends this rank with status 0; the others, who call `regroup_with`, go on without it. COLLECTIVE over all.
+    """Ends this rank with status 0; the others call `regroup_with` and continue without it. COLLECTIVE over all.
 
     Args:
-        why: for the launcher, which shows it.
-    Returns: only if all others are lost meanwhile: then this rank goes on, alone or with others that wanted to leave.
+        why: the reason, which the launcher shows.
+    Returns: only if all others are lost meanwhile: this rank then continues, perhaps with others that wanted to leave.
     """
     with _state.lock:
         launcher = _check_can_regroup()
@@ -167,8 +166,8 @@ def leave(why: str) -> Topology:
 
 
 def join_others(is_over: Callable[[], bool]) -> Topology | None:
-    """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over all of them. None: it must not wait any longer,
-    says `is_over`.
+    """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over them and the newcomer. None: `is_over` ended the
+    wait.
     """
     with _state.lock:
         launcher = _check_can_regroup()
@@ -190,7 +189,7 @@ def _check_can_regroup() -> Launcher:
 
 
 def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topology:
-    """Makes the communicator of all ranks anew, of those that `ask` returns."""
+    """Makes the communicator of all ranks anew from the membership that `ask` returns."""
     attempts: collections.Counter[tuple[int, ...]] = collections.Counter()
     _close_world()  # and the timeline goes on
     while True:
@@ -207,9 +206,9 @@ def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topol
 
 
 def shutdown() -> None:
-    """Leaves the other ranks; collectives they still wait in fail there with RankLostError. Not collective.
+    """Leaves the other ranks; collectives in which they still wait fail there with RankLostError. Not collective.
 
-    Closes all communicators. Called automatically at the end of the process. Afterwards every rank may call `init`
+    Closes all communicators. Runs automatically at the end of the process. Afterwards every rank may call `init`
     again.
     """
     with _state.lock:
@@ -229,7 +228,7 @@ def _close_world() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` not since."""
+    """Whether `init` was called, without a later `shutdown`."""
     return _state.world is not None
 
 
@@ -239,17 +238,17 @@ def topology() -> Topology:
 
 
 def epoch() -> int:
-    """Returns how often the ranks that are left have met anew (`regroup`)."""
+    """Returns how often the remaining ranks have met again (`regroup`)."""
     return 0 if _state.membership is None else _state.membership.epoch
 
 
 def min_ranks() -> int:
-    """Returns with how many ranks at least the launcher lets the job go on, as it said when they met anew."""
+    """Returns the smallest number of ranks with which the launcher lets the job continue."""
     return 1 if _state.membership is None else _state.membership.min_ranks
 
 
 def some_have_ended() -> bool:
-    """Whether some ranks had ended by themselves when those that are left met (`regroup`): none of these was lost."""
+    """Whether some ranks had ended by themselves, and were not lost, when the others last met (`regroup`)."""
     return _state.membership is not None and bool(_state.membership.ended)
 
 
@@ -257,7 +256,7 @@ def communicator_of(comm: Communicator | None) -> Communicator:
     """Returns `comm`, or the communicator of all ranks for None.
 
     Raises:
-        ConfigError: `comm` is no communicator. NotInitializedError: it is closed, or `init` was not called.
+        ConfigError: `comm` is not a communicator. NotInitializedError: it is closed, or `init` was not called.
     """
     if comm is None:
         comm = _state.world
@@ -272,7 +271,7 @@ def communicator_of(comm: Communicator | None) -> Communicator:
 
 
 def communicator_with_id(id: int) -> Communicator:
-    """Returns the open communicator of this id, as for an op in a graph. Raises NotInitializedError: there is none."""
+    """Returns the open communicator with this id, for an op in a graph. Raises NotInitializedError: there is none."""
     comm = communicator_of(None) if id == binding.WORLD else group.find(id)
     if comm is None:
         raise NotInitializedError(

@@ -1,1 +1,1 @@
-"""Homes of what TensorFlow and Keras do not make public."""
+"""The only modules that use private interfaces of TensorFlow and Keras."""

@@ -1,4 +1,5 @@
-"""What fit and Keras's callbacks keep to themselves: the first epoch, when and how ModelCheckpoint saves, averages."""
+"""Private interfaces of fit and Keras's callbacks: first epoch, saves of ModelCheckpoint, files of TensorBoard,
+averages."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from keras_ddl.compat.tensorflow import tf
 
 
 def initial_epoch(model: Any) -> int | None:
-    """Returns the epoch with which a fit of `model` begins instead of its initial_epoch; None for that one."""
+    """Returns the epoch that a fit of `model` begins with instead of its initial_epoch; None: it begins with
+    initial_epoch."""
     epoch: int | None = model._initial_epoch
     return epoch
 
@@ -32,17 +34,19 @@ def saves_after(callback: keras.callbacks.ModelCheckpoint, batch: int) -> bool:
 
 
 def note_best(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
-    """Has ModelCheckpoint decide whether it would save, which keeps its best value, without saving."""
+    """Lets ModelCheckpoint decide whether it would save and note its best value, without saving."""
     checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
 
 
 def replace_save(callback: Any, save: Callable[..., None] | None) -> None:
-    """Has this ModelCheckpoint or BackupAndRestore call `save`, as `original_save` is called; None: it saves again."""
+    """Makes this ModelCheckpoint or BackupAndRestore call `save` with the arguments of `original_save`; None: it saves
+    itself again."""
     _replace(callback, "_save_model", save)
 
 
 def original_save(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Saves as ModelCheckpoint (epoch, batch, logs), which decides whether to, or BackupAndRestore () does."""
+    """Calls the callback's own save: of ModelCheckpoint (epoch, batch, logs), which decides whether to save, or of
+    BackupAndRestore ()."""
     type(callback)._save_model(callback, *args, **kwargs)
 
 
@@ -53,7 +57,7 @@ def path_of_saves(callback: Any) -> Path:
 
 
 def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int = 1) -> None:
-    """Has TensorBoard count as in this hook, without writing."""
+    """Makes TensorBoard count as it does in this hook, without writing."""
     if hook == "on_train_begin":
         callback._global_train_batch = 0
     elif hook == "on_train_batch_begin":
@@ -65,7 +69,7 @@ def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int
 def set_model_in_silence(
     callback: keras.callbacks.TensorBoard, model: Any, set_model: Callable[[Any, Any], None]
 ) -> None:
-    """Gives TensorBoard the model without writing a description of it. set_model: TensorBoard's own."""
+    """Gives TensorBoard the model without writing a description of the model. set_model: TensorBoard's own method."""
     described = callback.write_graph, callback.embeddings_freq
     callback.write_graph, callback.embeddings_freq = False, 0
     try:
@@ -75,7 +79,7 @@ def set_model_in_silence(
 
 
 def hush_points(is_hushed: Callable[[Any], bool]) -> None:
-    """Makes silenced TensorBoard callbacks, and those of derived classes, write no points."""
+    """Stops silenced TensorBoard callbacks, including objects of derived classes, from writing points."""
 
     def hushed(original: property) -> property:
         def writer(callback: Any) -> Any:
@@ -107,7 +111,8 @@ def flush_points(callback: keras.callbacks.TensorBoard) -> None:
 
 
 def begin_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
-    """Has CSVLogger write to `text` as it would to its file. Returns where in the file that would be, in bytes."""
+    """Makes CSVLogger write to `text` instead of its file. Returns the position in the file, in bytes, where it would
+    have written."""
     begin = 0
     if callback.append and tf.io.gfile.exists(callback.filename):
         begin = tf.io.gfile.stat(callback.filename).length
@@ -117,7 +122,7 @@ def begin_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
 
 
 def begin_late_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
-    """As `begin_rows`, where another process has written the file until now."""
+    """Like `begin_rows`, if another process has written the file until now."""
     begin = int(tf.io.gfile.stat(callback.filename).length) if tf.io.gfile.exists(callback.filename) else 0
     callback.append_header = begin == 0
     callback.csv_file, callback.writer, callback.keys = text, None, None
@@ -125,7 +130,7 @@ def begin_late_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> i
 
 
 def continue_rows(callback: keras.callbacks.CSVLogger) -> None:
-    """Has CSVLogger go on at the end of its file."""
+    """Makes CSVLogger continue at the end of its file."""
     opened = tf.io.gfile.GFile if "://" in callback.filename else open
     callback.csv_file = opened(callback.filename, "a")
     rows = callback.writer
@@ -134,7 +139,7 @@ def continue_rows(callback: keras.callbacks.CSVLogger) -> None:
 
 
 def replace_swap(callback: keras.callbacks.SwapEMAWeights, swap: Callable[..., None]) -> None:
-    """Has this SwapEMAWeights call `swap(*functions)` to exchange weights and averages."""
+    """Makes this SwapEMAWeights call `swap(*functions)` to exchange weights and averages."""
     _replace(callback, "_apply_to_ema_optimizers", swap)
 
 

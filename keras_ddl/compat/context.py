@@ -1,4 +1,4 @@
-"""Values that a block of code sets for what runs in it, in this thread."""
+"""Values that are set inside a `with` block, for this thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What datasets of tf.data do not make public: what they read from, their seeds, and what tells their order."""
+"""Private interfaces of tf.data: the inputs of datasets, their seeds, and what determines their order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
 
 
 class UnaryUnchangedStructureDataset(tf.data.Dataset):
-    """A dataset of what another one holds, for subclasses to say how: `variant` is the handle of its operation."""
+    """A dataset with the structure of another one; subclasses define how it is made. `variant`: handle of its
+    operation."""
 
     def __init__(self, dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
         self._input_dataset = dataset
@@ -35,7 +36,8 @@ class UnaryUnchangedStructureDataset(tf.data.Dataset):
 
 
 def pipeline_of(dataset: Any, leave_out: Callable[[Any], bool] = lambda _: False) -> list[Any]:
-    """Returns a dataset and all that it reads from, without those of `leave_out` and what only they read from."""
+    """Returns a dataset and all datasets that it reads from, without `leave_out` and the datasets that only these read
+    from."""
     pipeline, pending = [], [dataset]
     while pending:
         current = pending.pop()
@@ -46,14 +48,14 @@ def pipeline_of(dataset: Any, leave_out: Callable[[Any], bool] = lambda _: False
 
 
 def order_follows_from_passes(pipeline: Iterable[tf.data.Dataset]) -> bool:
-    """Whether the order of a pass depends on nothing but how many passes over the datasets were begun before."""
+    """Whether the order of a pass depends only on how many passes over the datasets were begun before it."""
     names = {type(each).__name__ for each in pipeline}
     return names <= _CHAIN or ("_ShuffleDataset" not in names and names <= _CHAIN | _LAZY)
 
 
 def is_batched_at_once(dataset: Any) -> bool:
     """Whether all components of a dataset's elements are rows of one batch, made by one .batch() or the like, unless a
-    map after it has changed that. False: it is zipped of several, or made by a generator, and nothing says so.
+    later map has changed that. False: the dataset is zipped from several or made by a generator, so nothing is known.
     """
     name = type(dataset).__name__
     if "Batch" in name and "Unbatch" not in name:
@@ -63,9 +65,9 @@ def is_batched_at_once(dataset: Any) -> bool:
 
 
 def components_may_differ(dataset: tf.data.Dataset) -> bool:
-    """Whether the components of a dataset's elements may have numbers of rows of their own: they are zipped of several
-    datasets, or nested, and no one .batch() has made them. Of x, y and weights beside each other, not zipped, Keras's
-    own steps want equal rows, and steps check that they are.
+    """Whether the components of a dataset's elements may have different numbers of rows: the dataset is zipped from
+    several or nested, and no single .batch() made all components. For a plain (x, y, weights), Keras's own steps need
+    equal numbers of rows, and steps check this.
     """
     if is_batched_at_once(dataset):
         return False
@@ -85,7 +87,7 @@ def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
 
 
 def dataset_kind(dataset: tf.data.Dataset) -> str:
-    """Returns the name of a dataset's last step: "ParallelMapDataset"."""
+    """Returns the name of a dataset's last step, such as "ParallelMapDataset"."""
     return type(dataset).__name__.lstrip("_")
 
 
@@ -95,7 +97,8 @@ def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
 
 
 def continued(first: Any, iterator: tf.data.Iterator) -> tf.data.Iterator:
-    """Returns an iterator over the element `first`, which `iterator` has given, and over what it gives afterwards."""
+    """Returns an iterator over `first`, an element that `iterator` has already returned, and the elements that
+    follow."""
     rest = iterator_of_type(iterator, iterator.element_spec)  # `iterator` itself may end before what this returns
     following = tf.data.Dataset.range(2**62).map(do_not_convert(lambda _: rest.get_next_as_optional()))
     following = following.take_while(do_not_convert(lambda element: element.has_value()))
@@ -108,6 +111,7 @@ def continued(first: Any, iterator: tf.data.Iterator) -> tf.data.Iterator:
 
 
 def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.Iterator:
-    """Returns the same iterator, of which functions see other type specs; its elements must be among those."""
+    """Returns the same iterator with other type specs for traced functions; the elements must conform to these
+    specs."""
     spec = tf.data.IteratorSpec(element_spec)
     return spec._from_components(spec._to_components(iterator))

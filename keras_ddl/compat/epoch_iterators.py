@@ -1,4 +1,4 @@
-"""What Keras's iterator over epochs and its adapters of data keep to themselves."""
+"""Private interfaces of Keras's iterator over epochs and its data adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from keras_ddl.compat.tensorflow import tf
 
 
 class Arrays(NamedTuple):
-    """What an adapter of arrays reads: `inputs`, a structure of tensors with equally many rows, and how."""
+    """What an adapter of arrays reads: `inputs`, a structure of tensors with equal numbers of rows, and how it reads
+    them."""
 
     inputs: Any
     batch_size: int
@@ -36,7 +37,7 @@ def set_batches_of_epoch(iterator: Any, batches: int | None) -> None:
 
 
 def dataset_of(iterator: Any) -> Any:
-    """Returns the dataset under an iterator, that of tf.data where wrappers of a Strategy stand around one."""
+    """Returns the dataset under an iterator; if a Strategy has wrapped it, the tf.data dataset inside."""
     dataset = iterator._distributed_dataset
     while not isinstance(dataset, tf.data.Dataset) and hasattr(dataset, "_dataset"):
         dataset = dataset._dataset
@@ -44,6 +45,7 @@ def dataset_of(iterator: Any) -> Any:
 
 
 def forget_validation(model: Any) -> None:
-    """Makes a fit of `model` that runs read its validation data anew: Keras makes that iterator once."""
+    """Makes a running fit of `model` read its validation data anew, because Keras makes the validation iterator only
+    once."""
     if getattr(model, "_eval_epoch_iterator", None) is not None:
         model._eval_epoch_iterator = None

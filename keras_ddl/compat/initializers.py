@@ -1,4 +1,4 @@
-"""What variables of tf.compat.v1 begin with, as changed for scripts of DDL: their initializers, and lists of them."""
+"""Changes the initializers of tf.compat.v1's variables, and lists of initializers, for scripts of DDL."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _plain_initializers = threading.local()
 
 
 def with_initializer(change: Callable[[tf.Operation, Any], tf.Operation]) -> None:
-    """From now on `change(op, variable)` is what `variable.initializer` gives of a variable of a graph, in place of op.
+    """From now on `variable.initializer` of a graph's variable is `change(op, variable)`, where op is the original.
 
-    Lists of variables (with_initializers) and what is written of a graph take the variable's own as before.
+    Lists of variables (with_initializers) and saved graphs still use the variable's original initializer.
     """
     for kind in (resource_variable_ops.BaseResourceVariable, ref_variable.RefVariable):
         kind.initializer = property(_changed_initializer(kind.initializer.fget, change))
@@ -66,9 +66,9 @@ def _plainly(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
-    """From now on `change(op, variables)` is what initialises `variables`, in place of op.
+    """From now on `change(op, variables)` initializes `variables`, where op is the original.
 
-    All of tf.compat.v1's initializers come through here, global_variables_initializer and that of a Scaffold included.
+    All of tf.compat.v1's initializers call this, including global_variables_initializer and that of a Scaffold.
     """
     original = _plainly(variables.variables_initializer)
 

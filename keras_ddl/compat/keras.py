@@ -1,4 +1,4 @@
-"""The only module that imports Keras's private API; and which Strategy a model, optimizer or context belongs to.
+"""Imports Keras's private API, and finds which Strategy a model, optimizer or context belongs to.
 
 What is changed in Keras is in strategy/keras_patches. Both were written for the Keras versions in `TESTED`.
 """
@@ -61,7 +61,7 @@ tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named 
 def is_batch_moment(frames: Iterable[Any]) -> bool:
     """Whether an operation was made by BatchNormalization's `_moments`. `frames`: of its traceback.
 
-    Not by that of a subclass, unless it calls Keras's.
+    A `_moments` that a subclass overrides does not count, unless it calls Keras's.
     """
     home = sys.modules[keras.layers.BatchNormalization.__module__].__file__
     return any(frame.name == "_moments" and frame.filename == home for frame in frames)
@@ -78,7 +78,7 @@ def strategy_of(owner: Any) -> Any:
 
 
 def other_strategy_of(owner: Any) -> Any:
-    """Returns the strategy of somebody else that a model or an optimizer was made under, or None."""
+    """Returns the strategy other than keras_ddl's that a model or an optimizer was made under, or None."""
     strategy = getattr(owner, "_distribute_strategy", None) or getattr(owner, "_distribution_strategy", None)
     return None if is_ddl_strategy(strategy) or strategies.is_none(strategy) else strategy
 
@@ -115,12 +115,13 @@ def global_seed_generator() -> Any:
 
 
 def make_global_seed_generator() -> Any:
-    """Returns that generator; makes it, without a draw from Python's random numbers, if nothing has used it yet."""
+    """Returns the generator of `global_seed_generator`; makes it, without a draw from Python's random numbers, if
+    nothing has used it yet."""
     if global_seed_generator() is None:
         _global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, keras.random.SeedGenerator(0))
     return global_seed_generator()
 
 
 def forget_global_seed_generator() -> None:
-    """Lets Keras make that generator anew when it is used next."""
+    """Lets Keras make the generator of `global_seed_generator` anew at its next use."""
     _global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)

@@ -1,6 +1,7 @@
 """Builds a While from graphs that were built one by one.
 
-tf.while_loop takes functions that build them, all anew each time: half of its time, and a counter for gradients.
+tf.while_loop takes functions instead and builds their graphs anew each time, which is half of its time, and adds a
+counter for gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LoopGraph:
         self._order: Any = auto_control_deps.AutomaticControlDependencies() if has_effects else None
 
     def carry(self, starts: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> None:
-        """Makes placeholders for what begins as `starts` and always has these shapes."""
+        """Makes placeholders for loop values that begin as `starts` and always have these shapes."""
         self.carried = [tf.compat.v1.placeholder(start.dtype, shape) for start, shape in zip(starts, shapes)]
         self.graph.inputs = list(self.carried)
         for start, tensor in zip(starts, self.carried):
@@ -57,14 +58,14 @@ class LoopGraph:
         self.graph.outputs = [mark(each) for each in tensors]
 
     def share_captures(self, other: LoopGraph) -> None:
-        """Takes what another graph uses of the graph around both, in its order, before anything else."""
+        """Captures first, in the same order, the tensors that another graph captures from the graph around both."""
         with self.graph.as_default():
             for each in other.graph.external_captures:
                 self.graph.capture(each)
 
 
 def copy_element_kind(source: tf.Tensor, target: tf.Tensor) -> None:
-    """Tells of a placeholder of a list what is known of the elements of `source`."""
+    """Gives a placeholder of a list the element shape and dtype that are known for `source`."""
     handle_data_util.copy_handle_data(source, target)
 
 

@@ -1,4 +1,4 @@
-"""What one asks of a model, its optimizers, layers and metrics, also where Keras keeps the answer to itself."""
+"""Questions about a model, its optimizers, layers and metrics; some answers are in private parts of Keras."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from keras_ddl.compat.keras import keras, tree
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the model and all layers inside it, however deep, also in Python lists. Keras has no public walk."""
+    """Returns the model and all layers inside it, at any depth and in Python lists. Keras has no public function for
+    this."""
     return list(model._flatten_layers())
 
 
 def has_call(model: Any) -> bool:
-    """Whether a model can be called; one with a training step of its own need not be."""
+    """Whether a model can be called; a model with its own training step need not have a `call`."""
     return type(model).call is not keras.Model.call
 
 
@@ -27,14 +28,14 @@ def has_keras_train_step(model: Any) -> bool:
 
 
 def is_built(model: Any) -> bool:
-    """Whether a model has its variables: also one that is never called, which Keras never says is built."""
+    """Whether a model has its variables. Keras never marks a model that is never called as built."""
     if model.built:
         return True
     return bool(model.variables) and (not has_call(model) or all(layer.built for layer in layers_of(model)[1:]))
 
 
 def build_config(model: Any) -> dict[str, Any] | None:
-    """Returns of what shapes a model was built, if it says so: for `build_as`, in another process."""
+    """Returns the shapes that a model was built with, if it tells them, for `build_as` in another process."""
     try:
         config: dict[str, Any] | None = model.get_build_config()
     except Exception:  # the model's own code
@@ -43,7 +44,7 @@ def build_config(model: Any) -> dict[str, Any] | None:
 
 
 def build_as(model: Any, config: dict[str, Any] | None) -> None:
-    """Builds a model that is not, of the same shapes as another one, as far as it can."""
+    """Builds a model that is not built yet, with the shapes of another one, as far as possible."""
     if config is not None and not is_built(model):
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras's, that it could not be built
@@ -51,13 +52,13 @@ def build_as(model: Any, config: dict[str, Any] | None) -> None:
 
 
 def weights_made_trainable(model: Any) -> dict[int, Any]:
-    """Returns id -> variable of those that layers made to be trained, frozen or not; statistics are none of them."""
+    """Returns id -> variable of the weights that layers made as trainable, even if now frozen; not statistics."""
     own = [v for layer in model._flatten_layers() for v in getattr(layer, "_trainable_variables", ())]
     return {id(v): v for v in [*own, *model.trainable_variables]}
 
 
 def layer_with(model: Any, variable: Any) -> Any:
-    """Returns the layer of a model, or the model, that has made a variable as a weight of its own; None if none has."""
+    """Returns the layer of a model, or the model itself, that made a variable as its own weight; None: no layer did."""
     for layer in layers_of(model):
         own = (*getattr(layer, "_trainable_variables", ()), *getattr(layer, "_non_trainable_variables", ()))
         if any(each is variable for each in own):
@@ -66,9 +67,10 @@ def layer_with(model: Any, variable: Any) -> Any:
 
 
 def attribute_with(model: Any, holds: Callable[[Any], bool]) -> tuple[Any, str] | None:
-    """Returns a layer of a model, or the model, and the name of its attribute that holds something; None: none does.
+    """Returns the layer of a model, or the model itself, and the name of its attribute for which `holds` is true, or
+    None.
 
-    holds: says so of a value. Lists and dicts are looked into, e.g. "tables['words']".
+    holds: tests a value. Items of lists and dicts are tested too, e.g. "tables['words']".
     """
 
     def names(name: str, value: Any, depth: int) -> Iterable[str]:
@@ -94,30 +96,31 @@ def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
 
 
 def metric_direction(metric: Any) -> str | None:
-    """Returns 'min' or 'max', whichever is better of a metric; None if it does not say."""
+    """Returns 'min' or 'max', whichever is better for a metric; None if the metric does not say."""
     direction = getattr(metric, "_direction", None)
     return None if direction is None else "max" if direction == "up" else "min"
 
 
 def layer_state(model: Any) -> list[Any]:
-    """Returns the variables in which layers keep what they gather in calls: made as not trainable, no seeds."""
+    """Returns the variables in which layers collect state during calls: those made as not trainable, except seeds."""
     variables = [each for layer in model._flatten_layers() for each in layer._non_trainable_variables]
     return list({id(each): each for each in variables}.values())
 
 
 def inner_variable(variable: Any) -> Any:
-    """Returns the tf.Variable in which a Keras variable holds its value; None before it has one, and of all else."""
+    """Returns the tf.Variable that holds a Keras variable's value; None if it has no value yet or is no Keras
+    variable."""
     return getattr(variable, "_value", None)
 
 
 def declared_shape(variable: Any) -> tuple[int, ...] | None:
-    """Returns the shape with which a Keras variable that has no value yet is made; None: it is that of its value."""
+    """Returns the declared shape of a Keras variable that has no value yet; None: its value has the shape."""
     shape = getattr(variable, "_shape", None)
     return None if shape is None else tuple(shape)
 
 
 def replace_inner_variable(variable: Any, value: Any) -> None:
-    """Has a Keras variable hold its value in another tf.Variable."""
+    """Makes a Keras variable hold its value in another tf.Variable."""
     variable._value = value
 
 
@@ -127,7 +130,7 @@ def forget_functions(model: Any) -> None:
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Returns the optimizer inside a LossScaleOptimizer; any other as it is."""
+    """Returns the optimizer inside a LossScaleOptimizer; any other optimizer unchanged."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -140,8 +143,8 @@ def optimizers_in(optimizer: Any) -> list[Any]:
 
 
 def named_optimizers_of(model: Any) -> dict[str, Any]:
-    """Returns name -> optimizer of all optimizers of a model, each once: the compiled one first, and those that it or a
-    layer of it keeps as an attribute, also in a list or a dict, as models with a training step of their own do.
+    """Returns name -> optimizer of all optimizers of a model, each once: the compiled one first, then those in
+    attributes of the model or its layers, also in lists and dicts, as models with their own training step keep them.
     """
     optimizers: dict[str, Any] = {}
     seen: set[int] = set()
@@ -173,12 +176,12 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def optimizers_with_rates(model: Any) -> list[Any]:
-    """Returns a model's optimizers that have a learning rate, and not others inside of them that have."""
+    """Returns a model's outermost optimizers that have a learning rate."""
     return [part for each in optimizers_of(model) for part in optimizers_in(each) if len(optimizers_in(part)) == 1]
 
 
 def steps_taken(optimizers: Iterable[Any]) -> int | None:
-    """Returns the steps that the busiest of these optimizers has taken; None without one."""
+    """Returns the largest number of steps that one of these optimizers has taken; None without optimizers."""
     return max((int(each.iterations.numpy()) for each in optimizers), default=None)
 
 
@@ -190,13 +193,13 @@ def accumulators_of(model: Any) -> list[Any]:
 
 
 def accumulates(model: Any) -> bool:
-    """Whether an optimizer of the model updates once for several steps."""
+    """Whether an optimizer of the model updates once every several steps."""
     parts = [each for one in optimizers_of(model) for each in optimizers_in(one)]
     return any(getattr(each, "gradient_accumulation_steps", None) for each in parts)
 
 
 def is_accumulating(model: Any) -> bool:
-    """Whether an optimizer of the model is between two updates, with gradients accumulated for the second."""
+    """Whether an optimizer of the model is between two updates, with gradients accumulated for the next one."""
     for one in optimizers_of(model):
         for each in optimizers_in(one):
             steps = getattr(each, "gradient_accumulation_steps", None)
@@ -212,7 +215,7 @@ def rows_counted(model: Any) -> float:
 
 
 def metrics_in(model: Any) -> list[Any]:
-    """Returns a model's metric objects: those it tracks, and those passed to compile, also when not built yet."""
+    """Returns a model's metric objects: those it tracks and those passed to compile, built or not."""
     compiled = getattr(model, "_compile_metrics", None)
     of_compile = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
     tracked = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
@@ -233,9 +236,10 @@ def metric_variables(model: Any) -> list[Any]:
 
 
 def metric_variables_by_part(model: Any) -> dict[str, list[Any]]:
-    """Returns the same in the parts that are built at different times: those of compile() by the first batch.
+    """Returns the metric variables in parts that are built at different times; the first batch builds those of
+    compile().
 
-    Within a part they keep their order once it is built.
+    Variables keep their order within a part once the part is built.
     """
     compiled = compiled_parts(model)
     parts: dict[str, list[Any]] = {"own": [], **{name: [] for name in compiled}}
@@ -246,13 +250,14 @@ def metric_variables_by_part(model: Any) -> dict[str, list[Any]]:
 
 
 def compiled_parts(model: Any) -> dict[str, Any]:
-    """Returns what compile() has made of its losses and metrics, whose variables the first batch makes."""
+    """Returns the objects that compile() made from losses and metrics; the first batch makes their variables."""
     parts = {"losses": getattr(model, "_compile_loss", None), "metrics": getattr(model, "_compile_metrics", None)}
     return {name: part for name, part in parts.items() if part is not None}
 
 
 def after_build(part: Any, call: Callable[[], None]) -> None:
-    """Calls `call` when a part of `compiled_parts` has its variables and no batch has written them: now, or later."""
+    """Calls `call` when a part of `compiled_parts` has its variables but no batch has written them yet: now or
+    later."""
     if part.built:
         call()
         return

@@ -8,7 +8,7 @@ import re
 def plain_name(name: str) -> str:
     """Returns a name or path without the numbers that Keras appends: "dense_2/kernel" gives "dense/kernel".
 
-    Keras counts objects by process, and a rank may have made another model before. What ranks match by must not
-    depend on that.
+    Keras counts objects per process, and a rank may have made another model before. Names by which ranks match must not
+    depend on these counts.
     """
     return re.sub(r"_\d+(?=[/_]|$)", "", name)

@@ -1,4 +1,4 @@
-"""What Keras's optimizers keep to themselves: what they train, their rate and moments, the steps of an update."""
+"""Private interfaces of Keras's optimizers: their variables, learning rate and moments, and the steps of an update."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _STEPS = {
 
 
 def trained_variables(optimizer: Any) -> list[Any] | None:
-    """Returns the variables that an optimizer was built for; None of one that leaves updates to others."""
+    """Returns the variables that an optimizer was built for; None for one that delegates updates to other
+    optimizers."""
     trained = getattr(optimizer, "_trainable_variables", None)
     return None if trained is None else list(trained)
 
 
 def delegates_updates(optimizer: Any) -> bool:
-    """Whether an optimizer leaves updates to several others, each for variables of its own (MultiOptimizer)."""
+    """Whether an optimizer delegates updates to several others, each with its own variables (MultiOptimizer)."""
     return hasattr(optimizer, "_inner_optimizers")
 
 
@@ -34,7 +35,7 @@ def learning_rate_source(optimizer: Any) -> Any:
 
 
 def learning_rate_variable(optimizer: Any) -> Any:
-    """Returns the variable that holds an optimizer's rate; None if that follows a schedule or a function."""
+    """Returns the variable that holds an optimizer's rate; None if the rate follows a schedule or a function."""
     source = learning_rate_source(optimizer)
     return source if isinstance(source, keras.Variable) else None
 
@@ -55,11 +56,11 @@ def averaged_weights(optimizer: Any) -> list[Any]:
 
 
 def replace_steps(optimizer: Any, replacements: Mapping[str, Callable[..., Any]]) -> None:
-    """Replaces steps ("apply", "update", "clip", "overwrite") of this optimizer alone, past Keras's tracking."""
+    """Replaces steps ("apply", "update", "clip", "overwrite") of this one optimizer, without Keras's tracking."""
     for step, replacement in replacements.items():
         object.__setattr__(optimizer, _STEPS[step], replacement)
 
 
 def original_step(optimizer: Any, step: str) -> Callable[..., Any]:
-    """Returns the step as the optimizer's class has it, whatever replaces it."""
+    """Returns the step as the optimizer's class defines it, even if it is replaced."""
     return functools.partial(getattr(type(optimizer), _STEPS[step]), optimizer)

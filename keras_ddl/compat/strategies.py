@@ -1,4 +1,4 @@
-"""What tf.distribute does not make public: of strategies, their contexts, and the variables that they make."""
+"""Private interfaces of tf.distribute: strategies, their contexts, and the variables that they make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StrategyExtendedV1: Any = tf.compat.v1.distribute.StrategyExtended
 
 @contextlib.contextmanager
 def outside_strategies() -> Iterator[None]:
-    """Inside, no tf.distribute strategy is active, also inside of a scope: nor makes one the variables."""
+    """Inside, no tf.distribute strategy is active, not even in a scope, and none creates the variables."""
     graph = tf.compat.v1.get_default_graph()
     creators = graph._variable_creator_stack
     of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
@@ -41,7 +41,7 @@ def _default_replica_context() -> Any:
 
 
 def is_none(strategy: Any) -> bool:
-    """Whether a tf.distribute strategy is what there is outside of all scopes."""
+    """Whether a tf.distribute strategy is the default one, outside of all scopes."""
     return strategy is None or strategy is _default_replica_context().strategy
 
 
@@ -50,5 +50,5 @@ def container_strategy(extended: Any) -> Any:
 
 
 def primary_variable(value: Any) -> Any:
-    """Returns the first of the variables that a mirrored variable of tf.distribute stands for; any other as it is."""
+    """Returns the first of the variables behind a mirrored variable of tf.distribute; any other variable unchanged."""
     return getattr(value, "_primary", value)

@@ -1,4 +1,4 @@
-"""TensorFlow, checked and with keras_ddl's ops in it; the only module that imports tensorflow.python.
+"""Imports TensorFlow, checks it, and loads keras_ddl's ops; the only module that imports tensorflow.python.
 
 Read from TensorFlow 2.21. Other modules write `from keras_ddl.compat.tensorflow import tf`, so that an environment in
 which keras_ddl cannot work ends in a DependencyError that says what to install.
@@ -82,12 +82,13 @@ _loading = threading.Lock()
 
 
 def do_not_convert(function: F) -> F:
-    """Returns `function`, which autograph leaves as it is: tf.autograph.experimental.do_not_convert, with its types."""
+    """Returns `function` marked so that autograph does not convert it; typed
+    tf.autograph.experimental.do_not_convert."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
 def register_gradient(op_type: str) -> Callable[[F], F]:
-    """Returns a decorator for the gradient of a type of operation: tf.RegisterGradient, with its types."""
+    """Returns a decorator for the gradient of a type of operation; typed tf.RegisterGradient."""
     return cast(Callable[[F], F], tf.RegisterGradient(op_type))
 
 
@@ -101,7 +102,7 @@ def load_ops() -> ModuleType:
     """Returns the module of generated functions (`ddl_all_reduce_n`, ...), loading the native library once.
 
     Raises:
-        DependencyError: the library was not built, or this TensorFlow does not take it.
+        DependencyError: the library was not built, or this TensorFlow cannot load it.
     """
     with _loading:  # several threads may make a program's first collectives
         return _load_ops()
@@ -114,7 +115,7 @@ def _load_ops() -> ModuleType:
     if not asynchronous() and config.get("TF_KERNELS") == "auto":
         stack_position.warn(
             f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: {_WORKS}): its ops use synchronous "
-            "kernels, and communication does not overlap with computation.",
+            "kernels, and communication does not overlap with computation. Install a tested version to avoid this.",
             RuntimeWarning,
         )
     try:
@@ -122,7 +123,7 @@ def _load_ops() -> ModuleType:
             library: ModuleType = tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:
         raise DependencyError(
-            f"keras_ddl's ops must load into TensorFlow. Received: TensorFlow {tf.__version__} refused {path}: "
+            f"TensorFlow must be able to load keras_ddl's ops. Received: TensorFlow {tf.__version__} refused {path}: "
             f"{error}. Reinstall keras_ddl in this environment."
         ) from error
     missing = [name for name in OPS if not hasattr(library, name)]
@@ -137,7 +138,7 @@ def _load_ops() -> ModuleType:
 
 
 def _free_from_program_order() -> None:
-    """Lets the ops of one tf.function run as soon as their inputs are there.
+    """Lets keras_ddl's ops in a tf.function run as soon as their inputs are ready.
 
     TensorFlow chains stateful ops without resources in program order, each waiting for the one before to COMPLETE: no
     communication would overlap with another, nor with the computation it does not depend on. The core matches requests
@@ -150,7 +151,7 @@ def _free_from_program_order() -> None:
 def traced_for_xla() -> bool:
     """Whether a tf.function(jit_compile=True) is being traced on this thread.
 
-    The traced graph does not know; the tf.function that traces it does, and it is on the stack.
+    The traced graph does not know this, but the tf.function that traces it does, and is on the stack.
     """
     if tf.executing_eagerly():
         return False
@@ -165,11 +166,11 @@ def traced_for_xla() -> bool:
 
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
-    """Inside, graphs that this thread runs for the first time, on CPUs, are optimized in half the time.
+    """Inside, TensorFlow optimizes graphs that this thread runs for the first time on CPUs in half the time.
 
-    TensorFlow optimizes every graph in two passes, of which the second one finds next to nothing, also for layouts and
-    swapping, which only accelerators have. What the program has set by tf.config.optimizer stays. A graph is optimized
-    again when it is called with other options, so all its calls must be made inside.
+    TensorFlow optimizes every graph in two passes, the second of which finds almost nothing, and also tries layouts and
+    swapping, which only matter on accelerators. Settings of the program (tf.config.optimizer) stay. A graph is
+    optimized again when it is called with other options, so all its calls must be made inside.
     """
     context = _eager_context()
     before = context.function_call_options
@@ -210,7 +211,7 @@ def outermost_graph() -> Any:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """As np.asarray, which fails for scalars of bfloat16 and float8. Shares the memory of a tensor where it can."""
+    """Like np.asarray, which fails for scalars of bfloat16 and float8. Shares the memory of a tensor if possible."""
     is_scalar = isinstance(value, (tf.Tensor, tf.Variable)) and value.shape.rank == 0
     return np.asarray(value.numpy() if is_scalar else value)
 
@@ -224,7 +225,7 @@ def called_graph(call: tf.Operation, attr: str = "f") -> Any:
 
 
 def called_graphs(call: tf.Operation) -> list[Any]:
-    """Returns the graphs of the branches of a Case, None for one that TensorFlow does not tell."""
+    """Returns the graphs of the branches of a Case; None for a branch that TensorFlow does not tell."""
     return [graph_of_function(call, each) for each in call.get_attr("branches")]
 
 
@@ -238,7 +239,7 @@ def graphs_of(operation: tf.Operation) -> list[Any]:
 
 
 def lend_functions(operation: tf.Operation, graph: tf.Graph) -> None:
-    """Makes the functions that an operation names known in another graph, where the operation is built again."""
+    """Registers the functions that an operation names in another graph, in which the operation is built again."""
     for each in _functions_of(operation):
         function = operation.graph._get_function(each.name)
         if function is not None and graph._get_function(each.name) is None:
@@ -260,7 +261,7 @@ def graph_of_function(call: tf.Operation, function: Any) -> Any:
 
 
 def called_attributes(call: tf.Operation) -> dict[str, Any]:
-    """Returns the attributes of the function that a call calls; {} if TensorFlow does not tell."""
+    """Returns the attributes of the function that a call operation calls; {} if TensorFlow does not tell."""
     try:
         function = call.graph._get_function(call.get_attr("f").name)
         return dict(function.cached_definition.attr)
@@ -274,13 +275,13 @@ def function_attributes() -> set[str]:
 
 
 def set_numbers(operation: tf.Operation, **attributes: int) -> None:
-    """Gives integer attributes of an operation other values. Its graph must not have run."""
+    """Changes integer attributes of an operation. Its graph must not have run."""
     for name, number in attributes.items():
         operation._set_attr(name, tf.compat.v1.AttrValue(i=number))
 
 
 def add_control_input(operation: tf.Operation, before: tf.Operation) -> None:
-    """Has an operation of a graph, which was made already, wait for another. Its graph must not have run."""
+    """Makes an existing operation wait for another one. Their graph must not have run."""
     operation._add_control_input(before)
 
 
@@ -289,18 +290,19 @@ create_op: Callable[..., tf.Operation] = getattr(tf.Graph.create_op, "__wrapped_
 
 
 def is_stateful(operation: tf.Operation) -> bool:
-    """Whether an operation does more than its outputs say."""
+    """Whether an operation has effects besides its outputs."""
     return bool(operation.op_def.is_stateful)
 
 
 def written_resources(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the resources among the inputs of an operation that it may write, as far as TensorFlow knows better."""
+    """Returns the input resources that an operation may write; all of them, unless TensorFlow knows that some are only
+    read."""
     reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
     return [each for each in operation.inputs if each.dtype == tf.resource and (each in writes or each not in reads)]
 
 
 def variable_shape(handle: tf.Tensor) -> tf.TensorShape | None:
-    """Returns the shape of the variable that a handle in a graph stands for, None if it is not known."""
+    """Returns the shape of the variable behind a handle in a graph; None: unknown."""
     data = handle_data_util.get_resource_handle_data(handle)
     if not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -308,7 +310,7 @@ def variable_shape(handle: tf.Tensor) -> tf.TensorShape | None:
 
 
 def variable_dtype(handle: tf.Tensor) -> tf.DType | None:
-    """Returns the dtype of the variable that a handle in a graph stands for, None if it is no variable's."""
+    """Returns the dtype of the variable behind a handle in a graph; None: it is not a variable's handle."""
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -316,16 +318,16 @@ def variable_dtype(handle: tf.Tensor) -> tf.DType | None:
 
 
 def plain_variable(dtype: tf.DType) -> tf.Tensor:
-    """Returns the handle of a variable without a value, of any shape, that lives as long as the handle.
+    """Returns the handle of a new variable without a value, of any shape, that lives as long as the handle.
 
-    A tf.Variable that is made while a tf.function is traced would have it traced again.
+    A tf.Variable that is made while a tf.function is traced would make TensorFlow trace the function again.
     """
     with tf.init_scope():
         return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=anonymous_name())
 
 
 def variable_kind(handle: tf.Tensor) -> tuple[tf.TensorShape, tf.DType]:
-    """Returns shape and dtype of the variable that a handle in a graph stands for. Raises: ValueError: unknown."""
+    """Returns shape and dtype of the variable behind a handle in a graph. Raises: ValueError: unknown."""
     shape, dtype = variable_shape(handle), variable_dtype(handle)
     if shape is None or dtype is None:
         raise ValueError(f"not the handle of a variable: {handle}")
@@ -333,7 +335,7 @@ def variable_kind(handle: tf.Tensor) -> tuple[tf.TensorShape, tf.DType]:
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what each branch of a tf.cond or tf.switch_case gives for `tensor`; [] if it comes from no such thing."""
+    """Returns what each branch of a tf.cond or tf.switch_case returns for `tensor`; [] if it does not come from one."""
     if is_eager(tensor):
         return []
     while tensor.op.type == "Identity":
@@ -350,9 +352,9 @@ def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def constant_value(tensor: tf.Tensor) -> Any:
-    """Returns the value of a tensor that is constant as a NumPy array; None for others.
+    """Returns the value of a constant tensor as a NumPy array; None for other tensors.
 
-    tf.get_static_value stops at products, parts and ranges of constants, which static shapes give rise to.
+    tf.get_static_value cannot evaluate products, slices and ranges of constants, which static shapes lead to.
     """
     value = tf.get_static_value(tensor)
     if value is not None or is_eager(tensor):
@@ -373,16 +375,16 @@ def constant_value(tensor: tf.Tensor) -> Any:
 
 
 def session_callable(session: Any, options: Any) -> Callable[..., Any]:
-    """Returns what runs a session as CallableOptions say.
+    """Returns a function that runs a session as CallableOptions say.
 
-    Session.make_callable runs Session.run: 0.2 ms for each call, and shapes compared with those of placeholders, which
-    TensorFlow Serving leaves to the model.
+    Session.make_callable runs Session.run, which takes 0.2 ms per call and compares shapes with those of placeholders;
+    TensorFlow Serving leaves that check to the model.
     """
     return session._make_callable_from_options(options)  # type: ignore[no-any-return]
 
 
 def after_checkpoint(path: str, options: tf.train.CheckpointOptions | None) -> None:
-    """Does what follows when a tf.train.Checkpoint has been written: its numbers are noted, and old ones deleted."""
+    """Does what TensorFlow does after writing a tf.train.Checkpoint: records its number and deletes old checkpoints."""
     for callback in (options and options.experimental_write_callbacks) or ():
         if inspect.signature(callback).parameters:
             callback(path)

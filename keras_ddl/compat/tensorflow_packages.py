@@ -19,8 +19,8 @@ _LIBRARIES = ("tensorflow/libtensorflow_framework.so.2", "tensorflow/libtensorfl
 def check_one_tensorflow() -> None:
     """Checks that at most one TensorFlow owns the folder tensorflow/.
 
-    Two of equal content (a package and its renamed copy) do no harm. Two of different content overwrite each other:
-    which one runs depends on the order of installation, and uninstalling either breaks the other.
+    Two packages of equal content (a package and its renamed copy) do no harm. Two of different content overwrite each
+    other: which one runs depends on the order of installation, and uninstalling either breaks the other.
 
     Raises:
         DependencyError: two distributions, of different versions or with different libraries.
@@ -45,11 +45,12 @@ def check_one_tensorflow() -> None:
 
 
 def import_without_keras() -> None:
-    """Imports TensorFlow, if that is not done yet, without the Keras that it would import too: a third of the time.
+    """Imports TensorFlow, unless it is imported already, without the Keras that it would also import: a third of the
+    time.
 
-    For commands that need no Keras. `import keras`, `tf.keras` and `import tensorflow.keras` work afterwards as ever. A
-    TensorFlow that cannot be imported is left for the next import to tell of; one that is set to use Keras 2 is
-    imported with it.
+    For commands that need no Keras. `import keras`, `tf.keras` and `import tensorflow.keras` work afterwards as usual.
+    If TensorFlow cannot be imported, the next import raises the error; if TensorFlow is set to use Keras 2, it is
+    imported with Keras 2.
     """
     if "tensorflow" in sys.modules or os.environ.get("TF_USE_LEGACY_KERAS"):
         return
@@ -100,23 +101,23 @@ def check_version(version: str, oldest: tuple[int, int]) -> tuple[int, int]:
     """Returns (major, minor) of a TensorFlow version.
 
     Raises:
-        DependencyError: older than `oldest`, or of another major version: the native library cannot be loaded there.
+        DependencyError: older than `oldest`, or another major version, which cannot load the native library.
     """
     major, minor = (int(word) for word in version.split(".")[:2])
     if (major, minor) < oldest or major != oldest[0]:
         raise DependencyError(
-            f"keras_ddl needs TensorFlow {oldest[0]}.{oldest[1]} or newer, below {oldest[0] + 1}.0. "
-            f"Received: TensorFlow {version}. Install another: {packages.install_tensorflow()}"
+            f"keras_ddl needs TensorFlow {oldest[0]}.{oldest[1]} or newer, below {oldest[0] + 1}.0. Received: "
+            f"TensorFlow {version}. Install one of these versions: {packages.install_tensorflow()}"
         )
     return major, minor
 
 
 @contextlib.contextmanager
 def private_imports(package: str, works: str) -> Iterator[None]:
-    """Wraps imports of parts of `package` that are not public, and may be gone in another version.
+    """Wraps imports of private parts of `package`, which another version may lack.
 
     Raises:
-        DependencyError: one is not there; the message says which, and that `works` are the versions that have it.
+        DependencyError: a part is missing; the message names it and `works`, the versions that have it.
     """
     try:
         yield
@@ -124,8 +125,8 @@ def private_imports(package: str, works: str) -> Iterator[None]:
         remedy = packages.install_tensorflow() if package == "tensorflow" else packages.pip_install(package)
         version = getattr(sys.modules.get(package), "__version__", "of unknown version")
         raise DependencyError(
-            f"keras_ddl uses parts of {package} that are not public, and works with {package} {works}. Received: "
-            f"{package} {version}, which lacks one of these parts: {error}. Install a version that works: {remedy}"
+            f"keras_ddl uses private parts of {package} and works with {package} {works}. Received: {package} "
+            f"{version}, which lacks one of these parts: {error}. Install a version that works: {remedy}"
         ) from error
 
 

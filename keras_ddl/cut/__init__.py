@@ -90,30 +90,31 @@ def build_step(
 
     Args:
         program: the step traced on the global batch.
-        inputs: what this rank has of each of the step's arguments; `placements`: theirs.
-        inputs_are_whole: every rank was given global arguments, out of which it takes its shards.
+        inputs: this rank's part of each of the step's arguments. placements: how ranks hold them.
+        inputs_are_whole: every rank was given global arguments, from which it takes its shards.
         batch: the rows of all ranks and of this one.
         collectives: sums and gathers.
         report: records what was built.
-        seed: equal on all ranks, another for every step that is built. Stateful random operations without seeds of
-            their own (tf.random.normal without tf.random.set_seed) are given seeds made from it.
-        batch_statistics: of BatchNormalization: "global": of the global batch; "rank": of each rank's own rows.
-        captured: given an outer tensor that the step uses (a variable's handle), returns what this rank uses.
-        keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are gathered all the same:
+        seed: equal on all ranks, different for every step that is built. Stateful random operations without their own
+            seeds (tf.random.normal without tf.random.set_seed) get seeds made from it.
+        batch_statistics: BatchNormalization uses the statistics of the global batch ("global") or of each rank's own
+            rows ("rank").
+        captured: given an outer tensor that the step uses (a variable's handle), returns the tensor that this rank
+            uses.
+        keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are still gathered, because
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
-            `captured` returns. mirrors: of these, or of slices of the earlier axis, on other ranks, if they are kept;
-            in a step that commits.
-        weights: those of `shards` that are gathered anew wherever the step needs all of one. At any time it has no more
-            than `gathered_bytes` of them gathered, unless one operation needs more.
-        snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
-            variables for which that cannot be. None: variables are written at once.
-        tell: tells what is known of the extents of replicated arguments that are made of the batch's rows; returns
-            these arguments.
-        earlier: collectives of the axis along which the program was cut before (model_axis.py). everyone: of all ranks
-            of the mesh, which commit together; None: those of `collectives` are all.
-        further: batches of other sizes: argument `Sharded(0, rows=(n,))` has the rows of the n-th of them.
+            `captured` returns. mirrors: mirrors of these shards, or of slices of the earlier axis, on other ranks, if
+            there are any; only in a step that commits.
+        weights: those of `shards` that are gathered anew wherever the step needs a complete weight. At any time at most
+            `gathered_bytes` of them are gathered, unless one operation needs more.
+        snapshots: the step commits: no variable is written before all ranks have run everything else. Variables that
+            cannot wait are copied here first. None: variables are written at once.
+        tell: declares the extents of replicated arguments that are made of the batch's rows; returns these arguments.
+        earlier: collectives of the axis along which the program was cut before (model_axis.py). everyone: collectives
+            of all ranks of the mesh, which commit together; None: `collectives` covers all ranks.
+        further: batches of other sizes; an argument `Sharded(0, rows=(n,))` has the rows of the n-th one.
     Returns: the step's outputs in order, replicated.
     """
     report = report or Report()

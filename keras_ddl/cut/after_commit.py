@@ -1,15 +1,16 @@
-"""Postpones until after the commit what a step computes for its writes alone: new values never exist all at once.
+"""Postpones until after the commit what a step computes only for its writes, so that new values never all exist at
+once.
 
 A step writes nothing before it commits (writes.py), and its new values would fill memory until then, beside the old
-ones: with Adam, all weights and slots twice. But what nothing but writes need, and what fails on no value, may run
-after the commit as well: the arithmetic of optimizers, and products that give gradients, where no collective follows.
-It then runs variable by variable, and the old value is freed before the next new one is made.
+ones: with Adam, all weights and slots twice. But operations that only writes need and that cannot fail on any value may
+run after the commit: the arithmetic of optimizers, and products that give gradients, if no collective follows. They
+then run variable by variable, and an old value is freed before the next new value is made.
 
-A product whose operands are larger than itself is made before the commit all the same, and frees them.
+A product that is smaller than its operands still runs before the commit, because it frees them.
 
-Gathers whose results only writes need (of new weights from flat shards) wait, too, in a job that ends when a rank is
-lost: nothing else fails a gather. Whether one waits follows from what reads its result, of global shapes: all ranks
-decide alike.
+In a job that ends when a rank is lost, gathers whose results only writes need (of new weights from flat shards) wait,
+too, because nothing else can make a gather fail. Whether a gather waits depends on the readers of its result and on
+global shapes, so all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class AfterCommit:
     """The operations of the current graph that are to run after the commit.
 
     Args:
-        values: what variables are to be assigned, in that order. outputs: what the step returns.
+        values: the values that variables will be assigned, in that order. outputs: what the step returns.
         gathers: whether gathers may wait.
     """
 
@@ -64,11 +65,12 @@ class AfterCommit:
         return [each for each in self._operations.values() if each.type == _GATHER]
 
     def operands(self) -> list[tf.Tensor]:
-        """Returns what these operations need of what runs before the commit."""
+        """Returns the operands of these operations that are computed before the commit."""
         return [each for one in self._operations.values() for each in one.inputs if each not in self]
 
     def follow(self, previous: tf.Operation, value: tf.Tensor) -> bool:
-        """Has what a value needs, and what no value before needed, run after `previous`. False: it needs nothing."""
+        """Makes the operations that a value needs, and that no earlier value needed, run after `previous`. False: there
+        are none."""
         own: dict[str, tf.Operation] = {}
         stack = [value.op] if value in self else []
         while stack:
@@ -85,7 +87,7 @@ class AfterCommit:
         return [each.op for each in operation.inputs if each.op.name in self._operations]
 
     def _inside(self, operation: tf.Operation) -> bool:
-        """Whether it needs others of these operations."""
+        """Whether the operation needs others of these operations."""
         return any(each.op.name in self._operations for each in operation.inputs)
 
 
@@ -105,7 +107,7 @@ def _may_wait(operation: tf.Operation) -> bool:
 
 
 def _made_for(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the operands that running it would free: no variables."""
+    """Returns the operands that running the operation would free; variables do not count."""
     return [each for each in {id(each): each for each in operation.inputs}.values() if each.op.type not in _LASTING]
 
 

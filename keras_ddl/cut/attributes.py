@@ -1,7 +1,7 @@
-"""Attributes that an operation has though its type does not declare them, and its device.
+"""Attributes of an operation that its type does not declare, and its device.
 
-An operation carries them itself, or the function that it calls does. One table decides each; what it does not know may
-mean anything, so such an operation is built as it is: replicated, with all its attributes.
+Either the operation or the function that it calls carries such an attribute. One table decides about each. An unknown
+attribute may mean anything, so an operation with one is built unchanged: replicated, with all its attributes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 class Fate(Enum):
-    """What becomes of an attribute."""
+    """What happens to an attribute."""
 
     DROPPED = "it does not change values, and a rank's graph has no use for it"
     COPIED = "the operation in a rank's graph also carries it"
@@ -60,21 +60,27 @@ _declared: dict[str, frozenset[str]] = {}  # by type of operation
 
 
 def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
-    """Returns in words why an operation is built as it is, replicated; None if it may be cut.
+    """Returns, for a message, why an operation is built unchanged and replicated; None if it may be cut.
 
     definition: the operation's NodeDef.
     """
     if operation.type == "Const":
         return None
-    declared = _declared.get(operation.type)
-    if declared is None:
-        declared = _declared[operation.type] = frozenset(each.name for each in operation.op_def.attr)
+    declared = _declared_by(operation)
     result = set(_keeping((key, value) for key, value in definition.attr.items() if key not in declared))
     if operation.type in tf_compat.CALLS:
         result.update(_keeping(tf_compat.called_attributes(operation).items()))
     if not result.isdisjoint(_COMPILES):
         return COMPILED
     return f"asking for {', '.join(sorted(result))}" if result else None
+
+
+def _declared_by(operation: tf.Operation) -> frozenset[str]:
+    """Returns the names of the attributes that the type of an operation declares."""
+    declared = _declared.get(operation.type)
+    if declared is None:
+        declared = _declared[operation.type] = frozenset(each.name for each in operation.op_def.attr)
+    return declared
 
 
 def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
@@ -84,9 +90,17 @@ def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
             yield name
 
 
-def of_made(definition: NodeDef) -> dict[str, AttrValue]:
-    """Returns the attributes with which a rank builds an operation, of those in its NodeDef."""
-    return {name: value for name, value in definition.attr.items() if FATES.get(name) is not Fate.DROPPED}
+def of_made(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
+    """Returns those attributes of an operation's NodeDef with which a rank builds it.
+
+    What its type declares is never dropped: `time_major` is a note in a function, and a setting of CudnnRNNV3.
+    """
+    declared = _declared_by(operation)
+    return {
+        name: value
+        for name, value in definition.attr.items()
+        if name in declared or FATES.get(name) is not Fate.DROPPED
+    }
 
 
 def device_within(outer: str, device: str) -> str:
@@ -100,8 +114,8 @@ def device_within(outer: str, device: str) -> str:
 def device_of_made(device: str) -> str | None:
     """Returns where a rank builds an operation; None: on the device of the step.
 
-    A CPU is a rank's as well as one process's. Which of its accelerators one process takes does not matter to a rank,
-    which has one.
+    A rank has CPUs as one process does. Which accelerator one process would use does not matter to a rank, because a
+    rank has only one.
     """
     result = tf.DeviceSpec.from_string(device) if device else None
     return f"/device:CPU:{result.device_index or 0}" if result is not None and result.device_type == "CPU" else None

@@ -1,7 +1,8 @@
 """Values that are available in both placements, replicated and sharded, so that neither use needs a collective.
 
-What had to be computed replicated continues sharded, and stays available. What is sharded and cheap, such as counts and
-comparisons on the way to indices, can be recomputed replicated where its operands are.
+A value that had to be computed replicated continues sharded, and stays available replicated. A sharded value that is
+cheap, such as a count or a comparison on the way to indices, can be recomputed replicated if its operands are available
+replicated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DEEPEST = 64  # operations that are recomputed rather than gathering their resu
 
 
 class BothPlacements:
-    """Decides which values of a context are available in both placements."""
+    """Decides which values of a context are made available in both placements."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -53,10 +54,11 @@ class BothPlacements:
     def also_sharded(self, node: Node, made: list[PlacedTensor]) -> PlacedOutputs:
         """Shards replicated results that have a row for each row of the batch: each rank continues with its own.
 
-        What needs the global tensor uses it as it is. Only values computed from the batch's entries, and only where an
-        axis of that extent comes about: if a replicated operand has one already, it may have it by chance, as a square
-        matrix of weights. Not vectors, which are cheap to continue with replicated, while what follows from a shard of
-        them may have to be gathered. Not in loops, where nothing can be gathered.
+        Readers that need the global tensor still use it. Only values computed from the batch's entries are sharded, and
+        only if the operation creates an axis of the batch's extent: a replicated operand may have such an axis by
+        chance, like a square matrix of weights. Vectors are not sharded: it is cheap to continue with them replicated,
+        and results of a shard might have to be gathered. Nothing is sharded in loops, because nothing can be gathered
+        there.
         """
         b = self._context
         if b.in_loop or not any(map(b.depends_on_batch, node.inputs)):

@@ -1,12 +1,12 @@
 """Builds one rank's graph of the step of one process. See docs/cut.md for the contract.
 
 The nodes of the program are built again, one after the other, in the graph that is being traced. The builder knows the
-placement of every value; a rule (rules/) may build an operation from operands in their placements. Where there is no
-rule, or the rule declines, the operation is built from replicated operands, on every rank alike: that is right for
-every operation, and rules only make it fast.
+placement of every value; a rule (rules/) may build an operation from operands in their placements. If there is no rule,
+or the rule declines, the operation is built from replicated operands, alike on every rank. That is correct for every
+operation; rules only make it fast.
 
-Sums over ranks are postponed until nothing else can be built: what one backward pass needs summed is then known, and
-is summed in buckets.
+Sums over ranks are postponed until nothing else can be built. By then all sums that one backward pass needs are known,
+and they are made in buckets.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Schedule:
     """Nodes that are yet to be built. Cost: O(log n) a node.
 
     Args:
-        nodes: of one program. first: gives a node that must be made before a node, besides those it reads; or None.
+        nodes: of one program. first: returns a node that must be built before a given node, besides those it reads, or
+            None.
     """
 
     def __init__(self, nodes: Sequence[Node], first: Callable[[Node], Node | None]) -> None:
@@ -67,27 +68,28 @@ class Schedule:
         self._postponed: list[int] = []
 
     def __iter__(self) -> Iterator[Node]:
-        """Yields nodes that can be built, also those that can since others were: call `done` or `postpone` for each."""
+        """Yields nodes that can be built, including those that become ready meanwhile. Call `done` or `postpone` for
+        each."""
         while self._ready:
             yield self._nodes[heapq.heappop(self._ready)]
 
     def done(self, node: Node) -> None:
-        """Marks a node as built: what only waited for it can be built now."""
+        """Marks a node as built, so that nodes that only waited for it can be built."""
         for reader in self._readers.get(node, ()):
             self._missing[reader] -= 1
             if not self._missing[reader]:
                 heapq.heappush(self._ready, reader.position)
 
     def postpone(self, node: Node) -> None:
-        """Marks a node as needing more than other nodes: it is tried again after `retry`."""
+        """Marks a node as waiting for a collective; it is tried again after `retry`."""
         self._postponed.append(node.position)
 
     def postponed(self) -> list[Node]:
-        """Returns the nodes that need more than other nodes."""
+        """Returns the nodes that wait for a collective."""
         return [self._nodes[each] for each in self._postponed]
 
     def retry(self) -> None:
-        """What was postponed can be tried again."""
+        """Makes postponed nodes available again."""
         self._ready, self._postponed = self._postponed, []
         heapq.heapify(self._ready)
 
@@ -97,7 +99,7 @@ class Schedule:
 
 
 class OpOverride(Protocol):
-    """Builds some operations otherwise than their types say: rules/own_statistics.py."""
+    """Builds some operations differently from their types' rules (rules/own_statistics.py)."""
 
     def make(self, b: Context, node: Node) -> PlacedOutputs | None:
         """Returns the outputs; None for all other operations. Raises: Pending."""
@@ -107,7 +109,7 @@ class OpOverride(Protocol):
 
 
 class Builder(Context):
-    """Builds one rank's graph. Every rank takes the same decisions: none depends on how many rows a rank has."""
+    """Builds one rank's graph. All ranks make the same decisions, because none depends on how many rows a rank has."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,7 +126,7 @@ class Builder(Context):
         self._done[value.node] = []
 
     def hold_weight(self, handle: Value) -> None:
-        """Has a variable in flat shards, which is placed, gathered for a while wherever all of it is needed."""
+        """Makes a placed variable in flat shards be gathered temporarily wherever a complete one is needed."""
         self._sharding.hold_weight(handle)
         self.requests.follow_program = False  # gathers wait for what has used other weights, whatever needs it
 
@@ -132,7 +134,7 @@ class Builder(Context):
         return self._sharding.is_weight(handle)
 
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
-        """Builds all nodes, and these values in these placements (default: all outputs, replicated)."""
+        """Builds all nodes, and given values in given placements (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
         schedule = Schedule(nodes, self.override.before if self.override is not None else lambda node: None)
         missing = dict.fromkeys(self.program.outputs, REPLICATED) if ends is None else dict(ends)
@@ -156,10 +158,11 @@ class Builder(Context):
             schedule.retry()
 
     def _end_pass(self) -> None:
-        """Called when all was built that could be."""
+        """Called when everything has been built that could be."""
 
     def _request_ahead(self, missing: Mapping[Value, Placement]) -> None:
-        """Requests results that wait for side effects, as those of every tf.function do: they travel with others."""
+        """Requests results that wait for side effects, as those of every tf.function do, so that they are sent together
+        with others."""
         for value, placement in missing.items():
             while not self.is_placed(value) and value.node.type == "Identity":
                 value = value.node.inputs[0]
@@ -167,8 +170,8 @@ class Builder(Context):
                 self.request(value, placement)
 
     def _request_beside(self, postponed: Iterable[Node]) -> None:
-        """Requests parts to which an addition will add replicated tensors, those that postponed nodes are to give: they
-        travel with the sums that these nodes wait for.
+        """Requests parts to which an addition will add replicated results of postponed nodes, so that they are sent
+        together with the sums that these nodes wait for.
         """
         if self.in_loop:
             return
@@ -189,7 +192,7 @@ class Builder(Context):
         self.node = None
 
     def _will_be_replicated(self, value: Value) -> bool:
-        """Whether a value is replicated, or a sum that is requested."""
+        """Whether a value is replicated or will be, because its sum is requested."""
         if not self.is_placed(value):
             return False
         placement = self.placement(value)
@@ -244,7 +247,7 @@ class Builder(Context):
         return self._apply_rules(node) if made is None else made
 
     def _apply_rules(self, node: Node) -> PlacedOutputs:
-        """Builds an operation of operands of which none is in flat shards."""
+        """Builds an operation whose operands are not in flat shards."""
         are_replicated = all(isinstance(self.placement(each), Replicated) for each in node.inputs)
         rule = rule_of(node.type, of_replicated=are_replicated)
         made = if_certain(rule, self, node) if rule is not None else None
@@ -259,7 +262,8 @@ class Builder(Context):
         return made
 
     def _can_be(self, value: Value, placement: Placement) -> bool:
-        """Whether `value` can be replicated from `placement`: shards have a known axis, and ranks can combine parts."""
+        """Whether `value` can become replicated from `placement`: shards have a known axis, and parts can be
+        combined."""
         if isinstance(placement, Sharded):
             return if_certain(self.dims, value) is not None
         return not isinstance(placement, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)

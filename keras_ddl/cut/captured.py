@@ -1,4 +1,4 @@
-"""What a program does with the resources that it captures: variables, tables, iterators, queues."""
+"""How a program uses the resources that it captures: variables, tables, iterators, queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_ddl.cut.program import BRANCHES, LOOPS, Program, Return, Value
 
 def uses(program: Program, value: Value) -> dict[tf.Operation, bool]:
     """Returns the operations that read a captured value, and whether each is in a branch or a loop. An operation that
-    hands it on in a way that is not known is one itself.
+    passes the value on in an unknown way counts as a reader.
     """
     found: dict[tf.Operation, bool] = {}
     for node in program.readers(value):

@@ -24,9 +24,9 @@ _BACKWARD = ("gradient_tape/", "gradients/")
 def is_weight_gradient(value: Value, shapes: Container[tuple[int, ...]]) -> bool:
     """Returns whether a sum over rows is certain to be the gradient of a kernel or the like.
 
-    A float32 of two axes or more that a backward pass made, of the shape of a variable that is trained (`shapes`). What
-    is as small as a bias, or a statistic of a batch, stays exact: it is no part of the bytes that count, and an error
-    that is made up for in the next step must not be in what belongs to this one.
+    This means a float32 of two axes or more that a backward pass made, with the shape of a trained variable (`shapes`).
+    Small tensors such as biases, and statistics of a batch, stay exact: they hardly add to the bytes, and an error that
+    is corrected in the next step must not be in a value that belongs to this one.
     """
     if value.dtype != tf.float32 or (value.rank or 0) < 2 or not value.shape.is_fully_defined():
         return False
@@ -41,14 +41,14 @@ def _is_of_backward(node: Node) -> bool:
 
 
 class Depths(NamedTuple):
-    """Of the nodes that give the tensors of a collective (`Node.depth`): the least and the greatest."""
+    """The least and the greatest `Node.depth` of the nodes that give the tensors of a collective."""
 
     least: int
     greatest: int
 
 
 class Reduction(NamedTuple):
-    """How tensors are reduced. Attributes: depths: None: unknown. compressed: rounded to 16 bits between hosts."""
+    """How tensors are reduced. Attributes: depths: None if unknown. compressed: rounded to 16 bits between hosts."""
 
     depths: Depths | None = None
     compressed: bool = False
@@ -64,45 +64,44 @@ class Collectives(Protocol):
     size: int
 
     def kind_of(self, node: Node) -> str | None:
-        """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: none of them."""
+        """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: no collective."""
         return None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
 
     def compresses(self, value: Value, op: str) -> bool:
-        """Whether `value` is to be reduced with `compressed`: rounded between hosts."""
+        """Whether `value` is to be reduced with `compressed`, that is rounded between hosts."""
         return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the ranks' tensors, one after the other along axis 0; their extents there may differ."""
+        """Returns the ranks' tensors, concatenated along axis 0, where their extents may differ."""
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns this rank's rows of the sum over ranks; the first ranks have one more where they are uneven."""
+        """Returns this rank's rows of the sum over ranks; if they are uneven, the first ranks have one more."""
 
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         """Returns the tensor of rank (rank - offset) % size; extents along axis 0 may differ."""
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
-        """Groups tensors of so many bytes, in the order in which they become ready."""
+        """Groups tensors, given their bytes, in the order in which they become ready."""
 
 
 class StepCollectives:
-    """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
+    """Collectives of the job's ranks (keras_ddl.ops) for the step in the current graph.
 
-    Sums that run whenever the step does make up its plan, in an order in which none needs a later one: about that in
-    which they become ready (`_by_depth`). Ranks then run them in that order, without asking rank 0
-    (native/core/src/engine/plan_lane.h). Those inside of branches may not run, and are matched by name. On a mesh each
-    axis has a plan of its own, in the order of the graph: of the collectives of all axes that have not run, the first
-    in the graph can always run.
+    Sums that run whenever the step runs form its plan, in an order in which no sum needs a later one, roughly as they
+    become ready (`_by_depth`). Ranks run them in that order without asking rank 0 (native/core/src/engine/plan_lane.h).
+    Sums inside branches may not run, so they are matched by name. On a mesh each axis has its own plan, in the order of
+    the graph: among all collectives that have not run, the first one in the graph can always run.
 
     Args:
         scope: begins every name.
         plan: groups tensors, as `Collectives.buckets` does.
-        compression: of the gradients of weights whose shapes are `weights`, or None; see `ops.all_reduce_n`.
-        comm: of the axis of a mesh; None: all ranks of the job. `rank` and `size` are those in it.
-        feedback: begins the keys under which their rounding errors are kept; those of programs that reduce the same
-            gradients in the same order, such as a last batch of fewer rows, may be one.
+        compression: compression of the gradients of weights with shapes `weights`, or None; see `ops.all_reduce_n`.
+        comm: communicator of a mesh axis; None: all ranks of the job. `rank` and `size` refer to it.
+        feedback: prefix of the keys under which rounding errors are kept. Programs that reduce the same gradients in
+            the same order, such as that of a last batch of fewer rows, may share a prefix.
     """
 
     def __init__(
@@ -178,13 +177,13 @@ class StepCollectives:
         return self._plan(sizes, dtypes)
 
     def begin_with(self, gathered: tf.Tensor) -> None:
-        """Puts an all_gather made before the sums, of equally many rows on every rank, first in the plan."""
+        """Puts an all_gather made before the sums, with equal numbers of rows on every rank, first in the plan."""
         operation = gathered.op
         if operation.type == "DdlAllGather" and operation.graph is self._graph:
             self._begins_with = operation
 
     def follow_plan(self) -> None:
-        """Gives the collectives their places in the plan, when all are made."""
+        """Gives the collectives their places in the plan, after all are made."""
         in_graph = [each for each in self._graph.get_operations() if self._is_planned(each)]
         sums = self._by_depth(in_graph)
         if sums != in_graph and not can_run(sums):
@@ -196,11 +195,11 @@ class StepCollectives:
             set_numbers(operation, plan=plan, plan_index=index, plan_size=len(planned))
 
     def _by_depth(self, sums: Sequence[tf.Operation]) -> list[tf.Operation]:
-        """Moves sums, which are in an order in which they can run, before those that they cannot need.
+        """Moves sums, given in an order in which they can run, before sums that they cannot need.
 
-        The buckets of gradients are made last. In that place they would wait for the last statistic of
-        BatchNormalization, and all be sent when the backward pass is over. What needs the result of a sum is deeper
-        than what is summed. Not where branches have collectives: TensorFlow then runs these branches in the order in
+        The buckets of gradients are made last. Left there, they would wait for the last statistic of BatchNormalization
+        and all be sent after the backward pass. An operation that needs the result of a sum is deeper than the summed
+        tensors. Sums are not moved if branches have collectives: TensorFlow then runs these branches in the order in
         which they are made, whatever the program says.
         """
         if self._is_in_branches:
@@ -227,7 +226,7 @@ class StepCollectives:
 def can_run(order: Sequence[tf.Operation]) -> bool:
     """Whether operations of one graph can run in this order: whether none needs a later one.
 
-    Depths show what a program's own nodes need. This also sees what a cut has put between them.
+    Depths show only what a program's own nodes need; this check also sees operations that a cut has inserted.
     """
     places = {each: place for place, each in enumerate(order)}
     last: dict[tf.Operation, int] = {}  # the greatest place among those that an operation is or needs; -1: none
@@ -243,6 +242,6 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
 
 
 def _agreed(operation: tf.Operation) -> str:
-    """Returns what ranks must agree on of a planned collective."""
+    """Returns what ranks must agree on for a planned collective."""
     attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _OF_SUM
     return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"

@@ -1,4 +1,4 @@
-"""What is known before the step runs of values that enter or leave the graph of a branch or of a loop."""
+"""What is known, before the step runs, about values that enter or leave the graph of a branch or a loop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Content:
     """What holds for every element of a list (a TensorList, an Optional).
 
     Attributes:
-        declared: the element shape of the list, -1 where it leaves an extent open; None: unknown.
-        dims: extents of the global elements; None: unknown, also for one of them.
+        declared: the element shape of the list, with -1 for open extents; None: unknown.
+        dims: extents of the global elements; None, or None for one extent: unknown.
         numbers: entries of integer elements of rank 0 or 1.
     """
 
@@ -33,7 +33,7 @@ class Content:
         return None if isinstance(self.numbers, str) else self.numbers
 
     def mapped(self, change: Callable[[Dim | None], Dim | None]) -> Content:
-        """Returns the content with every entry that `change` gives for one (None: unknown)."""
+        """Returns the content with each entry replaced by `change(entry)` (None: unknown)."""
 
         def of(entries: Entries | str | None) -> Entries | str | None:
             return entries if entries is None or isinstance(entries, str) else tuple(map(change, entries))
@@ -43,7 +43,7 @@ class Content:
 
 
 def joined(one: Content | None, other: Content | None) -> Content | None:
-    """Returns what holds for the elements of both."""
+    """Returns what holds for the elements of both lists."""
     if one is None or other is None:
         return None
     return Content(
@@ -68,12 +68,12 @@ def joined_entries(one: Entries | None, other: Entries | None) -> Entries | None
 
 @dataclass(frozen=True)
 class AbstractValue:
-    """A value as far as it is known without its entries.
+    """What is known about a value without its entries.
 
     Attributes:
         placement: how the ranks hold it.
-        dims: extents of the global tensor; None: unknown, also for one of them.
-        content: of a list. None: unknown, or it is no list.
+        dims: extents of the global tensor; None, or None for one extent: unknown.
+        content: content of a list. None: unknown, or the value is not a list.
     """
 
     placement: Placement
@@ -81,6 +81,6 @@ class AbstractValue:
     content: Content | None
 
     def joined(self, other: AbstractValue) -> AbstractValue:
-        """Returns what is known of a value that is one or the other, in this one's placement."""
+        """Returns what is known about a value that is either of the two, in this one's placement."""
         dims, content = joined_entries(self.dims, other.dims), joined(self.content, other.content)
         return AbstractValue(self.placement, dims, content)

@@ -1,4 +1,4 @@
-"""What rules build operations with: the placements of operands, their redistribution, and the rank's graph."""
+"""What rules use to build operations: placements of operands, their redistribution, and the rank's graph."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class _Made(NamedTuple):
 class Context(PlacedValues):
     """Builds operations of one program in one rank's graph.
 
-    Args: as of `PlacedValues`; seed: equal on all ranks; random operations without a seed get one made from it.
+    Args: those of `PlacedValues`; seed: equal on all ranks; random operations without a seed get one made from it.
     Attributes:
-        writes: of a step that commits; None: variables are written at once.
-        in_loop: whether this is the body or the condition of a loop, in which no collective may run.
-        is_trial: built only to learn the placements of its outputs.
-        waits_outside: whether a collective of the graph around this one is to come.
-        gathered_bytes: of weights in flat shards that may be gathered at a time (gathered_weights.py).
-        before: the operations that the node being built runs after.
-        built_from: the operations of the program, by the names of those that were built from them.
+        writes: the writes of a step that commits; None: variables are written at once.
+        in_loop: whether this is the body or condition of a loop, in which no collective may run.
+        is_trial: whether it is built only to learn the placements of its outputs.
+        waits_outside: whether a collective of the enclosing graph is still to come.
+        gathered_bytes: bytes of weights in flat shards that may be gathered at a time (gathered_weights.py).
+        before: the operations after which the node being built runs.
+        built_from: operations of the program, by the names of the operations built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
     """
 
@@ -70,10 +70,11 @@ class Context(PlacedValues):
     # ---- variables
 
     def read_before_loop(self, handle: Value, node: Node) -> tf.Tensor:
-        """Returns, gathered, what a variable that is held sharded or in flat shards contains when the node being built
-        begins, which is the loop around `node`, which reads it: there is no collective in a loop. COLLECTIVE.
+        """Returns the gathered value of a variable that is held sharded or in flat shards, as of the beginning of the
+        node being built. That node is the loop around `node`, which reads the variable; inside the loop there are no
+        collectives. COLLECTIVE.
 
-        Raises: ConfigError: the loop does more with the variable than read it. Pending.
+        Raises: ConfigError: the loop does more than read the variable. Pending.
         """
         assert self.node is not None
         key = self.node, handle
@@ -100,7 +101,7 @@ class Context(PlacedValues):
         return self.programs[scope]
 
     def knowledge_of(self, values: Sequence[Value]) -> Hashable:
-        """Returns what decisions on a graph with these arguments depend on."""
+        """Returns what decisions about a graph with these arguments depend on."""
         return self.in_loop, tuple(map(self._knowledge, values))
 
     def _knowledge(self, value: Value) -> Hashable:
@@ -108,12 +109,12 @@ class Context(PlacedValues):
         return self.abstract(value), numbers, self.has_replicated(value), self.depends_on_batch(value)
 
     def abstract(self, value: Value) -> AbstractValue:
-        """Returns what is known of a value without its entries."""
+        """Returns what is known about a value without its entries."""
         content = if_certain(self.extents.content, value) if value.dtype == tf.variant else None
         return AbstractValue(self.placement(value), if_certain(self.dims, value), content)
 
     def set_abstract(self, output: Value, known: AbstractValue) -> None:
-        """Sets what is known of an output of a branch or a loop, besides what tracing knows."""
+        """Sets what is known about an output of a branch or a loop, besides what tracing knows."""
         self.extents.named[output.key] = output
         self.extents.set_dims(output, merged(output, known.dims))
         self.extents.set_content(output, known.content)
@@ -121,7 +122,7 @@ class Context(PlacedValues):
     # ---- operations
 
     def is_only_reshaped(self, value: Value) -> bool:
-        """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
+        """Whether only Reshape operations read `value`, so that axes of extent 1 do not matter."""
         return all(each.type == "Reshape" for each in self.program.readers(value))
 
     def make(self, node: Node, inputs: Sequence[tf.Tensor], **attrs: AttrValue) -> list[tf.Tensor]:
@@ -136,7 +137,7 @@ class Context(PlacedValues):
         return create() if self.writes is None else self.writes.make(node, inputs, create)
 
     def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor]:
-        """Builds the operation as `make` does, also where it writes a variable."""
+        """Builds the operation as `make` does, even if it writes a variable."""
         key = self._key_of_equals(node, inputs) if not attrs else None
         if key in self._made:
             made = self._made[key].operation
@@ -166,9 +167,10 @@ class Context(PlacedValues):
         return list(made.outputs)
 
     def _key_of_equals(self, node: Node, inputs: Sequence[tf.Tensor]) -> Hashable:
-        """Returns what is equal where two operations have equal results; None: they may not, or it is not known.
+        """Returns a key that two operations share only if their results are equal; None: not known.
 
-        An optimizer computes for each weight again what is the same for all: a quarter of a step's operations.
+        An optimizer repeats for each weight computations that are the same for all weights: a quarter of a step's
+        operations.
         """
         if self.before or not inputs or not node.is_pure:
             return None
@@ -185,11 +187,12 @@ class Context(PlacedValues):
         return [PlacedTensor(tensor, REPLICATED) for tensor in outputs]
 
     def mark_linear(self, node: Node) -> None:
-        """Marks a node as built from parts of a sum, so that its results are parts of what it gives of the sum."""
+        """Marks a node as built from parts of a sum, so that its results are parts of its result for the sum."""
         self._linear.add(node)
 
     def _replicate(self, value: Value) -> tf.Tensor:
-        """Also of what follows from a sum that was made since: it is built again, and needs no sum of its own."""
+        """Replicates a value. If it follows from a sum that has been made since, it is built again and needs no sum of
+        its own."""
         nodes = self._nodes_after_sums(value)
         if not nodes:
             return super()._replicate(value)
@@ -207,7 +210,8 @@ class Context(PlacedValues):
         return super()._shard_flat(value)
 
     def _nodes_after_sums(self, value: Value) -> list[Node]:
-        """Returns the nodes that give a value of sums that were made, in an order in which they can run; else none."""
+        """Returns the nodes that compute a value from sums that were made, in an order in which they can run; [] if
+        there are none."""
         # Not by recursion: a sum of many terms is a chain longer than Python's stack is deep.
         values, nodes = [value], dict[Node, None]()
         for each in values:
@@ -221,7 +225,7 @@ class Context(PlacedValues):
         return sorted(nodes, key=lambda node: node.position)
 
     def _constant(self, node: Node) -> tf.Tensor:
-        """Builds a constant; small ones, which a program repeats at every use, once each."""
+        """Builds a constant. Small constants, which a program repeats at every use, are built once."""
         content = node.operation.node_def.attr["value"].tensor
         if content.ByteSize() > _LARGE:
             return self.make(node, [])[0]
@@ -241,9 +245,9 @@ class Context(PlacedValues):
         return made
 
     def operations_so_far(self) -> list[tf.Operation]:
-        """Returns the operations that the node being built consists of, as far as they are built."""
+        """Returns the operations built so far for the node being built."""
         return list(self._last)
 
     def ran(self, operation: tf.Operation) -> None:
-        """Adds an operation to those of the node being built: what runs after the node waits for it."""
+        """Adds an operation to those of the node being built; operations that run after the node wait for it."""
         self._last.append(operation)

@@ -1,9 +1,9 @@
 """Extents of tensors as products of a number and named unknowns: 3 * rows * input:0[1].
 
-What the cut has to know of two extents is whether they are certainly equal, and whether one certainly divides the
-other. A product in normal form answers both; a sum, a difference or a quotient that is not exact becomes an unknown of
-its own, the same for the same operands, so that what is computed twice is still seen to be equal. Never equal by
-accident: where nothing is known, nothing is equal.
+The cut must know whether two extents are certainly equal, and whether one certainly divides the other. A product in
+normal form answers both questions. A sum, a difference or an inexact quotient becomes a new unknown, the same one for
+the same operands, so that values computed twice are still seen as equal. Nothing is equal by accident: unknown extents
+are never equal.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class Unknown:
     """One integer that is known only when the step runs. Equal keys mean equal integers.
 
     Attributes:
-        kind: how it is to be computed; see local_shapes.py.
-        operands: what it is computed from: (the key of a value, a place in it), or Dims.
-        key: says how, by a digest where that is long: an operand may occur twice, so a key may double at every step.
-        is_extent: whether it certainly is not negative.
-        depth: unknowns that must be computed one after the other.
+        kind: how to compute it; see local_shapes.py.
+        operands: what it is computed from: (key of a value, place in it), or Dims.
+        key: describes the computation; a digest if it is long, because keys of repeated operands would double at every
+            step.
+        is_extent: whether it is certainly not negative.
+        depth: length of the longest chain of unknowns that it is computed from.
     """
 
     __slots__ = ("kind", "operands", "key", "is_extent", "depth")
@@ -87,7 +88,7 @@ class Dim:
 
     @property
     def is_simple(self) -> bool:
-        """Whether it is worth following further; what is not is better known by the name of the tensor it is in."""
+        """Whether it is worth following further; otherwise it is better known by the name of its tensor."""
         return all(each.depth <= _DEEPEST for each in self.unknowns)
 
     @property
@@ -95,7 +96,7 @@ class Dim:
         return max((each.depth for each in self.unknowns), default=0)
 
     def leaves(self) -> Iterator[Unknown]:
-        """Yields the unknowns that are computed from no others, each once."""
+        """Yields the unknowns that are not computed from others, each once."""
         pending, seen = list(dict.fromkeys(self.unknowns)), set(self.unknowns)
         while pending:
             unknown = pending.pop()
@@ -107,7 +108,7 @@ class Dim:
 
     @property
     def is_extent(self) -> bool:
-        """Whether the integer certainly is not negative, as lengths of tensors and what is computed from them."""
+        """Whether the integer is certainly not negative, like lengths of tensors and products of them."""
         return self.factor >= 0 and all(each.is_extent for each in self.unknowns)
 
     def __eq__(self, other: object) -> bool:
@@ -192,7 +193,7 @@ def product(dims: Iterable[Dim | int]) -> Dim:
 
 
 def total(dims: Sequence[Dim]) -> Dim:
-    """Returns the sum of `dims`, of which there must be one. Long sums are made in halves, and so stay shallow."""
+    """Returns the sum of `dims`, at least one. Long sums are made in halves, so they stay shallow."""
     if len(dims) > 8:
         return total(dims[: len(dims) // 2]) + total(dims[len(dims) // 2 :])
     return functools.reduce(lambda a, b: a + b, dims)
@@ -203,18 +204,19 @@ def number_of(dims: Iterable[Dim | int]) -> int | None:
 
 
 class Uncertain(Exception):
-    """Something about the step is not certain when it is traced. What asks for it lets this pass, and so declines."""
+    """Something about the step is uncertain when it is traced. A rule that asks for it lets this pass, and so
+    declines."""
 
 
 def certain(value: _T | None) -> _T:
-    """Returns `value`, where None stands for what is not certain. Raises: Uncertain."""
+    """Returns `value`. Raises: Uncertain: `value` is None."""
     if value is None:
         raise Uncertain
     return value
 
 
 def if_certain(query: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-    """Returns what `query` returns, None where it raises Uncertain."""
+    """Returns the result of `query`, or None if it raises Uncertain."""
     try:
         return query(*args, **kwargs)
     except Uncertain:

@@ -1,7 +1,7 @@
 """Collectives along one axis of a mesh, in a program that is cut along another.
 
-They compute entry by entry, or put ranks' tensors one after the other, so what is sharded or partial along the axis of
-this cut stays so. Along the earlier axis the ranks' tensors have equal shapes.
+These collectives compute entry by entry or concatenate ranks' tensors, so values that are sharded or partial along the
+axis of this cut stay so. Along the earlier axis the ranks' tensors have equal shapes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def make(b: Context, node: Node, kind: str) -> PlacedOutputs:
 
 
 def _kept(placement: Placement, kind: str) -> Placement:
-    """Returns the placement in which an operand is combined along the earlier axis, and its result is then."""
+    """Returns the placement in which an operand is combined along the earlier axis, which is also that of the
+    result."""
     if isinstance(placement, (Replicated, Sharded)):
         return placement
     # Parts of a sum stay parts when sums of them are made, and when they are put one after the other.
@@ -39,7 +40,7 @@ def _kept(placement: Placement, kind: str) -> Placement:
 
 
 def _gathered(b: Context, node: Node, placement: Placement) -> Placement:
-    """Returns the placement of tensors that are put one after the other along axis 0."""
+    """Returns the placement of tensors that are concatenated along axis 0."""
     assert b.earlier is not None
     value, size = node.inputs[0], b.earlier.size
     dims = if_certain(b.dims, value)

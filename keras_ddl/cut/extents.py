@@ -1,9 +1,9 @@
 """Symbolic shapes: the extents of every global tensor, and the entries of small integer tensors, before the step runs.
 
 Programs compute shapes as tensors (`ops.shape(x)[0] * t`, the shape operand of Reshape). Following these values shows
-that a replicated [rows, d] has the extent of the batch, and along which axis rows are found after a Reshape. What no
-function that is registered here knows is an unknown of its own, equal to nothing else. Those functions ask `Extents`
-about operands; what it raises where an answer is not certain (dims.Uncertain) they let pass.
+that a replicated [rows, d] has the extent of the batch, and which axis has the rows after a Reshape. A value that no
+registered function knows becomes a new unknown, equal to nothing else. The registered functions ask `Extents` about
+operands and let its dims.Uncertain pass if an answer is not certain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_VALUES = 32  # longer integer vectors are data, not shapes
 
 
 class Extents:
-    """Extents and integer values of the values of one program. `rows`: the extent of the batch."""
+    """Extents of the values of one program, and entries of integer values. `rows`: the extent of the batch."""
 
     def __init__(self, rows: Dim) -> None:
         self.rows = rows
@@ -41,7 +41,7 @@ class Extents:
         self._numbers[value] = numbers
 
     def follow(self, value: Value) -> None:
-        """Infers what is known of a value. Called in program order, it keeps the recursion of later queries shallow."""
+        """Infers what is known about a value. Calls in program order keep the recursion of later queries shallow."""
         if_certain(self.dims, value)
         if value.dtype in _SHAPES:
             if_certain(self.numbers, value)
@@ -64,9 +64,9 @@ class Extents:
             self.named[output.key] = output
 
     def numbers(self, value: Value) -> Dims:
-        """Returns the entries of an integer tensor of rank 0 or 1, each at least by name.
+        """Returns the entries of an integer tensor of rank 0 or 1; unknown entries as named unknowns.
 
-        Raises: Uncertain: it is another tensor, or a long vector.
+        Raises: Uncertain: it is another kind of tensor, or a long vector.
         """
         if value not in self._numbers:
             self.named[value.key] = value
@@ -74,7 +74,7 @@ class Extents:
         return certain(self._numbers[value])
 
     def content(self, value: Value) -> Content:
-        """Returns what is known of the elements of a list. Raises: Uncertain: nothing."""
+        """Returns what is known about the elements of a list. Raises: Uncertain: nothing is known."""
         if value not in self._contents:
             rule = _contents.get(value.node.type)
             self._contents[value] = if_certain(rule, self, value.node) if rule is not None else None
@@ -97,7 +97,8 @@ class Extents:
         return numbers[0]
 
     def constants(self, value: Value) -> list[int]:
-        """Returns the entries of an integer tensor of rank 0 or 1. Raises: Uncertain: they are not known now."""
+        """Returns the entries of an integer tensor of rank 0 or 1 as numbers. Raises: Uncertain: they are not known
+        now."""
         return [certain(each.number) for each in self.numbers(value)]
 
     def _infer_numbers(self, value: Value) -> Dims | None:
@@ -131,7 +132,7 @@ _Rule = TypeVar("_Rule", ExtentsRule, NumbersRule, ContentsRule)
 
 
 def merged(output: Value, inferred: Sequence[Dim | None] | None) -> Dims | None:
-    """Returns what a function tells of an output's extents, corrected by what tracing knows for certain."""
+    """Returns what a function says about an output's extents, corrected by what tracing knows for certain."""
     if output.rank is None:
         return None if inferred is None or None in inferred else tuple(each for each in inferred if each is not None)
     if inferred is None or len(inferred) != output.rank:
@@ -150,17 +151,17 @@ def merged(output: Value, inferred: Sequence[Dim | None] | None) -> Dims | None:
 
 
 def extents(*types: str) -> Callable[[ExtentsRule], ExtentsRule]:
-    """Registers what gives the extents of the outputs of operations."""
+    """Registers a function that returns the extents of the outputs of operations."""
     return _registered(_extents, types)
 
 
 def numbers(*types: str) -> Callable[[NumbersRule], NumbersRule]:
-    """Registers what gives the entries of the integer outputs of operations, of rank 0 or 1."""
+    """Registers a function that returns the entries of integer outputs of operations, of rank 0 or 1."""
     return _registered(_numbers, types)
 
 
 def contents(*types: str) -> Callable[[ContentsRule], ContentsRule]:
-    """Registers what gives the content of the list that is the first output of operations."""
+    """Registers a function that returns the content of the list that is the first output of operations."""
     return _registered(_contents, types)
 
 
@@ -175,7 +176,7 @@ def _registered(table: dict[str, _Rule], types: Sequence[str]) -> Callable[[_Rul
 
 
 def broadcast_extent(extents: Iterable[Dim]) -> Dim | None:
-    """Returns the extent along which operands of these extents are broadcast against each other; None: not certain."""
+    """Returns the extent to which operands with these extents are broadcast; None: not certain."""
     others = {each for each in extents if each != 1}
     if len(others) > 1:  # a known number, if there is one: the others may be 1
         others = {each for each in others if each.number is not None}
@@ -184,5 +185,5 @@ def broadcast_extent(extents: Iterable[Dim]) -> Dim | None:
 
 
 def reshaped(known: Extents, node: Node) -> ResultNumbers:
-    """Returns the integers of an operation that changes the shape of its first operand and no entry."""
+    """Returns the integer entries of an operation that changes only the shape of its first operand."""
     return [known.numbers(node.inputs[0])]

@@ -1,4 +1,4 @@
-"""What the cut knows of a type of operation: one `OpSpec`, in the sense of Shardy's sharding rules.
+"""What the cut knows about a type of operation: one `OpSpec`, like one of Shardy's sharding rules.
 
 A spec names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
 
@@ -8,7 +8,7 @@ A spec names the axes of operands and results by labels, its *factors*; `...k, k
     "1"           an axis of extent 1. In an operand it is repeated along the factor that others have at its place.
     "*"           an axis that only results have; `Factors.new` is its extent.
 
-From the spec follow how the operation is built of placed operands (propagation.py), the extents of its results, how
+The spec determines how the operation is built from placed operands (propagation.py), the extents of its results, how
 flat shards pass through it (sharding.py), and whether it is linear (own_statistics.py).
 """
 
@@ -32,7 +32,7 @@ NEW = "*"
 
 @dataclass(frozen=True)
 class ShapeOf:
-    """An operand that holds the extents of a tensor with these labels: a rank gives it those of its shard."""
+    """An operand that holds the extents of a tensor with these labels; a rank passes the extents of its shard."""
 
     labels: str
 
@@ -46,8 +46,9 @@ class Factors:
 
     Attributes:
         new: the extent of the axis "*" of results; None: unknown.
-        only_if_reshaped: which axes of extent 1 results lack is not certain: no matter to readers that reshape.
-        combine: how the parts of reduced factors combine, where it is not as `OpSpec.combine` says.
+        only_if_reshaped: it is not certain which axes of extent 1 results lack, which does not matter to readers that
+            reshape.
+        combine: how the parts of reduced factors combine, if not as `OpSpec.combine` says.
     """
 
     operands: Sequence[Operand]
@@ -62,14 +63,14 @@ Condition = Callable[[Context, Node, int], bool]
 
 @dataclass(frozen=True)
 class Linear:
-    """In which operands an operation is linear, and where parts of a sum therefore give parts of a sum.
+    """In which operands an operation is linear, so that parts of a sum give parts of a sum.
 
     Attributes:
-        at: operands in each of which it is linear: one may be a part while all others are replicated.
-        together: it is linear in all operands together: all may be parts.
-        adds: replicated operands may join parts as parts, where the sum is not to be made yet.
-        moves: entries are moved and not computed with, so that parts of every combination stay such parts.
-        when: what must hold besides for the parts' sum to be rounded as one sum is; given the context, the node and the
+        at: operands in each of which it is linear; one of them may be a part while all others are replicated.
+        together: it is linear in all operands together, so all may be parts.
+        adds: replicated operands may be turned into parts and added to parts, if the sum is not made yet.
+        moves: entries are only moved, so parts of any kind of combination stay such parts.
+        when: a further condition for the sum of parts to be rounded like one sum; given the context, the node and the
             operand (of `at`) that is a part.
     """
 
@@ -81,7 +82,7 @@ class Linear:
 
 
 class Kind(enum.Enum):
-    """How the entries of results follow from those of operands."""
+    """How the entries of results depend on those of operands."""
 
     FORWARD = "the results are the operands"
     ENTRYWISE = "each from the entries at its place, operands being broadcast"
@@ -91,7 +92,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class LocalOperands:
-    """The operands of an operation on this rank, and along which factor they are sharded (None: they are parts)."""
+    """The operands of an operation on this rank, and the factor along which they are sharded (None: they are parts)."""
 
     tensors: list[tf.Tensor]
     factors: Factors
@@ -107,11 +108,11 @@ class OpSpec:
     """What is known of a type of operation.
 
     Attributes:
-        factors: gives the labels of one operation of the type; raises Uncertain where they are not certain.
+        factors: returns the labels of one operation of the type; raises Uncertain if they are not certain.
         combine: how the parts of reduced factors combine, as in ops.all_reduce; None: no factor may be reduced.
         linear, kind: see `Linear`, `Kind`.
-        never_empty: the kernel fails on an empty tensor: a rank without rows gives it one row of zeros.
-        make: builds the operation where it is not the same operation of shards.
+        never_empty: the kernel fails on an empty tensor, so a rank without rows passes one row of zeros.
+        make: builds the operation on shards, if that is not the same operation.
     """
 
     factors: FactorsOf
@@ -140,7 +141,7 @@ def spec(
     never_empty: bool = False,
     make: Make | None = None,
 ) -> Callable[[FactorsOf], FactorsOf]:
-    """Registers the spec of types of operations; decorates what gives their factors."""
+    """Registers the spec of types of operations; decorates the function that returns their factors."""
 
     def register(factors: FactorsOf) -> FactorsOf:
         for each in types:
@@ -153,7 +154,7 @@ def spec(
 
 
 def spec_of(node: Node) -> OpSpec:
-    """Returns the spec of an operation's type; where there is none, one of which nothing follows."""
+    """Returns the spec of an operation's type, or one that says nothing."""
     return _specs.get(node.type, _NO_SPEC)
 
 
@@ -162,7 +163,7 @@ def specs() -> dict[str, OpSpec]:
 
 
 def kind_of(node: Node) -> Kind:
-    """Returns how an operation's results follow from its operands, as far as its spec says."""
+    """Returns how an operation's results depend on its operands, as far as its spec says."""
     return spec_of(node).kind
 
 
@@ -186,7 +187,7 @@ def extents_of(known: Extents, node: Node) -> ResultExtents:
 
 
 def labels_of(dims: Dims, replicated: Sequence[int] = ()) -> str:
-    """Returns a label for each axis, upper case for those that must be replicated."""
+    """Returns a label for each axis; labels of axes that must be replicated are in upper case."""
     if len(dims) > len(LABELS):
         raise Uncertain
     taken = {axis % len(dims) for axis in replicated}
@@ -201,7 +202,7 @@ def without(labels: str, axes: Sequence[int]) -> str:
 def broadcast_labels(shapes: Sequence[Dims]) -> tuple[list[str], str]:
     """Returns the labels of operands that are broadcast against each other, and of the result.
 
-    Where an extent may be 1 or not the axis is replicated: only the global tensors tell.
+    If it is unknown whether an extent is 1, the axis is replicated, because only the global tensors tell.
     """
     rank = max(map(len, shapes))
     if rank > len(LABELS):

@@ -1,5 +1,5 @@
-"""What rank 0 computes for all ranks: host functions, what is no function of its inputs, and what ranks read that each
-has for itself.
+"""What rank 0 computes for all ranks: host functions, operations that are not functions of their inputs, and reads from
+objects that each rank has for itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
 def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Tensor | None) -> tf.Tensor:
     """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is ignored.
 
-    It is a gather of which rank 0 gives all entries.
+    The collective is a gather to which only rank 0 contributes entries.
     """
     assert b.everyone is not None
     is_first = b.everyone.rank == 0

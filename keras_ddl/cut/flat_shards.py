@@ -2,7 +2,7 @@
 
 Slots of optimizers are kept like this with Strategy(sharding="optimizer"), which is stage 1 of ZeRO (Rajbhandari et
 al., 2020), as in Xu et al., "Automatic Cross-Replica Sharding of Weight Update" (arXiv 2004.13336): gradients arrive by
-reduce-scatter, weights leave by all-gather, and together that is as many bytes as an all-reduce of the gradients.
+reduce-scatter and weights leave by all-gather, together as many bytes as an all-reduce of the gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Runs(NamedTuple):
 class Layout:
     """Assigns the entries of a tensor to ranks: `rows` rows of `unit` entries, the first ranks one row more.
 
-    A row is one of the last axis, so that no row of a matrix lies on two ranks, unless there are fewer than ranks.
+    A row is one of the last axis, so no row of a matrix is split between ranks, unless there are fewer rows than ranks.
 
     Attributes: shape: of the global tensor. size: the number of ranks.
     """
@@ -67,7 +67,7 @@ class Layout:
     def boxes(self, rank: int) -> list[Box]:
         """Returns the boxes of the global tensor whose entries, one box after the other, are a rank's chunk.
 
-        They are one for a matrix, and fewer than twice the number of axes.
+        A matrix has one box; in general there are fewer boxes than twice the number of axes.
         """
         first, count = self.chunk(rank)
         return _boxes(self.shape, first, first + count)
@@ -112,7 +112,7 @@ def layout_of(value: Value, size: int) -> Layout:
 def reduce_scatter(
     collectives: Collectives, parts: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str
 ) -> list[tf.Tensor]:
-    """Returns this rank's chunks of sums, of which every rank has parts. COLLECTIVE."""
+    """Returns this rank's chunks of sums; every rank has parts of the sums. COLLECTIVE."""
     rank = collectives.rank
     if len(parts) == 1:
         rows = tf.reshape(parts[0], [layouts[0].rows, layouts[0].unit])
@@ -131,7 +131,7 @@ def reduce_scatter(
 def all_gather(
     collectives: Collectives, chunks: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str
 ) -> list[tf.Tensor]:
-    """Returns the global tensors, of which every rank has chunks. COLLECTIVE."""
+    """Returns global tensors; every rank has chunks of them. COLLECTIVE."""
     if len(chunks) == 1:
         layout = layouts[0]
         rows = tf.reshape(chunks[0], [layout.rows_of(collectives.rank)[1], layout.unit])
@@ -161,14 +161,14 @@ def _by_rank(part: tf.Tensor, layout: Layout) -> tf.Tensor:
 
 
 def partial(chunk: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
-    """Returns this rank's part of a sum that the global tensor is: its own entries, zeros for the others."""
+    """Returns this rank's part of a sum that equals the global tensor: its own entries, and zeros elsewhere."""
     first, count = layout.chunk(rank)
     after = layout.rows * layout.unit - first - count
     return tf.reshape(tf.pad(chunk, [[first, after]]), layout.shape)
 
 
 def refusal(node: Node | None, rank: int) -> ConfigError:
-    """Returns the error for an operation that a variable in shards is no operand of."""
+    """Returns the error for an operation that cannot use a variable in shards."""
     return ConfigError(
         "A variable that a Strategy keeps in shards supports only reading, assignment, addition and, for a weight, "
         f"lookups; in loops only reading. Received: {node} (rank {rank}). Use another operation, or make the Strategy "

@@ -1,13 +1,14 @@
-"""Gathers weights in flat shards where a step needs all of them, and only for as long as it does.
+"""Gathers weights in flat shards where a step needs complete ones, and only for as long as it does.
 
-A gathered weight serves the operations that are built soon after the first that needs it. Those that come later, as in
-the backward pass, have it gathered again: at any time gathered weights take no more than a bound, beyond what one
-operation needs. Operations are built in an order in which they can run. So those that have least recently used a weight
-give it up for the next one, whose gather waits until they have run: no rank holds all weights, and gathers run ahead of
-the computation as far as the bound allows. This is stage 3 of ZeRO (Rajbhandari et al., 2020), with the places of the
+A gathered weight serves the operations that are built soon after the first one that needs it. For later operations, as
+in the backward pass, it is gathered again, so that gathered weights never exceed a bound, or what one operation needs.
+Operations are built in an order in which they can run. So the least recently used weight makes room for the next one,
+whose gather waits until the users of the old one have run. No rank holds all weights, and gathers run ahead of the
+computation as far as the bound allows. This is stage 3 of ZeRO (Rajbhandari et al., 2020), with the places of the
 gathers chosen from the graph.
 
-What only rearranges the entries of a weight (`_VIEWS`) is built again from each gather: else it would keep the first.
+Operations that only rearrange the entries of a weight (`_VIEWS`) are built again from each gather; otherwise they would
+keep the first one in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _VIEWS = ("Reshape", "Transpose", "ExpandDims", "Squeeze", "Cast")
 
 @dataclass(eq=False)
 class _Gathered:
-    """A gathered weight. `users`: the operations that have used it. `views`: what was rearranged of it."""
+    """A gathered weight. `users`: the operations that have used it. `views`: its rearrangements."""
 
     tensor: tf.Tensor
     bytes: int
@@ -37,17 +38,17 @@ class _Gathered:
 
 
 class _Source(NamedTuple):
-    """The flat shard from which a value is gathered; and, if it is a view, the operation that rearranges `of`."""
+    """The flat shard from which a value is gathered, and for a view the operation that rearranges `of`."""
 
     shard: Value
     view: Node | None = None
 
 
 class GatheredWeights:
-    """The weights of one graph that are gathered for a time.
+    """The temporarily gathered weights of one graph.
 
     Args:
-        apply_rules: builds an operation of operands of which none is in flat shards.
+        apply_rules: builds an operation whose operands are not in flat shards.
     """
 
     def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
@@ -58,18 +59,18 @@ class GatheredWeights:
         self._needed: set[int] = set()  # by the operation that is being built: ids of flat shards
 
     def hold(self, value: Value) -> None:
-        """Has a flat shard gathered by this class: what is read of a weight, or computed from weights alone."""
+        """Lets this class gather a flat shard, which was read from a weight or computed only from weights."""
         self._sources[value] = _Source(value)
 
     def hold_outputs(self, node: Node, made: PlacedOutputs) -> None:
-        """Likewise the flat shards among what was made of flat shards, if it was computed from weights alone."""
+        """Does the same for flat shards among results of flat shards, if they were computed only from weights."""
         if any(map(self.has, node.inputs)) and not any(map(self._b.depends_on_batch, node.inputs)):
             for value, (_, placement) in zip(node.outputs, made):
                 if placement == FLAT_SHARD:
                     self.hold(value)
 
     def has(self, value: Value) -> bool:
-        """Whether `value` is gathered by this class, or rearranged of what is."""
+        """Whether this class gathers `value`, or the value that `value` rearranges."""
         return self._b.origin(value) in self._sources
 
     def make(self, node: Node) -> PlacedOutputs:
@@ -91,7 +92,8 @@ class GatheredWeights:
         return made
 
     def make_with(self, value: Value, build: Callable[[tf.Tensor], PlacedOutputs]) -> PlacedOutputs:
-        """Returns what `build` makes of a flat shard that is no value of the program, gathered. COLLECTIVE."""
+        """Returns the result of `build` on the gathered value of a flat shard that does not belong to the program.
+        COLLECTIVE."""
         source = _Source(value)
         self._needed = {self._key(source)}
         made = build(self._tensor(source, value))
@@ -107,7 +109,7 @@ class GatheredWeights:
         return id(self._b.local(source.shard))
 
     def _tensor(self, source: _Source, value: Value) -> tf.Tensor:
-        """Returns a value, gathered now or lately."""
+        """Returns a gathered value; gathers it unless that was done recently."""
         key = self._key(source)
         if key in self._live:
             gathered = self._live.pop(key)
@@ -142,7 +144,7 @@ class GatheredWeights:
         return _Gathered(tensor, bytes_)
 
     def _give_up(self, bytes_: int) -> Sequence[tf.Operation]:
-        """Makes room for so many bytes. Returns the operations that must have run until there is."""
+        """Makes room for a number of bytes. Returns the operations that must run before the room is free."""
         before: list[tf.Operation] = []
         held = sum(each.bytes for each in self._live.values())
         for key, each in list(self._live.items()):

@@ -1,10 +1,10 @@
 """Chooses which variables of a step are cut along the model axis, and along which of their axes.
 
-Any layout gives the results of one process, so only memory and speed depend on the choice. It is greedy, and the same
-wherever the same program was traced: starting with the largest variable, each axis of it is tried (trial.py), together
-with the variables that then go with it, such as the kernel that contracts over what the first gives, the biases between
-them, and keys and values with queries. The axis of fewest bytes moved for each byte saved is taken, if they are not too
-many. Blocks that differ by a number in their paths are cut alike.
+Any layout gives the results of one process, so only memory and speed depend on the choice. The search is greedy, and
+gives the same result wherever the same program was traced. Starting with the largest variable, each of its axes is
+tried (trial.py), together with the variables that go with it, such as the kernel that contracts over the first one's
+result, the biases between them, and keys and values with queries. The axis that moves the fewest bytes for each byte
+saved is taken, unless it moves too many. Blocks that differ by a number in their paths are cut alike.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MOST_REJECTED = 3  # variables of one kind
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A variable, and what an optimizer keeps for it, which is cut as it is.
+    """A variable and its optimizer slots, which are cut in the same way.
 
-    Attributes: handles: of all of these, as values of the program. bytes: of all of these.
+    Attributes: handles: handles of all of them, as values of the program. bytes: their total size.
     """
 
     path: str
@@ -43,7 +43,7 @@ class Unit:
 
     @property
     def kind(self) -> tuple[str, tuple[int, ...]]:
-        """What variables in equal places of equal blocks have in common."""
+        """A key that is equal for variables in equal places of equal blocks."""
         return re.sub(r"\d+", "#", self.path), self.shape
 
     @property
@@ -53,7 +53,8 @@ class Unit:
 
 @dataclass
 class _Group:
-    """Variables that are cut together. `moved`: in a step. `sharded`: operations that compute with their shards."""
+    """Variables that are cut together. `moved`: bytes moved in a step. `sharded`: operations that compute with their
+    shards."""
 
     axes: dict[Unit, int]
     moved: int = 0
@@ -62,7 +63,7 @@ class _Group:
 
 
 def choose(program: Program, units: Sequence[Unit], size: int, placements: Sequence[Placement] = ()) -> dict[Unit, int]:
-    """Returns the variables that `size` model ranks are to cut, and along which axis.
+    """Returns the variables that are to be cut over `size` model ranks, and along which axis.
 
     program: a step, traced on the global batch. units: the variables that may be cut, in an order that is the same on
         all ranks. placements: of the arguments, as of `cut_along_model`.
@@ -98,7 +99,8 @@ class _Search:
             self._groups.append(best)
 
     def _best(self, unit: Unit) -> _Group | None:
-        """Returns the group of a variable that moves the fewest bytes for each that it saves; None: too many."""
+        """Returns the group of a variable that moves the fewest bytes per byte saved; None: every group moves too
+        many."""
         first: dict[int, int] = {}  # bytes that the variable moves alone, by axis
         for axis in range(len(unit.shape)):
             least = min(first.values(), default=MOST_MOVED * unit.bytes)
@@ -127,8 +129,8 @@ class _Search:
     def _grown(
         self, axes: Mapping[Unit, int], beside: Sequence[_Group], most_bytes: float | None = None
     ) -> _Group | None:
-        """Returns the group that these variables and those that go together with them are, beside other groups; None:
-        it moves too much.
+        """Returns the group of these variables and those that go with them, given other groups; None: it moves too
+        much.
         """
         group = _Group(dict(axes))
         others = {key: axis for each in beside for key, axis in each.axes.items()}
@@ -150,7 +152,7 @@ class _Search:
         return group
 
     def _run(self, axes: Mapping[Unit, int], most_bytes: float | None = None) -> TriedLayout | None:
-        """Returns what comes of a trial; None: it cannot be built, or moves too much."""
+        """Returns the result of a trial; None: it cannot be built, or moves too much."""
         most_bytes = MOST_MOVED * sum(each.bytes for each in axes) if most_bytes is None else most_bytes
         layout = {handle: axis for unit, axis in axes.items() for handle in unit.handles}
         try:
@@ -164,9 +166,10 @@ class _Search:
         return axis < len(unit.shape) and unit.shape[axis] > 0 and unit.shape[axis] % self._size == 0
 
     def _alike(self, axes: Mapping[Unit, int]) -> Iterator[dict[Unit, int]]:
-        """Yields the groups of other blocks: of variables whose paths have other numbers where all of these have one.
+        """Yields the corresponding groups of other blocks: variables whose paths have other numbers in the same places.
 
-        Only whole ones: where a block lacks one of the variables, or it is cut already, it is another kind of block.
+        Only complete groups: a block that lacks one of the variables, or in which one is already cut, is another kind
+        of block.
         """
         first, *others = axes
         places = range(len(first.numbers))

@@ -1,4 +1,4 @@
-"""Integers of the rank's graph: extents and shapes of global tensors, and of what this rank holds of them."""
+"""Integers of the rank's graph: extents and shapes of global tensors and of this rank's parts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Vector: TypeAlias = list[int] | tf.Tensor
 
 @dataclass(kw_only=True, eq=False)
 class LocalShapes:
-    """Computes extents in the graph that is being built, each once.
+    """Computes extents in the graph that is being built, each only once.
 
-    Args: batch: the rows of all ranks and of this one. others: those of further batches, of other sizes.
+    Args: batch: the rows of all ranks and of this one. others: further batches of other sizes.
     Attributes: rows: the extent of the global batch.
     """
 
@@ -50,14 +50,14 @@ class LocalShapes:
         return self.times(self.number(placement.blocks * placement.unit), self.local_rows(placement))
 
     def local_shape(self, dims: Sequence[Dim], placement: Placement, dtype: tf.DType | None = None) -> Vector:
-        """Returns the shape of what a rank holds of a tensor of these extents, as `vector` returns integers."""
+        """Returns the shape of a rank's part of a tensor with these extents, in the form that `vector` returns."""
         shape: list[Dim | Scalar] = [*dims]
         if isinstance(placement, Sharded):
             shape[placement.axis] = self.local_extent(placement)
         return self.vector(shape, dtype)
 
     def static_local_shape(self, shape: tf.TensorShape, placement: Placement) -> tf.TensorShape:
-        """Returns what is known at tracing time of the shape of a rank's tensor, given the global tensor's."""
+        """Returns what is known at tracing time about the shape of a rank's tensor, given the global shape."""
         if not isinstance(placement, Sharded) or shape.rank is None:
             return shape
         extents, local = shape.as_list(), self.local_extent(placement)
@@ -65,7 +65,7 @@ class LocalShapes:
         return tf.TensorShape(extents)
 
     def number(self, value: Dim | int) -> Scalar:
-        """Returns an extent. Raises: Pending: it depends on a collective to come."""
+        """Returns an extent. Raises: Pending: it depends on a future collective."""
         extent = dim(value)
         if extent.number is not None:
             return extent.number
@@ -85,7 +85,7 @@ class LocalShapes:
         return _COMPUTED[unknown.kind](a, b)
 
     def _look_up(self, unknown: Unknown) -> tf.Tensor:
-        """Returns an unknown that names an extent of a tensor, or an entry of one."""
+        """Returns the value of an unknown that names an extent or an entry of a tensor."""
         raise NotImplementedError
 
     def vector(self, entries: Sequence[Dim | Scalar], dtype: tf.DType | None = None) -> Vector:
@@ -115,7 +115,7 @@ class LocalShapes:
         return self._once((dtype, "scalar", number.ref()), lambda: tf.cast(number, dtype))
 
     def times(self, a: Scalar, b: Scalar) -> Scalar:
-        """Returns a product; no operation where one factor is 1."""
+        """Returns a product, without an operation if one factor is 1."""
         if isinstance(a, int) and (a == 1 or isinstance(b, int)):
             return b if a == 1 else a * b
         if isinstance(b, int) and b == 1:
@@ -129,7 +129,8 @@ class LocalShapes:
         return self._once(("total", *map(_key, numbers)), lambda: functools.reduce(operator.add, numbers))
 
     def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns the same tensor when asked again: a step names the shapes of a few tensors thousands of times."""
+        """Returns the same tensor when asked again, because a step uses the shapes of a few tensors thousands of
+        times."""
         key = tf.compat.v1.get_default_graph(), key
         if key not in self._integers:
             with no_dependencies():
@@ -148,7 +149,7 @@ _COMPUTED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 
 
 def _rows(number: int, total: int | tf.Tensor) -> Dim:
-    """Returns the extent of a batch: where it is not known, of another name for each but the first."""
+    """Returns the extent of a batch; if unknown, an unknown with a separate name for each batch but the first."""
     if isinstance(total, int):
         return Dim(total)
     return Dim.unknown("rows", number) if number else Dim.unknown("rows")
@@ -159,7 +160,7 @@ def _key(entry: Scalar) -> Hashable:
 
 
 def no_dependencies() -> AbstractContextManager[None]:
-    """What is built in this context waits for no operation but its inputs."""
+    """Operations built in this context wait only for their inputs."""
     # Redistribution belongs to no operation of the program: if it waited as one does, it would not overlap with others.
     context: AbstractContextManager[None] = tf.control_dependencies(None)
     return context

@@ -1,11 +1,11 @@
-"""Mirrors of what only one rank has, a flat shard or a slice: a copy on another rank, so that it is not lost with the
+"""Mirrors of flat shards or slices that only one rank has: copies on another rank, so that they are not lost with the
 first.
 
-A step sends the new value of every shard that it writes to the shard's mirror before it commits, and the commit writes
+Before it commits, a step sends the new value of every shard that it writes to the shard's mirror, and the commit writes
 both. So a mirror is never older than its shard: the state is "in memory before on disk" (Wang et al., "Gemini", SOSP
 2023), at every step. Cost: each rank sends and receives the bytes of its shards once per step.
 
-A new value is also staged: a rank whose step fails after others have committed it completes it with its own.
+A new value is also staged, so that a rank whose step fails after others have committed can complete the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keras_ddl.cut.writes import Writes
 
 
 class SharedOut(Protocol):
-    """How a variable is shared out among ranks: `flat_shards.Layout` or `model_axis.Slices`."""
+    """How a variable is distributed over ranks: `flat_shards.Layout` or `model_axis.Slices`."""
 
     def shape_of(self, rank: int) -> tuple[int, ...]: ...
 
@@ -32,8 +32,8 @@ class Mirror:
     """One variable in shards, on one rank.
 
     Attributes:
-        shard: handle of the variable with this rank's shard. mirror: of that with the shard of another rank; None: it
-            has no mirror, because another rank has the same shard.
+        shard: handle of the variable with this rank's shard. mirror: handle of the variable with the mirror of another
+            rank's shard; None: there is no mirror, because another rank has the same shard.
         layout: which rank has which entries. Rank 0's shard is one of the largest.
     """
 
@@ -55,9 +55,9 @@ class Mirrors:
         return [each.shard for each in self._mirrors]
 
     def update(self, writes: Writes, collectives: Collectives, everything: Callable[[], list[tf.Operation]]) -> None:
-        """Builds what gives all mirrors their new values. COLLECTIVE.
+        """Builds the operations that give all mirrors their new values. COLLECTIVE.
 
-        everything: returns the operations after which a shard that is written before the commit has its value.
+        everything: returns the operations after which shards that are written before the commit have their values.
         """
         postponed = [each for each in self._mirrors if writes.is_assigned(each.shard)]
         early = [each for each in self._mirrors if writes.is_early(each.shard)]

@@ -1,14 +1,14 @@
 """Cuts a step along the model axis of a mesh: what starts sharded is not an argument but a variable.
 
 The model axis is a batch of as many rows as it has ranks, of which every rank has one. A kernel [d, n] whose n columns
-are shared out among them is then Sharded(axis=1, unit=n / ranks): its handle is placed so, reading it gives such a
-shard, assigning it takes one, and everything between follows from the specs and rules that cut along the batch.
+are shared out among model ranks is then Sharded(axis=1, unit=n / ranks): its handle has this placement, reading it
+gives such a shard, assigning it takes one, and the specs and rules that cut along the batch do the rest.
 
-A mesh is one cut for each of its axes, the model axis first. Its ranks see the whole batch and hold tensors of equal
-shapes, so they decide alike. What one of them does, collectives included, is a program on the whole batch like any
-other, which is cut along the batch next: earlier_axis.py says how its collectives go on. By induction over the axes,
-all ranks together compute what one process does. (PartIR, arXiv 2401.11202, composes one tactic for each axis in the
-same way.)
+A mesh takes one cut for each of its axes, the model axis first. The ranks of the model axis see the whole batch and
+hold tensors of equal shapes, so they decide alike. The program of one of them, collectives included, is again a program
+on the whole batch, which is cut along the batch next; earlier_axis.py says what happens to its collectives. By
+induction over the axes, all ranks together compute what one process does. (PartIR, arXiv 2401.11202, composes one
+tactic for each axis in the same way.)
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ class ModelStep(NamedTuple):
     """What one rank of the model axis does in a step.
 
     Attributes:
-        function: of the step's arguments. It never runs; what is built from its graph needs it alive.
-        traced: the operations of the step, by the names of those in that graph.
+        function: a function of the step's arguments. It never runs, but must stay alive as long as what is built from
+            its graph.
+        traced: operations of the step, by the names of the operations in that graph.
     """
 
     function: tf.types.experimental.ConcreteFunction
     traced: dict[str, tf.Operation]
 
     def program(self) -> Program:
-        """Returns it as a program on the whole batch, to be cut along the batch."""
+        """Returns this step as a program on the whole batch, to be cut along the batch."""
         return Program(self.function.graph, traced=self.traced)
 
 
 class LocalPart(NamedTuple):
-    """What a rank holds of a captured tensor: a tensor (a variable's handle), and its placement along the axis."""
+    """A rank's part of a captured tensor: a tensor (a variable's handle) and its placement along the axis."""
 
     tensor: tf.Tensor
     placement: Placement = REPLICATED
@@ -60,7 +61,7 @@ class LocalPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Slices:
-    """Shares out a variable among ranks: slices of equal extent along one of its axes.
+    """Distributes a variable over ranks in slices of equal extent along one of its axes.
 
     Attributes: shape: of the global tensor, whose extent along `axis` is a multiple of `size`, the number of ranks.
     """
@@ -71,7 +72,7 @@ class Slices:
 
     @property
     def extent(self) -> int:
-        """That of a slice."""
+        """The extent of a slice."""
         assert self.shape[self.axis] % self.size == 0, f"{self.size} ranks cannot share {self} evenly"
         return self.shape[self.axis] // self.size
 
@@ -80,7 +81,7 @@ class Slices:
         return (*self.shape[: self.axis], self.extent, *self.shape[self.axis + 1 :])
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the shape of a rank's slice: the same for all."""
+        """Returns the shape of a rank's slice, which is equal for all ranks."""
         return self.shape_of_slice
 
     @property
@@ -88,7 +89,7 @@ class Slices:
         return Sharded(self.axis, ONE, Dim(self.extent))
 
     def boxes(self, rank: int) -> list[Box]:
-        """Returns which part of the global tensor a rank has: one box."""
+        """Returns a rank's part of the global tensor, as one box."""
         own = (rank * self.extent, self.extent)
         return [tuple(own if axis == self.axis else (0, extent) for axis, extent in enumerate(self.shape))]
 
@@ -107,11 +108,11 @@ class Slices:
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """Shares out a variable among all ranks of a mesh: slices among model ranks, and each in flat shards among data
+    """Distributes a variable over all ranks of a mesh: slices over model ranks, and each slice in flat shards over data
     ranks. Rank r has the data position r // model.
 
-    Attributes: shape: of the global tensor. axis: that is cut; None: the model ranks have all of it. data, model: the
-        extents of the mesh.
+    Attributes: shape: of the global tensor. axis: the axis that is cut; None: every model rank has the complete
+        variable. data, model: the extents of the mesh.
     """
 
     shape: tuple[int, ...]
@@ -129,7 +130,7 @@ class MeshLayout:
 
     @property
     def flat(self) -> Layout:
-        """Of a slice among the data ranks."""
+        """The layout of a slice over the data ranks."""
         return Layout(self.shape if self.slices is None else self.slices.shape_of_slice, self.data)
 
     def chunk(self, rank: int) -> tuple[int, int]:
@@ -155,8 +156,8 @@ class MeshLayout:
 
 
 def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Value, Dims | None]:
-    """Returns the extents of a program's arguments, as `cut_along_model` takes `placements`: open ones by name, and the
-    rows of the batch by one name.
+    """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`. Open extents get names,
+    and the rows of the batch one common name.
     """
     result: dict[Value, Dims | None] = {}
     rows: Dim | None = None
@@ -180,14 +181,15 @@ def cut_along_model(
     report: Report | None = None,
     seed: int = 0,
 ) -> ModelStep:
-    """Returns what this rank of the model axis does in a step, to be cut by `build_step` with `earlier=collectives`.
+    """Returns the step of this rank of the model axis, which `build_step` cuts next, with `earlier=collectives`.
 
     Args:
         program: the step traced on the global batch.
         collectives: of the model axis.
-        local_part: given an outer tensor that the step uses (a variable's handle), returns what this rank has of it.
-        placements: of the arguments along the batch, which is cut next: those that are sharded have equally many rows.
-        input_axes: for each argument, the axis along which it is cut as well, a multiple of the ranks, or None.
+        local_part: given an outer tensor that the step uses (a variable's handle), returns this rank's part.
+        placements: placements of the arguments along the batch, which is cut next; all sharded ones have the same
+            number of rows.
+        input_axes: for each argument, the axis that is also cut, whose extent is a multiple of the ranks, or None.
         report, seed: as of `build_step`.
     """
     known = argument_dims(program, placements)

@@ -1,4 +1,4 @@
-"""Operations that are built as they are (attributes.py says which): replicated, alike on every rank."""
+"""Operations that are built unchanged (attributes.py says which): replicated, alike on every rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _READ_ONLY = "_read_only_resource_inputs"
 def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
     """Builds an operation as it is. Raises: Pending.
 
-    Where it draws random numbers all ranks run it, and continue with rank 0's results: compiled by XLA, draws follow
-    from the number of compiled functions that a process has run before, which need not be the same on all ranks.
+    If it draws random numbers, all ranks run it and continue with rank 0's results: draws compiled by XLA depend on how
+    many compiled functions the process has run before, which may differ between ranks.
     """
     draws = b.everyone is not None and draws_numbers(node)
     if draws:
-        kind = f"An operation {reason} that draws random numbers draws those of rank 0"
-        first_rank.check_sendable(b, node, kind, "Leave out what it asks for, or draw outside of it.")
+        kind = f"If an operation {reason} draws random numbers, all ranks use rank 0's draws"
+        first_rank.check_sendable(b, node, kind, "Leave out the attribute, or draw outside of the operation.")
     made = b.make_replicated(node)
     b.report.keeps(node, reason, any(map(b.depends_on_batch, node.inputs)))
     if not draws:
@@ -40,7 +40,7 @@ def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
 
 
 def _agree_on(b: Context, handle: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> None:
-    """Gives a variable rank 0's value."""
+    """Gives a variable rank 0's value on all ranks."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
     b.ran(tf.raw_ops.AssignVariableOp(resource=handle, value=first_rank.broadcast(b, dtype, shape, value)))
 
@@ -53,7 +53,7 @@ def _written(node: Node) -> list[Value]:
 
 
 def draws_numbers(node: Node) -> bool:
-    """Whether an operation draws random numbers without a generator's state, itself or in what it calls."""
+    """Whether an operation, or a function that it calls, draws random numbers without a generator's state."""
     if "seed" in node.definition.attr and tf_compat.is_stateful(node.operation):
         return True
     pending = tf_compat.graphs_of(node.operation)

@@ -1,19 +1,20 @@
 """Finds BatchNormalization's statistics, and their gradients, in a traced step (batch_statistics="rank").
 
-With statistics of its own a rank computes what one process computes whose batch is the rank's rows. The program is
-searched for the calls of layers for which every operation can be built so, forward and backward (`Role`). To each call
-a value is of one of four kinds (`ValueKind`). A call of which an operation is not understood keeps the statistics of
-the global batch: that is right, and it makes a further gradient, a loop, a branch, or own code that uses the moments
-safe.
+With its own statistics a rank computes what one process would compute if its batch were the rank's rows. This module
+searches the program for calls of layers for which every operation can be built in this way, forward and backward
+(`Role`). For each call a value is of one of four kinds (`ValueKind`). If an operation of a call is not understood, the
+call keeps the statistics of the global batch. That is always right, so second gradients, loops, branches and code that
+uses the moments are safe.
 
-How a call is found: a Mean that Keras's `BatchNormalization._moments` made, as the traceback of the operation says, of
-which another Mean, of squared deviations, is the variance. Names tell where its other operations are: in the layer's
-scope around the moments, and in "gradient_tape/" before that scope, where tf.GradientTape puts the gradients of the
-scope's operations. Names are only compared with one another, as ranks may number layers differently.
+How a call is found: its mean is a Mean that Keras's `BatchNormalization._moments` made, according to the operation's
+traceback, and its variance is another Mean, of squared deviations from the first. Names tell where its other operations
+are: in the layer's scope around the moments, and in "gradient_tape/" before that scope, where tf.GradientTape puts the
+gradients of the scope's operations. Names are only compared with each other, because ranks may number layers
+differently.
 
-Why this is right: every operation of the backward pass is a part of the gradient of one forward operation of these
-values. Built of a rank's rows and a rank's own values, it is what one process builds whose batch is these rows, but for
-the number of rows by which the gradient of a mean is divided: see `Role.SPREAD`.
+Why this is right: every operation of the backward pass belongs to the gradient of one forward operation on these
+values. Built from a rank's rows and the rank's own values, it is what one process with these rows as its batch would
+build, except for the number of rows by which the gradient of a mean is divided: see `Role.SPREAD`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _RESHAPES = ("Squeeze", "Reshape", "ExpandDims")
 
 
 class ValueKind(enum.Enum):
-    """What a value is to a call, and how it is placed for the rest of the step."""
+    """The role of a value in a call, and its placement for the rest of the step."""
 
     ROWS = "has the shape of the layer's input x, and is sharded as x is"
     OWN = "computed from a rank's own moments: mean, variance, 1/deviation. Partial: the mean over ranks, by rows"
@@ -58,10 +59,10 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        x: what it normalises. mean, variance: the operations that make its moments.
+        x: what it normalizes. mean, variance: the operations that make its moments.
         scope, backward: prefixes of the names of its operations, and of those of their gradients.
         layer: the handle of the layer's moving mean; None: not found yet.
-        kinds: of values of which the shape does not tell. roles: of its operations.
+        kinds: kinds of values whose shape does not tell. roles: roles of its operations.
     """
 
     x: Value
@@ -78,7 +79,7 @@ class Call:
         return self.mean.outputs[0]
 
     def kind(self, value: Value) -> ValueKind | None:
-        """Returns what a value is to this call; None where its shape does not tell."""
+        """Returns the kind of a value in this call; None if its shape does not tell."""
         if value in self.kinds:
             return self.kinds[value]
         if self.is_like_rows(value):
@@ -89,7 +90,7 @@ class Call:
         return value.rank == self.x.rank and bool(value.shape.as_list() == self.x.shape.as_list())
 
     def is_statistic(self, value: Value) -> bool:
-        """Whether a value has one entry for each of the mean's."""
+        """Whether a value has one entry for each entry of the mean."""
         is_known: bool = value.shape.is_fully_defined()
         return is_known and bool(value.shape.num_elements() == self.moment.shape.num_elements())
 
@@ -102,7 +103,7 @@ class Call:
 
 
 def find(program: Program) -> tuple[list[Call], int]:
-    """Returns the calls whose statistics can be each rank's own, and how many more there are for which they cannot.
+    """Returns the calls that can use each rank's own statistics, and the number of calls that cannot.
 
     The calls of one layer are treated alike.
     """
@@ -145,7 +146,8 @@ def _readers(program: Program, value: Value, of_type: str) -> list[Node]:
 
 
 def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node]]:
-    """Returns the operations of each call's scopes, and the sums of several gradients, which the tape names otherwise.
+    """Returns the operations of each call's scopes, and the sums of several gradients, which the tape names
+    differently.
 
     In an order in which they can run.
     """
@@ -165,7 +167,7 @@ def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node
 
 
 def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> bool:
-    """Sets the roles of a call's operations. Returns: whether all that have to do with own values have one."""
+    """Sets the roles of a call's operations. Returns: whether all operations on own values have a role."""
     variance = call.variance.outputs[0]
     call.kinds[call.moment] = call.kinds[variance] = OWN
     call.roles[call.mean] = call.roles[call.variance] = Role.MOMENT
@@ -201,7 +203,7 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
 
 
 def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
-    """Whether an operation takes sums as the rest of the step knows them: summed over ranks."""
+    """Whether an operation takes sums over all ranks, as the rest of the step does."""
     if node.type == "AddN":  # of gradients of gamma, say
         return not any(each.key.startswith(call.backward) for each in program.readers(node.outputs[0]))
     # The gradient of a gamma in float16 is rounded when it has been summed.
@@ -209,7 +211,8 @@ def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[V
 
 
 def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | None:
-    """Returns the operations that make a new moving statistic out of an own one, if `node` is the first of them.
+    """Returns the operations that make a new moving statistic from a rank's own statistic, if `node` is the first of
+    them.
 
     m * constant + (the old one, times another), assigned. Being linear, the mean over ranks may be taken first.
     """

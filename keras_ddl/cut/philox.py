@@ -1,4 +1,4 @@
-"""A stretch out of the middle of a random draw, without what comes before it.
+"""Draws a stretch from the middle of a random draw without drawing what comes before it.
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) makes group n of a draw from the key and
 the counter plus n alone. TensorFlow's uniform and normal draws take their numbers group by group, on CPU and GPU.
@@ -43,9 +43,9 @@ def stretch(
     Args:
         draw: given a counter and a shape, draws. counter: of the whole draw, two uint64, the first is the low one.
         skipped: int or int64 scalar. shape: ints or int64 vector. dtype: of the numbers.
-        in_groups: whether `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
+        in_groups: `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
         counters_of_a_group: by how much the counter moves from group to group.
-    Cost: that of the shape's numbers, and of at most three more.
+    Cost: that of drawing the shape's numbers and at most three more.
     """
     group = numbers_of_a_group(dtype)
     with tf.device("CPU:0"):

@@ -1,7 +1,8 @@
 """Tracks the placement of every value of the step, and redistributes values between placements.
 
-Rules request their operands as they need them: replicated, sharded, a flat shard, a part of a sum. A collective that is
-bucketed (a sum, a scatter, a gather of flat shards) is requested and delivered later: `Pending` says so.
+Rules request their operands in the placement that they need: replicated, sharded, a flat shard, or a part of a sum. A
+bucketed collective (a sum, a scatter, a gather of flat shards) is only requested and comes later; until then `Pending`
+is raised.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class PlacedValues(LocalShapes):
         report: records every collective.
         scope: prefix of the names of collectives; the same on all ranks.
     Attributes:
-        everyone: collectives of all ranks of the mesh, the first of which alone runs what the host computes. None: the
-            step will be cut along another axis, and that is left to the last cut.
+        everyone: collectives of all ranks of the mesh; only the first rank runs host functions. None: the step will be
+            cut along another axis, and host functions are left to the last cut.
         earlier: collectives of the axis along which the program was cut before; None: it is the step of one process.
-        rows_by_extent: whether an axis that is as long as the batch may be taken for one of its rows. Not where the
-            rows are the ranks of a model axis.
+        rows_by_extent: whether an axis with the batch's extent may be taken for the batch's rows. False if the rows are
+            the ranks of a model axis.
     """
 
     program: Program
@@ -91,11 +92,11 @@ class PlacedValues(LocalShapes):
         return self._placed[value].placement
 
     def local(self, value: Value) -> tf.Tensor:
-        """Returns what this rank holds of `value`, in the value's placement."""
+        """Returns this rank's part of `value`, in the value's placement."""
         return self._placed[value].tensor
 
     def origin(self, value: Value) -> Value:
-        """Returns the value that `value` forwards; itself if it forwards none."""
+        """Returns the value that `value` forwards; `value` itself if it forwards none."""
         return self._forwarded.get(value, value)
 
     def depends_on_batch(self, value: Value) -> bool:
@@ -125,7 +126,7 @@ class PlacedValues(LocalShapes):
         return value in self._materializers
 
     def earlier_kind(self, node: Node) -> str | None:
-        """Returns which collective of the earlier axis an operation is; None: it is none."""
+        """Returns which collective of the earlier axis an operation is, or None."""
         return None if self.earlier is None else self.earlier.kind_of(node)
 
     # ---- placing values
@@ -158,14 +159,15 @@ class PlacedValues(LocalShapes):
         self.cache_replicated(value, tensor)
 
     def new_value(self, node: Node, like: tf.Tensor, tensor: tf.Tensor, placement: Placement) -> Value:
-        """Places a tensor that is no value of the program. It belongs to `node`, and has the global shape of `like`."""
+        """Places a tensor that is not a value of the program. It belongs to `node` and has the global shape of
+        `like`."""
         value = Value(like, node, -1)
         self._placed[value] = PlacedTensor(tensor, placement)
         return value
 
     @contextlib.contextmanager
     def placed_as(self, placed: Mapping[Value, PlacedTensor]) -> Iterator[None]:
-        """Inside, these values are placed so."""
+        """Inside, these values have the given placements."""
         before = {value: self._placed[value] for value in placed}
         self._placed.update(placed)
         try:
@@ -180,24 +182,25 @@ class PlacedValues(LocalShapes):
         return [self._placed[value] for value in node.inputs]
 
     def cache_replicated(self, value: Value, tensor: tf.Tensor) -> None:
-        """Makes a sharded value available replicated: it is `tensor`."""
+        """Makes a sharded value also available replicated, as `tensor`."""
         self._redistributed[value, REPLICATED] = tensor
 
     def register_replicator(self, value: Value, replicator: Callable[[], tf.Tensor]) -> None:
-        """Makes a sharded value available replicated: `replicator` builds it on every rank, without a gather."""
+        """Makes a sharded value also available replicated: `replicator` builds it on every rank, without a gather."""
         self._replicators[value] = replicator
 
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
-        """Lets a rank build its shard of a replicated value alone. The global tensor then runs only if it is read.
+        """Lets a rank build its shard of a replicated value alone. The global tensor is then computed only if it is
+        read.
 
         materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
         """
         self._materializers[value] = materializer
 
     def make_requested(self, rounds: int) -> None:
-        """Makes what is requested. COLLECTIVE. `rounds`: see `Requests.make`.
+        """Makes the requested collectives. COLLECTIVE. `rounds`: see `Requests.make`.
 
-        Parts have their new placement from now on, and what forwards them too: no part is summed again.
+        From then on parts, and values that forward them, have their new placement, so no part is summed again.
         """
         placed, gathered = self.requests.make(rounds)
         for value, (_, placement) in placed.items():
@@ -216,9 +219,9 @@ class PlacedValues(LocalShapes):
     # ---- redistribution
 
     def redistributed(self, value: Value, placement: Placement) -> tf.Tensor:
-        """Returns what this rank has of a value in a placement.
+        """Returns this rank's part of a value in a placement.
 
-        Raises: Pending: a collective is to come. Uncertain: it is a list that cannot be placed so.
+        Raises: Pending: a collective is still to come. Uncertain: it is a list that cannot have this placement.
         """
         if self.placement(value) == placement:
             return self.local(value)
@@ -327,7 +330,7 @@ class PlacedValues(LocalShapes):
         return result
 
     def refusal_of_sharded(self, node: Node | None, placement: FlatShard | Sharded) -> ConfigError:
-        """Returns the error for an operation that a variable held sharded, or in flat shards, is no operand of."""
+        """Returns the error for an operation that cannot use a variable that is held sharded or in flat shards."""
         if isinstance(placement, FlatShard):
             return flat_shards.refusal(node, self.collectives.rank)
         return ConfigError(
@@ -350,7 +353,7 @@ class PlacedValues(LocalShapes):
         return gather(self, self.collectives, name, tensor, placement, elements)
 
     def keep_replicated(self, value: Value) -> None:
-        """Replicates a value that was in flat shards from now on. Raises: Pending."""
+        """Replicates a value that was in flat shards, for good. Raises: Pending."""
         tensor, origin = self.replicated(value), self.origin(value)
         if isinstance(self.placement(value), Replicated):  # built again of sums, rather than gathered
             return
@@ -358,7 +361,7 @@ class PlacedValues(LocalShapes):
         self._replace({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
 
     def sum_over_ranks(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a sum that is no value of the program, for the rule of `node`. Raises: Pending.
+        """Returns a sum that is not a value of the program, for the rule of `node`. Raises: Pending.
 
         part: builds this rank's part; called once.
         """
@@ -367,7 +370,7 @@ class PlacedValues(LocalShapes):
     def combined_over_ranks(
         self, node: Node, parts: Mapping[str, Callable[[], tf.Tensor]], op: str = "sum"
     ) -> dict[str, tf.Tensor]:
-        """Returns what ranks' parts combine to, by name: no values of the program, for the rule of `node`.
+        """Returns, by name, combinations of ranks' parts that are not values of the program, for the rule of `node`.
 
         parts: each builds this rank's part; called once. Raises: Pending, when all of them are requested.
         """
@@ -399,5 +402,5 @@ class PlacedValues(LocalShapes):
             return tf.cast(tf.reshape(tensor, [-1])[at], tf.int64)
 
     def outer_number(self, unknown: Unknown) -> tf.Tensor:
-        """Returns a number that only the graph around this one knows."""
+        """Returns a number that only the enclosing graph knows."""
         raise KeyError(f"{unknown}: no value of this name")

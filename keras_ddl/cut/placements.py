@@ -27,8 +27,9 @@ class Sharded:
     rank holds [blocks, its rows, unit] of them. A batch: blocks 1, unit 1. A batch of n sentences of t words flattened
     to [n * t]: unit t. Two batches one after the other: blocks 2.
 
-    A step may have several batches, each with rows of its own (`LocalShapes.batches`). `rows` says of which the rows
-    are: of one of them, or of several one after another, as in a concatenation of batches of different sizes.
+    A step may have several batches with different numbers of rows (`LocalShapes.batches`). `rows` says whose rows these
+    are: those of one batch, or of several batches one after another, as in a concatenation of batches of different
+    sizes.
     """
 
     axis: int
@@ -46,7 +47,7 @@ class Sharded:
         return None if count is None else self.rows * count
 
     def of_segments(self, segments: Sequence[int]) -> Sharded:
-        """Returns the same with the rows of these batches, one after another."""
+        """Returns the same placement with the rows of these batches, one after another."""
         count = len(segments)
         period = next(
             n for n in range(1, count + 1) if count % n == 0 and [*segments[:n]] * (count // n) == [*segments]
@@ -95,7 +96,8 @@ PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # of a node: what a rule 
 
 
 class Batch(NamedTuple):
-    """The rows of the step. Each an int where it is known when the step is traced, else an int64 scalar of its graph.
+    """The rows of the step. Each attribute is an int if it is known when the step is traced, else an int64 scalar of
+    its graph.
 
     Attributes: total: of all ranks. local: of this rank. offset: those of the ranks before this one.
     """

@@ -62,7 +62,7 @@ class Value:
         return result
 
     def source(self) -> Value:
-        """Returns the value that a chain of Identity passes on; itself if there is none."""
+        """Returns the value that a chain of Identity operations passes on; the value itself if there is no chain."""
         value = self
         while value.node.type == "Identity":
             value = value.node.inputs[0]
@@ -79,9 +79,10 @@ class Node:
         inputs: the values it reads, in order. outputs: those it makes.
         traced: the operation that the program made, of which `operation` is a part if the step was cut before.
         after: nodes that must have run before, as control dependencies say.
-        is_pure: it does nothing but compute its outputs from its inputs, whenever it runs.
-        position: in an order in which all can run. depth: nodes that must run one after the other until it can.
-        device: on which the program makes it; "": any.
+        is_pure: it only computes its outputs from its inputs, whenever it runs.
+        position: place in an order in which all nodes can run. depth: number of nodes that must run one after another
+            before it.
+        device: the device that the program asks for; "": any.
     """
 
     __slots__ = ("type", "operation", "traced", "inputs", "outputs", "after", "key", "position", "depth", "device",
@@ -114,7 +115,7 @@ class Node:
         return self._definition
 
     def reason_to_keep(self) -> str | None:
-        """Returns why the operation is built as it is, replicated; None if it may be cut."""
+        """Returns why the operation is built unchanged and replicated; None if it may be cut."""
         if self.type == "Const":
             return None
         if self._reason_to_keep is None:
@@ -125,14 +126,15 @@ class Node:
     def attributes_of_made(self) -> dict[str, attributes.AttrValue]:
         """The attributes with which a rank builds the operation."""
         if self.type == "Const":
-            return attributes.of_made(self.definition)
+            return attributes.of_made(self.operation, self.definition)
         if self._attributes_of_made is None:
-            self._attributes_of_made = attributes.of_made(self.definition)
+            self._attributes_of_made = attributes.of_made(self.operation, self.definition)
         return self._attributes_of_made
 
     @property
     def attributes_key(self) -> bytes:
-        """Type, device, attributes, known shapes: in what two operations on the same operands may differ."""
+        """A key of type, device, attributes and known shapes, in which two operations on the same operands may
+        differ."""
         if self._attributes_key is None:
             definition = attributes.NodeDef()
             definition.CopyFrom(self.definition)
@@ -161,7 +163,7 @@ class Node:
 
 
 class Return(Node):
-    """What reads the outputs of a function."""
+    """Stands for the reader of a function's output."""
 
     __slots__ = ()
 
@@ -178,7 +180,7 @@ class Program:
         traced: of a step that was cut before: the operations that the program made, by the names of those in `graph`.
     Attributes:
         graph: of the function.
-        nodes: what the outputs and side effects need, no more.
+        nodes: only those that outputs and side effects need.
         inputs: one value for each argument. captured: values with the outer tensor that each stands for.
         placeholders: one value for each input of the graph, captured or not.
         outputs: one value for each of the function's outputs. effects: nodes that must run though nothing reads them.
@@ -200,7 +202,7 @@ class Program:
                 node.traced = traced.get(node.operation.name, node.operation)
 
     def keep_only(self, effects: Sequence[Node]) -> None:
-        """Leaves of the program what these nodes need, without outputs."""
+        """Removes everything that these nodes do not need, outputs included."""
         self.outputs, self.effects = [], list(effects)
         self._index()
 
@@ -214,11 +216,12 @@ class Program:
                 self._readers.setdefault(each, []).append(node)
 
     def readers(self, value: Value) -> list[Node]:
-        """Returns the nodes that read a value, each as often as it does; a `Return` for each output that it is."""
+        """Returns the nodes that read a value, each as often as it reads it, and a `Return` for each output that is
+        this value."""
         return self._readers.get(value, [])
 
     def _needed(self) -> Iterator[Node]:
-        """Yields what is needed, operands first."""
+        """Yields the needed nodes, operands first."""
         seen = {value.node for value in self.placeholders}
         for start in [*self.effects, *(value.node for value in self.outputs)]:
             stack = [(start, iter(_before(start)))]
@@ -243,7 +246,7 @@ def _before(node: Node) -> list[Node]:
 class _Inlining:
     """One call of a function (or the step itself): its operations as nodes.
 
-    Made on demand, from the tensors that are asked for: what nothing needs is never looked at.
+    Nodes are made on demand, starting from requested tensors, so operations that nothing needs are never looked at.
     """
 
     def __init__(

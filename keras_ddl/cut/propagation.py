@@ -38,7 +38,7 @@ def trim(b: Context, tensor: tf.Tensor, placement: Sharded) -> tf.Tensor:
 
 
 def propagate(b: Context, node: Node) -> PlacedOutputs | None:
-    """Builds an operation of parts, or of shards along one factor; None where its spec allows neither.
+    """Builds an operation on parts, or on shards along one factor; returns None if its spec allows neither.
 
     Raises: Uncertain.
     """
@@ -54,8 +54,8 @@ def propagate(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def materialize(b: Context, node: Node) -> PlacedOutputs:
-    """Builds an entrywise operation of replicated operands; where this rank's shard of one can be built alone, as of a
-    random draw, so can the shard of the result.
+    """Builds an entrywise operation on replicated operands. If a rank can build its shard of an operand alone, as of a
+    random draw, it can also build its shard of the result alone.
     """
     made, result = b.make_replicated(node), node.outputs[0]
     is_one = len(node.outputs) == 1 and not node.after and result.dtype != tf.variant
@@ -128,7 +128,7 @@ def _size(entries: Dim) -> tuple[int, int]:
 
 
 def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: str, placement: Sharded) -> PlacedOutputs:
-    """Builds an operation of operands that are sharded along one factor, all that have it."""
+    """Builds an operation whose operands are sharded along one factor, if they have it."""
     combine = _combine(spec, factors, label)
     shards = [
         placement.at(labels.index(label)) if isinstance(labels, str) and label in labels else None
@@ -164,7 +164,7 @@ def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: st
 
 
 def _combine(spec: OpSpec, factors: Factors, label: str) -> str:
-    """Returns how parts of results combine that lack the factor. Raises: Uncertain: it may not be reduced."""
+    """Returns how parts of results that lack the factor combine. Raises: Uncertain: the factor may not be reduced."""
     if all(label in each for each in factors.results):
         return "sum"
     # Rows of only one operand would be summed before they meet the other: if that holds an inf, a part of 0 gives NaN.
@@ -178,7 +178,7 @@ def _make(b: Context, node: Node, spec: OpSpec, operands: LocalOperands) -> list
 
 
 def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placement: Sharded) -> tf.Tensor:
-    """Returns the extents of this rank's shard, where the global tensor's are certain."""
+    """Returns the extents of this rank's shard, if those of the global tensor are certain."""
     entries = b.extents.numbers(value)
     if label not in labels.labels:
         return b.replicated(value)
@@ -189,7 +189,7 @@ def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placemen
 
 
 def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
-    """Builds an operation of parts where that gives parts, as its spec says; requests no sum. Otherwise None.
+    """Builds an operation on parts if its spec says that this gives parts, without requesting a sum; else returns None.
 
     Raises: Uncertain: it may give parts or not.
     """
@@ -213,7 +213,7 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _is_being_combined(b: Context, value: Value) -> bool:
-    """Whether parts are combined for another reader already: then what follows of them needs no sum of its own."""
+    """Whether parts are already being combined for another reader, so that results of them need no sum of their own."""
     placement = b.placement(value)
     return isinstance(placement, Partial) and b.requests.has(placement.op, b.origin(value))
 
@@ -232,7 +232,7 @@ def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Pl
 
 
 def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) -> bool:
-    """Whether the sum stays partial, to be made when the loop is over, or with what is accumulated."""
+    """Whether the sum stays partial, to be made after the loop or together with accumulated gradients."""
     if not b.in_loop and not any(is_accumulated(b, each) for each in node.inputs):
         return False
     return all(isinstance(each, Replicated) or each == PARTIAL for each in placements) and not _is_repeated(
@@ -246,7 +246,7 @@ def is_accumulated(b: Context, value: Value) -> bool:
 
 
 def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
-    """Whether one of these operands may be repeated: there is less of it, so it is summed before."""
+    """Whether one of these operands may be repeated by broadcasting; it is then smaller, so it is summed before."""
     return any(b.dims(node.inputs[each]) != b.dims(node.outputs[0]) for each in operands)
 
 

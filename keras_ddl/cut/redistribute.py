@@ -98,7 +98,7 @@ def _gathered_batch_by_batch(
 
 
 def partial(tensor: tf.Tensor, rank: int, *, is_cut_again: bool = False) -> tf.Tensor:
-    """Returns this rank's part of a sum that is a replicated tensor: all of it on the first rank, else zeros.
+    """Returns this rank's part of a sum that equals a replicated tensor: the tensor on the first rank, zeros on others.
 
     is_cut_again: every rank builds the same operations, because the next cut decides by them.
     """

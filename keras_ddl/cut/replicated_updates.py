@@ -1,6 +1,7 @@
-"""Gradients that are cut along the model axis, of variables that are not: a layout names a kernel, and not its bias.
+"""Gradients that are cut along the model axis although their variables are not, as when a layout names a kernel but not
+its bias.
 
-Such a gradient is replicated once, before an optimizer computes with it, rather than each variable that it leads to.
+Such a gradient is replicated once, before an optimizer computes with it, instead of each variable that it leads to.
 Small ones, as of biases, travel in the bucket of the step's sums: a shard with zeros around it is a part of a sum.
 """
 
@@ -21,7 +22,7 @@ _SMALL = 1 << 16  # bytes: below, a collective of its own takes longer than send
 
 
 class ReplicatedUpdates:
-    """Builds what leads, entry by entry, to assignments of replicated variables, where operands are cut."""
+    """Builds operations with cut operands that lead, entry by entry, to assignments of replicated variables."""
 
     def __init__(self, context: Context) -> None:
         self._b = context

@@ -22,7 +22,7 @@ _PURPOSES = {
 
 @dataclass
 class Entry:
-    """Collectives with one reason. `bytes`: None where the extents are not known before the step runs."""
+    """Collectives with one reason. `bytes`: None if extents are not known before the step runs."""
 
     kind: str  # "gather", the op of a reduction, "mirror", or FROM_RANK_0
     bytes: int | None
@@ -83,8 +83,14 @@ class Report:
             lines.append(f"not undone when a rank fails: {_counted(self.lasting)}")
         return "\n".join(lines)
 
+    @property
+    def is_alike_on_ranks(self) -> bool:
+        """Whether ranks compute the same of the whole batch, each for itself, and must get the same bits."""
+        return self.earlier is not None or bool(self.replicated) or bool(self.kept_of_batch())
+
     def large_gathers(self, bytes_: int) -> list[Entry]:
-        """Returns what is gathered for lack of a rule, above so many bytes. Results are not: they were asked for."""
+        """Returns the gathers above a number of bytes that a missing rule causes. Gathers of results do not count,
+        because the program asks for results."""
         result = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
         return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
@@ -93,11 +99,11 @@ class Report:
         return [each for each, of_batch in self.kept.items() if of_batch]
 
     def intends_gather(self, node: Node, why: str) -> None:
-        """The rule of `node` has its operands gathered because that is the best that can be done."""
+        """Notes that the rule of `node` gathers its operands because nothing better is possible."""
         self._intended[node.position] = why
 
     def gathered(self, value: Value, reader: Node | None) -> None:
-        """A value's shards were gathered because `reader` needs all rows."""
+        """Notes that a value's shards were gathered because `reader` needs all rows."""
         why = self._intended.get(reader.position) if reader is not None else None
         reason = "is a result" if reader is None else f"{reader.type} needs all rows"
         entry = Entry("gather", bytes_of(value), [value.key], why or reason, line_of(reader or value.node))
@@ -108,7 +114,7 @@ class Report:
     def bucketed(
         self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
-        """Values were combined in one collective; `compressed`: rounded to 16 bits between hosts.
+        """Notes that values were combined in one collective; `compressed`: rounded to 16 bits between hosts.
 
         kind: the op of a reduction, "reduce_scatter" into flat shards, or "all_gather" of flat shards.
         """
@@ -118,18 +124,20 @@ class Report:
         self.entries.append(Entry(kind, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
 
     def gathered_weight(self, value: Value, reader: Node | None, *, is_again: bool) -> None:
-        """A weight in shards was gathered for the operations that need all of it at this place of the step."""
+        """Notes that a weight in shards was gathered for operations that need all of it at this place of the step."""
         kind = "results" if reader is None else reader.type
         reason = f"of a weight's shards {'again, ' if is_again else ''}for {kind}"
         self.entries.append(Entry("all_gather", bytes_of(value), [value.key], reason, line_of(reader or value.node)))
 
     def mirrored(self, bytes_: int, count: int) -> None:
-        """Each rank sent the new values of so many shards to the rank that keeps their mirrors, in one collective."""
-        reason = "of shards, on another rank: they are not lost with theirs"
+        """Notes that each rank sent the new values of `count` shards, in one collective, to the rank with their
+        mirrors."""
+        reason = "of shards, on another rank: not lost together with this rank"
         self.entries.append(Entry("mirror", bytes_, ["shard"] * count, reason, ""))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
-        """An operation is built as it is, because it is `reason`. `of_batch`: it depends on the batch's entries."""
+        """Notes that an operation is built unchanged because it is `reason`. `of_batch`: it depends on the batch's
+        entries."""
         line = line_of(node)
         key = node.type + (f" ({line})" if line else ""), reason
         self.kept[key] = self.kept.get(key, False) or of_batch
@@ -137,27 +145,28 @@ class Report:
             self.replicated_operations.append(node.operation)
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
-        """Results of rank 0 went to all ranks in `count` messages: only it has them, or others have others."""
+        """Notes that rank 0's results went to all ranks in `count` messages, because other ranks have none or different
+        ones."""
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, bytes_of(*node.outputs), values, reason, line_of(node), count))
 
     def gathered_argument(self, kind: str, tensors: int = 1) -> None:
-        """All ranks' rows of an argument, which consists of so many tensors, were gathered."""
+        """Notes that all ranks' rows of an argument with a number of tensors were gathered."""
         self.entries.append(Entry("gather", None, [kind] * tensors, f"is a {kind} argument", "", tensors))
 
     def gathered_counts(self, bytes_: int) -> None:
-        """The ranks exchanged how many rows each has."""
+        """Notes that the ranks exchanged how many rows each has."""
         self.entries.append(Entry("gather", bytes_, ["rows"], "is the number of rows of each rank", ""))
 
     def replicated_op(self, node: Node, sharded: Sequence[Value]) -> None:
-        """An operation was built from replicated operands, for lack of a rule for those of them that are sharded."""
+        """Notes that an operation was built from replicated operands, for lack of a rule for its sharded operands."""
         if sharded and node.position not in self._intended:
             self.replicated[node.type] += 1
             self.replicated_operations.append(node.operation)
 
     def add(self, other: Report) -> None:
-        """Adds what was built in a branch or a loop's body."""
+        """Adds the report of a branch or a loop's body."""
         self.entries += other.entries
         for name, of_batch in other.kept.items():
             self.kept[name] = self.kept.get(name, False) or of_batch
@@ -165,7 +174,7 @@ class Report:
         self.replicated_operations += other.replicated_operations
 
     def forget_operations(self) -> None:
-        """Lets go of the traced graph, once the step is built: a report is kept as long as the step."""
+        """Drops references to the traced graph after the step is built, because a report lives as long as the step."""
         self.replicated_operations.clear()
         if self.earlier is not None:
             self.earlier.forget_operations()

@@ -26,9 +26,9 @@ class _Request(NamedTuple):
 
 
 class Requests:
-    """What is requested for the values of one program.
+    """The collectives that are requested for the values of one program.
 
-    Attributes: follow_program: whether sums wait for no others but those that the program shows: they have depths.
+    Attributes: follow_program: whether sums wait only for other sums that the program shows, so that they have depths.
     """
 
     def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
@@ -38,7 +38,7 @@ class Requests:
         self._count = 0
 
     def add(self, kind: str, value: Value, tensor: tf.Tensor, reader: Node | None) -> None:
-        """Requests the sum of a value of which every rank has a part, or the like.
+        """Requests the sum of a value of which every rank has a part, or another collective (`kind`).
 
         kind: the op of a reduction; REDUCE_SCATTER: this rank's flat shard of a sum of parts; ALL_GATHER: the global
             tensor, of flat shards.
@@ -54,7 +54,7 @@ class Requests:
     def make(self, rounds: int) -> tuple[dict[Value, PlacedTensor], dict[Value, tf.Tensor]]:
         """Makes the collectives. COLLECTIVE.
 
-        rounds: of collectives that were made before, and that these may wait for.
+        rounds: number of rounds of earlier collectives that these may wait for.
         Returns: (parts that were replicated or scattered; flat shards that were gathered).
         """
         if not self._by_kind:
@@ -129,7 +129,7 @@ def _numeric(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _bytes(value: Value) -> int:
-    """Bytes as far as they are known: the plan must not depend on the batch."""
+    """Returns the bytes as far as they are known, because the plan must not depend on the batch."""
     elements = 1
     for extent in value.shape.as_list() if value.rank is not None else []:
         elements *= extent or 1

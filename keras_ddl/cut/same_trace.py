@@ -1,8 +1,9 @@
-"""Whether two processes have traced the same step: a digest of all that decides what it computes, its inputs aside.
+"""Whether two processes have traced the same step: a digest of everything that decides what it computes, except its
+inputs.
 
-The digest has every operation with its attributes, constants, and the graphs of branches, loops and calls, whatever the
-names that they have in a process. It also names the collectives of a step, so ranks that traced other steps do not
-meet.
+The digest covers every operation with its attributes, constants, and the graphs of branches, loops and calls, but not
+the names that they have in a process. It is also part of the names of a step's collectives, so ranks that traced
+different steps do not match.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Part(NamedTuple):
 
 
 def trace_digest(program: Program) -> bytes:
-    """Returns a digest that differs where traces do.
+    """Returns a digest that differs if traces differ.
 
     Cost: that of reading all attributes, the first time for each graph.
     """

@@ -1,7 +1,7 @@
 """Seeds of stateful random operations.
 
-Such an operation is replicated, and draws alike where its seeds are equal. Without seeds TensorFlow
-takes them from the process's entropy: every rank would draw other numbers.
+Such an operation is replicated, and draws the same numbers on all ranks if its seeds are equal. Without seeds
+TensorFlow takes them from the process's entropy, so every rank would draw different numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from keras_ddl.cut.program import Node
 
 
 def agreed_seeds(node: Node, seed: int) -> dict[str, AttrValue]:
-    """Returns seeds for an operation without any, made from `seed` and its place; {} if it has some, or needs none."""
+    """Returns seeds, made from `seed` and its place, for an operation without seeds; {} if it has seeds or needs
+    none."""
     known = node.definition.attr
     if "seed" not in known or known["seed"].i or known["seed2"].i:
         return {}

@@ -1,7 +1,7 @@
 """Plans which values of a step become flat shards: those on their way to a variable that is kept in flat shards.
 
-They are scattered, or sliced, as soon as something needs more of them than a part of a sum. Nothing depends on it but
-bytes and time: a flat shard can always be gathered again.
+These values are scattered or sliced as soon as something needs more than a part of a sum. The plan only affects bytes
+and time, because a flat shard can always be gathered again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Plan:
                     self.only.add(value)
 
     def _updated(self) -> set[Value]:
-        """Returns the handles of variables that are assigned what is computed of sharded ones."""
+        """Returns the handles of variables that are assigned values computed from sharded variables."""
         derived: set[Value] = set()
         result: set[Value] = set()
         for node in self._program.nodes:
@@ -62,7 +62,7 @@ class Plan:
         return result
 
     def _takes(self, reader: Node, value: Value) -> bool:
-        """Whether a reader makes do with a shard of `value`."""
+        """Whether a shard of `value` is enough for a reader."""
         if kind_of(reader) is Kind.REDUCTION:
             return reduces_all(reader)
         if reader.type in ASSIGNS:
@@ -103,6 +103,6 @@ def is_operand(value: Value, node: Node) -> bool:
 
 
 def reduces_all(node: Node) -> bool:
-    """Whether a reduction leaves one number of many."""
+    """Whether a reduction reduces many entries to one number."""
     output = node.outputs[0].shape
     return bool(is_static(node.inputs[0]) and output.is_fully_defined() and output.num_elements() == 1)

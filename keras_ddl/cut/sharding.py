@@ -1,4 +1,4 @@
-"""Builds what is computed from variables in flat shards (flat_shards.py).
+"""Builds operations on variables in flat shards (flat_shards.py).
 
 Entrywise operations are built of chunks, and reductions of chunks give parts. A weight that is assigned a shard is not
 written at once: what follows in the step reads the new shard, and the weight is gathered when something needs all of
@@ -26,7 +26,7 @@ from keras_ddl.cut.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, SCATTE
 
 
 class NewWeight(NamedTuple):
-    """The flat shard that a weight was assigned, from which it will be gathered."""
+    """The flat shard that was assigned to a weight, from which the weight will be gathered."""
 
     value: Value
     handle: tf.Tensor
@@ -36,8 +36,8 @@ class NewWeight(NamedTuple):
 class Sharding:
     """The variables in flat shards of one context, and the weights that are updated from them.
 
-    apply_rules: builds an operation of which no operand is in flat shards.
-    Attributes: gathered: the weights that are in flat shards, gathered where all of one is needed.
+    apply_rules: builds an operation whose operands are not in flat shards.
+    Attributes: gathered: the weights in flat shards that are gathered where a complete one is needed.
     """
 
     def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
@@ -54,7 +54,7 @@ class Sharding:
         self._handles.add(handle)
 
     def hold_weight(self, handle: Value) -> None:
-        """Has a variable in flat shards gathered where all of it is needed, each time for a while."""
+        """Makes a variable in flat shards be gathered temporarily wherever a complete one is needed."""
         self._weights.add(handle)
 
     def is_weight(self, handle: Value) -> bool:
@@ -65,7 +65,8 @@ class Sharding:
         return bool(self._handles)
 
     def is_towards(self, value: Value) -> bool:
-        """Whether a value leads to such a variable, entry by entry: parts of it are scattered rather than summed."""
+        """Whether a value leads to a variable in flat shards entry by entry, so that parts of it are scattered instead
+        of summed."""
         return self.is_on and value in self.plan.towards
 
     @property
@@ -77,7 +78,8 @@ class Sharding:
     # ---- one operation
 
     def make(self, node: Node) -> PlacedOutputs | None:
-        """Builds an operation of flat shards; None for all others, which then have none among their operands.
+        """Builds an operation on flat shards; returns None for other operations, whose operands are then not in flat
+        shards.
 
         Raises: Pending.
         """
@@ -128,7 +130,7 @@ class Sharding:
         return [(b.make(node, [b.local(handle)])[0] if new is None else b.local(new.value), FLAT_SHARD)]
 
     def _key(self, handle: Value) -> Hashable:
-        """Returns a reference to a variable's handle: a branch may be given a variable twice."""
+        """Returns a key for a variable's handle, because a branch may be given a variable twice."""
         key: Hashable = self._b.local(handle).ref()
         return key
 
@@ -194,7 +196,7 @@ class Sharding:
         return [(self._entrywise(node), FLAT_SHARD)]
 
     def _goes_on_as_part(self, node: Node) -> bool:
-        """Whether to sum after an operation rather than before: where there is one sum then, and not one more."""
+        """Whether to sum after an operation instead of before, which it does if that takes no additional sum."""
         readers = [self._b.program.readers(each) for each in node.inputs if self._b.placement(each) == PARTIAL]
         return node.type == "Cast" or len(readers) > 1 or all(len(each) == 1 for each in readers)
 
@@ -259,7 +261,7 @@ class Sharding:
         return self._gathered.make_with(table, build)
 
     def _settle(self, node: Node) -> None:
-        """Replicates what an operation without a rule reads in flat shards."""
+        """Replicates operands in flat shards of an operation without a rule."""
         b = self._b
         for value in node.inputs:
             if b.placement(value) == FLAT_SHARD and value.dtype == tf.resource and node.type not in LOOPS:

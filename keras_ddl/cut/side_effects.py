@@ -14,13 +14,13 @@ _ADVANCE = ("IteratorGetNext", "QueueDequeue", "QueueEnqueue", "LookupTableInser
 
 
 def draws_in_kernels(node: tf.compat.v1.NodeDef) -> bool:
-    """Whether an operation keeps the state of its random numbers in its kernel, which begins anew in another graph."""
+    """Whether an operation keeps its random state in its kernel, which begins anew in another graph."""
     return "seed2" in node.attr
 
 
 def not_repeatable(graph: tf.Graph) -> tuple[str, str] | None:
-    """Returns the type of an operation that would do something else when it runs again, and the program's line; None:
-    there is no such operation.
+    """Returns the type of an operation that would do something different when it runs again, and the program's line;
+    None if there is no such operation.
     """
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]

@@ -1,7 +1,7 @@
 """What a step that fails leaves on a rank.
 
-Copies of the variables that it has written before its commit, by which it is undone; and staged values of those that
-only this rank has, by which it is completed where other ranks have committed it.
+There are copies of the variables that the step wrote before its commit, to undo it, and staged values of variables that
+only this rank has, to complete the step if other ranks have committed it.
 """
 
 from __future__ import annotations

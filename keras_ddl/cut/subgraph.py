@@ -30,11 +30,11 @@ from keras_ddl.cut.variable_ops import READ
 
 
 class CollectiveInLoop(Exception):
-    """A loop's body would need a collective."""
+    """Raised when a loop's body would need a collective."""
 
 
 class ShardLists(Exception):
-    """Lists that a loop carries have to be sharded, because the loop's body puts shards into them.
+    """Raised when lists that a loop carries must be sharded, because the loop's body puts shards into them.
 
     Attributes: lists: each with the placement that it should have.
     """
@@ -45,7 +45,7 @@ class ShardLists(Exception):
 
 
 class NoCollectives(Collectives):
-    """Collectives of a loop: there are none, as those of two rounds would have one name."""
+    """Stands for collectives in a loop, which cannot have any, because those of two rounds would share a name."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -70,8 +70,9 @@ class NoCollectives(Collectives):
 class SubgraphBuilder(Builder):
     """Builds a graph inside the one that `parent` builds.
 
-    Values of the parent that are lent to it can be redistributed outside: sums always are, so that they travel with the
-    step's; shards are gathered outside of loops, and inside of branches, which may not run.
+    Values of the parent that are lent to it can be redistributed outside. Sums always are, so that they are sent
+    together with the step's sums; shards are gathered outside of loops but inside of branches, because a branch may not
+    run.
 
     Args:
         node: the operation that has the graph; `label`: which of its graphs.
@@ -224,7 +225,7 @@ class SubgraphBuilder(Builder):
     # ---- what is known of its outputs in the graph around it
 
     def abstract_outside(self, value: Value) -> AbstractValue:
-        """Returns what is known of a value outside of this graph."""
+        """Returns what is known about a value outside of this graph."""
         known = self.abstract(value)
         dims = None if known.dims is None else tuple(map(self._visible, known.dims))
         content = None if known.content is None else known.content.mapped(self._visible)

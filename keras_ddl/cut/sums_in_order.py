@@ -1,8 +1,8 @@
 """Sums of three tensors and more, added up in the order of the program.
 
 TensorFlow's AddN begins with an operand whose memory nothing else uses at that moment, so its rounding depends on which
-of its operands' other readers have run; and Grappler makes one of several additions. What ranks compute alike has to be
-equal in every bit, so additions are built one by one, and marked as those that Grappler has seen.
+of its operands' other readers have run; and Grappler makes one of several additions. Values that all ranks compute must
+be equal in every bit, so additions are built one by one and marked as already seen by Grappler.
 """
 
 from __future__ import annotations

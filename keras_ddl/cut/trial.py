@@ -1,12 +1,12 @@
 """Tries a layout without building the step: what its collectives would cost, and which variables go together.
 
-Along the model axis all that is not computed from sharded variables is replicated, and costs nothing. So only the
+Along the model axis everything that is not computed from sharded variables is replicated and costs nothing. So only
 operations that shards and parts reach are built, by the specs and rules of the cut itself, in a graph that never runs;
-of everything else the shapes suffice. So a trial takes as long as there are such operations, whatever the size of the
-step.
+for everything else shapes suffice. The time of a trial depends on the number of these operations, not on the size of
+the step.
 
-A variable that is read or assigned by slices in a trial, though it is replicated, goes together with those that are
-cut: its slices cost nothing, and its gradient arrives in slices. `TriedLayout.joins` names them.
+A replicated variable that a trial reads or assigns by slices goes together with the cut ones: its slices cost nothing,
+and its gradient arrives in slices. `TriedLayout.joins` names such variables.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ GATHER_WEIGHT = 4  # of a gathered byte: activations that are cut and then neede
 
 
 class TooManyBytes(ValueError):
-    """A trial ended early, because the layout moves more than it may."""
+    """Raised when a trial ends early, because the layout moves more than it may."""
 
 
 @dataclass
 class TriedLayout:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
         bytes: of its collectives, those of gathers times GATHER_WEIGHT. Open extents count as FEW_ROWS.
         bytes_of_joins: those of them that are for assigning slices to `joins`.
-        joins: variables, by handle, that are not cut and of which slices are used: the axis of the slices.
+        joins: by handle, uncut variables whose slices are used, with the axis of the slices.
         sharded: operations that have sharded operands.
     """
 
@@ -252,7 +252,7 @@ class _Trial(Builder):
         self._join(value.node.inputs[0], placement)
 
     def _join(self, handle: Value, placement: Sharded) -> bool:
-        """Joins a variable of which a rank has, or needs, its slice. False: it is no slice of one axis."""
+        """Joins a variable of which a rank has or needs a slice. Returns False if it is not a slice along one axis."""
         shape = variable_shape(handle.source().tensor)
         if shape is None or shape.rank is None or placement.axis >= shape.rank:
             return False

@@ -1,9 +1,9 @@
-"""Runs what a step does without its batch, when the data ends.
+"""Runs the part of a step that does not need its batch, when the data ends.
 
-TensorFlow runs an operation as soon as its inputs are there. Where the data ends in the middle of a step (a dataset
-whose length is not known: its iterator raises OutOfRangeError), one process has by then run everything that does not
-depend on the batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same
-explicitly, because what a cut step writes waits for all of it.
+TensorFlow runs an operation as soon as its inputs are there. If the data ends in the middle of a step (the iterator of
+a dataset of unknown length raises OutOfRangeError), one process has by then run everything that does not depend on the
+batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same explicitly, because the
+writes of a cut step wait for everything else in it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def writes_without_batch(
     chunk_of: given an outer tensor, returns the handle of this rank's chunk of a variable in flat shards, else None.
     has_mirror: whether what this rank has of a variable, given its handle, has a mirror, which only the end of a step
         writes.
-    earlier, everyone: as of `build_step`, where the step was cut along the model axis.
+    earlier, everyone: as in `build_step`, if the step was cut along the model axis.
     Raises: ConfigError: it would write what has a mirror.
     """
     program = Program(graph)

@@ -1,7 +1,7 @@
-"""Estimates the arithmetic of an operation, to say what share of a step every rank computes in full.
+"""Estimates the arithmetic of an operation, to tell what share of a step every rank computes in full.
 
-An estimate: an entry of a result counts as one operation, of a contraction as two for each pair of factors. What is
-open counts as FEW_ROWS, and the body of a loop once. Only ratios mean something.
+An entry of a result counts as one operation, or two for each pair of factors in a contraction. Open extents count as
+FEW_ROWS, and the body of a loop counts once. Only ratios are meaningful.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Postpones what a step writes until it commits: no variable is written on any rank unless all ranks come that far.
 
-What is assigned to a variable is forwarded inside of the step: whatever reads the variable later reads that. Only the
-last value is written, after the commit: a collective for which a rank is ready when everything else of its step has
-run. Values are computed as early as ever, so nothing but the assignments waits.
+A value that is assigned to a variable is forwarded inside the step to later readers of the variable. Only the last
+value is written, after the commit: a collective that a rank joins when everything else of its step has run. Values are
+computed as early as usual, so only the assignments wait.
 
-Where the graph does not show that this is the same (a loop or a branch that writes, an operation that reads and writes
-at once), the variable is written when the program says so, and copied before: `Snapshots` restore it.
+If the graph does not show that this is equivalent (a loop or a branch that writes, an operation that reads and writes
+at once), the variable is written when the program says so, and copied first: `Snapshots` restore it.
 """
 
 from __future__ import annotations

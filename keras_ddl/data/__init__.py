@@ -1,6 +1,6 @@
-"""Each rank's share of the data: cut out of batches that all read, or read by one rank alone.
+"""Each rank's share of the data, taken from batches that all ranks read or that one rank reads for all.
 
-The Strategy calls these; input pipelines of one's own may.
+The Strategy calls these functions; your own input pipelines may, too.
 """
 
 from keras_ddl.data.files import from_files

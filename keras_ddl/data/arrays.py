@@ -1,5 +1,5 @@
-"""Arrays as data of fit, evaluate and predict: batches of which only this rank's rows are read; whether all ranks
-have the same.
+"""Arrays as data of fit, evaluate and predict: batches of which only this rank's rows are read, and checks that all
+ranks have the same arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_ddl.errors import RankMismatchError
 _RULE = "Every rank must have all the data, in the same order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
     "Shuffle and draw random numbers with the same seed on all ranks: call keras.utils.set_random_seed(n) first, or "
-    f"make the data after keras_ddl.Strategy(). {LET_RANK_0_READ} For data that is split already, use "
+    f"make the data after keras_ddl.Strategy(). {LET_RANK_0_READ} If the data is already split between ranks, use "
     "strategy.distribute_datasets_from_function."
 )
 _ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
@@ -43,14 +43,14 @@ def dataset_of_rows(
     shuffle: bool | str,
     shuffle_rows: Shuffle,
 ) -> tf.data.Dataset:
-    """Returns the batches that Keras's ArrayDataAdapter makes of arrays, of which only the rows of `rank` are gathered.
+    """Returns the batches that Keras's ArrayDataAdapter makes of arrays, with only the rows of `rank`.
 
-    The positions of the rows are made, shuffled and batched as Keras does it (the same operations in functions of their
-    own, so that TensorFlow draws the same numbers), and cut before they are looked up.
+    Positions of rows are made, shuffled and batched as Keras does it (with the same operations in separate functions,
+    so that TensorFlow draws the same numbers), and cut before the rows are looked up.
 
     Args:
         inputs: the adapter's arrays, with `batch_size` and `shuffle` (False, True or "batch") as passed to fit.
-        number: the dataset's, as in `share_dataset`.
+        number: the number of the dataset, as in `share_dataset`.
         shuffle_rows: tf.random.shuffle or another in its place.
     """
     rows = next(array.shape[0] for array in tree.flatten(inputs) if array is not None)
@@ -110,7 +110,8 @@ def _shuffled_within_batches(
 
 
 def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data.Dataset:
-    """Returns a dataset of a rank's positions in each batch, cut for the pass at once: few operations a batch."""
+    """Returns a dataset of a rank's positions in each batch. All batches of a pass are cut at once, with few operations
+    per batch."""
     rows = positions.shape[0]
     end_of_full = rows // batch_size * batch_size
     first, end = chunk(batch_size, rank, size)
@@ -134,10 +135,11 @@ def _marked(dataset: tf.data.Dataset, of_batch: BatchRows | None = None) -> tf.d
 
 
 def check_same_arrays(arrays: Any, rank: int) -> None:
-    """Checks that all ranks read the same arrays, as far as shapes and rows spread over them tell. COLLECTIVE.
+    """Checks that all ranks read the same arrays, by shapes and a sample of rows. COLLECTIVE.
 
-    Raises: RankMismatchError: shapes differ; or values do in every array whose rows are not all alike, so that rows
-        stand in another order. Where other arrays are equal, there is a warning: values may have been drawn at random.
+    Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all alike, so the rows
+        are in another order. If some arrays are equal, there is only a warning, because values of the others may be
+        random.
     """
     looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
     gathered = history.with_own(communicator.all_gather_object(looks, name="keras_ddl/arrays"), looks)
@@ -153,7 +155,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         return
     differing = [i for i, (one, theirs) in enumerate(zip(gathered[0], gathered[other])) if one != theirs]
     agreeing = [i for i, (_, _, rows_differ) in enumerate(gathered[0]) if rows_differ and i not in differing]
-    received = f"Received: other values on rank {other} than on rank 0 in array(s) {differing} of {len(looks)}"
+    received = f"Received: values on rank {other} that differ from rank 0's in array(s) {differing} of {len(looks)}"
     if not agreeing:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
     if rank == 0:
@@ -183,7 +185,7 @@ def warn_of_equal_batches(batch: Any, rank: int) -> None:
 
 
 def _look(array: Any) -> tuple[tuple[int, ...], bytes, bool]:
-    """Returns the shape, a digest of rows spread over the array, and whether these differ from one another."""
+    """Returns the shape, a digest of a sample of rows, and whether these rows differ from one another."""
     shape = tuple(array.shape)
     if hasattr(array, "iloc"):  # pandas
         sample = array.iloc[:: _step(shape[0], _ROWS)].to_numpy()

@@ -24,34 +24,36 @@ def from_files(
     parallel_files: int = 1,
     count_rows: Callable[[str], int] | None = None,
 ) -> tf.data.Dataset:
-    """Returns batches of rows from files for `fit`, `evaluate` and `predict`: each rank reads files of its own.
+    """Returns batches of rows from files for `fit`, `evaluate` and `predict`. Each rank reads its own files.
 
-    An epoch has every row of every file exactly once. Files are dealt to the ranks so that each gets about as many
-    bytes, always the same ones. Ranks whose files end earlier go on with batches of no rows until all are done, so that
-    every rank takes the same number of steps. Which rows meet in a batch depends on the number of ranks; where that
-    must not be, let every rank read everything.
+    An epoch has every row of every file exactly once. Each rank always gets the same files, of about as many bytes as
+    every other rank's. Ranks whose files end earlier continue with empty batches until all ranks are done, so all ranks
+    take the same number of steps. Which rows share a batch depends on the number of ranks; if it must not, let every
+    rank read everything.
 
     Args:
         pattern: a glob pattern, or paths and patterns; the same files on all ranks.
-        reader: from a path (string tensor) to the rows of that file, as a tf.data.Dataset whose elements are rows, or
-            as tensors whose first dimension counts rows. It is traced: read NumPy files with tf.numpy_function.
+        reader: a function from a path (string tensor) to the rows of that file, as a tf.data.Dataset whose elements are
+            rows, or as tensors whose first dimension counts rows. It is traced: read NumPy files with
+            tf.numpy_function.
         batch_size: rows of all ranks together.
         shuffle: read the rank's files in another order in each epoch.
-        shuffle_rows: rows that are kept in memory and shuffled among each other, anew in each epoch; 0: none.
+        shuffle_rows: size of the buffer in memory in which rows are shuffled, anew in each epoch; 0: rows are not
+            shuffled.
         seed: of both shuffles; None: TensorFlow's global seed, which the Strategy sets.
-        parallel_files: files that are read at a time, a row from each in turn.
-        count_rows: from a path to the number of rows in that file, called for the rank's files: the number of batches
-            is then agreed on ahead, and known to the progress bar.
+        parallel_files: number of files that are read at a time, a row from each in turn.
+        count_rows: a function from a path to the number of rows in that file, called for the rank's files. Ranks then
+            agree on the number of batches in advance, and the progress bar knows it.
     Raises:
         ConfigError: no file, or a batch_size below 1. RankMismatchError: ranks see different files.
-    COLLECTIVE over all ranks, and so is reading without `count_rows`: all ranks must then read equally often.
+    COLLECTIVE over all ranks. Reading without `count_rows` is COLLECTIVE, too: all ranks must read equally often.
     Cost: without `count_rows` 4 bytes between ranks per batch.
     """
     several = communicator.is_initialized() and communicator.size() > 1
     rank, size = (communicator.rank(), communicator.size()) if several else (0, 1)
     if batch_size < 1:
         raise ConfigError(
-            "from_files: batch_size counts the rows of all ranks together, 1 or more. Received: "
+            "from_files: batch_size is the number of rows of all ranks together, 1 or more. Received: "
             f"batch_size={batch_size} (rank {rank})."
         )
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
@@ -93,7 +95,8 @@ def from_files(
 
 
 def _deal(files: Sequence[str], lengths: Sequence[int], size: int) -> list[list[str]]:
-    """Returns each rank's files: the largest first, to the rank that has fewest bytes (Graham, 1969)."""
+    """Returns each rank's files. The largest file is dealt first, each to the rank with the fewest bytes (Graham,
+    1969)."""
     dealt: list[list[str]] = [[] for _ in range(size)]
     dealt_bytes = [(0, rank) for rank in range(size)]
     for length, file in sorted(zip(lengths, files), key=lambda one: (-one[0], one[1])):
@@ -115,8 +118,8 @@ def _check_same_files(files: Sequence[str], lengths: Sequence[int]) -> None:
         (files, lengths),
         "keras_ddl/data/files",
         "from_files: all ranks must see the same files, because each reads its part of them.",
-        "tempfile.mkdtemp() makes another directory on each rank: let rank 0 make it, where all hosts see it, as in "
-        "keras_ddl.broadcast_object(tempfile.mkdtemp(dir='.') if keras_ddl.rank() == 0 else None). Where every host "
-        "has files of its own, use strategy.distribute_datasets_from_function.",
+        "tempfile.mkdtemp() makes a different directory on each rank, so let rank 0 make it where all hosts see it: "
+        "keras_ddl.broadcast_object(tempfile.mkdtemp(dir='.') if keras_ddl.rank() == 0 else None). If every host has "
+        "its own files, use strategy.distribute_datasets_from_function.",
         received=received,
     )

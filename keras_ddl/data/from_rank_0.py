@@ -1,7 +1,7 @@
-"""Datasets that rank 0 alone reads, and of which every rank gets its rows: Strategy(reader="rank0").
+"""Datasets that only rank 0 reads, sending each rank its rows: Strategy(reader="rank0").
 
-For data that is different each time it is read: generators that draw without a seed, maps in any order. And no rank
-reads what it does not train on.
+This is for data that differs each time it is read, such as unseeded generators or maps in any order. Other ranks
+receive only the rows that they train on.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0:
-    """Returns this rank's rows of the batches of a dataset that rank 0 alone makes and reads. COLLECTIVE.
+    """Returns this rank's rows of the batches of a dataset that only rank 0 makes and reads. COLLECTIVE.
 
-    Reading is collective, too: all ranks begin equally many passes, in the same order, and read equally many batches.
+    Reading is collective, too: all ranks begin the same number of passes in the same order and read the same number of
+    batches.
 
     Args:
         make: returns the dataset; called on rank 0.
-    Raises: ConfigError, on every rank: batches with other components than dense, ragged and sparse tensors. What `make`
-        raises; while it is read, what reading raises on rank 0, as TensorFlow reports exceptions of generators.
+    Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Whatever `make` raises;
+        later whatever reading raises on rank 0, as TensorFlow reports exceptions of generators.
     Cost: each row travels once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
         0, and for as many parts of them on each rank.
     """
@@ -57,10 +58,10 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
 
 
 class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
-    """This rank's rows of the batches of `source`, which only rank 0 has.
+    """This rank's rows of the batches of `source`, a dataset that only rank 0 has.
 
-    An iterator of it made outside of functions makes one of `source` at once, as one process does: a shuffle takes its
-    next seeds then.
+    An iterator that is made outside of a tf.function makes an iterator of `source` at once, because a shuffle takes its
+    next seeds at that moment, as in one process.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
             stream.close()
 
     def _dataset(self, begin: Callable[[], tuple[int, Any]]) -> tf.data.Dataset:
-        """Returns a dataset of one pass. begin: returns its number, and on rank 0 what it reads."""
+        """Returns a dataset of one pass. begin: returns the number of the pass, and on rank 0 the data that it
+        reads."""
         components, own_spec = _components(self._own_spec), self._own_spec
         comm, name_of_dataset, streams = self._comm, self._name, self._streams  # without the source
 
@@ -124,8 +126,8 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
 def _begin_pass(dataset: DatasetFromRank0 | None) -> tuple[int, Any]:
     if dataset is None:
         raise RuntimeError(
-            'A dataset of Strategy(reader="rank0") must exist as long as it is read. Received: a read after the '
-            "program deleted its last reference. Keep the dataset in a variable."
+            'A dataset of Strategy(reader="rank0") must exist while it is read. Received: a read after the program '
+            "deleted its last reference. Keep the dataset in a variable."
         )
     return next(dataset._passes), dataset._source
 
@@ -167,8 +169,8 @@ def _check(spec: Any) -> None:
         is_absent = leaf == tf.OptionalSpec(None)  # how Keras passes None through tf.data
         if not is_absent and (not isinstance(leaf, _TENSORS) or leaf.dtype in (tf.variant, tf.resource)):
             raise ConfigError(
-                'With Strategy(reader="rank0") a batch has dense, ragged and sparse tensors, which rank 0 can send. '
-                f"Received: a component {leaf} (rank 0). Leave it out, or map it to tensors."
+                'With Strategy(reader="rank0") a batch must consist of dense, ragged and sparse tensors, which rank '
+                f"0 can send. Received: a component {leaf} (rank 0). Leave it out, or map it to tensors."
             )
 
 

@@ -1,7 +1,7 @@
 """A signal that one rank has received, made known to all ranks by the exchange that begins each step (data/order.py).
 
-It costs no collective of its own: a step sends one more number along with the number of rows. After the step all ranks
-have the same word on it.
+The signal costs no collective of its own: a step sends one more number along with the number of rows. After the step
+all ranks know the same signal.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ def prepare() -> None:
 
 
 def tell(number: int, rank: int) -> None:
-    """Says from the next step on that this rank has received signal `number`. Not to be called while one is traced."""
+    """Announces from the next step on that this rank has received signal `number`. Do not call it while a step is
+    traced."""
     _words().own.assign(number * _RANKS + rank)
 
 
 def agreed() -> tuple[int, int]:
-    """Returns (signal, rank) once a step has passed one on, the same on all of them; `NONE` before that."""
+    """Returns (signal, rank), equal on all ranks, once a step has exchanged a signal; `NONE` before that."""
     return divmod(int(_words().agreed.numpy()), _RANKS)
 
 
@@ -53,17 +54,17 @@ def variables() -> list[tf.Variable]:
 
 
 def forget() -> None:
-    """Begins anew. To be called on all ranks between steps."""
+    """Forgets all signals. Call it on all ranks between steps."""
     if _words.cache_info().currsize:
         _words().own.assign(0)
         _words().agreed.assign(0)
 
 
 def own() -> tf.Tensor:
-    """Returns what this rank has to say ([1] int64), for the exchange of a step."""
+    """Returns this rank's signal ([1] int64), for the exchange of a step."""
     return tf.reshape(_words().own.read_value(), [1])
 
 
 def heard(words: tf.Tensor) -> tf.Operation:
-    """Keeps what all ranks have said ([ranks] int64) for `agreed`. Returns the operation that does so."""
+    """Keeps the signals of all ranks ([ranks] int64) for `agreed`. Returns the operation that does so."""
     return _words().agreed.assign(tf.reduce_max(words))

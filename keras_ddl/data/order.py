@@ -1,15 +1,15 @@
-"""Whether the ranks read the same batches, by digests of what arrives.
+"""Checks that all ranks read the same batches, by digests of the data.
 
-Ranks that cut their rows out of one batch must all have read that batch. A pipeline may break this in ways that nobody
-sees in its code: an unseeded shuffle inside a function, interleave(deterministic=False), a generator that draws numbers
-of its own. So a digest of each dataset's first batches and of every k-th after them is compared over the ranks; of
-arrays, one of the order of a pass.
+Ranks that take their rows from one batch must all have read that batch. A pipeline may break this in ways that its code
+does not show: an unseeded shuffle inside a function, interleave(deterministic=False), a generator with its own random
+numbers. So the ranks compare a digest of each dataset's first batches and of every k-th batch after them; for arrays, a
+digest of the order of a pass.
 
-While a batch is cut (in a thread of tf.data, perhaps ahead of time) its digest is only noted, in a short list of the
-process; no rank waits there, so a rank that stops reading early leaves nobody waiting. At the start of a step each rank
-sends its list along with its number of rows, in the same collective. Notes of the same batch of the same pass over the
-same dataset are compared; others are left for later steps. The step waits for the verdict only when it brings a batch
-that has just been noted.
+While a batch is cut (in a thread of tf.data, perhaps ahead of time), its digest is only noted in a short list of the
+process. No rank waits there, so a rank that stops reading early leaves no other rank waiting. At the start of a step
+each rank sends its list and its number of rows in one collective. Notes of the same batch of the same pass over the
+same dataset are compared; other notes wait for later steps. The step waits for the verdict only if its own batch has
+just been noted.
 
 A digest has a word for each of the batch's first components, so that values drawn at random in one component
 (augmentation in threads) do not count as other rows: the other components then agree.
@@ -66,8 +66,8 @@ def _notes() -> _Notes:
 
 
 def prepare() -> None:
-    """Makes the variables that `exchange_step_header` uses, before a step does: a tf.function that makes a variable is
-    traced again, and would run the program's Python once more than in one process.
+    """Makes the variables that `exchange_step_header` uses before the first step. If a step made them, its tf.function
+    would be traced again and run the program's Python once more than in one process.
     """
     _notes()
     notice.prepare()
@@ -98,7 +98,7 @@ def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
     """Returns a function for use in a dataset: it begins a pass, and returns the key of its first batch.
 
     Args:
-        number: the dataset's. spec: of its batches.
+        number: of the dataset. spec: type spec of its batches.
     """
     _components[number] = _names(spec)
     notes = _notes()
@@ -127,14 +127,14 @@ def forget_notes() -> None:
 
 
 def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
-    """Notes the digest of a batch if it is one of those that are compared; to run before the batch is handed on."""
+    """Notes the digest of a batch if the batch is one to compare. It must run before the batch is passed on."""
     index, every = key % _MANY, config.get("DATA_CHECK_BATCHES")
     is_looked_at = (index < FIRST) | (index % every == 0)
     return tf.cond(is_looked_at, lambda: _note(key, digest(leaves)), lambda: tf.constant(0, tf.int64))
 
 
 def note_positions(key: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """As `note`, for the order of a pass: the positions of all its rows ([rows] int64)."""
+    """Like `note`, for the order of a pass: the positions of all its rows ([rows] int64)."""
     word = tf.bitwise.bitwise_or(_fingerprints(positions[tf.newaxis]), 1)  # odd: positions tell rows apart
     return _note(key, tf.concat([word, tf.zeros([_WORDS - 1], tf.int64)], 0))
 
@@ -148,7 +148,7 @@ def _note(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 
 
 def digest(leaves: list[Any]) -> tf.Tensor:
-    """Returns [_WORDS] int64. A word is odd when its component tells rows apart, rather than being alike in all."""
+    """Returns [_WORDS] int64. A word is odd if the rows of its component are not all alike."""
     words = []
     for leaf in leaves:
         values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
@@ -161,7 +161,7 @@ def digest(leaves: list[Any]) -> tf.Tensor:
 
 
 def _mixed(values: list[tuple[tf.Tensor, tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns one for several pairs of a checksum and whether rows differ."""
+    """Combines several pairs (checksum, whether rows differ) into one."""
     checksums, rows_differ = zip(*values)
     total = functools.reduce(lambda total, value: total * 31 + value, checksums)
     return total, functools.reduce(tf.logical_or, rows_differ)
@@ -199,8 +199,8 @@ class StepHeader(NamedTuple):
 
 
 def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
-    """Exchanges what ranks must know of each other before a step, in one collective: rows, notes of batches, which are
-    compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
+    """Exchanges what ranks must know of each other before a step in one collective: numbers of rows, notes of batches,
+    which are then compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
 
     rows: of this rank's batch (scalar), or of several components of it (a vector of known length).
     """
@@ -230,7 +230,7 @@ def _counts(gathered: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def header_bytes(components: int = 1) -> int:
-    """Returns the bytes that each rank sends in `exchange_step_header`, with the rows of so many components."""
+    """Returns the bytes that each rank sends in `exchange_step_header`, given the number of components with rows."""
     return int(tf.int64.size) * (components + 1 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
 
 
@@ -242,9 +242,9 @@ def check_is_on() -> bool:
 def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
     """Compares the ranks' notes ([ranks, ...]), which are the same on every rank.
 
-    Returns: True, after an op that fails on every rank, with an error that `translate_errors` knows, when batches
-    differ in all components that tell rows apart.
-    Cost: some operations, where all ranks have noted the same until now. Else Python looks, some 0.1 ms.
+    Returns: True, computed after an op that fails on every rank if batches differ in all components whose rows differ.
+        `translate_errors` knows the error of this op.
+    Cost: a few operations if all ranks have noted the same so far; otherwise 0.1 ms in Python.
     """
 
     def look() -> tf.Tensor:
@@ -260,7 +260,7 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
 
 
 def _difference(reports: np.ndarray) -> bytes:
-    """Returns what the error says of the first batch of which ranks have read other rows; b"": there is none."""
+    """Returns the error message for the first batch whose rows differ between ranks; b"": no batch differs."""
     lists = reports.reshape(len(reports), _NOTES, 1 + _WORDS)
     mine, theirs = lists[:1, np.newaxis], lists[:, :, np.newaxis]  # rank 0's notes; each rank's
     same = (mine[..., 0] == theirs[..., 0]) & (mine[..., 0] > 0)  # [ranks, notes, notes of rank 0]
@@ -286,7 +286,7 @@ def _difference(reports: np.ndarray) -> bytes:
 
 
 def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
-    """Returns `values`, to be used only after the verdict if this rank's batch is one that it is about."""
+    """Returns `values`, which wait for the verdict if this rank's batch is being compared."""
     if tf.executing_eagerly():
         return values
     # A conditional's branches take what they need when it is there: the other branch does not wait for the verdict.
@@ -304,16 +304,16 @@ def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
 _CAUSES = (
     "Possible causes: a shuffle without a seed (also inside interleave, flat_map or sample_from_datasets), "
     "interleave(deterministic=False), a generator or PyDataset with its own random generator, or files listed in "
-    'another order. Use the same seeds and order on all ranks, or use keras_ddl.Strategy(reader="rank0"): rank 0 '
-    "reads, and sends every rank its rows. If each rank has its own data, use "
-    "strategy.distribute_datasets_from_function. If the only difference is random augmentation of data without labels, "
-    "set KERAS_DDL_DATA_CHECK_BATCHES=0, which stops the comparison."
+    'another order. Use the same seeds and order on all ranks, or use keras_ddl.Strategy(reader="rank0"), with '
+    "which rank 0 reads and sends every rank its rows. If each rank has its own data, use "
+    "strategy.distribute_datasets_from_function. If the only difference is random augmentation of data without "
+    "labels, set KERAS_DDL_DATA_CHECK_BATCHES=0, which stops the comparison."
 )
 
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """As ops.translate_errors, also of streams from rank 0."""
+    """Like ops.translate_errors, also for errors of streams from rank 0."""
     try:
         with ops.translate_errors():
             yield
@@ -325,7 +325,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def warn_of_unlike_values(rank: int) -> None:
-    """Warns, once per process and on rank 0, of batches of the same rows whose values differ."""
+    """Warns, once per process and on rank 0, if batches have the same rows but different values."""
     if _notes.cache_info().currsize == 0 or rank != 0:
         return
     notes = _notes()
@@ -334,15 +334,15 @@ def warn_of_unlike_values(rank: int) -> None:
     notes.has_warned = True
     key, which = notes.unlike
     stack_position.warn(
-        f"All ranks must read the same batches. Received: batch {key % _MANY} differs between ranks in {which}, while "
-        "another component is equal. Threads or unseeded random generators (augmentation) have this effect; it then "
+        f"All ranks must read the same batches. Received: batch {key % _MANY} differs between ranks in {which}, "
+        "while another component is equal. Augmentation in threads or with unseeded random numbers causes this. It "
         "does no harm, but the values differ from those of one process. If the data is not augmented, look for the "
         "cause."
     )
 
 
 def _listed(key: int, words: np.ndarray) -> str:
-    """Returns what a dataset calls the components with these words of a digest. key: of a batch."""
+    """Returns the dataset's names for the components with these words of a digest. key: of a batch."""
     names = _components.get(key // _MANY // 2**16, [])
     labels = [names[word] if word < len(names) else f"component {word}" for word in words if word < _WORDS - 1]
     rest = names[_WORDS - 1 :] or [f"component {_WORDS - 1}"]

@@ -1,4 +1,4 @@
-"""Batches that each rank makes from its own data, as many on every rank."""
+"""Batches that each rank makes from its own data, equally many on every rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from keras_ddl.errors import ConfigError
 
 
 def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, size: int) -> PerRankDataset:
-    """Returns the dataset that `dataset_fn(tf.distribute.InputContext)` makes for this rank, with agreed length.
+    """Returns the dataset that `dataset_fn(tf.distribute.InputContext)` makes for this rank, with equal length on all
+    ranks.
 
-    COLLECTIVE over all ranks, and so is reading from it where a length is not known (`PerRankDataset`).
+    COLLECTIVE over all ranks. Reading is COLLECTIVE, too, if a rank does not know its length (`PerRankDataset`).
     """
     return PerRankDataset(dataset_fn(tf.distribute.InputContext(size, rank, size)))
 
@@ -24,12 +25,12 @@ def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, si
 class PerRankDataset(UnaryUnchangedStructureDataset):
     """A dataset of per-rank batches that ends on all ranks at once.
 
-    A rank whose data ends earlier goes on with batches of zero rows, which weigh nothing, until all ranks are done.
-    Where all ranks know how many batches they have, the largest number is agreed on when the dataset is made, and
-    reading asks nobody. Else the ranks tell each other with every batch whether they have one (4 bytes), inside the
-    dataset: all ranks must then read equally often. They do that in the thread that asks for the batch, never ahead of
-    it, so that a rank that stops reading leaves no other waiting; `map` and `prefetch` therefore apply to the rank's
-    own batches, before that.
+    A rank whose data ends earlier continues with batches of zero rows, which weigh nothing, until all ranks are done.
+    If all ranks know how many batches they have, they agree on the largest number when the dataset is made, and reading
+    needs no communication. Otherwise the ranks tell each other with every batch whether they have one (4 bytes), inside
+    the dataset, so all ranks must read equally often. They do this in the thread that asks for the batch, never ahead
+    of it, so a rank that stops reading leaves no other rank waiting. `map` and `prefetch` therefore apply to the rank's
+    own batches, before the exchange.
     """
 
     def __init__(self, own: tf.data.Dataset, agreed: tuple[int, int] | None = None) -> None:
@@ -40,16 +41,16 @@ class PerRankDataset(UnaryUnchangedStructureDataset):
         setattr(self, MARK, BatchRows())
 
     def map(self, *args: Any, **kwargs: Any) -> PerRankDataset:
-        """As tf.data.Dataset.map, of the rank's own batches."""
+        """Like tf.data.Dataset.map, on the rank's own batches."""
         return PerRankDataset(self._own.map(*args, **kwargs), self._agreed)
 
     def prefetch(self, *args: Any, **kwargs: Any) -> PerRankDataset:
-        """As tf.data.Dataset.prefetch, of the rank's own batches."""
+        """Like tf.data.Dataset.prefetch, on the rank's own batches."""
         return PerRankDataset(self._own.prefetch(*args, **kwargs), self._agreed)
 
 
 def _agree(own: tf.data.Dataset) -> tuple[int, int]:
-    """Returns a number for the dataset, and of how many batches there are on the rank that has most of them."""
+    """Returns a number for the dataset, and the largest number of batches of a rank."""
     gathered = communicator.all_gather_object(int(own.cardinality()), name="keras_ddl/data/numbers_of_batches")
     unknown, endless = int(tf.data.UNKNOWN_CARDINALITY), int(tf.data.INFINITE_CARDINALITY)
     most = endless if endless in gathered else max(gathered)

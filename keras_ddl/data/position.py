@@ -1,9 +1,9 @@
-"""Where a fit stands in its data, and how another process gets there: which batches, in which order.
+"""The position of a fit in its data, and how another process gets there: which batches, in which order.
 
 Keras reads an epoch with an EpochIterator; the one that trains has a `Reading`. A checkpoint keeps its `position`, and
-a resumed fit goes there with `go_to`: the next epoch then begins in its middle. What was read of it is read again and
-dropped, because nothing else is exact for every pipeline; earlier epochs only where their number does not tell the
-order.
+a resumed fit goes there with `go_to`: the next epoch then begins in its middle. Batches of that epoch that were already
+read are read again and dropped, because nothing else is exact for every pipeline. Earlier epochs are read again only if
+their number does not determine the order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from keras_ddl.errors import CheckpointError
 
 
 class Shuffles(Protocol):
-    """The random numbers by which the ranks shuffle alike (strategy/agreement/random_state.py)."""
+    """The random numbers with which all ranks shuffle alike (strategy/agreement/random_state.py)."""
 
     def shuffles_state(self) -> list[Any]: ...
     def set_shuffles_state(self, state: list[Any]) -> None: ...
 
 
 class Reading:
-    """The reading of one fit: of the EpochIterator that gives the training steps their batches.
+    """How one fit reads: the state of the EpochIterator that gives the training steps their batches.
 
     shuffles: of the model's Strategy; None without one.
     """
@@ -48,7 +48,8 @@ class Reading:
         self._note_epoch_ends()
 
     def position(self, epochs: int, batches: int) -> dict[str, Any]:
-        """Returns, as JSON, where this process reads: after `batches` of an epoch, with `epochs` before it."""
+        """Returns this process's position as JSON: after `batches` batches of an epoch, with `epochs` epochs before
+        it."""
         return {
             "epochs": epochs,
             "batches": batches,
@@ -114,7 +115,8 @@ class Reading:
     # ---- earlier epochs ----------------------------------------------------------------------------------------------
 
     def _read_epochs(self, target: dict[str, Any], original: Callable[[], Iterator[Any]]) -> None:
-        """Brings the pipeline to the beginning of the epoch: its seeds move on each time that it is iterated."""
+        """Brings the pipeline to the beginning of the epoch, because its seeds advance each time that it is
+        iterated."""
         iterator = self.iterator
         if iterator.steps_per_epoch or self._must_be_read():
             for _ in range(target["epochs"]):
@@ -175,7 +177,7 @@ class Reading:
     # ---- another order -----------------------------------------------------------------------------------------------
 
     def _order(self) -> Any:
-        """Returns what tells the order in which this process shuffles, apart from `random_states`; JSON."""
+        """Returns, as JSON, what determines the order in which this process shuffles, apart from `random_states`."""
         iterator = self.iterator
         seeds = [list(datasets.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
         adapter = iterator.data_adapter
@@ -199,7 +201,7 @@ class Reading:
 
 
 def must_be_read(iterator: Any) -> bool:
-    """Whether earlier epochs of an EpochIterator must be read again, to come to a later one as it was."""
+    """Whether earlier epochs of an EpochIterator must be read again to make a later epoch as it was."""
     if isinstance(iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
         return False  # indexed: their order follows from the random states
     return not datasets.order_follows_from_passes(_Dataset(iterator).pipeline())
@@ -219,7 +221,7 @@ class _Dataset:
         return [each for each in self.pipeline() if isinstance(each, datasets.ShuffleDataset)]
 
     def iterate(self) -> None:
-        """Makes an iterator and drops it: a shuffle takes its next seeds."""
+        """Makes an iterator and drops it, so that a shuffle takes its next seeds."""
         if self.shuffles():
             iter(self._dataset)
 

@@ -1,7 +1,7 @@
-"""A keras.utils.PyDataset that can be asked for some rows of a batch: then each rank asks for its own only.
+"""A keras.utils.PyDataset that can be asked for some rows of a batch. Each rank then asks for its own rows only.
 
-By its class, a PyDataset gives global batches, so every rank reads all of them. One that has these two methods is read
-by rows instead, with its threads and processes:
+A PyDataset gives global batches, so every rank reads all rows. One with these two methods is read by rows instead, with
+its threads and processes:
 
     def batch_rows(self, index): ...        # how many rows self[index] has
     def rows(self, index, first, end): ...  # what self[index] gives, of the rows first to end - 1 (there may be none)
@@ -23,13 +23,13 @@ def has_rows(dataset: Any) -> bool:
 
 
 class RowsAdapter(PyDatasetAdapter):
-    """Keras's adapter of a PyDataset, of which it reads this rank's rows."""
+    """Keras's adapter of a PyDataset, which reads only this rank's rows."""
 
     def __init__(self, dataset: keras.utils.PyDataset, rank: int, size: int, **arguments: Any) -> None:
         super().__init__(_RowsOfRank(dataset, rank, size), **arguments)
 
     def get_tf_dataset(self) -> Any:
-        """Returns the batches, marked as cut."""
+        """Returns the batches, marked as already cut to this rank's rows."""
         dataset = untuned(super().get_tf_dataset())
         setattr(dataset, MARK, BatchRows())
         return dataset

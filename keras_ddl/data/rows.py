@@ -1,4 +1,4 @@
-"""Rows of tensors: which are a rank's, how many there are, and how all ranks' are put together again."""
+"""Rows of tensors: which rows a rank has, how many there are, and how the rows of all ranks are gathered."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from keras_ddl.compat.tensorflow import tf
 
 @dataclass(frozen=True)
 class BatchRows:
-    """What is known of the batches of a dataset before a step is traced; the same on all ranks.
+    """What is known about the batches of a dataset before a step is traced; equal on all ranks.
 
     Attributes:
-        total: rows of each global batch. is_chunked: a rank has those that `chunk` says.
-        others: which of the flattened components have other numbers of rows than the batch (datasets that are zipped),
-            those of one number together. may_differ: a batch that was read must tell whether any has (`unlike_rows`).
-        is_global: the batches have the rows of all ranks, of which each step takes its rank's.
-        spec: the element_spec of the global batches, where each rank reads all of them.
+        total: rows of each global batch. is_chunked: a rank has the rows that `chunk` assigns to it.
+        others: which flattened components have another number of rows than the batch (from zipped datasets), grouped by
+            number. may_differ: only a batch that was read can tell whether there are any (`unlike_rows`).
+        is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
+        spec: the element_spec of the global batches, if each rank reads all of them.
     """
 
     total: int | None = None
@@ -34,11 +34,11 @@ class BatchRows:
 
     @property
     def of_others(self) -> frozenset[int]:
-        """The components that have not the rows of the batch."""
+        """The components whose number of rows is not that of the batch."""
         return frozenset().union(*self.others)
 
     def of_kind(self, specs: Sequence[Any]) -> BatchRows:
-        """Returns the same for a kind of batches. `specs`: of their tensors."""
+        """Returns the same for one kind of batches. `specs`: type specs of their tensors."""
         places: Sequence[int] = range(len(specs))
         if self.spec is not None:
             places = [place for place, leaf in enumerate(tf.nest.flatten(self.spec)) if is_spec_of_tensor(leaf)]
@@ -46,14 +46,14 @@ class BatchRows:
         return dataclasses.replace(self, total=static_rows(shared), spec=None, may_differ=False)
 
     def of_rank(self, components: int, rank: int, size: int) -> list[int | None]:
-        """Returns how many rows a rank has of each component, None where that is open."""
+        """Returns how many rows a rank has of each component; None: unknown."""
         if not self.is_chunked or self.total is None:
             return [None] * components
         first, end = chunk(self.total, rank, size)
         return [None if place in self.of_others else end - first for place in range(components)]
 
     def learn(self, counts: Sequence[Sequence[int | None]]) -> BatchRows:
-        """Returns the same with what the rows of a batch tell. `counts`: of the components, of each rank."""
+        """Returns the same, completed by the rows of a batch. `counts`: rows of each component on each rank."""
         return dataclasses.replace(self, others=unlike_rows(counts, self.spec)[1], may_differ=False)
 
 
@@ -64,7 +64,7 @@ def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
     """Returns (first, end): the rows of a global batch that belong to `rank`.
 
     Chunks are contiguous and in rank order, differ by at most one row, and the first ranks get more. `rows` is an int
-    or an integer tensor; the result is of its kind.
+    or an integer tensor, and so are the results.
     """
     base, extra = rows // size, rows % size
     least = min if isinstance(rows, int) else tf.minimum
@@ -74,7 +74,7 @@ def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
 def rows_of(value: Any) -> int | tf.Tensor | None:
     """Returns the rows of a dense, sparse or ragged tensor, or of an array; None: it has none.
 
-    A number where it is known, else an int64 scalar.
+    A number if it is known, else an int64 scalar.
     """
     rows: tf.Tensor
     if isinstance(value, tf.SparseTensor):
@@ -94,7 +94,8 @@ def rows_of(value: Any) -> int | tf.Tensor | None:
 
 
 def row_count(batch: Any, of_others: Collection[int] = ()) -> tf.Tensor | None:
-    """Returns the rows of this rank's batch (int64 scalar): of its first tensor that has rows; None if none has.
+    """Returns the number of rows of this rank's batch (int64 scalar): that of its first tensor with rows; None without
+    one.
 
     of_others: components that do not count.
     """
@@ -104,7 +105,7 @@ def row_count(batch: Any, of_others: Collection[int] = ()) -> tf.Tensor | None:
 
 
 def static_rows(batch: Any) -> int | None:
-    """Returns the number of rows of a batch, or of its spec, if it is known before the batch is there."""
+    """Returns the number of rows of a batch, or of its spec, if it is known before the batch is read."""
     for leaf in tf.nest.flatten(batch):
         if hasattr(leaf, "shape") and not isinstance(leaf, tf.Variable):
             shape = tf.TensorShape(leaf.shape)
@@ -114,7 +115,8 @@ def static_rows(batch: Any) -> int | None:
 
 
 def with_rows(spec: Any, rows: int | None) -> Any:
-    """Returns a type spec of tensors, sparse or ragged ones with another number of rows; what has none as it is."""
+    """Returns a type spec of a dense, sparse or ragged tensor with another number of rows; a spec without rows
+    unchanged."""
     if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or not spec.shape.rank:
         return spec
     shape = [rows, *spec.shape[1:]]
@@ -149,26 +151,26 @@ def _spec_with_rows(leaf: Any, total: int | None) -> Any:
 
 
 def counts_of_ranks(batch: Any) -> list[list[int | None]]:
-    """Returns how many rows each component of a batch has, of each rank's part. COLLECTIVE."""
+    """Returns how many rows each component of a batch has on each rank. COLLECTIVE."""
     return communicator.all_gather_object(component_rows(batch), name="keras_ddl/on_batch/rows")
 
 
 def component_rows(batch: Any) -> list[int | None]:
-    """Returns how many rows each component of a batch has, outside of a graph; None: it has none."""
+    """Returns, outside of a graph, how many rows each component of a batch has; None: the component has no rows."""
     return [None if each is None else int(each) for each in map(rows_of, tf.nest.flatten(batch))]
 
 
 def unlike_rows(
     counts: Sequence[Sequence[int | None]], structure: Any = None
 ) -> tuple[list[int | None], tuple[frozenset[int], ...]]:
-    """Returns the rows of each component, of all ranks together, and which have others than the batch: the components
-    that have the same together.
+    """Returns the rows of each component on all ranks together, and the components with another number of rows than the
+    batch, grouped by number.
 
     The batch has the number of rows that occurs in most elements of the structure (x, y, sample_weight); on a tie, that
-    of the first.
+    of the first of them.
 
     Args:
-        counts: of the components, of each rank; None: one without rows. The same on all ranks.
+        counts: rows of each component on each rank, equal on all ranks; None: a component without rows.
         structure: of the batch; None: each component is an element.
     """
     columns = [tuple(column) for column in zip(*counts)]
@@ -188,9 +190,9 @@ def unlike_rows(
 
 
 def take_chunk(value: Any, rank: int, size: int) -> Any:
-    """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; what has no rows as it is.
+    """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; a value without rows unchanged.
 
-    Static row counts are kept: a known number of rows gives a known number of rows.
+    If the number of rows is static, that of the result is, too.
     """
     rows = rows_of(value) if tf.is_tensor(value) else None
     if rows is None:
@@ -213,7 +215,7 @@ def _slice_of_rows(first: int, end: int) -> dict[str, tf.Tensor]:
 def gather_rows(value: Any, rank: int, *, name: str) -> Any:
     """Returns the rows of all ranks in rank order: a tensor, tf.SparseTensor or tf.RaggedTensor.
 
-    A scalar gives a vector with one element per rank; bool travels as uint8.
+    Scalars become a vector with one element per rank; bool is sent as uint8.
     Raises: RankMismatchError: the ranks' rows differ in shape or dtype.
     """
     if isinstance(value, tf.RaggedTensor):
@@ -241,14 +243,14 @@ def gather_rows(value: Any, rank: int, *, name: str) -> Any:
 
 
 def is_spec_of_tensor(leaf: Any) -> bool:
-    """Whether a leaf of an element_spec is of a tensor. Keras carries a None through tf.data as an optional."""
+    """Whether a leaf of an element_spec is that of a tensor. Keras passes None through tf.data as an optional."""
     return isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, tf.OptionalSpec)
 
 
 def chunked_rows(spec: Any, *, may_differ: bool = False) -> BatchRows:
-    """Returns what the element_spec of global batches, of which each rank keeps its chunk, tells of their rows.
+    """Returns what an element_spec of global batches tells about their rows; each rank keeps its chunk of them.
 
-    may_differ: whether components may have numbers of rows of their own, as far as their source tells.
+    may_differ: whether components may have different numbers of rows, as far as their source tells.
     """
     rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec) if is_spec_of_tensor(leaf) and leaf.shape.rank != 0]
     known = [each for each in rows if each is not None]

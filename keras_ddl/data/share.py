@@ -1,8 +1,8 @@
 """Each rank's share of the data.
 
-Every rank reads the global batch and keeps a contiguous chunk of its rows. So all ranks take the same number of
-steps by construction, every row is used exactly once, and nothing has to be agreed per step; the price is that each
-rank reads everything. For input that must not be read N times there is `per_rank_dataset`.
+Every rank reads the global batch and keeps a contiguous chunk of its rows. So all ranks take the same number of steps
+by construction, every row is used exactly once, and ranks need not agree on anything in a step; the price is that each
+rank reads everything. If the input must not be read N times, use `per_rank_dataset`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keras_ddl.data.rows import BatchRows, chunked_rows, take_chunk
 from keras_ddl.errors import ConfigError
 
 MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its global batches
-LET_RANK_0_READ = 'Or use keras_ddl.Strategy(reader="rank0"): rank 0 reads, and sends every rank its rows.'
+LET_RANK_0_READ = 'Or use keras_ddl.Strategy(reader="rank0"), with which rank 0 reads and sends every rank its rows.'
 _last_number = 0
 
 
@@ -31,15 +31,15 @@ def share_dataset(
 ) -> tf.data.Dataset:
     """Returns `dataset` with each batch cut to the rows of `rank`. COLLECTIVE when the dataset shuffles.
 
-    A dataset that was made from the result of this function is returned as it is.
+    A dataset that was made from the result of this function is returned unchanged.
 
     Args:
-        number: the dataset's, from `agree_number`, for which the steps that use it compare the ranks' batches
-            (order.py); None: they are not compared.
-        takes: False: the rows are taken later; batches are compared all the same.
+        number: the number of the dataset, from `agree_number`, under which steps compare the ranks' batches (order.py);
+            None: batches are not compared.
+        takes: False: rows are taken later; batches are still compared.
     Raises:
-        ConfigError: a shuffle that has no seed, or deterministic=False, so that the ranks' chunks would be chunks of
-            different batches.
+        ConfigError: a shuffle has no seed, or a step has deterministic=False, so ranks would take chunks of different
+            batches.
         RankMismatchError: the ranks shuffle with different seeds.
     """
     if is_shared(dataset) or (size == 1 and not history.takes_newcomers()):
@@ -88,7 +88,7 @@ def is_shared(dataset: Any) -> bool:
 
 
 def batch_rows_of(dataset: Any) -> BatchRows:
-    """Returns what is known of the global batches of a dataset of this rank's rows."""
+    """Returns what is known about the global batches behind a dataset of this rank's rows."""
     return getattr(dataset, MARK, BatchRows())
 
 
@@ -113,7 +113,7 @@ def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
 
 
 def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:
-    """Checks that no step of the dataset has deterministic=False, which no option of the dataset can undo."""
+    """Checks that no step of the dataset has deterministic=False, because no option of the dataset can undo it."""
     for one in datasets.pipeline_of(dataset):
         if datasets.is_nondeterministic(one):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Batches of a source that can be asked for any one row: each rank asks for its own rows only."""
+"""Batches of a random-access source, which each rank asks for its own rows only."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ def from_source(
 ) -> keras.utils.PyDataset:
     """Returns batches of rows from a random-access source for `fit`, `evaluate` and `predict`.
 
-    The batches are those of one process, on any number of ranks; a rank reads its rows of each and no others.
+    The batches are those of one process, on any number of ranks. A rank reads only its rows of each batch.
 
     Args:
         source: has `len(source)` and `source[i]`, which returns row i: an array, a number, or a structure of them such
-            as (x, y) or a dict. Sequences, data sources and MapDatasets of grain (tried with 0.2, which is not among
-            the tests), and datasets for map-style loaders are such; so is a tf.data.Dataset of rows that
-            tf.data.experimental.at can index.
+            as (x, y) or a dict. This includes sequences, map-style datasets, grain's data sources and MapDatasets
+            (tried by hand with grain 0.2), and a tf.data.Dataset of rows that tf.data.experimental.at can index.
         batch_size: rows of all ranks together.
-        shuffle: another order of all rows in each epoch, the same on all ranks.
-        seed: of the orders; None: drawn from NumPy's generator, which is the same on all ranks once the Strategy is
-            made. A resumed run needs the seed that it had.
-        drop_remainder: leave out a last batch of fewer rows.
+        shuffle: reorder all rows in each epoch, in the same way on all ranks.
+        seed: seed of the orders; None: drawn from NumPy's generator, which is equal on all ranks once the Strategy is
+            made. A resumed run needs the seed of the earlier run.
+        drop_remainder: leave out the last batch if it has fewer rows.
         workers, use_multiprocessing, max_queue_size: as in keras.utils.PyDataset.
     Raises: ConfigError: a source of unknown length, or without rows.
     Cost: one call of `source[i]` for each of the rank's rows.
@@ -104,9 +103,9 @@ class _Indexed:
         self._length = int(dataset.cardinality())
         if self._length < 0:
             raise ConfigError(
-                "from_source: a tf.data.Dataset must know how many rows it has. Received: one of "
-                f"{'infinite' if self._length == tf.data.INFINITE_CARDINALITY else 'unknown'} cardinality. Pass it to "
-                "fit as it is, or use keras_ddl.data.from_files."
+                "from_source: a tf.data.Dataset must know how many rows it has. Received: a dataset of "
+                f"{'infinite' if self._length == tf.data.INFINITE_CARDINALITY else 'unknown'} cardinality. Pass it "
+                "to fit as it is, or use keras_ddl.data.from_files."
             )
 
     def __len__(self) -> int:

@@ -2,9 +2,9 @@
 
 One pass over a dataset is one stream. On rank 0 a thread reads the pass, a few batches before they are used, and sends
 each rank its part; on every other rank a thread receives. Only rank 0 decides what is sent, so a rank that stops
-reading earlier leaves no other waiting: it receives the rest, and drops it, until rank 0 stops too. Messages travel in
-a communicator of their own, by an all_to_all in which only rank 0 has something to send: they meet no collective of a
-step.
+reading earlier leaves no other rank waiting: it receives the rest and drops it until rank 0 stops, too. Messages travel
+in a separate communicator, by an all_to_all in which only rank 0 has something to send, so they do not interfere with
+collectives of steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _failures: dict[str, KerasDdlError] = {}  # by the name of the stream: TensorFlo
 
 
 class Message(NamedTuple):
-    """What rank 0 sends. `content`: of a BATCH the arrays, of an ERROR the exception."""
+    """What rank 0 sends. `content`: the arrays of a BATCH, or the exception of an ERROR."""
 
     kind: int
     content: Any = None
@@ -49,7 +49,7 @@ class Stream:
     """One pass, on one rank.
 
     Args:
-        comm: the communicator of streams. name: the same on all ranks, and of no other stream.
+        comm: the communicator of streams. name: equal on all ranks, and unique to this stream.
         read: on rank 0: begins the pass, and yields for each batch the arrays of every rank.
     """
 
@@ -67,7 +67,7 @@ class Stream:
     def __iter__(self) -> Iterator[Parts]:
         """Yields this rank's arrays of each batch.
 
-        Raises: what reading has raised on rank 0; errors of collectives; RankMismatchError: rank 0 reads no further.
+        Raises: what reading raised on rank 0; errors of collectives; RankMismatchError: rank 0 has stopped reading.
         """
         try:
             while (message := self._messages.get()).kind == BATCH:
@@ -77,7 +77,7 @@ class Stream:
                 raise message.content
             if message.kind == STOP:
                 raise RankMismatchError(
-                    'With Strategy(reader="rank0") all ranks must read equally many batches. Received: rank '
+                    'With Strategy(reader="rank0") all ranks must read the same number of batches. Received: rank '
                     f"{self._comm.rank} asks for one more batch, but rank 0 has stopped reading. End every loop over "
                     "the data after the same batch on every rank."
                 )
@@ -91,7 +91,7 @@ class Stream:
         self._room.release()
 
     def wait_if_closed(self) -> None:
-        """Waits until a closed stream reads its source no more, unless that takes long."""
+        """Waits for a limited time until a closed stream no longer reads its source."""
         if self._closed and threading.current_thread() is not self._thread:
             self._thread.join(_PATIENCE_SECONDS)
 
@@ -122,7 +122,7 @@ class Stream:
         self._messages.put(own)
 
     def _wait_for_room(self) -> bool:
-        """Waits until a step has used one of the batches that were sent. Returns: whether any may use another."""
+        """Waits until a step has used one of the sent batches. Returns: whether a rank may use another batch."""
         patience = config.get("WARN_AFTER_SECONDS") / 3 or None
         while not self._closed and not self._room.acquire(timeout=patience):
             self._scatter([Message(IDLE)] * self._comm.size)  # no rank waits for this one so long that it warns
@@ -150,7 +150,7 @@ class Stream:
 
 
 def wait_for_closed() -> None:
-    """To be called on rank 0 before a pass begins: a source may be that of a pass which is just ending."""
+    """Call it on rank 0 before a pass begins, because a pass that is just ending may still read the same source."""
     for stream in list(_of_root):
         stream.wait_if_closed()
 
@@ -159,7 +159,7 @@ _of_root: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class StreamError(Exception):
-    """A KerasDdlError on its way through a dataset; `failure_in` finds it again in TensorFlow's error."""
+    """Carries a KerasDdlError through a dataset; `failure_in` finds it again in TensorFlow's error."""
 
     def __init__(self, name: str, error: KerasDdlError) -> None:
         _failures[name] = error
@@ -167,7 +167,7 @@ class StreamError(Exception):
 
 
 def failure_in(text: str) -> KerasDdlError | None:
-    """Returns the error that a stream has raised, by the text of TensorFlow's error; None: it comes from none."""
+    """Returns the error that a stream raised, given TensorFlow's error; None: no stream raised it."""
     if _FAILURE not in text:
         return None
     name = text.partition(_FAILURE)[2].partition(":")[0].strip()
@@ -175,7 +175,7 @@ def failure_in(text: str) -> KerasDdlError | None:
 
 
 def packed(messages: Sequence[Message | None]) -> tuple[np.ndarray, list[int]]:
-    """Returns the bytes of messages, one after another (uint8), and of how many each consists; None: of none.
+    """Returns the bytes of all messages, one after another (uint8), and the number of bytes of each; None: no message.
 
     Contiguous arrays are copied once. Each message: numbers (int64), the pickled rest, the arrays.
     """

@@ -8,8 +8,8 @@ from keras_ddl.compat.tensorflow import tf
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns `dataset` without the tuner.
 
-    Whoever deletes the iterator of a tuned one may have to wait for the tuner, up to a minute: it sleeps for as long as
-    it has run, and when all cores are busy it can miss that it is to end.
+    Deleting the iterator of a tuned dataset may wait for the tuner for up to a minute: the tuner sleeps for as long as
+    it has run, and if all cores are busy it can miss the signal to end.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -6,20 +6,23 @@ which wait for each other inside every operation and keep the core from the one 
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Sequence
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history
+from keras_ddl.communicator import history, stack_position
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.launch import gpus
 from keras_ddl.topology import Topology
 
 
 def configure_tensorflow(topology: Topology) -> str:
     """Gives TensorFlow this rank's cores and its device, which is returned. COLLECTIVE."""
     share_cores(topology)
-    return choose_device(topology.local_rank)
+    return choose_device(topology)
 
 
 def share_cores(topology: Topology) -> None:
@@ -60,16 +63,73 @@ def _set(pool: str, threads: int) -> None:
         pass  # TensorFlow has started already, with one per core
 
 
-def choose_device(local_rank: int) -> str:
-    """Returns this rank's device: the GPU numbered local_rank when there are GPUs, else the CPU."""
-    gpus = tf.config.get_visible_devices("GPU")
-    if not gpus:
+def choose_device(topology: Topology) -> str:
+    """Returns this rank's device: the GPU numbered local_rank when there are GPUs, else the CPU. COLLECTIVE.
+
+    Where ranks share a GPU, each takes memory there as it needs it. Warns of what TensorFlow no longer lets it do.
+    """
+    visible = tf.config.get_visible_devices("GPU")
+    number = topology.local_rank % len(visible) if visible else 0
+    own = visible[number] if visible else None
+    sharers = _ranks_on(own, topology)
+    if own is None:
         return "/device:CPU:0"
-    number = local_rank % len(gpus)
     try:
         # Else every rank would take memory on every GPU.
-        tf.config.set_visible_devices(gpus[number], "GPU")
+        tf.config.set_visible_devices(own, "GPU")
         number = 0
     except RuntimeError:
-        pass  # TensorFlow has started already: all GPUs are visible
+        stack_position.warn(
+            f"TensorFlow had started before keras_ddl could give it one GPU. Rank {topology.rank} computes on GPU "
+            f"{number}, but takes memory on all {len(visible)}, and what runs outside the Strategy's scope runs on GPU "
+            "0. Make the Strategy before the script's first operation of TensorFlow.",
+            RuntimeWarning,
+        )
+    if len(sharers) > 1:
+        _share(own, sharers, topology)
     return f"/device:GPU:{number}"
+
+
+def _ranks_on(own: tf.config.PhysicalDevice | None, topology: Topology) -> list[int]:
+    """Returns the ranks that compute on this rank's GPU, itself included. COLLECTIVE."""
+    if topology.size == 1 and not history.takes_newcomers():
+        return [topology.rank]
+    identity = None if own is None else gpus.identity_of(int(own.name.rpartition(":")[2]))
+    of_ranks = communicator.all_gather_object(identity, name="keras_ddl/gpus")
+    mine = topology.hosts[topology.rank]
+    return [rank for rank, each in enumerate(of_ranks) if each == identity and topology.hosts[rank] == mine]
+
+
+def _share(gpu: tf.config.PhysicalDevice, sharers: Sequence[int], topology: Topology) -> None:
+    """Has this rank take memory on a GPU as it needs it, unless the script has chosen; the first rank there warns."""
+    how, grows = "each takes memory as it needs it", tf.config.experimental.get_memory_growth(gpu)
+    if grows is False or tf.config.get_logical_device_configuration(gpu) is not None:
+        how = "each takes memory as the script has set"
+    elif grows is None:
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except RuntimeError:
+            how = "the first one takes nearly all memory, because TensorFlow had started before keras_ddl"
+    if topology.rank == sharers[0]:
+        stack_position.warn(
+            f"Ranks {', '.join(map(str, sharers))} share a GPU: they compute in turn, and {how}. Start one rank for "
+            "each GPU.",
+            RuntimeWarning,
+        )
+
+
+@functools.cache
+def compute_alike() -> None:
+    """Makes TensorFlow's operations give the same bits on the GPU of every rank, for what ranks compute side by side.
+
+    Its fastest kernels add in an order that changes from run to run. The deterministic ones are slower, and operations
+    that draw random numbers without a seed fail.
+    """
+    tf.config.experimental.enable_op_determinism()
+    if communicator.rank() == 0:
+        print(
+            "keras_ddl: ranks compute a part of this step side by side, so it runs with TensorFlow's deterministic "
+            "kernels, because others give each GPU other bits. Some are slower.",
+            file=sys.stderr,
+            flush=True,
+        )

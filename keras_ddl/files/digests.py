@@ -1,4 +1,4 @@
-"""Digests of files, and records by which alterations are detected."""
+"""Computes digests of files, and records that reveal alterations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.files import foreign
 
 
 def digest(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal. Cost: one read of it, some 1 GB/s."""
+    """Returns the SHA-256 of a file, in hexadecimal. Cost: one read of the file, about 1 GB/s."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -47,7 +47,7 @@ def size_of(folder: Path) -> int:
 def difference(folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool) -> str | None:
     """Returns how `folder` differs from its `inventory`, or None. Extra files are ignored.
 
-    A link below `folder` is not followed: it counts as different.
+    A link below `folder` is not followed, and counts as a difference.
     `contents`: read every file and compare its SHA-256; otherwise only sizes are compared.
     """
     records = files.values() if isinstance(files, Mapping) else [None]

@@ -1,4 +1,4 @@
-"""Files and directories that appear complete or not at all: write a hidden one beside the target, sync it, rename it.
+"""Writes files and directories that appear complete or not at all: a hidden one is written, synced and renamed.
 
 `rename` is the only step that readers can see, and POSIX makes it atomic. A killed writer leaves a `.tmp-*` directory,
 which readers ignore and `sweep_temporaries` removes.
@@ -32,12 +32,12 @@ def explain(error: OSError, what: str, path: Path | str) -> str:
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (
             f"{what} must be written completely. Received: no space left for {path} ({error.strerror}). Nothing was "
-            f"published and earlier ones are untouched. Free space or raise the quota, or keep fewer."
+            "published, and earlier files are untouched. Free space, raise the quota, or keep fewer files."
         )
     if number == errno.EROFS:
         return (
-            f"{what} needs a writable directory. Received: {path} ({error.strerror}). Earlier ones are "
-            "untouched. Mount it writable (Linux makes a disk read-only after errors), or give another directory."
+            f"{what} needs a writable directory. Received: {path} ({error.strerror}). Earlier files "
+            "are untouched. Mount it writable (Linux makes a disk read-only after errors), or give another directory."
         )
     if number in (errno.EACCES, errno.EPERM):
         return (
@@ -50,7 +50,7 @@ def explain(error: OSError, what: str, path: Path | str) -> str:
 
 
 def make_directory(path: Path, what: str, error_type: type[Exception]) -> Path:
-    """Creates `path` and its parents. Raises: error_type: it is a file, or cannot be created or written."""
+    """Creates `path` and its parents. Raises: error_type: `path` is a file, or cannot be created or written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,7 +75,7 @@ def make_staging(parent: Path) -> Path:
 def staging_directory(parent: Path, made: Path | None = None) -> Iterator[Path]:
     """Yields a hidden directory in `parent`, which is removed at the end unless it was renamed.
 
-    `made`: one that `make_staging` has made; None: a new one.
+    `made`: a directory from `make_staging`; None: a new one.
     """
     path = make_staging(parent) if made is None else made
     try:
@@ -98,7 +98,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Waits until the file, or every file and directory under the directory, is on disk, the deepest first."""
+    """Waits until `path`, and everything under it if it is a directory, is on disk; the deepest first."""
     if not path.is_dir():
         sync_file(path)
     for folder, _, files in os.walk(path, topdown=False):
@@ -201,9 +201,9 @@ def being_read(path: Path) -> Iterator[None]:
 
 
 def remove_unless_read(path: Path) -> bool:
-    """As `remove`, unless a process of this host is reading it (`being_read`). Returns whether it was removed.
+    """Works like `remove`, unless a process of this host reads the directory (`being_read`). Returns whether it did.
 
-    Raises: OSError: it is no directory, or cannot be read or removed.
+    Raises: OSError: `path` is not a directory, or cannot be read or removed.
     """
     try:
         descriptor = os.open(path, _DIRECTORY)

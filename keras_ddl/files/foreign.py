@@ -1,7 +1,7 @@
 """Reads directories that somebody else may have filled: a checkpoint from elsewhere, a folder of several people.
 
-A symbolic link there may lead to a private file, and whoever opens a FIFO waits for its writer. So files are opened
-only where they are regular ones, and links inside the directory are not followed.
+A symbolic link there may lead to a private file, and opening a FIFO waits for its writer. So only regular files are
+opened, and links inside the directory are not followed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _KINDS = {
 
 
 def open_regular(folder: Path | str, name: str) -> BufferedReader:
-    """Opens `folder`/`name` for reading, and follows no link below `folder`.
+    """Opens `folder`/`name` for reading without following links below `folder`.
 
-    Raises: OSError: it cannot be opened; it, or a directory on the way, is a link; or it is no regular file.
+    Raises: OSError: the file cannot be opened, is not a regular file, or has a link in its path.
     """
     parts = PurePosixPath(name).parts
     if not parts or PurePosixPath(name).is_absolute() or ".." in parts:
@@ -81,9 +81,9 @@ def copy(source: Path, names: Iterable[str], target: Path) -> None:
 
 
 def strange_entry(folder: Path) -> str | None:
-    """Returns what `folder` or anything below it is, where that is neither a directory nor a regular file; else None.
+    """Describes the first entry of `folder` that is neither a directory nor a regular file (such as a link), or None.
 
-    A link is such a thing. Raises: OSError: a directory cannot be read.
+    Checks `folder` itself, too. Raises: OSError: a directory cannot be read.
     """
     if not stat.S_ISDIR(mode := folder.lstat().st_mode):
         return f"it is {_KINDS.get(stat.S_IFMT(mode), 'a file')}"
@@ -100,9 +100,9 @@ def strange_entry(folder: Path) -> str | None:
 
 
 def check_opens(folder: Path) -> None:
-    """Checks that whoever opens the files below `folder` does not wait: that all are regular, links to them included.
+    """Checks that all files below `folder` are regular files or links to them, so that opening one never waits.
 
-    Raises: OSError: one is a FIFO, a device or a socket, or cannot be looked at.
+    Raises: OSError: a file is a FIFO, a device or a socket, or cannot be examined.
     """
     seen, left = set[tuple[int, int]](), [str(folder)]
     while left:
@@ -117,9 +117,9 @@ def check_opens(folder: Path) -> None:
 
 
 def read_json(folder: Path, name: str) -> Any:
-    """Returns what the JSON file `folder`/`name` holds.
+    """Returns the content of the JSON file `folder`/`name`.
 
-    Raises: OSError: as `open_regular`. ValueError: it is too large, nested too deeply, or no JSON.
+    Raises: OSError: as `open_regular`. ValueError: the file is too large, nested too deeply, or not JSON.
     """
     with open_regular(folder, name) as file:
         text = file.read(MOST_JSON_BYTES + 1)
@@ -129,7 +129,7 @@ def read_json(folder: Path, name: str) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Returns what a JSON text of unknown origin holds. Raises: ValueError: it is no JSON, or is nested too deeply."""
+    """Returns the value of a JSON text of unknown origin. Raises: ValueError: it is not JSON, or nested too deeply."""
     try:
         value = json.loads(text)
     except RecursionError:

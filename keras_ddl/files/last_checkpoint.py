@@ -1,4 +1,4 @@
-"""The last complete checkpoint that this process knows, for the message when a job ends with an error."""
+"""Records the last complete checkpoint that this process knows, for the message when a job ends with an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def note(path: Path, step: int, resume: bool, run_dir: str | None, *, is_news: b
     """Records that the checkpoint of `step` is complete. `resume`: whether a restarted program continues from it.
 
     `run_dir`: where the launcher reads the record, None without a launcher. A failure to write it is ignored.
-    `is_news`: this process has just written it, which those who watch the job are to know.
+    `is_news`: this process has just written it, so watchers of the job are told.
     """
     checkpoint = {"path": str(path.absolute()), "step": step, "resume": resume}
     if checkpoint == _known:
@@ -39,7 +39,7 @@ def known() -> dict[str, Any] | None:
 
 
 def read(run_dir: Path) -> dict[str, Any] | None:
-    """Returns the last record of the process of `run_dir`; None without one."""
+    """Returns the last record in `run_dir`, None without one."""
     try:
         record = json.loads((run_dir / FILE).read_bytes()[:4096])
         return {"path": str(record["path"]), "step": int(record["step"]), "resume": bool(record["resume"])}

@@ -1,7 +1,7 @@
-"""What a rank's program leaves in its KERAS_DDL_RUN_DIR for those who watch the job from outside.
+"""Leaves news of a rank's program in KERAS_DDL_RUN_DIR for watchers of the job.
 
-The wrapper of the rank makes an empty file for each kind of news that somebody wants (launch/rank_news.py), and reads
-them once a second. The program writes where there is such a file; nobody waits for anybody.
+The rank's wrapper makes an empty file for each kind of news that a watcher wants (launch/rank_news.py), and reads the
+files once a second. The program writes only to files that exist; neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_BYTES = 1 << 16
 
 
 def is_wanted(run_dir: str | None, name: str) -> bool:
-    """Whether somebody reads `name` in the directory of this rank; None: there is no launcher."""
+    """Whether a watcher wants `name`. `run_dir`: this rank's; None without a launcher."""
     return run_dir is not None and Path(run_dir, name).exists()
 
 
 def write_figures(run_dir: str, figures: Mapping[str, object]) -> None:
     """Overwrites the figures; a failure is ignored. Cost: 6 us.
 
-    Not renamed into its place: file systems write what replaces a file to disk at once, which takes milliseconds.
+    It does not rename a new file into place, because file systems then write to disk at once, which takes milliseconds.
     """
     body = json.dumps(figures).encode()
     with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ def write_figures(run_dir: str, figures: Mapping[str, object]) -> None:
 
 
 def read_figures(run_dir: Path) -> dict[str, Any] | None:
-    """Returns the figures of this moment; None: there are none, or they are being written."""
+    """Returns the current figures; None: there are none, or they are being written."""
     try:
         data = (run_dir / FIGURES).read_bytes()
         checksum, size = _HEAD.unpack_from(data)
@@ -53,7 +53,7 @@ def read_figures(run_dir: Path) -> dict[str, Any] | None:
 
 
 def add_checkpoint(run_dir: str, checkpoint: Mapping[str, object]) -> None:
-    """Adds a line for a checkpoint, where somebody reads them; a failure is ignored."""
+    """Adds a line for a checkpoint if a watcher wants it; a failure is ignored."""
     with contextlib.suppress(OSError):
         descriptor = os.open(Path(run_dir, CHECKPOINTS), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:

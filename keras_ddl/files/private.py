@@ -1,8 +1,8 @@
-"""Directories and files of this user alone, below directories that all users share, such as /tmp.
+"""Makes and checks directories and files that only this user may use, below shared ones such as /tmp.
 
-In a shared directory anybody can make anything of any name ahead of time, and what is there tells others which names to
-make elsewhere. So whatever keras_ddl makes or takes there passes through this file: sockets, what ranks tell their
-launcher, and above all pickles, which are programs.
+In a shared directory another user can create any name ahead of time, and can learn from the names there which to create
+elsewhere. So keras_ddl makes and opens everything there through this file: sockets, ranks' reports to the launcher, and
+above all pickles, which are programs.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _WRITE = 0o022  # or write
 
 
 def private_directory(path: Path, *, is_new: bool = False) -> Path:
-    """Makes the directory `path` with mode 0700, or takes one that is there if only this user may enter it.
+    """Makes the directory `path` with mode 0700, or takes an existing one that only this user may enter.
 
-    Nobody else can put another one into its place later: the directories above are checked, too.
+    The directories above are checked, too, so that no other user can replace it later.
 
     Args:
-        is_new: it must not be there yet.
+        is_new: it must not exist yet.
     Returns: its path without symbolic links.
     Raises:
-        ConfigError: it is no directory, or not of this user alone; or others may rename one above it.
-        OSError: it cannot be made; FileExistsError with `is_new`; FileNotFoundError: it was removed meanwhile.
+        ConfigError: it is not a directory, others may use it, or others may rename a directory above it.
+        OSError: it cannot be made. FileExistsError: it exists, with `is_new`. FileNotFoundError: it was just removed.
     """
     parent = Path(os.path.realpath(path.parent))
     with contextlib.ExitStack() as stack:
@@ -49,11 +49,11 @@ def private_directory(path: Path, *, is_new: bool = False) -> Path:
 
 
 def own_directory(path: Path, levels: int) -> None:
-    """Makes the last `levels` directories of `path` with mode 0700, or takes those that only this user may write to.
+    """Makes the last `levels` directories of `path` with mode 0700, or takes those that only this user can write.
 
-    The directories above them are the user's choice, such as a disk that several hosts share.
+    The directories above are the user's choice, such as a disk that several hosts share.
 
-    Raises: ConfigError: one of them is no directory, or others may write to it. OSError: it cannot be made.
+    Raises: ConfigError: one is not a directory, or others may write to it. OSError: one cannot be made.
     """
     path.parents[levels - 1].mkdir(parents=True, exist_ok=True)
     with _own_directory(path, levels, may_make=True):
@@ -63,7 +63,7 @@ def own_directory(path: Path, levels: int) -> None:
 def read_own(path: Path, levels: int) -> bytes:
     """Returns the content of a file that only this user may write to, in `levels` such directories.
 
-    Raises: ConfigError: it is no such file. OSError: it cannot be read.
+    Raises: ConfigError: it is not a file, or others may write to it. OSError: the file cannot be read.
     """
     with _own_directory(path.parent, levels, may_make=False) as holder:
         try:
@@ -71,17 +71,17 @@ def read_own(path: Path, levels: int) -> bytes:
         except OSError as error:
             if stat.S_ISREG(os.stat(path.name, dir_fd=holder, follow_symlinks=False).st_mode):
                 raise
-            raise _refusal(path, "which is no file") from error
+            raise _refusal(path, "which is not a file") from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise _refusal(path, "which is no file with one name")
+            raise _refusal(path, "which is not a file or has several names (hard links)")
         _require_own(status, path, _WRITE)
         return file.read()
 
 
 def is_own_peer(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a UNIX socket is this user's, as the kernel says."""
+    """Whether the process at the other end of a UNIX socket is this user's, according to the kernel."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return bool(user == os.geteuid())
@@ -116,7 +116,7 @@ def _enter_own(
     try:
         descriptor = _enter(stack, holder, path.name)
     except NotADirectoryError:  # of a symbolic link, too
-        raise _refusal(path, "which is no directory") from None
+        raise _refusal(path, "which is not a directory") from None
     _require_own(os.fstat(descriptor), path, forbidden)
     return descriptor
 
@@ -130,14 +130,14 @@ def _require_own(status: os.stat_result, path: Path, forbidden: int) -> None:
 
 
 def _require_that_nobody_renames(descriptor: int, path: Path) -> None:
-    """Checks that only this user and root can rename or replace what this user has in a directory."""
+    """Checks that only this user and root can rename or replace this user's entries of a directory."""
     status = os.fstat(descriptor)
     if status.st_uid not in _trusted_owners():
-        raise _refusal(path, f"a directory of user {status.st_uid}, who can rename what is in it")
+        raise _refusal(path, f"a directory of user {status.st_uid}, who can rename its entries")
     is_open = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid))
     if is_open and not status.st_mode & stat.S_ISVTX:
         mode = f"mode {stat.S_IMODE(status.st_mode):04o}, without the sticky bit"
-        raise _refusal(path, f"where others can rename what is in it ({mode})")
+        raise _refusal(path, f"where others can rename entries ({mode})")
 
 
 def _trusted_owners() -> set[int]:
@@ -151,7 +151,7 @@ def _trusted_owners() -> set[int]:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group is root's, or has only this user, as those that are named like their user."""
+    """Whether a group is root's, or has only this user, as a group with the user's name does."""
     if group == 0:
         return True
     try:
@@ -163,7 +163,7 @@ def _is_own_group(group: int) -> bool:
 
 def _refusal(path: Path, what: str) -> ConfigError:
     return ConfigError(
-        "In a directory that other users can write to, the files of a job must belong to its user alone. Received: "
+        "In a directory that other users can write to, only a job's user may have access to its files. Received: "
         f"{path}, {what} (host {socket.gethostname()}, user id {os.geteuid()}). If the file is yours, remove the "
         "permissions of other users (chmod go-rwx). If it is not, another user may have made it to attack you. For "
         "temporary files you can also set TMPDIR to a directory that only you can write to."

@@ -1,4 +1,4 @@
-"""Which directories are versions of a model: what an export writes, and what a server looks for."""
+"""Recognizes directories of a model's versions, which an export writes and a server loads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ LARGEST = 2**63 - 1  # TensorFlow Serving keeps a version as an int64
 
 
 def number_of(name: str) -> int | None:
-    """Returns the version that a directory of this name is; None: it is none.
+    """Returns the version that a directory's name stands for, None if it is not a version.
 
-    As in TensorFlow Serving it is a number from 0 to LARGEST in ASCII digits, which may have leading zeros (00000123).
+    As in TensorFlow Serving, a version is a number from 0 to LARGEST in ASCII digits, with or without leading zeros.
     """
     if not (name.isascii() and name.isdigit()):
         return None

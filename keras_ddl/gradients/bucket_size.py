@@ -32,7 +32,7 @@ _BYTES_OF_SOME_RANKS = 8 << 20
 
 
 class BucketSize(NamedTuple):
-    """The size of buckets. `measured`: by "auto", whose bound also depends on the total bytes of the gradients."""
+    """The size of buckets. `measured`: by "auto"; its bound also depends on the total bytes of the gradients."""
 
     bytes: int
     measured: bool
@@ -45,7 +45,7 @@ class BucketSize(NamedTuple):
 
 
 class _Job:
-    """Cache of a job: the measured size, and the size on which `of` has agreed."""
+    """Cache of a job: the measured size, and the size that `of` has agreed on."""
 
     lock = threading.Lock()
     topology: Topology | None = None
@@ -85,7 +85,7 @@ def _measured() -> int:
 def of(comm: Communicator) -> BucketSize:
     """Returns the size for the ranks of `comm`, by KERAS_DDL_BUCKET_BYTES.
 
-    COLLECTIVE in the first call of a job with all ranks only: later, a rank may retrace its step at any time.
+    COLLECTIVE with all ranks in a job's first call only, because later a rank may retrace its step at any time.
     """
     if comm.id != communicator.communicator_of(None).id:  # a measurement would be a collective of all ranks
         size = config.get("BUCKET_BYTES")

@@ -26,9 +26,9 @@ def plan_buckets(
 ) -> list[list[int]]:
     """Groups tensors into buckets.
 
-    Backward computes the last tensors first, so buckets are filled from the end of the list. A bucket has one dtype,
-    like a collective. A bucket may exceed the bound by its last tensor if it was less than a quarter full before:
-    biases and the like are not worth a collective of their own.
+    The backward pass computes the last tensors first, so buckets are filled from the end of the list. A bucket has one
+    dtype, like a collective. A bucket may exceed the bound by its last tensor if it was less than a quarter full
+    before: small tensors such as biases are not worth a collective of their own.
 
     Args:
         sizes: bytes of each tensor, in the order of the model's variables.
@@ -69,8 +69,8 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
         bucket_size: of `bucket_size.agree`.
-    Returns: the reduced tensors in the same order. IndexedSlices are those that one process would have from the global
-        batch.
+    Returns: the reduced tensors in the same order. IndexedSlices are those that one process would compute from the
+        global batch.
     Raises: RankMismatchError: the ranks' lists differ.
     Cost: one all-reduce per bucket, and `all_reduce_slices` for IndexedSlices.
     """

@@ -13,14 +13,14 @@ Pairs = list[tuple[Any, Any]]
 def reduce_within(owner: Any, computed: Callable[[Pairs], Pairs], applied: Callable[[Pairs], Pairs]) -> None:
     """Makes compute_gradients and apply_gradients of `owner` reduce their gradients.
 
-    Both do, because a script may call either by itself, or change the gradients in between. So `applied` must leave
-    those alone that were reduced before (`gradients.reduced`).
+    Both methods reduce, because a script may call either one alone or change the gradients in between. So `applied`
+    must not reduce gradients that were already reduced (`gradients.reduced`).
 
     Args:
-        owner: the class tf.compat.v1.train.Optimizer, for every optimizer, or one object of it.
-        computed: takes the (gradient, variable) pairs that compute_gradients is to return; returns them reduced, in
-            the same order.
-        applied: the same, of those that apply_gradients is called with.
+        owner: the class tf.compat.v1.train.Optimizer, for every optimizer, or a single optimizer.
+        computed: takes the (gradient, variable) pairs that compute_gradients would return; returns them reduced, in the
+            same order.
+        applied: does the same with the pairs that apply_gradients is called with.
     """
     kind: Any = owner if isinstance(owner, type) else type(owner)
     compute, apply = kind.compute_gradients, kind.apply_gradients

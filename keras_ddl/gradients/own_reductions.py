@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 
 class Reduction(Protocol):
-    """The reduction of such an optimizer."""
+    """The reduction of an optimizer that reduces its gradients itself."""
 
     @property
     def is_active(self) -> bool:
-        """Whether it has more than one rank to reduce over."""
+        """Whether the optimizer reduces over more than one rank."""
 
 
 _ATTRIBUTE = "_ddl_reduction"

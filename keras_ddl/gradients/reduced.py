@@ -1,8 +1,8 @@
-"""Which gradients are reduced already, so that an optimizer reduces each of them once.
+"""Tracks which gradients are already reduced, so that an optimizer reduces each gradient once.
 
 In a graph the operations show it: a gradient that was computed from a reduced one (clipped, scaled) is reduced. In
-eager mode only the tensors themselves are known, and for which variables the program has reduced gradients that it has
-not applied: another gradient of such a variable may be computed from the reduced one.
+eager mode only the tensors themselves are known, and the variables whose reduced gradients the program has not applied
+yet: another gradient of such a variable may be computed from the reduced one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def note_variable(variable: Any) -> None:
 
 
 def take_noted(gradient: Any, variable: Any) -> bool:
-    """Returns whether `gradient` was noted. If so, it is about to be applied, and `note_variable` is undone."""
+    """Returns whether `gradient` was noted. If so, the gradient is about to be applied, so `note_variable` is
+    undone."""
     if not is_noted(gradient):
         return False
     _variables.pop(id(variable), None)
@@ -45,7 +46,7 @@ def take_noted(gradient: Any, variable: Any) -> bool:
 
 
 def before(gradient: Any) -> Any:
-    """Returns the gradient that `gradient` is the reduction of, where that is known; else `gradient`."""
+    """Returns the gradient whose reduction is `gradient`, if it is known; else `gradient`."""
     values = _values(gradient)
     if not _is_symbolic(values):
         return gradient
@@ -57,7 +58,7 @@ def before(gradient: Any) -> Any:
 
 
 def is_noted(gradient: Any) -> bool:
-    """Whether `gradient` itself was noted, whatever it was computed from."""
+    """Whether `gradient` itself was noted, regardless of what it was computed from."""
     values = _values(gradient)
     if not isinstance(values, tf.Tensor):
         return False
@@ -69,14 +70,15 @@ def is_noted(gradient: Any) -> bool:
 def are_reduced(gradients: Iterable[Any]) -> list[bool]:
     """Whether each gradient was noted or, in a graph, computed from one that was.
 
-    Cost: of each graph, one look at its captures and one walk of what was computed from reduced gradients.
+    Cost: per graph, one look at its captures and one walk over the operations computed from reduced gradients.
     """
     known: dict[Any, set[str]] = {}
     return [_is_reduced(gradient, known) for gradient in gradients]
 
 
 def may_be_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[bool]:
-    """As `are_reduced`; in eager mode also whether each gradient may be computed from a reduced one of its variable."""
+    """Like `are_reduced`; in eager mode also true if each gradient may be computed from a reduced gradient of its
+    variable."""
     return [
         is_reduced or (not _is_symbolic(_values(gradient)) and _variables.get(id(variable)) is variable)
         for gradient, variable, is_reduced in zip(gradients, variables, are_reduced(gradients))
@@ -84,7 +86,7 @@ def may_be_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[b
 
 
 def _is_reduced(gradient: Any, known: dict[Any, set[str]]) -> bool:
-    """Whether one gradient is; `known` has the names of the operations of a graph whose results are. It grows."""
+    """Whether one gradient is reduced. `known`: names of a graph's operations with reduced results; names are added."""
     values = _values(gradient)
     if not _is_symbolic(values):
         return is_noted(gradient)
@@ -107,7 +109,7 @@ def _values(gradient: Any) -> Any:
 
 
 def comes_from(tensor: Any, sources: Container[str]) -> bool:
-    """Whether one of the operations called `sources` is `tensor`'s own, or one that it was computed from."""
+    """Whether `tensor` is the result of, or was computed from, one of the operations named `sources`."""
     seen: set[str] = set()
     pending = [tensor.op]
     while pending:
@@ -121,7 +123,7 @@ def comes_from(tensor: Any, sources: Container[str]) -> bool:
 
 
 def computed_from(sources: Iterable[tf.Operation]) -> set[str]:
-    """Returns the names of `sources` and of all operations of their graph that compute with their results."""
+    """Returns the names of `sources` and of all operations that directly or indirectly use their results."""
     pending = list(sources)
     names = {operation.name for operation in pending}
     while pending:

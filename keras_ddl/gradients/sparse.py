@@ -1,11 +1,11 @@
 """Reduces sparse gradients of embedding tables, which each rank has computed from its own rows of the batch.
 
-Such a gradient lists rows of the table. If the indices come from the batch, one process would have listed those of all
-ranks, so they are concatenated: Adam and others square each occurrence of a token separately. A table that is used in
-several ways has a gradient in several parts, and each is reduced by itself. In eager mode, indices that are equal on
-all ranks are assumed not to come from the batch (a table of positions): one process would have listed them once, so the
-values are summed. This is for loops of strategy.run and other front ends: in a step that sees the global batch, tables
-are cut like everything else (keras_ddl/cut).
+Such a gradient lists rows of the table. If the indices come from the batch, one process would have listed the rows of
+all ranks, so the ranks' rows are concatenated: Adam and others square each occurrence of a token separately. A table
+that is used in several ways has a gradient in several parts, and each part is reduced separately. In eager mode,
+indices that are equal on all ranks are assumed not to come from the batch (a table of positions): one process would
+have listed them once, so the values are summed. This module serves loops of strategy.run and other front ends. In a
+step that sees the global batch, tables are cut like everything else (keras_ddl/cut).
 
 A table that is both looked up and multiplied (the projection of a model with tied embeddings) has a gradient with a
 sparse and a dense part. TensorFlow adds these to a dense tensor, which is not reduced here. But programs may convert
@@ -100,7 +100,7 @@ def _table_or_rows(slices: tf.IndexedSlices, op: str, name: str, comm: Communica
 
 
 def _parts(slices: tf.IndexedSlices, compare: bool, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
-    """Splits a gradient by the uses of its table: [(values, indices, how)].
+    """Splits a gradient by the uses of its table into [(values, indices, how)].
 
     how: "rows"; "shared" (equal on all ranks, in eager mode); "table" (all rows, in order); "table or rows" for a
     tf.cond, in which TensorFlow converts a branch's dense gradient to slices if another branch has slices.
@@ -124,7 +124,7 @@ def _parts(slices: tf.IndexedSlices, compare: bool, name: str) -> list[tuple[tf.
 
 
 def _components(indices: tf.Tensor) -> Sequence[tf.Tensor]:
-    """Returns the indices that a tape has concatenated because a table is used several times."""
+    """Returns the separate indices that a tape has concatenated because a table is used several times."""
     operation = indices.op
     if operation.type in _PASSES_ON:
         return _components(operation.inputs[0]) if operation.inputs[0].op.type == "ConcatV2" else [indices]
@@ -142,7 +142,7 @@ def _origin(indices: tf.Tensor, rows: int | None) -> str:
 
 
 def _static_rows(slices: tf.IndexedSlices) -> int | None:
-    """Returns the number of rows of the table, None if the graph does not show it. Looks into branches of a tf.cond."""
+    """Returns the number of rows of the table; None if the graph does not show it. Looks into branches of a tf.cond."""
     if slices.dense_shape is None:
         return None
     if slices.shape.rank and slices.shape[0]:

@@ -1,8 +1,8 @@
 """The launcher's listening socket, and the connections that have not yet proven to be a rank's.
 
-Anybody on the network may connect. Before its proof, a connection may send a few kilobytes, none of which is parsed;
-such connections are few at a time and are dropped after a while. A rank that was pushed out by a flood of them
-connects again (rank_process.py).
+Anybody on the network may connect. Before its proof, a connection may send a few kilobytes, which are not parsed.
+Only a few unproven connections are open at a time, and they are closed after a while. A rank that a flood of them
+pushed out connects again (rank_process.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _ACCEPTED_AT_ONCE = 32  # before ranks are heard again
 
 
 class Acceptor:
-    """Open until `close`. Never blocks: the owner polls `fds` for reading and calls `serve`; `tick` every second."""
+    """Accepts the ranks' connections until `close`.
+
+    Never blocks: the owner polls `fds` for reading and calls `serve`, and `tick` every second.
+    """
 
     def __init__(
         self, listener: socket.socket, token: str, num_ranks: int, lost_after: float = control.LOST_AFTER_SECONDS
@@ -46,9 +49,9 @@ class Acceptor:
         return len(self._pending) > 0
 
     def serve(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
-        """Returns (channel, its HELLO message) when the connection `fd` has just been proven to be a rank's, else None.
+        """Returns (channel, its HELLO message) when the connection `fd` has just proven to be a rank's, else None.
 
-        If the message has "facts", "offset" and "offset_error" of that host's clock are added to them.
+        Adds "offset" and "offset_error" of that host's clock to the message's "facts", if it has any.
         """
         if fd == self._listener.fileno():
             self._accept()
@@ -57,7 +60,7 @@ class Acceptor:
         return None
 
     def tick(self) -> None:
-        """Closes the connections whose time limit has passed."""
+        """Closes the unproven connections whose time limit has passed."""
         now = time.monotonic()
         for fd in self._pending:
             if now > self._pending[fd][2]:

@@ -1,7 +1,7 @@
 """Makes a running job follow its host file (`keras-ddl run --hostfile FILE -np MIN:MAX`).
 
-Processes are started on hosts with room, which run the script and become ranks in the middle of `fit`; ranks leave
-between two steps where there is no room for them any more. Nothing is lost either way, so nobody has to wait.
+New processes are started on hosts with free slots; they run the script and become ranks in the middle of `fit`. Ranks
+whose slots are gone leave between two steps. No work is lost either way, so no rank has to wait.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class JobWithRanks(Protocol):
 
 
 class ChangingHosts:
-    """Of one job. Its methods are called by the launcher's loop, except `notify`."""
+    """Makes one job follow its host file. The launcher's loop calls all methods but `notify`."""
 
     def __init__(self, path: str, plan: HostPlan, regrouping: Regrouping, job: JobWithRanks, patience: float) -> None:
         """
         Args:
-            path: of the host file, for messages.
-            patience: seconds in which a process that was started must have connected.
+            path: path of the host file, for messages.
+            patience: seconds within which a started process must connect.
         """
         self.plan = plan
         self._name, self._regrouping, self._job = Path(path).name, regrouping, job
@@ -51,18 +51,18 @@ class ChangingHosts:
         self._is_ending = False
 
     def differs(self, hosts: tuple[Host, ...]) -> bool:
-        """Whether these are other hosts than those of now."""
+        """Whether `hosts` differ from the job's present hosts."""
         return set(hosts) != set(self._changed or self.plan.hosts)
 
     def notify(self, hosts: tuple[Host, ...]) -> None:
-        """The file names other hosts now. May be called by another thread."""
+        """Notes that the file now names `hosts`. Another thread may call this."""
         self._changed = hosts
 
     def connected(self, rank: int) -> None:
         self._expected.pop(rank, None)
 
     def ended(self, outcome: RankOutcome) -> None:
-        """A process has ended."""
+        """Handles the end of a process."""
         rank, host = outcome.rank, self.plan.host_of(outcome.rank)
         is_lost = outcome.is_lost and not outcome.gives_up
         self.plan.end(rank, is_lost=is_lost, has_reported=outcome.status is not None)
@@ -73,13 +73,13 @@ class ChangingHosts:
             self._is_ending |= not is_lost
         elif not is_lost and self.plan.takes_newcomers:  # what one cannot do, no other could
             self.plan.takes_newcomers = False
-            self._job.say(f"no other ranks are started before {self._name} changes.")
+            self._job.say(f"no more ranks are started until {self._name} changes.")
         if self.plan.is_exhausted(host) and host not in self._given_up:
             self._given_up.add(host)
-            self._job.say(f"host {host} gets no other rank: {MAX_LOSSES} of its ranks were lost.")
+            self._job.say(f"host {host} gets no more ranks: {MAX_LOSSES} of its ranks were lost.")
 
     def tick(self) -> None:
-        """Starts what is to be started, and asks to leave who is to leave."""
+        """Starts the processes that the hosts have slots for, and asks ranks without a slot to leave."""
         if self._is_ending:
             return
         if self._changed is not None:
@@ -98,7 +98,7 @@ class ChangingHosts:
             self._lose_host(self.plan.host_of(rank), f"it has not connected within {self._patience:g} s")
 
     def refuse(self, rank: int, why: str) -> None:
-        """The host of a newcomer, which has just connected, cannot have ranks of the job."""
+        """Ends a newcomer that has just connected, because its host cannot have ranks of the job."""
         if (host := self.plan.host_of(rank)) is not None:
             self.plan.lose_host(host)
         self.give_up(rank, why)
@@ -125,10 +125,10 @@ class ChangingHosts:
         message = {"host": name, "first": ranks[0], "local_ranks": local_ranks, "local_size": local_size}
         self._job.tell_starter(json.dumps(message).encode() + b"\n")
         what = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-        self._job.say(f"{what} on host {name}: started, to join the others.")
+        self._job.say(f"{what} started on host {name} and will join the others.")
 
     def starter_says(self, text: bytes) -> None:
-        """Takes output of remote_ranks.py, which says what it could not start."""
+        """Takes output of remote_ranks.py, which names the hosts where it could not start processes."""
         for line in text.splitlines():
             if line.startswith(NOT_STARTED):
                 name, _, why = line.removeprefix(NOT_STARTED).decode(errors="replace").partition(" ")

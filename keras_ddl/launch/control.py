@@ -1,11 +1,11 @@
 """The connection between the launcher and the process that wraps each rank: framed messages over a stream.
 
-If all ranks are on the launcher's host, it is a UNIX socket in the job's private directory, else TCP.
+It is a UNIX socket in the job's private directory if all ranks are on the launcher's host, else TCP.
 
 A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. The launcher sends a nonce first.
 Then each side proves that it knows the job's token, by an HMAC over the other's nonce and its own first message. So
-nobody else can read a rank's output or start anything by this port, and a rank runs nothing for an impostor. Nothing is
-parsed before the proof. Nothing is encrypted, as in MPI's own connections.
+nobody else can read a rank's output or start a program through this port, and a rank runs nothing for an impostor. No
+payload is parsed before the proof. The connection is not encrypted; MPI's own connections are not either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOSTS_FILE = "hosts-changed"
 
 
 class Kind(enum.IntEnum):
-    """What a frame carries. L: sent by the launcher, R: sent by the rank's wrapper."""
+    """The contents of a frame. L: sent by the launcher, R: sent by the rank's wrapper."""
 
     NONCE = 1  # L bytes
     HELLO = 2  # R proof, then JSON: nonce, rank, size, host, pid; with several hosts facts (host_facts.py)
@@ -96,7 +96,7 @@ def _proof(token: str, side: str, nonce: bytes, body: bytes) -> bytes:
 
 
 class Channel:
-    """One end of a connection. Its methods never block; the owner polls, and calls read and write."""
+    """One end of a connection. Its methods never block; the owner polls and calls `read` and `write`."""
 
     def __init__(
         self, sock: socket.socket, unauthenticated: Mapping[int, int], lost_after: float = LOST_AFTER_SECONDS
@@ -104,7 +104,7 @@ class Channel:
         """
         Args:
             unauthenticated: the kinds of frames that the peer may send before its proof, with size limits.
-            lost_after: seconds after which another host that does not answer counts as gone.
+            lost_after: seconds after which another host that does not answer counts as lost.
         """
         self.sock = sock
         self._unauthenticated: Mapping[int, int] | None = unauthenticated
@@ -126,7 +126,7 @@ class Channel:
         return self._unauthenticated is None
 
     def mark_authenticated(self) -> None:
-        """Accepts all frames from now on: the peer has proven itself."""
+        """Accepts all kinds of frames from now on, because the peer has proven that it knows the token."""
         self._unauthenticated = None
 
     @property
@@ -191,9 +191,9 @@ class Channel:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the launcher listens; in KERAS_DDL_LAUNCHER, `token@hostname@address,address:port`.
+    """The launcher's address; its text in KERAS_DDL_LAUNCHER is `token@hostname@address,address:port`.
 
-    `path`: of a UNIX socket instead; in KERAS_DDL_LAUNCHER, `token@hostname@/path`.
+    `path`: the path of a UNIX socket instead of TCP; its text is `token@hostname@/path`.
     """
 
     token: str = field(repr=False)

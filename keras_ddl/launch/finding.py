@@ -22,7 +22,7 @@ EXIT_STATUS = {Severity.OK: 0, Severity.NOTE: 0, Severity.WARNING: 3, Severity.E
 
 @dataclass(frozen=True)
 class Finding:
-    """`subject`: what was checked. `found`: the result. `remedy`: empty if nothing need be done."""
+    """`subject`: what was checked. `found`: the result. `remedy`: empty if none is needed."""
 
     severity: Severity
     subject: str

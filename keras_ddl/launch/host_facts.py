@@ -1,6 +1,6 @@
-"""What must be equal on all hosts before ranks start: each rank's wrapper reports it, the launcher compares.
+"""Facts that must be equal on all hosts before ranks start: each rank's wrapper reports them, the launcher compares.
 
-Nothing here imports TensorFlow: versions are read from the packages' metadata, in milliseconds.
+This module does not import TensorFlow: versions are read from the packages' metadata, in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ SHARED_MEMORY = "/dev/shm"
 # With less, MPI cannot create its first segment, and ranks of a host use slower ways. The doctor recommends more.
 _LEAST_SHM = 8 << 20
 CLOCKS_SECONDS = 1.0
-_REMEDY_VERSIONS = "Install the same version on all hosts, as one environment on a shared file system or one image."
+_REMEDY_VERSIONS = (
+    "Install the same version on all hosts, from one environment on a shared file system or one container image."
+)
 _REMEDY_CLOCKS = "Timelines, logs and file times cannot be compared between hosts: run chrony or ntpd on every host."
 
 
@@ -39,7 +41,7 @@ def free_shared_memory() -> int | None:
 
 
 def facts() -> dict[str, Any]:
-    """Returns this host's facts to be compared; `clock` is read last."""
+    """Returns this host's facts; `clock` is read last."""
     return {
         "host": socket.gethostname(),
         "keras_ddl": version("keras_ddl"),
@@ -53,7 +55,7 @@ def facts() -> dict[str, Any]:
 
 
 def clock_offset(clock: float, sent: float, received: float) -> tuple[float, float]:
-    """Returns (how far another clock is ahead of ours, the error bound of that), in seconds.
+    """Returns (how far another clock is ahead of ours, error bound), in seconds.
 
     The other clock was read between our times `sent` (of the request) and `received` (of the reply).
     """
@@ -70,7 +72,7 @@ def measured_clock(run_dir: str | None) -> dict[str, float] | None:
 
 
 def compare_versions(hosts: Sequence[dict[str, Any]], names: Sequence[str] = VERSIONS) -> Iterator[Finding]:
-    """Yields a finding for each package name: an error if versions differ between hosts. `hosts`: facts of each."""
+    """Yields a finding for each package name: an error if versions differ. `hosts`: each host's facts."""
     first = hosts[0]
     for name in names:
         others = {f"{host[name] or 'none'} on {host['host']}" for host in hosts if host[name] != first[name]}
@@ -90,12 +92,12 @@ def compare_clocks(hosts: Sequence[dict[str, Any]]) -> Iterator[Finding]:
         return
     apart = fast["offset"] - fast["offset_error"] - slow["offset"] - slow["offset_error"]
     if apart > CLOCKS_SECONDS:
-        found = f"that of {slow['host']} is {fast['offset'] - slow['offset']:.1f} s behind that of {fast['host']}"
+        found = f"the clock of {slow['host']} is {fast['offset'] - slow['offset']:.1f} s behind that of {fast['host']}"
         yield Finding(Severity.WARNING, "clocks", f"{found} (expected: within {CLOCKS_SECONDS:g} s)", _REMEDY_CLOCKS)
 
 
 def check_shared_memory(hosts: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    """Yields a finding for each host whose /dev/shm is so small that jobs get slower."""
+    """Yields a finding for each host whose /dev/shm is so small that jobs are slower."""
     for free, host in sorted({(-1 if facts["shm"] is None else facts["shm"], facts["host"]) for facts in hosts}):
         if free < _LEAST_SHM:
             found = "not usable" if free < 0 else f"{free >> 10} KiB free"
@@ -106,7 +108,7 @@ def check_shared_memory(hosts: Sequence[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def compare(ranks: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Returns the findings about the ranks' hosts that are not OK, worst first. `ranks`: facts that each reported."""
+    """Returns what is not OK about the ranks' hosts, worst first. `ranks`: the facts that each rank reported."""
     hosts = list({facts["host"]: facts for facts in reversed(ranks)}.values())[::-1]
     findings = [*compare_versions(hosts), *check_shared_memory(hosts), *compare_clocks(hosts)]
     return sorted((each for each in findings if each.severity > Severity.OK), key=lambda each: -each.severity)

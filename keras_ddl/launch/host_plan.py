@@ -1,4 +1,4 @@
-"""Which ranks of a job that goes on run on which host, and what is to change when its host file has changed."""
+"""Tracks which ranks run on which host, and plans which start or leave when the host file changes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ class HostPlan:
     """The hosts of one job, and its living processes on each.
 
     Args:
-        hosts: at the start, which ranks fill one after the other. num_ranks: at the start; spares follow them.
-        min_ranks: so many stay, whatever the file says. max_ranks: so many there may be; None: as many as hosts take.
+        hosts: hosts at the start; ranks fill one after the other.
+        num_ranks: number of ranks at the start; spares follow them.
+        min_ranks: ranks that stay whatever the file says.
+        max_ranks: upper limit on ranks; None: as many as the hosts have slots for.
     """
 
     def __init__(
@@ -38,15 +40,15 @@ class HostPlan:
         return tuple(Host(*each) for each in self._slots.items())
 
     def host_of(self, rank: int) -> str | None:
-        """Returns the host of a process that lives; None: it does not."""
+        """Returns the host of a living process, None if it has ended."""
         return self._host_of.get(rank)
 
     def local_places(self, ranks: Sequence[int]) -> tuple[list[int], int]:
-        """Returns the local rank of each process, and how many there may be on its host."""
+        """Returns the local rank of each process, and how many processes its host may have."""
         return [self._local_rank_of[rank] for rank in ranks], self._slots[self._host_of[ranks[0]]]
 
     def change(self, hosts: Iterable[Host]) -> None:
-        """The file names these hosts now."""
+        """Notes that the file now names `hosts`."""
         slots = {host.name: host.slots for host in hosts}
         # They keep their places. One that the file has left out in between is as good as new.
         order = [name for name in self._slots if name in slots] + [name for name in slots if name not in self._slots]
@@ -57,7 +59,7 @@ class HostPlan:
         self.takes_newcomers = True
 
     def end(self, rank: int, *, is_lost: bool, has_reported: bool) -> None:
-        """A process has ended. `is_lost`: from outside. `has_reported`: its wrapper has said how."""
+        """Handles the end of a process. `is_lost`: ended from outside. `has_reported`: its wrapper reported how."""
         name = self._host_of.pop(rank, None)
         self.spares.discard(rank)
         if name is None or not is_lost:
@@ -67,17 +69,17 @@ class HostPlan:
             self._gone.add(name)
 
     def is_exhausted(self, name: str) -> bool:
-        """Whether so many of its ranks were lost that it gets no others."""
+        """Whether a host has lost so many ranks that it gets no more."""
         return self._losses[name] >= MAX_LOSSES
 
     def lose_host(self, name: str) -> None:
-        """Nothing can be started on this host, until the file has left it out."""
+        """Notes that no process can be started on this host until the file has omitted it once."""
         self._gone.add(name)
 
     def surplus(self, members: Iterable[int]) -> list[int]:
-        """Returns the members of the job that the file has no room for, as many as may leave together.
+        """Returns the members of the job without a slot in the file, as many as may leave together.
 
-        members: by rank. Of a rank whose state in shards is on another one, too, only one of the two leaves at a time.
+        members: by rank. A rank and the rank that has the copy of its shards never leave at the same time.
         """
         members = [rank for rank in members if rank in self._host_of]
         names = [self._host_of[rank] for rank in members]
@@ -91,7 +93,7 @@ class HostPlan:
         return sorted(surplus)
 
     def needless(self, members: Iterable[int]) -> list[int]:
-        """Returns the spares and newcomers, no members yet, that the file has no room for."""
+        """Returns the spares and newcomers, which are not members yet, without a slot in the file."""
         left, needless = Counter(self._slots), []
         for rank in members:
             left[self._host_of.get(rank, "")] -= 1
@@ -102,7 +104,7 @@ class HostPlan:
         return needless
 
     def start(self, first: int) -> list[tuple[str, list[int]]]:
-        """Returns (host, ranks) for each host where processes start, numbered from `first`; they live from now on."""
+        """Returns (host, ranks) for each host where processes start, numbered from `first`; counts them as living."""
         if not self.takes_newcomers:
             return []
         used = Counter(self._host_of.values())

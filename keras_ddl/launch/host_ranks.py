@@ -1,9 +1,9 @@
-"""Starts the ranks of a job on this host: forks a wrapper for each. No daemon, no port.
+"""Starts the ranks of a job on this host: forks a wrapper for each. It needs no daemon and no port.
 
     python -P -m keras_ddl.launch.host_ranks -np 2 --spares 1 -- python train.py
 
 It takes mpirun's place: it runs in a session without a terminal, and ends when all wrappers have ended. With
-`--from-stdin` it starts this host's part of a job on several hosts, as remote_ranks.py writes it there.
+`--from-stdin` it reads from stdin this host's part of a job on several hosts, which remote_ranks.py writes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ READY = b"keras-ddl: host_ranks has started\n"
 
 @dataclass(frozen=True)
 class Part:
-    """The processes of this host, one for each of `local_ranks`, numbered from `first` on; from `size` on they are
-    spares and newcomers. `local_size`: ranks on this host. `directory`: of the sockets.
+    """The processes of this host, one for each of `local_ranks`, numbered from `first`. Numbers from `size` on are
+    spares and newcomers. `local_size`: ranks on this host. `directory`: the directory of the sockets.
     """
 
     first: int
@@ -48,8 +48,8 @@ class Part:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["-np", number, "--", program, arguments...], with ["--spares", number] before "--" where
-    there are some; or ["--from-stdin"].
+    """Entry point; `argv` is ["-np", number, "--", program, arguments...], with ["--spares", number] before "--" if
+    there are spares; or ["--from-stdin"].
 
     Returns the first nonzero status, or 0.
     """

@@ -1,4 +1,4 @@
-"""Notices that the available hosts change: the launcher polls what names them."""
+"""Notices changes of the available hosts: the launcher polls the script or file that names them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _POLL_SECONDS = 2.0
 
 
 def hosts_changed() -> bool:
-    """Whether this rank's launcher would now start the job on other hosts, or with another number of ranks."""
+    """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
     run_dir = config.get("RUN_DIR")
     return run_dir is not None and (Path(run_dir) / HOSTS_FILE).exists()
 
 
 def exit_for_restart() -> NoReturn:
-    """Ends this rank so that the job is restarted. All ranks must call it, after `hosts_changed` on one of them."""
+    """Ends this rank so that the job is restarted. All ranks must call it once `hosts_changed()` is true on one."""
     sys.exit(RESTART_STATUS)
 
 
@@ -39,7 +39,7 @@ class HostWatch:
         differs: Callable[[tuple[Host, ...]], bool],
         announce: Callable[[tuple[Host, ...]], None],
     ) -> None:
-        """`announce` is called by the thread, whenever `differs(hosts)`."""
+        """The thread calls `announce(hosts)` whenever `differs(hosts)` is true."""
         self._source, self._differs, self._announce = source, differs, announce
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="keras_ddl-hosts", daemon=True)

@@ -34,20 +34,25 @@ def read(path: str | Path, slots: int | None = None) -> str:
             continue
         match = _LINE.fullmatch(line)
         if match is None:
-            raise _refused(path, number, line, "host, host:ranks or host slots=ranks; hosts may be node[01-04]")
+            raise _refused(
+                path,
+                number,
+                line,
+                "Write host, host:ranks or host slots=ranks; host may be node[01-04]",
+            )
         count = match["after_colon"] or match["slots"]
         for name in _expanded(match["names"], path, number):
             if count is not None and int(count) < 1:
-                raise _refused(path, number, line, "1 or more ranks")
+                raise _refused(path, number, line, "A host must have 1 or more ranks")
             if name in numbered or (count is not None and name in ranks):
-                raise _refused(path, number, line, f"one number of ranks for {name}, which has one already")
+                raise _refused(path, number, line, f"A host must have one number of ranks, but {name} has two")
             if count is None and slots is None:
                 ranks[name] = ranks.get(name, 0) + 1
             else:
                 ranks[name] = int(count) if count is not None else slots or 1
                 numbered.update([name] if count is not None else [])
             if len(ranks) > _MAX_HOSTS:
-                raise _refused(path, number, line, f"at most {_MAX_HOSTS} hosts")
+                raise _refused(path, number, line, f"There must be at most {_MAX_HOSTS} hosts")
     if not ranks:
         raise ConfigError(f"A host file must name at least one host. Received: {str(path)!r}, which names none.")
     return ",".join(f"{name}:{count}" for name, count in ranks.items())
@@ -65,13 +70,13 @@ def _expanded(names: str, path: str | Path, number: int) -> list[str]:
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not first.isdigit() or not last.isdigit() or int(last) < int(first):
-            raise _refused(path, number, names, "ranges such as [01-04,7]")
+            raise _refused(path, number, names, "Brackets must have ranges such as [01-04,7]")
         if len(hosts) + (int(last) - int(first) + 1) * len(tails) > _MAX_HOSTS:
-            raise _refused(path, number, names, f"at most {_MAX_HOSTS} hosts")
+            raise _refused(path, number, names, f"There must be at most {_MAX_HOSTS} hosts")
         middle = [f"{before}{i:0{len(first)}d}" for i in range(int(first), int(last) + 1)]
         hosts += [host + tail for host in middle for tail in tails]
     return hosts
 
 
 def _refused(path: str | Path, number: int, line: str, rule: str) -> ConfigError:
-    return ConfigError(f"A line of a host file must be: {rule}. Received: {line!r} in {path}, line {number}.")
+    return ConfigError(f"Host file: {rule}. Received: {line!r} in {path}, line {number}.")

@@ -1,4 +1,4 @@
-"""Signals to the launcher while a job runs: they wake its loop, which handles them."""
+"""Collects signals to the launcher while a job runs; they wake its loop, which handles them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 
 class Interrupts:
-    """Collects signals, as a context manager; restores the previous handlers at the end.
+    """Context manager that collects signals; restores the previous handlers at the end.
 
-    Python runs signal handlers in the main thread only: in another thread it installs and receives nothing. A signal
-    that was ignored (in a job started with nohup, or in the background of a script) stays ignored.
+    Python runs signal handlers in the main thread only, so in another thread this does nothing. A signal that was
+    ignored (in a job started with nohup, or in the background of a script) stays ignored.
     """
 
     def __init__(self, signals: Iterable[signal.Signals], again: Callable[[], None]) -> None:
-        """`again` is called inside the handler on every SIGINT but the first: the loop may be stuck in a write."""
+        """The handler itself calls `again` on every SIGINT but the first, because the loop may be stuck in a write."""
         self.received: list[int] = []
         self._signals = tuple(signals)
         self._again = again

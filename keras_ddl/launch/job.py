@@ -33,7 +33,7 @@ TIMEOUT_STATUS = 124  # that of timeout(1)
 
 
 def new_id() -> str:
-    """Returns what nobody can guess, to make names of directories of (job_folder.py)."""
+    """Returns a random text that nobody can guess, from which names of directories are made (job_folder.py)."""
     return secrets.token_hex(16)
 
 
@@ -43,20 +43,20 @@ class Job:
 
     Attributes:
         program: command line of every rank.
-        environment: of the program; `make` fills it.
+        environment: the program's environment; `make` fills it.
         mpirun: starts the ranks; None: they need no MPI, and host_ranks.py starts them on each host.
-        hosts: where to run; empty: this host, or those of the resource manager.
+        hosts: where to run; empty: this host, or the hosts of the resource manager.
         timeout: seconds after which the job is ended, None for never.
-        grace: seconds between the signal that ends the ranks and SIGKILL; None: a few.
+        grace: seconds between the signal that ends the ranks and SIGKILL; None: a few seconds.
         call: for keras_ddl.run, the contents of every rank's KERAS_DDL_RUN_DIR/call.pickle; None for a program.
         output_dir: where each rank's output is stored, None for nowhere.
         seconds_spent: how much of the timeout earlier attempts used.
-        min_ranks: the job may go on with so many when ranks are lost (membership.py); None: it ends.
-        spares: processes that take the place of lost ranks; they are numbered after the ranks.
-        hostfile: names `hosts`, and is followed while the job runs; None: they stay. max_ranks: as many there may be
-            then; None: as many as it has room for.
-        kept: as `id`, for the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
-        id: of it the name of the job's directory on each host is made (job_folder.py). Nobody else may know it.
+        min_ranks: the job continues after a loss while this many ranks are left (membership.py); None: it ends.
+        spares: number of processes that can take the place of lost ranks; they are numbered after the ranks.
+        hostfile: names `hosts`, and the job follows its changes; None: the hosts stay the same.
+        max_ranks: upper limit on ranks when the host file changes; None: as many as it has slots for.
+        kept: like `id`, for the directory that survives restarts (KERAS_DDL_JOB_DIR in the ranks); None for none.
+        id: secret from which the name of the job's directory on each host is made (job_folder.py).
     """
 
     program: tuple[str, ...]
@@ -86,12 +86,12 @@ class Job:
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether processes may become ranks while it runs."""
+        """Whether processes may become ranks while the job runs."""
         return bool(self.spares or self.hostfile)
 
     @property
     def num_hosts(self) -> int:
-        """On how many hosts processes of the job are started, or may be; where it has no mpirun."""
+        """Number of hosts on which a job without mpirun starts processes, or may start them later."""
         return len(ranks_by_host(self.num_ranks + self.spares, self.hosts)) + bool(self.hostfile)
 
     @property
@@ -126,7 +126,7 @@ class Job:
 
     @property
     def why_it_ends(self) -> str | None:
-        """Why the job cannot go on without lost ranks, although `min_ranks` asks for it; None: it can, or need not."""
+        """Why the job cannot continue without lost ranks although `min_ranks` asks for it; None if it can."""
         if self.min_ranks is None or self.mpirun is None:
             return None
         return (
@@ -137,10 +137,10 @@ class Job:
 
     @property
     def why_it_stays(self) -> str | None:
-        """Why the job goes on, and does not follow the host file that names `hosts`; None: it does, or has none."""
+        """Why the job does not follow its host file; None if it does, or has none."""
         if self.min_ranks is None or self.mpirun is not None or self.num_ranks > 1:
             return None
-        return "a job that begins with one rank takes no others: it does not follow the host file."
+        return "a job that starts with one rank cannot add ranks, so it does not follow the host file."
 
     @property
     def starter(self) -> str:
@@ -208,20 +208,20 @@ def make(
         num_ranks = places if num_ranks is None or places is None else min(num_ranks, places)
     if num_ranks is None:
         raise ConfigError(
-            "np: the number of ranks must be given. Received: neither a number nor --hosts, and no number of tasks of "
-            "Slurm (SLURM_NTASKS). Try -np 2."
+            "np: the number of ranks must be given. Received: neither -np nor --hosts, and SLURM_NTASKS is "
+            "not set. Try -np 2."
         )
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ConfigError(f"np must be a whole number of ranks, 1 or more. Received: np={num_ranks!r}.")
     if num_ranks < (min_ranks or 1):
         raise ConfigError(
-            f"np: the hosts must have places for at least MIN ranks of -np MIN:MAX. Received: MIN={min_ranks}, but "
-            f"places for {num_ranks}. Name more hosts, or choose a smaller MIN."
+            f"np: the hosts must have slots for at least MIN ranks of -np MIN:MAX. Received: MIN={min_ranks}, but "
+            f"{num_ranks} slots. Name more hosts, or choose a smaller MIN."
         )
     if parsed and num_ranks + spares > slots:
         received = f"np={num_ranks}, {f'spares={spares}, ' if spares else ''}hosts={hosts!r}"
         raise ConfigError(
-            f"np, together with the spares, must not be larger than the number of places on the hosts ({slots}). "
+            f"np plus spares must not exceed the number of slots on the hosts ({slots}). "
             f"Received: {received}. Write the number of ranks after each host, as in 'h0:2,h1:2'."
         )
     for name, seconds in (("timeout", timeout), ("grace", grace)):
@@ -245,7 +245,7 @@ def make(
     if spares and (by_mpirun or not goes_on):
         where = "ranks that mpirun starts" if goes_on else "a fixed number of ranks"
         raise ConfigError(
-            "--spares needs -np MIN:MAX and ranks that are started without mpirun: only such a job continues after a "
+            "--spares needs -np MIN:MAX and ranks started without mpirun: only such a job continues after a "
             f"rank is lost. Received: --spares {spares}, and {where}. Give -np MIN:MAX, or use --restarts N instead."
         )
     return Job(
@@ -265,11 +265,11 @@ def make(
 
 
 def _hash_seed(chosen: str) -> str:
-    """Returns the PYTHONHASHSEED of all ranks, given what the user has set.
+    """Returns the PYTHONHASHSEED of all ranks, given the value that the user has set.
 
-    Without one, Python lists a set of strings in another order in each process: a vocabulary made of it would differ
-    between ranks. 0 unless chosen, so that runs of any number of ranks, and runs that are resumed, have one order, too.
-    "random" is one number for all ranks of the job.
+    Without one, Python lists a set of strings in another order in each process, so a vocabulary built from a set would
+    differ between ranks. The default is 0, so that the order is also the same in resumed runs and for any number of
+    ranks. "random" becomes one random number for all ranks of the job.
     """
     return str(secrets.randbelow(2**32)) if chosen == "random" else chosen or "0"
 
@@ -279,10 +279,10 @@ class JobResult:
     """How a job ended.
 
     Attributes:
-        outcomes: per rank.
-        results: rank -> the bytes that the program of `keras_ddl.run` returned, for ranks that returned any.
+        outcomes: one per rank.
+        results: rank -> the bytes that the program of `keras_ddl.run` returned, for ranks that returned a result.
         signal: the signal that terminated the job (SIGINT, SIGTERM, SIGHUP), None for none.
-        refused: the programs were not started, because the checks of the hosts failed (preflight.py).
+        refused: the programs were not started because the checks of the hosts failed (preflight.py).
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
         starter: the program that started the ranks.
@@ -311,13 +311,13 @@ class JobResult:
 
     @property
     def asks_to_restart(self) -> bool:
-        """Whether the ranks ended with `RESTART_STATUS`: after a notice, or because the hosts have changed."""
+        """Whether the ranks ended with `RESTART_STATUS`, after a notice or a change of the hosts."""
         ended = [outcome for outcome in self.outcomes if outcome.stopped_by is None or outcome.status == RESTART_STATUS]
         return bool(ended) and all(outcome.status == RESTART_STATUS for outcome in ended)
 
     @property
     def exit_status(self) -> int:
-        """The status for the shell: 0 only when `ok`."""
+        """The exit status of the launcher: 0 only when `ok`."""
         if self.ok:
             return 0
         if self.asks_to_restart:
@@ -339,12 +339,12 @@ class JobResult:
 
     @property
     def failure_text(self) -> str:
-        """The text about a failure, which ends with the error and how to resume; "" for none."""
+        """The message about a failure, which ends with the error and how to resume; "" without a failure."""
         first, hint = self.first_failure, resume_hint(self.outcomes)
         if self.ok:
             return vanished(self.outcomes)
         if self.asks_to_restart:
-            return f"keras-ddl: the ranks ended with status {RESTART_STATUS}, to be started again.\n{hint}"
+            return f"keras-ddl: the ranks ended with status {RESTART_STATUS} and ask to be started again.\n{hint}"
         if self.signal is not None:
             return hint
         if first is not None:

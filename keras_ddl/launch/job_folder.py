@@ -1,9 +1,15 @@
-"""The directories of a job on one host. The last of its ranks there removes them."""
+"""The directories of a job on one host. The last of its ranks there removes them.
+
+A rank's wrapper locks the directory of its rank. If it is killed, the lock is free, and others remove that directory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
+import os
 import shutil
 import socket
 import tempfile
@@ -16,27 +22,28 @@ from keras_ddl.files.private import private_directory
 _TRIES = 20  # ranks of this host that have ended remove what they take for empty
 PREFIX = "keras_ddl-"
 SOCKETS = f"{PREFIX}sockets"  # in the job's directory, of all its ranks on the host
+_RANK = "rank-"
 
 
 def on_this_host(secret: str) -> Path:
-    """Returns the path of a job's directory, for files.private to make.
+    """Returns the path of a job's directory, which files.private makes.
 
-    Each host has another name for it: who lists the directory for temporary files on one host, or sees the command
-    lines and sockets there, cannot know what will be made on another.
+    Each host has a different name for it: somebody who lists the directory for temporary files on one host, or sees
+    command lines and sockets there, cannot guess the name on another.
 
     Args:
-        secret: Job.id or Job.kept, which the job's own processes get by their launcher's connections alone.
+        secret: Job.id or Job.kept, which processes of the job get only over the launcher's connections.
     """
     name = hashlib.blake2b(socket.gethostname().encode(), key=secret.encode(), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"{PREFIX}{name}"
 
 
 def make(*folders: Path, is_new: bool = False) -> Path:
-    """Makes directories, each in a shared directory or in the one before, or takes them; returns the last one's path.
+    """Makes directories, or takes existing ones, each in a shared directory or the one before; returns the last path.
 
     Args:
-        is_new: the last one must not be there yet.
-    Raises: ConfigError: one is not this user's alone. LaunchError: one cannot be made.
+        is_new: the last one must not exist yet.
+    Raises: ConfigError: others can use a directory. LaunchError: a directory cannot be made.
     """
     made = folders[-1]
     for tries in range(1, _TRIES + 1):
@@ -52,6 +59,46 @@ def make(*folders: Path, is_new: bool = False) -> Path:
     return made
 
 
+def make_for_rank(folder: Path, rank: int) -> Path:
+    """Makes the directory of a rank in the job's directory `folder`, and locks it until this process ends.
+
+    Raises: as `make`.
+    """
+    path = folder / f"{_RANK}{rank}"
+    for _ in range(_TRIES):
+        make(folder, path, is_new=True)
+        descriptor = _locked(path, fcntl.LOCK_EX)
+        if descriptor is not None:
+            return path
+    raise _cannot_be_made(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+
+
+def _locked(path: Path, how: int) -> int | None:
+    """Returns a descriptor that locks the directory at `path`; None: it is gone, or with LOCK_NB another has it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, how)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):  # else it was removed before it was locked
+            return descriptor
+    except (FileNotFoundError, BlockingIOError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove_if_its_wrapper_ended(path: Path) -> bool:
+    """Returns whether a rank's directory is gone."""
+    descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if descriptor is None:
+        return not path.exists()
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(descriptor)
+    return True
+
+
 def _cannot_be_made(folder: Path, error: OSError) -> LaunchError:
     return LaunchError(
         f"A job needs a directory for its temporary files on each host. Received: {folder}, host "
@@ -63,7 +110,7 @@ def remove_job_folder(folder: Path, patience: float) -> None:
     """Removes the job's directory and the ranks' shared files, if this is the last rank on this host.
 
     Args:
-        patience: seconds after which it is removed with what others still have in it; 0: it stays then.
+        patience: seconds after which it is removed even if other ranks still have files in it; 0: it then stays.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -71,7 +118,7 @@ def remove_job_folder(folder: Path, patience: float) -> None:
             names = [each.name for each in folder.iterdir()]
         except FileNotFoundError:  # another rank, or the launcher, was faster
             return
-        if any(name.startswith("rank-") for name in names):
+        if not all(_remove_if_its_wrapper_ended(folder / name) for name in names if name.startswith(_RANK)):
             return
         for name in names:
             if name.startswith(PREFIX):  # other files belong to mpirun, which still runs

@@ -16,14 +16,15 @@ HIDDEN = "***"
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name is not to be shown."""
+    """Whether the value of a variable of this name must be hidden."""
     return _SECRET.search(name) is not None
 
 
 def hidden(words: Sequence[str]) -> list[str]:
-    """Returns `words` with what follows a secret NAME hidden: `NAME=value`, `--NAME value`.
+    """Returns `words` with the values of secret names hidden: `NAME=value`, `--NAME value`.
 
-    In a word with spaces, as after `sh -c`, all from there on is hidden. What begins with `-` is the next option.
+    In a word with spaces, as after `sh -c`, the rest after the first secret name is hidden. A word that begins with `-`
+    is the next option, not a value.
     """
     without = [_IN_WORD.sub(rf"\1{HIDDEN}", word) for word in words]
     for place, (option, value) in enumerate(zip(words, words[1:]), start=1):

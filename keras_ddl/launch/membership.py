@@ -1,15 +1,15 @@
-"""Which ranks a job goes on with after it has lost some: decided by the launcher, for all ranks alike.
+"""Decides, in the launcher, with which ranks a job continues after it has lost some.
 
-The launcher starts every rank and sees each of them end, so the ranks need no vote of their own. A rank that misses
-another one asks for the next membership. It gets it when every other member has asked, too, or has ended. A member that
-does neither in time is killed: so nobody is taken for dead who may come back.
+The launcher starts every rank and sees it end, so the ranks need no vote. A rank that misses another one asks for the
+next membership. The launcher answers when every other member has asked or has ended. A member that does neither in time
+is killed, so that no rank counts as dead and then comes back.
 
     epoch 0: ranks 0, 1, 2          rank 1 is killed; ranks 0 and 2 ask
     epoch 1: ranks 0, 2             rank 0 is killed while they meet; rank 2 asks
     epoch 2: rank 2
 
-A newcomer, which the launcher has started to take the place of a lost rank, becomes a member when all members ask to
-admit it, which they do between two steps.
+A newcomer is a process that the launcher has started to take the place of a lost rank. It becomes a member when all
+members ask to admit it, which they do between two steps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ class Membership:
     """The members of a job.
 
     Args:
-        ranks: the members of the first epoch. min_members: fewer do not go on. patience: seconds that a member has to
-            ask, after the first has asked. epoch: the first one; -1 where the ranks also ask who is there at first.
+        ranks: the members of the first epoch.
+        min_members: with fewer the job ends.
+        patience: seconds that a member has to ask after the first member has asked.
+        epoch: number of the first epoch; -1 if the ranks also ask for the first membership.
 
     Attributes:
         min_members: as above.
-        epoch: counts memberships. members: of this epoch, the oldest first, whether or not they have been lost since.
+        epoch: counts memberships.
+        members: members of this epoch, the oldest first, including those lost since.
     """
 
     def __init__(self, ranks: Iterable[int], min_members: int, patience: float, epoch: int = 0) -> None:
@@ -46,10 +49,10 @@ class Membership:
     def ask(
         self, rank: int, epoch: int, now: float, admits: Iterable[int] | None = None, *, leaves: bool = False
     ) -> None:
-        """A rank of membership `epoch` asks for the next one. One that has been left out never gets it.
+        """A rank of membership `epoch` asks for the next one. A rank that has been left out never gets it.
 
-        admits: newcomers that it names, or none, where it can go on with those that others name; None: it cannot.
-        leaves: it is to be no member of the next one, unless nobody else is left.
+        admits: newcomers that the rank names (it also accepts those that others name); None: it accepts none.
+        leaves: the rank will not be a member of the next one, unless no other is left.
         """
         if epoch == self.epoch and rank in self.members and rank not in self._ended:
             self._asking.add(rank)
@@ -66,15 +69,15 @@ class Membership:
             self._joining.add(rank)
 
     def give_up_joining(self, rank: int) -> None:
-        """It is not, because what the members do has changed."""
+        """A newcomer is no longer ready, because the members now do something else."""
         self._joining.discard(rank)
 
     def leave(self, ranks: Iterable[int]) -> None:
-        """These are no members any more when all next ask together, where newcomers may join."""
+        """These ranks stop being members when all members next ask together, as when newcomers join."""
         self._leaving = set(ranks)
 
     def end(self, rank: int, *, is_lost: bool = True) -> None:
-        """The program of a rank has ended, or its host is gone. `is_lost`: before it had done its part."""
+        """The program of a rank has ended, or its host is lost. `is_lost`: it had not done its part."""
         self._ended.add(rank)
         if not is_lost:
             self._ended_well.add(rank)
@@ -87,15 +90,15 @@ class Membership:
         return bool(self._asking)
 
     def has_ended_well(self, rank: int) -> bool:
-        """Whether the program of a rank has ended by itself, with status 0."""
+        """Whether the program of a rank has ended by itself with status 0."""
         return rank in self._ended_well
 
     def is_awaited(self, rank: int) -> bool:
-        """Whether a rank asks and has not been answered."""
+        """Whether a rank has asked and not been answered."""
         return rank in self._asking
 
     def missing(self) -> list[int]:
-        """Returns the members for whom those that ask are waiting, and the newcomers that they have named."""
+        """Returns the members and named newcomers that the asking ranks wait for."""
         if not self._asking:
             return []
         missing = [rank for rank in self.members if rank not in self._asking | self._ended]
@@ -104,15 +107,15 @@ class Membership:
         return missing
 
     def overdue(self, now: float) -> list[int]:
-        """Returns those of them whose time is over: they are to be killed, whose end is then reported by `end`."""
+        """Returns the missing ranks whose time is over. The caller kills them, and then reports their end by `end`."""
         if self._first_asked_at is None or now - self._first_asked_at < self._patience:
             return []
         return self.missing()
 
     def advance(self) -> tuple[int, ...] | None:
-        """Begins the next epoch if nobody is missing any more; returns its members, who are to be answered.
+        """Begins the next epoch if no rank is missing; returns its members, which must be answered.
 
-        None: nobody asks, some are missing, or too few are left: see `is_too_small`.
+        None: no rank asks, some are missing, or too few are left (`is_too_small`).
         """
         if not self._asking or self.missing() or self.is_too_small():
             return None
@@ -132,5 +135,5 @@ class Membership:
         return self.members
 
     def is_too_small(self) -> bool:
-        """Whether fewer members are left than may go on; those count that had done their part when they ended."""
+        """Whether too few members are left. Members that had done their part when they ended count."""
         return sum(rank not in self._ended - self._ended_well for rank in self.members) < self.min_members

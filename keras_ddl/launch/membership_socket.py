@@ -1,4 +1,4 @@
-"""In KERAS_DDL_RUN_DIR: the socket at which a rank's program asks the launcher about the others, and its board."""
+"""The socket in KERAS_DDL_RUN_DIR at which a rank's program asks the launcher about the other ranks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MESSAGE_BYTES = 1 << 16
 
 
 class MembershipSocket:
-    """One question at a time, answered as Kind.ANSWER says. Never blocks: the owner polls `fds`.
+    """Takes one question at a time, answered as Kind.ANSWER says. Never blocks: the owner polls `fds`.
 
     {"epoch": n, "admits": [3], "door": ...}   which membership follows epoch n? admits: newcomers that it may have, or
-                                               null. door: where other hosts reach the program. "leaves": "reason": it
-                                               is to go on without this rank
+                                               null. door: where other hosts reach the program. "leaves": "reason": the
+                                               next membership should do without this rank
     {"start": true}                            of a newcomer: may the program start?
-    {"join": true, "door": ...}                of a newcomer: of which membership is it one? false: it waits no more
+    {"join": true, "door": ...}                of a newcomer: which membership does it join? false: it no longer waits
     others                                     communicator/board.py
     """
 

@@ -41,7 +41,7 @@ class Mpirun:
 
     @property
     def mpi(self) -> str:
-        """The family of MPI whose ranks it starts: "Open MPI" or "MPICH" (which Intel MPI is one of)."""
+        """The family of MPI whose ranks it starts: "Open MPI" or "MPICH" (also for Intel MPI)."""
         return "Open MPI" if self.family == OPEN_MPI else "MPICH"
 
 
@@ -77,7 +77,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 def find(path: str | None = None) -> Mpirun:
     """Returns the mpirun to use: `path` (or the program of this name), else KERAS_DDL_MPIRUN, else that of the site's
-    MPI which keras_ddl was built for, else the one beside python, else the first in PATH.
+    MPI for which keras_ddl was built, else the one beside python, else the first in PATH.
 
     Raises: LaunchError: there is no mpirun, or it is of an unknown family.
     """
@@ -112,7 +112,7 @@ def _folders() -> tuple[str, ...]:
 
 
 def identify(path: str) -> Mpirun:
-    """Runs `path` --version to find its family. Raises: LaunchError: it is no mpirun that keras_ddl knows."""
+    """Runs `path` --version to find its family. Raises: LaunchError: it is not an mpirun that keras_ddl knows."""
     try:
         done = subprocess.run(
             [path, "--version"],

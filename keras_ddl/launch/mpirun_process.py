@@ -1,4 +1,4 @@
-"""The running mpirun (or host_ranks.py): its output, kept for error messages, and its end."""
+"""Runs mpirun (or host_ranks.py), keeps its output for error messages, and ends it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _GRACE_SECONDS = 2.0
 
 
 class MpirunProcess:
-    """A process that the constructor starts, in its own session: Ctrl-C is for the launcher, which handles it."""
+    """A process that the constructor starts in its own session, so that Ctrl-C reaches only the launcher."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], directory: str, *, takes_lines: bool = False
     ) -> None:
-        """`takes_lines`: it reads what `write` sends; else its stdin is empty."""
+        """`takes_lines`: the process reads the lines of `write`; otherwise its stdin is empty."""
         self._process = subprocess.Popen(
             processes.dying_with_parent(list(command)),
             stdin=subprocess.PIPE if takes_lines else subprocess.DEVNULL,
@@ -94,10 +94,10 @@ class MpirunProcess:
         self.poll()
 
     def end(self, seconds: float, serve: Callable[[], None], is_killed: Callable[[], bool]) -> None:
-        """Waits for its end, with SIGTERM after some seconds, and SIGKILL if it ignores that.
+        """Waits for its end; sends SIGTERM after `seconds`, and SIGKILL if it ignores SIGTERM.
 
         Args:
-            serve: called meanwhile, again and again. is_killed: whether it is to be killed at once.
+            serve: called repeatedly while it waits. is_killed: whether to kill the process at once.
         """
         for patience, signum in ((seconds, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
             deadline = time.monotonic() + patience

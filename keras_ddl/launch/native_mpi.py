@@ -1,7 +1,7 @@
-"""Queries which MPI the native library uses, in a separate process.
+"""Asks in a separate process which MPI the native library uses.
 
 Loading the library loads MPI, which may install signal and memory hooks. The launcher, and above all a notebook's
-kernel, must not get these.
+kernel, must not have such hooks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ print(json.dumps({{key: native_library.mpi_text(name) for key, name in {_FUNCTIO
 
 @functools.cache
 def describe(family: str = "") -> dict[str, str]:
-    """Returns family, version, path and site_launcher ("" unless built for a site's MPI) of the MPI; if it cannot be
-    loaded, {"problem": why}. A native library for several MPIs prefers that of `family` ("Open MPI" or "MPICH").
+    """Returns family, version, path and site_launcher ("" unless built for a site's MPI) of the MPI, or
+    {"problem": why} if it cannot be loaded.
+
+    `family`: "Open MPI" or "MPICH", preferred if the native library supports several MPIs.
 
     Cost: about 0.2 s, once per process.
     """

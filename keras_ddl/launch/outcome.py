@@ -1,4 +1,4 @@
-"""How the ranks of a job ended, which of them failed first, and the message about it."""
+"""Describes how the ranks of a job ended, and finds the rank that failed first."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class RankOutcome:
 
     status: exit status; negative for a signal; None: the rank never reported its end.
     stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
-    survived: the other ranks have gone on without it (membership.py).
-    in_job: its program has ended without keras_ddl's shutdown, which Python calls at its end. is_missed: so that others
-        wait for it, and cannot go on.
+    survived: the other ranks continued without it (membership.py).
+    in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
+    is_missed: as `in_job`, and the other ranks wait for it and cannot continue.
     checkpoint: the last complete checkpoint that it knows (files/last_checkpoint.py).
-    failed_at: time.monotonic() of the launcher when its error happened, if known; else infinity.
+    failed_at: the launcher's time.monotonic() when the error happened; infinity if unknown.
     """
 
     rank: int
@@ -66,28 +66,29 @@ class RankOutcome:
 
     @property
     def done(self) -> bool:
-        """Whether the program ended by itself with status 0, or the others have gone on without it: as every rank of a
-        successful job does."""
+        """Whether the program ended by itself with status 0, or the others continued without it.
+
+        True of every rank of a successful job."""
         return self.survived or (self.status == 0 and self.stopped_by is None and not self.is_missed)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended from outside: by a signal, or with its host; or in silence. Its own errors are no loss."""
+        """Whether a signal or the loss of its host ended it, or it sent no report. Its own errors are no loss."""
         return self.stopped_by is None and (self.status is None or self.status < 0 or self.has_vanished)
 
     @property
     def has_vanished(self) -> bool:
-        """Whether it ended with status 0 in the middle of the job (os._exit), where the others can go on."""
+        """Whether it ended with status 0 in the middle of a job (os._exit) that can continue without it."""
         return self.status == 0 and self.in_job
 
     @property
     def gives_up(self) -> bool:
-        """Whether it is a newcomer that has found that it cannot go on with the others."""
+        """Whether it is a newcomer that found that it cannot join the others."""
         return bool((self.report or {}).get("gives_up"))
 
     @property
     def error_text(self) -> str:
-        """The traceback, or "" when there is none."""
+        """The traceback, "" without one."""
         text = str((self.report or {}).get("traceback") or self.traceback)
         lines = [line for line in text.splitlines() if not _BOILERPLATE.match(line)]
         return "\n".join(lines).strip("\n")
@@ -115,7 +116,7 @@ class RankOutcome:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed only because of another rank, or because it was asked to end."""
+        """Whether it failed only because another rank failed, or because it was asked to end."""
         if self.missed is not None:
             return True
         if "failed_rank" in (self.report or {}):
@@ -123,7 +124,7 @@ class RankOutcome:
         return self.stopped_by is not None and (not self.error or self.error.partition(":")[0] == "KeyboardInterrupt")
 
     def has_failed_like(self, other: RankOutcome) -> bool:
-        """Whether it had the error of `other`, of its own; numbers in it may differ, as those of ranks do."""
+        """Whether it failed by itself with the same error as `other`. Numbers, such as the rank, may differ."""
         if self is other or (self.report or {}).get("failed_alike"):
             return True
         if not self.error and not other.error:  # "No module named train", which Python itself says
@@ -133,7 +134,7 @@ class RankOutcome:
         return texts[0] == texts[1] and not self.is_consequence
 
     def seconds_for_others(self, *, with_mpi: bool) -> float:
-        """How long the others get to fail by themselves, when this rank has failed first."""
+        """How long the other ranks get to fail by themselves after this rank has failed first."""
         if self.status == RESTART_STATUS:
             return _CASCADE_OF_RESTART_SECONDS
         if self.is_consequence:
@@ -141,17 +142,17 @@ class RankOutcome:
         return _CASCADE_SECONDS
 
     def describe(self) -> str:
-        """How it ended, in a few words."""
+        """Describes in a few words how it ended."""
         if self.error:
             return self.error
         if self.status is None:
-            return "lost without a report" if self.host else "not started"
+            return "sent no report of its end" if self.host else "not started"
         if self.stopped_by is not None:
             return f"stopped by {self.stopped_by}"
         if self.status == 0:
             return _MIDDLE
         if self.status == RESTART_STATUS:
-            return f"ended with exit status {RESTART_STATUS}, to be started again"
+            return f"ended with exit status {RESTART_STATUS}, which asks for a restart"
         if self.status < 0:
             return f"killed by {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
@@ -165,9 +166,9 @@ class RankOutcome:
 
 
 def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """Returns the rank whose failure explains the others', None when all are done or were only asked to end.
+    """Returns the rank whose failure explains the others', None if all are done or were only asked to end.
 
-    If the others' errors only report a lost rank, it is that one: it may have died before it could report.
+    If the errors only report a lost rank, returns the lost rank, which may have died before it could report.
     """
     causes = [o for o in outcomes if not o.done and not (o.stopped_by is not None and not o.error)]
     first = min(causes, key=_order, default=None)
@@ -191,8 +192,9 @@ def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
 
 
 def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: str = "", starter: str = "mpirun") -> str:
-    """Returns the message about a failed job: who has failed, what other ranks say of their own, and, at the end, the
-    error, once. What ranks say that were ended because of it is left out: they can only guess why.
+    """Returns the message about a failed job: which ranks failed, other ranks' own errors, and last the first error.
+
+    Errors of ranks that were ended because of the first error are left out: such ranks can only guess the cause.
     """
     alike = _alike(outcomes, first)
     where = f" on host {first.host}" if first.host else ""
@@ -204,7 +206,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     else:
         who, of_which = f"rank {first.rank}{where}", ""
         # The lost rank may be unknown, or report this one as lost.
-        what = "was the first to lose another rank" if first.error and first.is_consequence else "failed first"
+        what = "was the first to report a lost rank" if first.error and first.is_consequence else "failed first"
     details = []
     if first.error and first.status and first.stopped_by is None:
         details.append(status_text(first.status))
@@ -238,7 +240,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
 
 
 def vanished(outcomes: Sequence[RankOutcome]) -> str:
-    """Returns the line about ranks that the others have gone on without, although their status was 0; "" for none."""
+    """Returns the line about ranks that ended with status 0 and that the others continued without; "" for none."""
     ranks = [each.rank for each in outcomes if each.survived and each.has_vanished]
     if not ranks:
         return ""
@@ -246,7 +248,7 @@ def vanished(outcomes: Sequence[RankOutcome]) -> str:
 
 
 def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
-    """Returns lines about failures that `first` does not explain, and why others do not go on without a lost rank."""
+    """Returns lines about failures that `first` does not explain, and why ranks do not continue without a lost rank."""
     by_text: dict[str, list[int]] = {}
     for outcome in others:
         if outcome.done:
@@ -271,7 +273,7 @@ def resume_hint(outcomes: Sequence[RankOutcome]) -> str:
 
 
 def mpirun_messages(text: str) -> str:
-    """Returns what mpirun wrote, without the blocks that only say that a rank has failed."""
+    """Returns mpirun's output without the blocks that only say that a rank failed."""
     blocks = [block.strip("\n") for block in _RULER.split(text)]
     return "\n".join(block for block in blocks if block.strip() and not _ROUTINE.search(block))
 

@@ -1,4 +1,4 @@
-"""The ranks' output on one screen: rank 0's as it arrives, others' in complete lines with the rank in front."""
+"""Shows the ranks' output on one screen: rank 0's as it arrives, others' in complete lines that start with the rank."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Screen:
     """The launcher's stdout and stderr."""
 
     def __init__(self, out: Sink, err: Sink, *, shows_notes: bool = True) -> None:
-        """`shows_notes`: whether TensorFlow's messages at its import are shown (once)."""
+        """`shows_notes`: whether to show TensorFlow's import messages, once."""
         self.notes = StartupNotes(shown=shows_notes)
         self._sinks = {
             name: LastingSink(sink, functools.partial(self._on_problem, name))
@@ -77,7 +77,7 @@ class Screen:
 
     @property
     def lost(self) -> signal.Signals | None:
-        """The signal for the reason why output has no reader any more (see sinks.py); None: it may have one."""
+        """The signal that stands for the loss of the output's reader (sinks.py); None while it may have one."""
         return next((sink.lost for sink in self._sinks.values() if sink.lost is not None), None)
 
     def _on_problem(self, name: str, error: OSError | ValueError) -> None:
@@ -95,7 +95,7 @@ class Screen:
             self._show_waiting(surface)
 
     def write_lines(self, name: str, data: bytes) -> None:
-        """Writes complete lines (ending in a newline) of anything else, without splitting rank 0's unfinished line."""
+        """Writes complete lines of other ranks or the launcher, without splitting rank 0's unfinished line."""
         surface, sink = self._surfaces[name], self._sinks[name]
         if not surface.unfinished:
             sink.write(data)
@@ -124,7 +124,7 @@ class Screen:
         return waits
 
     def finish(self) -> None:
-        """Writes what still waits, and ends unfinished lines, so that what follows begins on a new line."""
+        """Writes what still waits, and ends unfinished lines, so that later output begins on a new line."""
         self.warnings.flush()
         for name, surface in self._surfaces.items():
             if surface.waiting:
@@ -174,8 +174,10 @@ class RankOutput:
         self._show(name, data)
 
     def renumber(self, number: int) -> None:
-        """From now on `keras_ddl.rank()` is `number` in this rank: the first one is shown as rank 0 was until it was
-        lost; others have both numbers in front, because the launcher's own lines keep the first.
+        """Takes the value that `keras_ddl.rank()` has in this rank from now on.
+
+        Rank 0's output is shown as the lost rank 0's was. Lines of others start with both numbers, because the
+        launcher's own lines keep the first number.
         """
         self._number = number
         if self._is_first:
@@ -193,7 +195,7 @@ class RankOutput:
         self._screen.write_lines("err", f"keras-ddl: rank {self._rank}'s log file is incomplete: {error}\n".encode())
 
     def tick(self) -> bool:
-        """Shows what was delayed long enough. Returns whether something is still delayed."""
+        """Shows output that was delayed long enough. Returns whether some is still delayed."""
         self._show("err", self._delay(self._notes.tick()))
         self._show_split(self._split.tick())
         if self._delayed:
@@ -211,8 +213,8 @@ class RankOutput:
     def end(self, *, failed: bool, status: int | None = None) -> tuple[str, str]:
         """Writes the rest, unless it is the traceback of a failure. Returns (traceback, last lines of stderr).
 
+        The last lines are recent ones that may be about a failure: Python's warnings are left out.
         `status`: the exit status, 1 after an uncaught exception; None: unknown.
-        Of those lines only what may be about a failure: no warnings of Python, and nothing that is long past.
         """
         traceback = ""
         self._show("err", self._delay(self._notes.flush()))
@@ -232,7 +234,7 @@ class RankOutput:
         return traceback, tail.decode(errors="replace")
 
     def _delay(self, data: bytes) -> bytes:
-        """Keeps a traceback, or what may begin one, for later; returns what may be shown now."""
+        """Keeps a traceback, or the possible beginning of one, for later; returns the text to show now."""
         if self._delayed:
             data = self._delayed + data
             self._delayed = b""

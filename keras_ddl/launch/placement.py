@@ -1,4 +1,4 @@
-"""Chooses the number of ranks and the hosts of an attempt, from the command line or a discovery script."""
+"""Chooses the number of ranks and the hosts of an attempt from the command line or a discovery script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Discovery:
     slots: int = 1
 
     def hosts(self, stopped: Callable[[], bool] = lambda: False) -> tuple[Host, ...]:
-        """Runs the command, and returns the hosts that it prints; if `stopped()` becomes true, kills it and returns ().
+        """Runs the command and returns the hosts that it prints; if `stopped()` becomes true, kills it and returns ().
 
         Raises: LaunchError: it cannot be run, fails, takes longer than a minute, or prints something else.
         """
@@ -62,13 +62,13 @@ class Discovery:
 
 
 class HostFile:
-    """A file that names the hosts of a job, read again and again. `slots`: for lines without a number."""
+    """A file that names the hosts of a job, and may change. `slots`: for lines without a number."""
 
     def __init__(self, path: str, slots: int | None = None) -> None:
         self.path, self._slots = path, slots
 
     def hosts(self, stopped: Callable[[], bool] = lambda: False) -> tuple[Host, ...]:
-        """Returns the hosts that it names now. Raises: LaunchError: it cannot be read, or names none."""
+        """Returns the hosts that the file names now. Raises: LaunchError: it cannot be read, or names no host."""
         del stopped  # it takes no time
         try:
             return parse_hosts(hostfile.read(self.path, self._slots))
@@ -81,12 +81,12 @@ class Placement:
     """Chooses number of ranks and hosts for each attempt.
 
     Attributes:
-        wanted: ranks of the first attempt; None: all that the hosts take.
+        wanted: ranks of the first attempt; None: as many as the hosts have slots for.
         min_ranks, max_ranks: bounds for later attempts; None: `wanted`, or the number of the first attempt.
-        fixed: the hosts of the command line; empty: this host, or those of the resource manager.
+        fixed: the hosts of the command line; empty: this host, or the hosts of the resource manager.
         discovery: a script that names the hosts instead.
-        lost: names of lost hosts. They are left out as long as enough ranks remain without them.
-        order: names of all hosts so far: they keep their order when a script names them in another one.
+        lost: names of lost hosts, which are left out as long as the others have enough slots.
+        order: names of all hosts so far, which keep this order when a script names them in another.
     """
 
     wanted: int | None
@@ -107,7 +107,7 @@ class Placement:
             )
 
     def first(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of the first attempt on `hosts`; None: they take too few ranks yet."""
+        """Returns (ranks, hosts) of the first attempt on `hosts`; None: they have too few slots yet."""
         slots = _slots(hosts)
         if slots < max(self.wanted or self.min_ranks or 1, 1):
             return None
@@ -117,7 +117,7 @@ class Placement:
         return self._chosen(ranks, hosts)
 
     def later(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of a later attempt; None: the hosts take too few ranks."""
+        """Returns (ranks, hosts) of a later attempt; None: the hosts have too few slots."""
         assert self.min_ranks is not None
         names = {host.name for host in hosts}
         self.lost &= names  # a host that was removed and is named again is back
@@ -144,7 +144,7 @@ def _slots(hosts: Sequence[Host]) -> int:
 
 
 def ranks_by_host(ranks: int, hosts: Sequence[Host]) -> dict[str, int]:
-    """Returns how many ranks run on each host that has any."""
+    """Returns the number of ranks on each host that has any."""
     names = [host_of_rank(hosts, rank) for rank in range(ranks)]
     return {name: names.count(name) for name in names if name is not None}
 

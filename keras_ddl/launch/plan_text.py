@@ -1,4 +1,4 @@
-"""What `keras-ddl run --dry-run` shows: comments about a job, and last the command line that would start its ranks."""
+"""Writes the output of `keras-ddl run --dry-run`: comments about a job, then the command line that starts its ranks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from keras_ddl.launch.placement import Placement, ranks_by_host
 
 
 def plan(job: Job, own: Mapping[str, str], *, restarts: int, placement: Placement) -> str:
-    """Returns the text. Nothing is started, and no host is asked.
+    """Returns the text. Starts nothing, and contacts no host.
 
     Args:
-        own: the variables that the user has set for the program.
+        own: variables that the user has set for the program.
     """
     lines = [f"program: {masking.shown(job.program)}", f"directory: {job.directory}"]
     lines += ["hosts and ranks:", *(f"  {each}" for each in _places(job))]
     lines.append(f"cores: {_cores(job)}")
     lines.append(f"ranks started by: {_starter(job)}")
-    lines += ["environment of the program, beside that of this shell:", *_environment(job, own)]
+    lines += ["environment of the program, added to this shell's:", *_environment(job, own)]
     lines += _what_then(job, restarts, placement)
     if job.mpirun is None and job.hosts:
-        lines.append("remote_ranks then runs, on each host:")
+        lines.append("remote_ranks then runs on each host:")
         lines += [
             f"  {shlex.join(remote_ranks.command_on(name, job.starter_environment('')))}"
             for name in ranks_by_host(job.num_ranks + job.spares, job.hosts)
@@ -42,7 +42,7 @@ def _places(job: Job) -> list[str]:
             number += f"; {_span(job.num_ranks, job.spares, 'spare')}"
         if job.mpirun is not None and in_allocation(os.environ):
             names = [f"{name}={os.environ[name]}" for name in ALLOCATIONS if name in os.environ]
-            return [f"as the resource manager says ({', '.join(names)}): {number}"]
+            return [f"chosen by the resource manager ({', '.join(names)}): {number}"]
         return [f"this host: {number}"]
     lines, first = [], 0
     for name, count in ranks_by_host(job.num_ranks + job.spares, job.hosts).items():
@@ -60,7 +60,7 @@ def _span(first: int, count: int, what: str = "rank") -> str:
 
 def _cores(job: Job) -> str:
     if any("bind" in word for word in job.mpi_args):
-        return "as the arguments for mpirun say"
+        return "bound as the arguments for mpirun say"
     text = "no rank is bound to cores"
     if job.hosts or job.several_hosts:
         return text
@@ -90,9 +90,9 @@ def _what_then(job: Job, restarts: int, placement: Placement) -> list[str]:
         lines.append(f"when the job fails: it is started again, up to {restarts} times")
     if placement.discovery is not None:
         (command,) = masking.hidden([placement.discovery.command])
-        lines.append(f"hosts: those that {command!r} has just printed; asked again while it runs")
+        lines.append(f"hosts: printed just now by {command!r}, which is run again during the job")
     if job.hostfile is not None:
-        lines.append(f"hosts: as {job.hostfile.path} changes, so does the job")
+        lines.append(f"hosts: the job follows changes of {job.hostfile.path}")
     if job.timeout is not None:
         lines.append(f"the job ends after {job.timeout:g} s")
     if job.output_dir is not None:

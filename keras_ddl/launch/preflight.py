@@ -1,4 +1,4 @@
-"""Checks before the programs start: that hosts can be reached, and that they are alike. It adds no time.
+"""Checks before the programs start that hosts can be reached and have equal versions, without a delay.
 
 The wrappers of the ranks report facts about their hosts in their first message; programs start when all have reported.
 While mpirun starts, hosts without a connected rank are checked for reachability.
@@ -22,7 +22,7 @@ from keras_ddl.launch.rank_link import RankLink
 
 
 class Preflight:
-    """The checks of one job. On a single host, only /dev/shm is checked."""
+    """The checks of one job. On a single host it checks only /dev/shm."""
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._job, self._say = job, say
@@ -47,7 +47,7 @@ class Preflight:
     def unreachable(self, *, at_end: bool = False) -> str | None:
         """Returns the message about hosts that cannot be reached and have no connected rank; None without such hosts.
 
-        `at_end`: mpirun has ended; waits for checks that still run.
+        `at_end`: mpirun has ended, so wait for unfinished checks.
         """
         if at_end:
             self._reach.wait()
@@ -55,11 +55,11 @@ class Preflight:
         return _refusal(findings) if findings else None
 
     def problem_of(self, rank: int) -> str | None:
-        """Returns why a newcomer's host cannot have ranks of the job; None: it can."""
+        """Returns why a newcomer's host cannot have ranks of the job, None if it can."""
         others, own = self._facts[min(self._facts)], self._facts[rank]
         findings = host_facts.compare([others, own])
         if others["has_rack"] != own["has_rack"]:
-            return f"KERAS_DDL_RACK must be set on all hosts or on none; {own['host']} is not like the others"
+            return f"KERAS_DDL_RACK must be set on all hosts or on none; {own['host']} differs from the others"
         return "; ".join(_line(each) for each in findings if each.severity is Severity.ERROR) or None
 
     def problems(self) -> str | None:
@@ -78,7 +78,7 @@ class Preflight:
         return _refusal(errors) if errors else None
 
     def check_started(self, links: Sequence[RankLink], starter: MpirunProcess) -> None:
-        """At the end of the job. Raises: LaunchError: not all of its ranks had been started."""
+        """Called at the end of the job. Raises: LaunchError: some ranks were never started."""
         missing = [link.outcome.rank for link in links[: self._job.num_ranks] if link.is_missing]
         if not missing:
             return

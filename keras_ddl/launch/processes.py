@@ -1,4 +1,4 @@
-"""Keeps processes from outliving a job: parent-death signals, and killing what a job left on this host."""
+"""Keeps processes from outliving a job: parent-death signals, and killing processes that a job left on this host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dying_with_parent(command: list[str]) -> list[str]:
 def marked(marker: str) -> list[int]:
     """Returns the processes of this host (never this one) whose environment contains the string `marker`."""
     if not marker:
-        raise ValueError("An empty marker is in every environment: all processes of the user would be killed.")
+        raise ValueError("The marker must not be empty: all processes of the user would match it.")
     wanted = os.fsencode(marker)
     pids = []
     for entry in Path("/proc").iterdir():
@@ -64,7 +64,8 @@ def wait_for_marked(marker: str, *, timeout: float) -> None:
 def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
     """Kills (SIGKILL) every process of this host marked with `marker`, until none is left or `timeout` has passed.
 
-    It finds what process groups miss: a grandchild with its own session. Resource trackers get a moment to finish.
+    It finds processes that process groups miss, such as a grandchild with its own session. Resource trackers get a
+    moment to finish.
     """
     began = time.monotonic()
     deadline = began + timeout
@@ -82,9 +83,9 @@ def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Whether it is a resource tracker of multiprocessing or joblib, which removes files of others in /dev/shm.
+    """Whether it is a resource tracker of multiprocessing or joblib.
 
-    It does so, and ends, when they have ended.
+    A tracker removes files in /dev/shm when the processes that made them have ended, and then ends itself.
     """
     try:
         return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -95,7 +96,7 @@ def is_resource_tracker(pid: int) -> bool:
 def mpi_segments(pid: int) -> set[str]:
     """Returns the files in /dev/shm that the MPI library of process `pid` has mapped.
 
-    MPI removes them when a job ends in its own way, and mpirun when a rank dies; nobody does when mpirun is killed.
+    MPI removes them when a job ends normally, and mpirun when a rank dies. They stay when mpirun is killed.
     """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()

@@ -1,4 +1,4 @@
-"""What newcomers ask rank 0, and rank 0 tells all, by way of the launcher (communicator/board.py)."""
+"""Passes newcomers' questions to rank 0, and rank 0's answers to all, through the launcher (communicator/board.py)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Send = Callable[[int, Kind, "bytes | dict[str, Any]"], None]
 
 
 class Questions:
-    """Those of one job.
+    """The questions and answers of one job.
 
     Args:
         send: sends a frame to the wrapper of a rank.
 
     Attributes:
-        admit_at: what all boards are to show.
+        admit_at: the value that all boards should show.
     """
 
     def __init__(self, send: Send) -> None:
@@ -28,7 +28,7 @@ class Questions:
         self._not_shown: set[int] = set()  # ranks whose boards do not show `admit_at` yet
 
     def take(self, rank: int, question: Mapping[str, Any], members: Iterable[int]) -> bool:
-        """Takes what the program of a rank says, and answers it. Returns False: it is about something else."""
+        """Takes and answers a question of a rank's program. Returns False if it is another kind of question."""
         answer: dict[str, Any] = {}
         if "ask" in question:
             self._asked[question["ask"]][rank] = question["text"]
@@ -49,18 +49,18 @@ class Questions:
         return True
 
     def pass_record(self, rank: int, record: bytes) -> None:
-        """Rank 0 sends a newcomer the record that it has asked for."""
+        """Passes the record that a newcomer has asked for from rank 0 to the newcomer."""
         self._asked["record"].pop(rank, None)
         self._send(rank, Kind.RECORD, record)
 
     def ask_to_leave(self, ranks: Iterable[int]) -> None:
-        """These are to leave the job, between two steps."""
+        """Asks ranks to leave the job between two steps."""
         self._asked["leave"] = dict.fromkeys(ranks, "")
         if self._asked["leave"]:
             self._ring()
 
     def has_shown(self, rank: int, admit_at: int | None) -> None:
-        """The board of a rank shows `admit_at`. None: its program has ended."""
+        """Takes the `admit_at` that the board of a rank shows. None: its program has ended."""
         if admit_at not in (None, self.admit_at) or rank not in self._not_shown:
             return
         self._not_shown.discard(rank)
@@ -74,7 +74,7 @@ class Questions:
         self.has_shown(rank, None)
 
     def begin_epoch(self, members: tuple[int, ...]) -> None:
-        """These are the ranks from now on: newcomers among them ask no more, and the first is rank 0."""
+        """Takes the new members, of which the first is rank 0. Newcomers among them stop asking."""
         for what in ("record", "join"):
             for rank in members:
                 self._asked[what].pop(rank, None)

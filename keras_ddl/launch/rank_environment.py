@@ -41,8 +41,8 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
     """Returns the environment for the program of a rank.
 
     Args:
-        own: the wrapper's, as mpirun (and the login on another host) made it.
-        wanted: that of `keras-ddl run`, with the variables of --env.
+        own: the wrapper's environment, made by mpirun (and by the login on another host).
+        wanted: the environment of `keras-ddl run`, with the variables of --env.
     """
     result = {name: value for name, value in own.items() if name not in _OF_THE_WRAPPER}
     for name, value in wanted.items():
@@ -58,13 +58,12 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
 
 
 def tune_malloc(environment: dict[str, str], ranks: int) -> None:
-    """Sets GLIBC_TUNABLES so that glibc keeps a step's memory for the next step, in huge pages; keeps tunables set.
+    """Sets GLIBC_TUNABLES so that glibc keeps a step's memory, in huge pages, for the next step. Keeps tunables set.
 
     TensorFlow's tensors come from malloc, and new pages cost a training step much time
     (benchmarks/results/training_step.md). Huge pages (glibc 2.35 and later) are only a request, which a kernel without
-    them ignores. Arenas of threads other
-    than the first return free memory to the system at once; a single arena for all threads does not. With many threads
-    they would contend for it, so then all arenas stay.
+    them ignores. Arenas of threads other than the first return free memory to the system at once; a single arena for
+    all threads does not. Many threads would contend for a single arena, so with many threads each keeps its own.
 
     Args:
         ranks: number of ranks on this host, which share its cores.
@@ -79,8 +78,8 @@ def tune_malloc(environment: dict[str, str], ranks: int) -> None:
 
 
 def set_task(environment: dict[str, str], rank: int, size: int) -> None:
-    """Sets this rank's task in TF_CONFIG. If that has not one task per rank, removes it: all ranks would be the same
-    task.
+    """Sets this rank's task in TF_CONFIG. Removes a TF_CONFIG without one task per rank, in which all ranks would be
+    the same task.
     """
     text = tf_config.of_rank(environment.pop(tf_config.NAME, ""), rank, size)
     if text:
@@ -90,8 +89,8 @@ def set_task(environment: dict[str, str], rank: int, size: int) -> None:
 def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     """Sets the variables of Open MPI's mpirun for a rank started without it, and makes MPI fail to start there.
 
-    Otherwise each rank would be the only rank of an MPI job of its own. mpi4py shows the name of the missing library as
-    the error. MPICH has no such setting. host_ranks.py has set the variables of the rank on its host.
+    Otherwise each rank would be alone in an MPI job of its own. mpi4py's error shows the name of the missing library,
+    which says what to do. MPICH has no such setting. host_ranks.py sets the variables of the rank on its host.
     """
     for name, value in (("RANK", rank), ("SIZE", size)):
         environment[f"OMPI_COMM_WORLD_{name}"] = str(value)
@@ -101,8 +100,8 @@ def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
 
 
 def prepare_start(environment: dict[str, str], *, is_spare: bool) -> None:
-    """Makes the Python of a rank import large packages faster (rank_start); and that of a spare import ahead, and wait
-    until it is needed, before it runs its program (spare_start).
+    """Makes a rank's Python import large packages faster (rank_start), and a spare's Python import ahead and wait until
+    it is needed before it runs its program (spare_start).
     """
     here = Path(__file__).parent
     paths = [str(here / "spare_start")] if is_spare else []
@@ -111,7 +110,7 @@ def prepare_start(environment: dict[str, str], *, is_spare: bool) -> None:
 
 
 def python_path() -> str:
-    """Returns the PYTHONPATH by which another python imports this keras_ddl; "" when none is needed."""
+    """Returns the PYTHONPATH that lets another python import this keras_ddl; "" if none is needed."""
     # Not site-packages: in PYTHONPATH, its backports would precede the standard library.
     here = str(Path(__file__).resolve().parents[2])
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}

@@ -51,7 +51,7 @@ class RankLink:
             self.write()
 
     def open_door(self, door: dict[str, Any]) -> bool:
-        """Notes where the rank's program can be reached; returns whether its address is known."""
+        """Notes where the rank's program can be reached. Returns whether its address is known."""
         try:
             assert self.channel is not None
             self.door = {**door, "address": self.channel.sock.getpeername()[0]}
@@ -80,7 +80,7 @@ class RankLink:
             self.started = True
 
     def start(self) -> None:
-        """Lets the program start, as soon as it has what it needs."""
+        """Lets the program start as soon as it has what it needs."""
         self._may_start = True
         self.write()
 
@@ -91,7 +91,7 @@ class RankLink:
             self.send(Kind.STOP, {"signal": int(signum), "grace_seconds": grace_seconds})
 
     def signal(self, signum: int) -> None:
-        """Sends the rank's program a signal, which it may be waiting for."""
+        """Sends a signal to the rank's program."""
         if not self.over:
             self.send(Kind.SIGNAL, {"signal": int(signum)})
 

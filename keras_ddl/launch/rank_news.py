@@ -1,4 +1,4 @@
-"""A rank's news for those who watch its job from outside: read where its program leaves them (files/news.py)."""
+"""Reads the news that a rank's program leaves for watchers of the job (files/news.py)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RankNews:
     """The news of one rank's program.
 
     Args:
-        run_dir: its KERAS_DDL_RUN_DIR. wanted: which news the launcher wants, as its welcome says: "figures", or none
-            but checkpoints.
+        run_dir: the program's KERAS_DDL_RUN_DIR.
+        wanted: the news that the launcher's welcome asks for: "figures", or only checkpoints.
     """
 
     def __init__(self, run_dir: Path, wanted: Mapping[str, bool]) -> None:
@@ -31,7 +31,7 @@ class RankNews:
         self._place = 0  # up to which the checkpoints were read
 
     def take(self, *, is_last: bool = False) -> dict[str, Any]:
-        """Returns the payload of a NEWS frame; {}: there is nothing new, or the last look was a moment ago."""
+        """Returns the payload of a NEWS frame; {} if nothing is new, or the last call was a moment ago."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS and not is_last:
             return {}

@@ -2,10 +2,10 @@
 
     python -m keras_ddl.launch.rank_process -- python train.py ...
 
-The program's output goes to the launcher over the rank's connection. Rank 0 writes to a pseudo-terminal when the
-launcher's own output is a terminal, and so do all ranks where the job may go on without it. When the program ends, the
-wrapper kills processes that it left, and sends its exit status and error report. It ends the program when the launcher
-or mpirun orders so, or when the launcher is gone.
+The program's output goes to the launcher over the rank's connection. If the launcher's own output is a terminal, rank 0
+writes to a pseudo-terminal, and so do all ranks of a job that may continue without rank 0. When the program ends, the
+wrapper kills processes that the program left, and sends the exit status and error report. It ends the program when the
+launcher or mpirun orders it to, or when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RankProcess:
-    """One rank: its connection, its program, and the loop that serves both, which waits in poll and nowhere else."""
+    """One rank: its connection, its program, and the loop that serves both. The loop waits only in poll."""
 
     def __init__(self, rank: int, size: int, address: Address, command: list[str]) -> None:
         self.rank, self.size, self.command = rank, size, command
@@ -131,7 +131,7 @@ class RankProcess:
         return status if status >= 0 else 128 - status
 
     def _watch(self, program: RankProgram) -> int:
-        """Serves until the program has ended and everything it wrote is sent, then reports. Returns its status."""
+        """Serves until the program has ended and all its output is sent, then reports. Returns its status."""
         while (status := program.poll()) is None:
             self._serve(5.0 if self._news is None else LOOK_SECONDS)
             self._pass_news()
@@ -224,7 +224,7 @@ class RankProcess:
         elif kind is Kind.WELCOME:
             self._prepare(verify(self._token, "launcher", self._nonce, payload))
         elif not self._channel.authenticated:
-            raise LaunchError("The launcher must prove that it knows the job's token first. It did not.")
+            raise LaunchError("The launcher must first prove that it knows the job's token. It did not.")
         elif kind is Kind.FILE:
             self._call_file.write(payload)
             if not payload:
@@ -257,7 +257,7 @@ class RankProcess:
         self._channel.mark_authenticated()
         self._welcome = welcome
         folder = job_folder.on_this_host(welcome["job"])
-        self._run_dir = job_folder.make(folder, folder / f"rank-{self.rank}", is_new=True)
+        self._run_dir = job_folder.make_for_rank(folder, self.rank)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
         if (joined := config.get("HOST_RANK")) is not None:  # the last rank before may just have removed it
             job_folder.make(Path(joined[2]))
@@ -365,10 +365,10 @@ class RankProcess:
 def main(argv: list[str]) -> int:
     """Entry point; `argv` is ["--", program, arguments...].
 
-    mpirun sees a proxy. The wrapper proper is its child, in a separate process group: MPICH sends SIGKILL to all ranks
-    when one aborts, and the wrapper must survive to end the program and report. It does not get its own session: Linux
-    divides a core between sessions first (autogroup), so a communication thread's priority would not count against
-    other ranks, and one that polls could delay it by seconds.
+    mpirun sees a proxy. The wrapper itself is the proxy's child, in a separate process group: MPICH sends SIGKILL to
+    all ranks when one aborts, and the wrapper must survive to end the program and report. The wrapper gets no session
+    of its own: Linux divides a core between sessions first (autogroup), so a communication thread's priority would not
+    count against other ranks, and a polling thread of another rank could delay it by seconds.
     """
     parent = os.getpid()
     child = os.fork()
@@ -376,7 +376,7 @@ def main(argv: list[str]) -> int:
 
 
 def run_wrapper(command: list[str], parent: int) -> int:
-    """Runs the wrapper proper, in a process that was just forked from `parent`; returns its exit status."""
+    """Runs the wrapper in a process just forked from `parent`; returns its exit status."""
     os.setpgid(0, 0)
     die_with_parent(signal.SIGTERM, parent)
     try:

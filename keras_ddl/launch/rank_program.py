@@ -1,4 +1,4 @@
-"""The program of one rank, as its wrapper sees it: a process group with two streams to read and one to write."""
+"""The program of one rank: a process group with two streams to read and one to write."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class RankProgram:
         screen: Mapping[str, Any],
         reads_stdin: bool,
     ) -> None:
-        """`screen`: which of "stdout" and "stderr" are to be terminals, and their "rows" and "columns".
+        """`screen`: which of "stdout" and "stderr" should be terminals, and their "rows" and "columns".
 
-        Raises: OSError: it cannot be executed.
+        Raises: OSError: the program cannot be executed.
         """
         self.sources: dict[int, Kind] = {}
         self._terminals: list[int] = []
@@ -85,13 +85,13 @@ class RankProgram:
             processes.signal_quietly(self._process.pid, signum, group=signum != signal.SIGKILL)
 
     def kill_rest(self, mark: str) -> None:
-        """Kills processes that the ended program left: those marked with `mark`, and its group."""
+        """Kills processes that the ended program left: its group, and those marked with `mark`."""
         processes.kill_marked(mark)  # before the group, which includes resource trackers
         processes.signal_quietly(self._process.pid, signal.SIGKILL, group=True)
         processes.remove_files(self._segments)
 
     def read(self, fd: int) -> bytes:
-        """Returns what can be read from the source `fd`; at its end, closes and forgets it."""
+        """Returns the bytes that can be read from the source `fd`; closes and forgets it at its end."""
         try:
             data = os.read(fd, _OUTPUT_BYTES)
         except BlockingIOError:

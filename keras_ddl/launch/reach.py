@@ -1,4 +1,4 @@
-"""Checks while mpirun starts whether hosts answer at their ssh port: ssh waits minutes for a host that is down."""
+"""Checks while mpirun starts whether hosts answer on their ssh port: ssh waits minutes for a host that is down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHER_WAYS = ("plm", "launcher", "bootstrap", "rsh")
 
 
 def by_ssh(mpi_args: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether mpirun probably starts its daemons by the ssh in PATH."""
+    """Whether mpirun probably starts its daemons with the ssh in PATH."""
     variables = [name.lower() for name in environ if name.startswith(("OMPI_MCA_", "PRTE_MCA_", "HYDRA_", "I_MPI_"))]
     words = [*map(str.lower, mpi_args), *variables]
     return not any(way in word for word in words for way in _OTHER_WAYS) and shutil.which("ssh") is not None
@@ -59,21 +59,21 @@ class Reach:
                 "Correct the name, or add it to the DNS.",
             )
         except ConnectionRefusedError:
-            problem, remedy = f"nothing listens at its port {where[1]}", "Start sshd there, or set the port for ssh."
+            problem, remedy = f"nothing listens on its port {where[1]}", "Start sshd there, or set the port for ssh."
         except OSError as error:
             why = "no answer" if isinstance(error, TimeoutError) else error.strerror
             problem, remedy = (
                 f"{why} from its port {where[1]} within {_SECONDS:g} s",
-                "Is it up? Is a firewall between?",
+                "Check that the host is up and that no firewall blocks the port.",
             )
-        expected = "an ssh server, by which ranks are started"
+        expected = "an ssh server, through which ranks are started"
         self._findings[name] = Finding(
             Severity.ERROR, _SUBJECT, f"{problem} (expected: {expected})", f"{remedy} Try: ssh {name} true.", name
         )
 
 
 def ssh_address(name: str) -> tuple[str, int] | None:
-    """Returns host and port that ssh would connect to; None: it uses a proxy, or cannot be queried."""
+    """Returns the host and port that ssh would connect to; None: ssh uses a proxy, or cannot be queried."""
     try:
         done = subprocess.run(
             ["ssh", "-G", name], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS

@@ -1,4 +1,4 @@
-"""Lets a job go on without lost ranks: answers those that ask who is left (membership.py), and starts spares."""
+"""Lets a job continue without lost ranks: answers ranks that ask who is left (membership.py), and starts spares."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ class Regrouping:
     """The memberships of one job.
 
     Args:
-        links: of its ranks, then of its spares. num_ranks: how many are ranks.
-        patience: seconds for which a rank that lives is waited for. say: shows a line. event: tells those who watch
-            the job (watchers.py). several_hosts: the ranks ask for the first membership, too, and are told one
-            another's doors.
+        links: links of its ranks, then of its spares.
+        num_ranks: number of ranks.
+        patience: seconds to wait for a living rank.
+        say: shows a line.
+        event: reports an event to the job's watchers (watchers.py).
+        several_hosts: the ranks also ask for the first membership, and are told each other's doors.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Regrouping:
         self.answer()
 
     def ask_to_leave(self, ranks: Sequence[int], why: str) -> None:
-        """These ranks are to leave the job between two steps."""
+        """Asks ranks to leave the job between two steps."""
         if set(ranks) != self._leaving.keys():
             self._leaving = dict.fromkeys(ranks, why)
             self.membership.leave(ranks)
@@ -97,7 +99,7 @@ class Regrouping:
         return not self._links[rank].over
 
     def goes_on_without(self, link: RankLink, *, is_stopping: bool) -> bool:
-        """A rank has ended. Returns whether the job goes on for all that."""
+        """Handles the end of a rank. Returns whether the job continues without it."""
         rank = link.outcome.rank
         is_member = rank in self.membership.members
         self.membership.end(rank, is_lost=link.outcome.is_lost)
@@ -118,7 +120,7 @@ class Regrouping:
         return True
 
     def _miss_vanished(self) -> None:
-        """Ranks wait, and too few are left: those that have ended with status 0 have not ended well."""
+        """Marks ranks that ended with status 0 as missed: others wait for them, and too few are left."""
         for link in self._links:
             outcome = link.outcome
             if outcome.has_vanished and outcome.rank in self.membership.members and not outcome.survived:
@@ -127,12 +129,12 @@ class Regrouping:
     def _replace(self, rank: int) -> None:
         if self.spares:
             spare = self.spares.pop(0)
-            self._say(f"rank {spare}, a spare, starts, to take the place of rank {rank}.")
+            self._say(f"spare rank {spare} takes the place of rank {rank}.")
 
     def _leave_out(self, rank: int, is_stopping: bool) -> None:
         outcome = self._links[rank].outcome
         if not is_stopping and not outcome.survived and rank not in self.spares:
-            self._say(f"rank {rank} has not joined the others, who continue ({outcome.describe()}).")
+            self._say(f"rank {rank} has not joined the others, which continue ({outcome.describe()}).")
             if outcome.is_lost and not outcome.gives_up:
                 self._replace(rank)
         if rank in self.spares:
@@ -141,7 +143,7 @@ class Regrouping:
         self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
 
     def end_spares(self) -> None:
-        """All members have ended: ends those that have not become members."""
+        """Ends the processes that have not become members, when all members have ended."""
         for link in self._links:
             if link.outcome.rank not in self.membership.members and not link.over:
                 link.outcome.survived = True
@@ -150,13 +152,13 @@ class Regrouping:
                     link.lose()
 
     def answer(self) -> bool:
-        """Answers those that ask who is left, if all that live have asked. Returns whether some are still awaited."""
+        """Answers the asking ranks if all living ranks have asked. Returns whether some are still awaited."""
         now = time.monotonic()
         for rank in self.membership.overdue(now):
             link = self._links[rank]
             if rank not in self._killed_at:
                 self._killed_at[rank] = now
-                self._say(f"rank {rank} has not come to the others for {self._patience:g} s, and is killed.")
+                self._say(f"rank {rank} has not answered the other ranks for {self._patience:g} s and is killed.")
                 link.signal(signal.SIGKILL)
             elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
                 link.channel.close()  # then _serve_rank counts it as lost
@@ -172,18 +174,20 @@ class Regrouping:
             outcome = self._links[rank].outcome
             if self._is_there(rank):
                 outcome.survived = True
-                self._say(f"rank {rank} leaves ({self._leaving[rank]}); {len(set(members) & set(before))} continue.")
+                self._say(
+                    f"rank {rank} leaves ({self._leaving[rank]}); {_continuing(len(set(members) & set(before)))}."
+                )
                 self._event("rank_left", rank=rank, ranks=len(members), reason=self._leaving[rank])
                 self._links[rank].send(control.Kind.ANSWER, {"left": True})
                 self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
             elif outcome.is_lost:
                 outcome.survived = True
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"
-                self._say(f"rank {rank}{how} ({outcome.describe()}); {len(set(members) & set(before))} continue.")
+                self._say(f"rank {rank}{how} ({outcome.describe()}); {_continuing(len(set(members) & set(before)))}.")
                 self._event("rank_lost", rank=rank, ranks=len(members), reason=outcome.describe())
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
         for rank in set(members) - set(before):
-            self._say(f"rank {rank} has joined; {len(members)} continue.")
+            self._say(f"rank {rank} has joined; {_continuing(len(members))}.")
             self._event("rank_joined", rank=rank, ranks=len(members))
         for number, rank in enumerate(members):
             self._links[rank].output.renumber(number)
@@ -200,11 +204,15 @@ class Regrouping:
         return False
 
 
-def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
-    """Returns by rank the addresses of the ranks' doors: those from which they have reached the launcher.
+def _continuing(number: int) -> str:
+    return "1 rank continues" if number == 1 else f"{number} ranks continue"
 
-    Ranks of the launcher's own host have come by its loopback interface. Others know that host by the address at which
-    they have reached the launcher.
+
+def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
+    """Returns by rank the addresses of the ranks' doors: the addresses from which they reached the launcher.
+
+    Ranks on the launcher's own host connected through its loopback interface. Other ranks know that host by the address
+    at which they reached the launcher.
     """
     reached = [link.reached_at for link in links if not _is_loopback(link.reached_at)]
     own = reached[0] if reached else "127.0.0.1"

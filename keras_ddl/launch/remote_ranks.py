@@ -2,15 +2,15 @@
 
     python -P -m keras_ddl.launch.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
 
-Spares take the slots behind the ranks. With --more, what is to be started later comes as lines on stdin:
+Spares take the slots after the ranks. With --more, lines on stdin name processes to start later:
 {"host": "h2", "first": 4, "local_ranks": [0, 1], "local_size": 2}.
 
-It takes mpirun's place. A host that is lost later takes nothing with it: the ranks of the others belong to processes of
-their own hosts, and the launcher, to which every rank is connected, decides what goes on. What host_ranks must know is
-written to its stdin, where nobody else can read it.
+It takes mpirun's place. The loss of a host ends no ranks on other hosts: those belong to processes of their own hosts,
+and the launcher, to which every rank is connected, decides what continues. The settings for host_ranks go to its stdin,
+where nobody else can read them.
 
-Why not by an MPI that survives (ULFM, in Open MPI 5): its mpirun ends the job when one of its daemons is lost, a
-process whose daemon is gone is aborted, and a death behind shared memory is not noticed.
+A fault-tolerant MPI (ULFM, in Open MPI 5) would not do: its mpirun ends the job when one of its daemons is lost, it
+aborts a process whose daemon is gone, and it does not notice a death behind shared memory.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Running:
         }
 
     def start(self, host: str, first: int, local_ranks: Sequence[int], local_size: int, *, may_fail: bool) -> None:
-        """Starts processes. local_size: how many there may be on this host. may_fail: the others do without them."""
+        """Starts processes. local_size: limit for this host. may_fail: the job can do without these processes."""
         message = {"first": first, "local_ranks": local_ranks, "local_size": local_size}
         self.hosts.append(_OnHost(host, {**self._common, **message}, may_fail=may_fail))
 

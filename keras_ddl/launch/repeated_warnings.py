@@ -1,8 +1,8 @@
-"""Shows warnings once per job instead of once per rank: warnings that rank 0 also has are dropped from other ranks.
+"""Shows warnings once per job instead of once per rank: drops other ranks' warnings that rank 0 also has.
 
-Warnings are those of Python, of absl and logging, and of TensorFlow's C++ code, on stderr. Rank 0's are shown as they
-arrive. The n-th occurrence of a text on another rank waits for the n-th on rank 0, and is then dropped; if that does
-not come, it is shown with the ranks that have it. So no text is lost, and each rank's log file is complete.
+Warnings are the lines on stderr of Python's warnings, absl, logging and TensorFlow's C++ code. Rank 0's are shown as
+they arrive. The n-th occurrence of a text on another rank waits for the n-th on rank 0, and is then dropped; if rank 0
+does not write it, it is shown with the ranks that have it. So no text is lost, and each rank's log file is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONE_LINE = re.compile(
 
 
 class Split:
-    """Splits lines (without newlines) into warnings and others: (is a warning, its lines)."""
+    """Splits lines (without newlines) into warnings and other text: (is a warning, its lines)."""
 
     def __init__(self, message_lines: int = _MESSAGE_LINES) -> None:
         """`message_lines`: how many lines the message of a Python warning may have before its source line."""
@@ -34,7 +34,7 @@ class Split:
         self._since = 0.0
 
     def feed(self, lines: list[bytes]) -> list[tuple[bool, list[bytes]]]:
-        """Returns what is complete."""
+        """Takes lines; returns the complete pieces."""
         parts: list[tuple[bool, list[bytes]]] = []
         for line in lines:
             if self._lines and _SOURCE_LINE.match(line):
@@ -52,7 +52,7 @@ class Split:
         return parts
 
     def tick(self) -> list[tuple[bool, list[bytes]]]:
-        """Returns what has waited long enough for its rest."""
+        """Returns pieces that have waited long enough for their rest."""
         return self.flush() if self._lines and time.monotonic() - self._since > _REST_SECONDS else []
 
     def flush(self) -> list[tuple[bool, list[bytes]]]:
@@ -73,7 +73,7 @@ def key_of(lines: list[bytes]) -> bytes:
 
 
 def without_python_warnings(text: bytes) -> bytes:
-    """Returns `text` without warnings of Python, absl and logging. What may be other text stays."""
+    """Returns `text` without warnings of Python, absl and logging. Doubtful text stays."""
     split = Split(message_lines=1)
     parts = [*split.feed(text.split(b"\n")), *split.flush()]
     kept = [line for is_warning, lines in parts if not is_warning or _of_tensorflow(lines) for line in lines]
@@ -105,13 +105,13 @@ class RepeatedWarnings:
         self._waiting.pop(self._count(0, key_of(lines)), None)
 
     def of_other_rank(self, rank: int, lines: list[bytes]) -> None:
-        """Takes a warning, which is shown later unless rank 0 has it, too."""
+        """Takes a warning of another rank, which is shown later unless rank 0 also has it."""
         key, number = self._count(rank, key_of(lines))
         if number > self._counts.get(0, Counter())[key]:
             self._waiting.setdefault((key, number), _Waiting(lines)).ranks.append(rank)
 
     def tick(self) -> bool:
-        """Shows what has waited long enough. Returns whether something waits."""
+        """Shows warnings that have waited long enough. Returns whether some still wait."""
         now = time.monotonic()
         self._release([key for key, waiting in self._waiting.items() if now - waiting.since > _WAIT_SECONDS])
         return bool(self._waiting)

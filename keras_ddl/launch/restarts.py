@@ -53,12 +53,13 @@ class RestartLoop:
     ) -> None:
         """
         Args:
-            job: the first attempt, except for hosts and number of ranks if a script names the hosts.
-            limit: how many times it may be restarted.
-            hosts_seconds: how long to wait for hosts that take enough ranks.
-            stdin, terminals: as for Supervisor. watchers: of all attempts.
+            job: the first attempt; if a script names the hosts, hosts and number of ranks are chosen later.
+            limit: maximum number of restarts.
+            hosts_seconds: how long to wait for hosts with enough slots.
+            stdin, terminals: as for Supervisor.
+            watchers: watchers of all attempts.
 
-        Raises: ConfigError: `limit` is no number of restarts.
+        Raises: ConfigError: `limit` is not a whole number of 0 or more.
         """
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise ConfigError(f"restarts must be a whole number, 0 or more. Received: restarts={limit!r}.")
@@ -78,7 +79,7 @@ class RestartLoop:
         self._will_restart = False
 
     def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
-        """Runs the job until an attempt succeeds or none is left. `signals`: those that end it.
+        """Runs the job until an attempt succeeds or none is left. `signals`: signals that end it.
 
         Returns the result of the last attempt; messages about earlier ones have been shown.
         Raises: LaunchError: the first attempt could not be started.
@@ -187,7 +188,7 @@ class RestartLoop:
         return self._will_restart
 
     def _reason_not_to_restart(self, result: JobResult) -> str | None:
-        """Returns why no other attempt follows ("" if that is obvious); None if one follows."""
+        """Returns why no attempt follows ("" if the reason is obvious); None if one follows."""
         if result.ok or result.refused or result.signal is not None or result.timed_out:
             return ""
         first = result.first_failure
@@ -223,7 +224,7 @@ class RestartLoop:
     # ---- between attempts ----------------------------------------------------------------------------------------
 
     def _wait_for_hosts(self) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of the next attempt; None: the hosts take too few ranks, or the job must end.
+        """Returns (ranks, hosts) of the next attempt; None: the hosts have too few slots, or the job must end.
 
         Raises: LaunchError: the first attempt has no hosts.
         """
@@ -294,7 +295,7 @@ class RestartLoop:
 
 
 def _lost_hosts(hosts: Sequence[Host], outcomes: Sequence[RankOutcome]) -> set[str]:
-    """Returns the hosts of which no rank has reported its end, if ranks of other hosts have."""
+    """Returns the hosts on which no rank reported its end, if ranks on other hosts did."""
     reported: dict[str, bool] = {}
     for outcome in outcomes:
         host = host_of_rank(hosts, outcome.rank)

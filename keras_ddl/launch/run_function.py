@@ -40,16 +40,16 @@ def run(
 
     The function is sent by value (cloudpickle), with the variables it closes over; it may be a lambda or a notebook's
     function. Modules that it imports must be installed. Rank 0's output appears here as it arrives; lines of other
-    ranks begin with the rank. The calling process is no rank: it needs neither TensorFlow nor MPI.
+    ranks begin with the rank. The calling process is not a rank and needs neither TensorFlow nor MPI.
 
     Args:
         fn, args, kwargs: the function, and its arguments, the same on all ranks.
-        np: number of ranks, 1 or more. None: as many as `hosts` or the resource manager names; without `np=None`,
-            `hosts` only says where the ranks run.
+        np: number of ranks, 1 or more. None: as many as `hosts` or the resource manager has slots for.
+            With a number, `hosts` only says where the ranks run.
         mode: topology, as for `keras_ddl.init`.
         timeout: seconds after which the ranks are stopped.
         env: variables to set for the ranks.
-        hosts: "h0:2,h1:2". None: this machine, or the hosts of the resource manager.
+        hosts: where the ranks run, as in "h0:2,h1:2". None: this machine, or the hosts of the resource manager.
         restarts: how many times all ranks are started again, with the same call, after a rank has failed
             (docs/launch.md).
         verbose: show the mpirun command, mpirun's output, and TensorFlow's messages at its import.
@@ -60,7 +60,7 @@ def run(
         the exception of the rank that failed first; its cause is a RankError with that rank's traceback.
         RankError: that exception cannot be pickled, or the rank ended without an exception.
         ConfigError: invalid arguments; `fn` or its arguments cannot be pickled.
-        LaunchError: no mpirun, or ranks that did not start.
+        LaunchError: mpirun is missing, or ranks did not start.
         DeadlineError: `timeout` has passed.
         KeyboardInterrupt: the cell was interrupted; the ranks have been stopped.
 
@@ -107,7 +107,7 @@ def _pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _cell_sources() -> dict[str, list[str]]:
-    """Returns file name -> lines of code that exists in this process only, such as notebook cells."""
+    """Returns file name -> lines of code that exists only in this process, such as notebook cells."""
     entries = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4}
     return {name: list(entry[2]) for name, entry in entries.items() if entry[2] and not Path(name).exists()}
 

@@ -1,9 +1,9 @@
 """Destinations of the launcher's output, which must not fail when nobody reads it any more.
 
-Whatever happens to the launcher's output, the ranks are ended as in any job, and everything is removed. So no sink of a
-job raises. When the reader's end of a pipe is closed, as by `| head`, the job ends with the status of SIGPIPE. When the
-terminal is gone, it ends with that of SIGHUP, unless SIGHUP is ignored, as by nohup. On other errors, such as a full
-disk, the output is lost, and a message goes to the other stream.
+Whatever happens to the launcher's output, the ranks must end as in any job, and all temporary files must be removed. So
+no sink of a job raises. When the reader's end of a pipe is closed, as by `| head`, the job ends with the status of
+SIGPIPE. When the terminal is gone, it ends with the status of SIGHUP, unless SIGHUP is ignored, as by nohup. On other
+errors, such as a full disk, the output is lost, and a message goes to the other stream.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LastingSink:
     """Writes to a sink until that fails; never raises.
 
     Attributes:
-        lost: the signal for the reason why nobody reads any more, None while somebody may.
+        lost: the signal that stands for the loss of the reader, None while there may be one.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""The program of a spare, before it runs: imports what a program will import, and waits until a rank is lost.
+"""Prepares the program of a spare: imports what the program will import, and waits until a rank is lost.
 
-Importing TensorFlow and Keras takes seconds, in which the others would already have the spare's help. The script itself
-does not run before it is needed: what it does on a rank too many (files that it writes, memory that it takes) would be
-for nothing.
+Importing TensorFlow and Keras takes seconds, for which the other ranks would have to wait. The script itself does not
+run until the spare is needed, so that it does not write files or take memory for nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def wait_until_needed() -> None:
 def imports_of_script(command: Sequence[str]) -> list[str]:
     """Returns the installed modules that the script in a command line of Python imports first, in their order.
 
-    Those of the script's own directory are left out: they may do anything.
+    Modules of the script's own directory are left out, because their import may do anything.
     """
     script = next((word for word in command[1:] if word.endswith(".py")), "")
     try:

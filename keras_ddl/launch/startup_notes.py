@@ -1,14 +1,14 @@
-"""Filters TensorFlow's messages at its import about the CPU, oneDNN and missing GPUs, which say that nothing is wrong.
+"""Filters TensorFlow's harmless import messages about the CPU, oneDNN and missing GPUs.
 
-They are never why a rank failed. TF_CPP_MIN_LOG_LEVEL does not help: some are written before TensorFlow reads it. Taken
-from TensorFlow 2.16 to 2.21. Shown with TF_CPP_MIN_LOG_LEVEL=0, once per job.
+These notes never explain a failure. TF_CPP_MIN_LOG_LEVEL does not hide all of them, because TensorFlow writes some
+before it reads that variable. The list is from TensorFlow 2.16 to 2.21. With TF_CPP_MIN_LOG_LEVEL=0 the notes are shown
+once per job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import re
 import select
@@ -45,7 +45,6 @@ _NOTE = re.compile(
     % (_head(b"IW"), _SAID, _head(b"IWE"), _SAID_AS_ERROR, _PREFACE, _CPU)
 )
 _GPU = re.compile(rb"cudart_stub|failed call to cuInit")  # of interest where TensorFlow should use one
-_BUILD_INFO = "python/platform/build_info.py"
 _CUDA = ("/usr/local/cuda", "/dev/nvidiactl")
 _INFO = re.compile(_head(b"I"))
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -67,9 +66,9 @@ def are_wanted(environ: Mapping[str, str]) -> bool:
 def hidden() -> Iterator[None]:
     """Removes the notes from this process's stderr while the body imports TensorFlow, unless they are wanted.
 
-    All else passes, also what TensorFlow writes when it ends the process: a child process filters it, and copies what
-    processes that the body has started write later. The environment gets TF_CPP_MIN_LOG_LEVEL=2, unless it is set, so
-    that errors are shown afterwards.
+    All other output passes, even when TensorFlow ends the process: a child process does the filtering, and also copies
+    later output of processes that the body started. TF_CPP_MIN_LOG_LEVEL is set to 2 unless it is set already, so that
+    only errors are shown afterwards.
     """
     wanted = are_wanted(os.environ)
     os.environ.setdefault(LEVEL, "2")
@@ -127,28 +126,24 @@ def _close_others(*kept: int) -> None:
 
 
 def without(text: bytes) -> bytes:
-    """Returns the lines of `text` that may be about a failure: neither such notes nor other INFO lines."""
+    """Returns the lines of `text` that may be about a failure: without these notes and other INFO lines."""
     return b"".join(line for line in _LINE.findall(text) if not (_key(line) or _INFO.match(line)))
 
 
 @functools.cache
 def _is_for_gpus() -> bool:
-    """Whether TensorFlow should find GPUs: built for CUDA, which is installed. True if unknown. Imports nothing."""
-    build = ""
-    with contextlib.suppress(OSError, ValueError):  # another layout of files; a module without a spec
-        spec = importlib.util.find_spec("tensorflow")
-        for folder in (spec and spec.submodule_search_locations) or ():
-            build = Path(folder, _BUILD_INFO).read_text()
-    if "'is_cuda_build', False" in build:
-        return False
-    return not build or not packages.missing(["nvidia"]) or any(Path(each).exists() for each in _CUDA)
+    """Whether TensorFlow is built for CUDA and CUDA is installed. True if unknown. Imports nothing."""
+    is_for_cuda = packages.is_for_cuda()
+    if not is_for_cuda:
+        return is_for_cuda is None
+    return not packages.missing(["nvidia"]) or any(Path(each).exists() for each in _CUDA)
 
 
 class StartupNotes:
     """The notes that a job has shown."""
 
     def __init__(self, *, shown: bool = True) -> None:
-        """`shown`: whether each is shown once; otherwise only those about GPUs are, if TensorFlow is for GPUs."""
+        """`shown`: show each note once; otherwise show only notes about GPUs, if TensorFlow is built for GPUs."""
         self._shown = shown
         self._seen: set[bytes] = set()
 
@@ -169,7 +164,7 @@ class NoteFilter:
         self._line_start = True
 
     def feed(self, data: bytes) -> bytes:
-        """Returns what may be shown now."""
+        """Takes bytes of stderr; returns those that may be shown now."""
         data, self._partial = self._partial + data, b""
         shown = []
         for line in _LINE.findall(data):

@@ -12,7 +12,7 @@ _WINDOW_BYTES = 1 << 16
 
 
 class StdinForwarder:
-    """Forwards stdin to rank 0. It reads at most as much as rank 0 has room for, so unread input costs no memory."""
+    """Forwards stdin to rank 0. It reads at most as much as rank 0 has room for, so unread input takes no memory."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -40,7 +40,7 @@ class StdinForwarder:
             return True
 
     def forward(self, link: RankLink) -> None:
-        """Sends what can be read to rank 0, and an empty frame at the end of the input."""
+        """Sends rank 0 the input that can be read, and an empty frame at its end."""
         assert self._fd is not None
         try:
             data = os.read(self._fd, _WINDOW_BYTES - self._outstanding)
@@ -51,7 +51,7 @@ class StdinForwarder:
         link.send(Kind.STDIN, data)
 
     def taken(self, num_bytes: int) -> None:
-        """Notes that rank 0 has read (or dropped) this number of bytes."""
+        """Notes that rank 0 has read or dropped this number of bytes."""
         self._outstanding -= num_bytes
 
 

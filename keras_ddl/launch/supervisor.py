@@ -1,10 +1,10 @@
 """Runs one job: starts its ranks, serves the connection of every rank, and ends everything when necessary.
 
 The rules:
-- The job succeeded when every rank has reported that its program ended by itself with status 0.
-- When a rank fails, the others get a moment to fail by themselves (their reports help to distinguish cause and effect),
-  then SIGTERM, then SIGKILL.
-- However the job ends, nothing of it remains: the wrappers kill their programs, mpirun is killed if it does not end,
+- The job succeeds if every rank reports that its program ended by itself with status 0.
+- When a rank fails, the others get a moment to fail by themselves (their reports help to tell cause from effect), then
+  SIGTERM, then SIGKILL.
+- However the job ends, no process of it remains: the wrappers kill their programs, mpirun is killed if it does not end,
   and remaining processes on this host are found by their environment.
 """
 
@@ -58,8 +58,8 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            terminals: "stdout" and "stderr" -> descriptor, for those that are terminals.
-            will_restart: called once at the end; whether another attempt follows, so that `job.kept` must stay.
+            terminals: "stdout" and "stderr" -> descriptor, for streams that are terminals.
+            will_restart: called once at the end; returns whether another attempt follows, which needs `job.kept`.
         """
         self._job, self._screen, self._will_restart = job, screen, will_restart
         self._watchers = watchers or Watchers()
@@ -96,11 +96,11 @@ class Supervisor:
                 self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, START_SECONDS)
 
     def notify_hosts_changed(self) -> None:
-        """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
+        """Makes the loop notify all ranks that a restart would use other hosts. Another thread may call this."""
         self._hosts_changed = True
 
     def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
-        """Runs the job to its end. `signals`: those that end it.
+        """Runs the job to its end. `signals`: signals that end it.
 
         Raises: LaunchError: not all ranks could be started.
         """
@@ -136,7 +136,7 @@ class Supervisor:
     # ---- starting ------------------------------------------------------------------------------------------------
 
     def add_link(self) -> None:
-        """Adds the end of the connection with another rank, spare or newcomer."""
+        """Adds the launcher's end of a connection to another rank, spare or newcomer."""
         rank = len(self.links)
         try:
             log = self._job.log_file(rank)
@@ -147,11 +147,11 @@ class Supervisor:
         self._result.outcomes.append(self.links[rank].outcome)
 
     def tell_starter(self, message: bytes) -> None:
-        """Sends what has started the ranks, on several hosts, a line."""
+        """Sends a line to the process that started the ranks on several hosts."""
         self._mpirun.write(message)
 
     def _refuses(self) -> bool:
-        """Whether the job must not start. Then no program runs, and a restart would not help."""
+        """Whether the job must not start. If so, no program runs, and a restart would not help."""
         self._result.refused = self._refusal is not None
         return self._result.refused
 
@@ -348,7 +348,7 @@ class Supervisor:
             self.count(link)
 
     def count(self, link: RankLink) -> None:
-        """A rank has ended, and everybody is to know."""
+        """Handles the end of a rank: tells the watchers, and decides whether the job continues."""
         link.counted = True
         self._watchers.rank_end(link.outcome)
         if self.changing is not None:

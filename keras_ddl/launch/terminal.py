@@ -7,7 +7,7 @@ import termios
 
 
 def size(fd: int) -> tuple[int, int]:
-    """Returns (rows, columns) of the terminal `fd`, or (24, 80) when it does not say."""
+    """Returns (rows, columns) of the terminal `fd`, or (24, 80) if unknown."""
     try:
         rows, columns = termios.tcgetwinsize(fd)
     except termios.error:

@@ -1,4 +1,4 @@
-"""Reports what happens in a job to those who watch it from outside: an event log (events.py), metrics (metrics.py).
+"""Reports what happens in a job to its watchers: an event log (events.py), metrics (metrics.py).
 
 observe/monitoring/docs/monitoring.md lists the events.
 """
@@ -15,20 +15,20 @@ _TEXT_CHARACTERS = 1000  # of an error
 
 
 class Watcher(Protocol):
-    """Its methods are called by the launcher's loop: they must neither block nor raise."""
+    """Watches a job. The launcher's loop calls the methods, so they must neither block nor raise."""
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Something has happened. fields: values of JSON, without those that are unknown."""
+        """Takes an event. fields: JSON values, without unknown ones."""
 
     def figures(self, rank: int, figures: Mapping[str, Any]) -> None:
-        """A rank has reported the figures of its training (strategy/figures.py)."""
+        """Takes the figures of a rank's training (strategy/figures.py)."""
 
 
 class Watchers:
-    """All watchers of a job, through its restarts.
+    """All watchers of a job, across its restarts.
 
     Args:
-        figures: some of them want the figures of the training.
+        figures: a watcher wants the figures of the training.
     """
 
     def __init__(self, watchers: Sequence[Watcher] = (), *, figures: bool = False) -> None:
@@ -37,7 +37,7 @@ class Watchers:
 
     @property
     def wanted(self) -> dict[str, bool] | None:
-        """Which news the wrappers of the ranks are to send (rank_news.py); None: none."""
+        """The news that the ranks' wrappers should send (rank_news.py); None: none."""
         return {"figures": self._figures} if self._watchers else None
 
     def event(self, name: str, **fields: Any) -> None:
@@ -47,7 +47,7 @@ class Watchers:
             watcher.event(name, known)
 
     def start(self, **fields: Any) -> None:
-        """An attempt begins."""
+        """Takes the beginning of an attempt."""
         self._pids.clear()
         self.event("start", **fields)
 
@@ -65,7 +65,7 @@ class Watchers:
                 watcher.figures(outcome.rank, news["figures"])
 
     def rank_end(self, outcome: RankOutcome) -> None:
-        """A rank has ended, if its program had started."""
+        """Handles the end of a rank, if its program had started."""
         if outcome.rank not in self._pids or not self._watchers:
             return
         status = outcome.status

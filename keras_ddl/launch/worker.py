@@ -1,8 +1,8 @@
-"""The program that `keras_ddl.run` starts on every rank: reads the call, makes it, writes its result.
+"""The program that `keras_ddl.run` starts on every rank: reads a call, makes it, writes its result.
 
     python -m keras_ddl.launch.worker
 
-Call and result are files in KERAS_DDL_RUN_DIR, which the rank's wrapper exchanges with the launcher.
+The call and the result are files in KERAS_DDL_RUN_DIR, which the rank's wrapper exchanges with the launcher.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_ddl.launch.control import CALL_FILE, RESULT_FILE
 
 
 def main() -> None:
-    """Makes the call. An exception is written for the caller, and then ends this program as usual."""
+    """Makes the call. An exception is stored for the caller, and then ends this program as usual."""
     run_dir = Path(config.get("RUN_DIR"))
     rank = int(run_dir.name.removeprefix("rank-"))
     with (run_dir / CALL_FILE).open("rb") as file:
@@ -60,7 +60,7 @@ def _pickled_value(value: Any, rank: int) -> bytes:
         return by_value.dumps(value)
     except Exception as error:
         raise LaunchError(
-            f"What fn returns must be picklable. Received: {type(value).__name__} on rank {rank}: "
+            f"The result of fn must be picklable. Received: {type(value).__name__} on rank {rank}: "
             f"{type(error).__name__}: {error}. Return plain values: numbers, NumPy arrays, history.history, weights."
         ) from error
 

@@ -1,16 +1,16 @@
 """Collectives on TensorFlow tensors: eager, in tf.function, and differentiable.
 
-All of them are COLLECTIVE: every rank calls them, with equal arguments apart from the values (and, in all_gather, the
-rows). Ranks match calls by name. Eager calls without a name are matched in program order; calls from several threads
-need names. In a tf.function every call has a name of its own by default, and the order in which TensorFlow runs them
-does not matter.
+All of these functions are COLLECTIVE: every rank calls them, with equal arguments apart from the values (and, in
+all_gather, the rows). Ranks match calls by name. Eager calls without a name are matched in program order; calls from
+several threads need names. In a tf.function every call has its own name by default, and the order in which TensorFlow
+runs the calls does not matter.
 
-`comm` is a communicator made by `keras_ddl.split`: "all ranks" below are then its ranks, and `root` is one of them.
-None means all ranks. A function that was traced with a communicator fails once that is closed.
+`comm` is a communicator made by `keras_ddl.split`: "all ranks" below then means its ranks, and `root` is one of them.
+None means all ranks. A function that was traced with a communicator fails once the communicator is closed.
 
 Failures raise keras_ddl.errors on every rank, immediately in eager mode; a tf.function raises TensorFlow's errors,
-which `translate_errors()` converts to ours. Gradients are those of the sum of all ranks' losses. With one rank all of
-them return their input.
+which `translate_errors()` converts to keras_ddl's. Gradients are those of the sum of all ranks' losses. With one rank
+all collectives return their input.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _is_eager_of_all(comm: Communicator | None) -> bool:
 
 
 def _recoverer(comm: Communicator | None) -> Callable[..., Any] | None:
-    """Returns what makes an eager collective of all ranks again when one is lost, or None. In a graph the call that
-    runs it is made again.
+    """Returns the object that repeats an eager collective of all ranks when a rank is lost, or None. In a graph, the
+    call that runs the graph is repeated.
     """
     return Communicator.recover if _is_eager_of_all(comm) else None
 
@@ -112,11 +112,11 @@ def all_reduce(
         op: "sum", "mean" (or "avg"), "min", "max", "product". The mean of integers is rounded toward zero. Or "adasum",
             the adaptive sum of floats (Maleki et al., arXiv 2006.02924): orthogonal tensors are added, equal ones
             averaged; ranks are combined in pairs, as a tree over any number of ranks.
-        name: match key, equal on all ranks; see the module's text for the default.
+        name: key by which ranks match calls, equal on all ranks; for the default see the module's docstring.
         comm: the ranks that take part; None for all.
         compression: None, "bfloat16" or "float16", the dtype of the data between hosts, equal on all ranks; see
             `all_reduce_n`. Dense float32, op "sum" or "mean" only.
-    Returns: shape [...]; for IndexedSlices the rows of all ranks, op "sum" or, of floats, "mean" only (then divided by
+    Returns: shape [...]; for IndexedSlices the rows of all ranks, with op "sum", or for floats "mean" (divided by
         size).
     Raises:
         ConfigError: an unknown op or dtype. NotInitializedError: before `keras_ddl.init()`.
@@ -134,7 +134,7 @@ def all_reduce(
     if isinstance(tensor, tf.IndexedSlices):
         if compression is not None:
             raise ConfigError(
-                "all_reduce: the rows of tf.IndexedSlices are gathered, not summed, so there is nothing to compress. "
+                "all_reduce: the rows of tf.IndexedSlices are gathered, not summed, so they cannot be compressed. "
                 f"Received: compression={compression!r}. Leave it out, or use tf.convert_to_tensor first."
             )
         return _all_reduce_slices(tensor, reduction, name, comm)
@@ -162,18 +162,19 @@ def all_reduce_n(
     Args:
         tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. There is
             one collective for each dtype.
-        op, name, comm: as in `all_reduce`; "adasum" treats each tensor by itself.
-        mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
+        op, name, comm: as in `all_reduce`; "adasum" combines each tensor separately.
+        mpi: use plain MPI_Allreduce instead, as a baseline for results and times.
         check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
         compression: None, "bfloat16" or "float16": data between hosts is rounded to that dtype, half the bytes; data
             inside a host and the additions are float32. Equal on all ranks; float32, "sum" and "mean" only.
         feedback: with compression, the key under which each rank stores its rounding errors, which it adds to the next
             call of the same key (error feedback: Seide et al., 2014; Karimireddy et al., arXiv 1901.09847). Default:
-            the name of the call; an eager call without a name stores nothing, as does "".
+            the name of the call. "" stores nothing, and neither does an eager call without a name.
     Returns: list of tensors, of the same shapes.
     Raises: as `all_reduce`, and CheckFailedError.
-    Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data. Compressed, half the
-        bytes between hosts; rounding errors take the bytes of the tensors on each host, divided among its ranks.
+    Cost: that of one all_reduce of all bytes; `check` adds the baseline and its copy of the data. With compression half
+        the bytes travel between hosts, and rounding errors take the bytes of the tensors on each host, divided among
+        its ranks.
     """
     reduction = "adasum" if op == "adasum" and not mpi and check is None else reduction_of(op)
     if check is not None and not (isinstance(check, (int, float)) and check >= 0):
@@ -182,8 +183,8 @@ def all_reduce_n(
         )
     if mpi and check is not None:
         raise ConfigError(
-            "check compares with the baseline that mpi=True selects, so only one of them makes sense. "
-            f"Received: mpi=True, check={check!r}. Leave out mpi."
+            "check compares with the baseline that mpi=True selects, so the two exclude each other. Received: "
+            f"mpi=True, check={check!r}. Leave out mpi."
         )
     checked = adaptive_sum.floats if reduction == "adasum" else dense_tensor
     tensors = [checked(tensor, "all_reduce_n") for tensor in tensors]
@@ -236,8 +237,8 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
     Args:
         tensor: shape [n_r, ...]; n_r may differ between ranks and be 0, the other dimensions and the dtype are equal.
-            A scalar counts as one row. Besides the dtypes of `all_reduce`: bool, int16, uint16, uint32, uint64,
-            complex64, complex128, and string.
+            A scalar counts as one row. Dtypes: those of `all_reduce`, bool, int16, uint16, uint32, uint64, complex64,
+            complex128, and string.
         name, comm: as in `all_reduce`.
     Returns: shape [sum of n_r, ...]; [size] for scalars.
     Raises: as `all_reduce`.
@@ -261,8 +262,8 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
     """Returns rank `root`'s `tensor` on every rank.
 
     Args:
-        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather` but string); only the values of
-            rank `root` matter.
+        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather`, except string); only the values
+            of rank `root` matter.
         root: rank, 0 <= root < size.
         name, comm: as in `all_reduce`.
     Returns: shape [...].
@@ -277,7 +278,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
-    """Returns rank `root`'s `tensors` on every rank, by one collective for each dtype; otherwise as `broadcast`."""
+    """Like `broadcast` for a list of `tensors`, with one collective for each dtype."""
     return _broadcast(tensors, root, name, communicator_of(comm))
 
 
@@ -288,9 +289,9 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     Args:
         variables: tf.Variable or keras.Variable, the same in the same order on all ranks; dtypes as in `broadcast`.
         root, comm: as in `broadcast`.
-    Returns: None; in a graph of TensorFlow 1 the tf.Operation that assigns, for a session to run.
+    Returns: None; in a TensorFlow 1 graph the tf.Operation that assigns, which a session must run.
     Raises: as `broadcast`; RankMismatchError names the first variable that differs between ranks.
-    Cost: the bytes of all variables received per rank, in requests of at most 256 MiB, or one variable.
+    Cost: the bytes of all variables received per rank, in requests of at most 256 MiB or one variable.
     """
     from keras_ddl.ops import variables as variable_lists
 
@@ -309,7 +310,8 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
 def _broadcast_variables(
     tf_variables: list[tf.Variable], root: int, comm: Communicator, *, at_once: bool = False
 ) -> Any:
-    """at_once: assigns when all values have arrived, so that a root that is lost has not given a part of its own."""
+    """at_once: assign only after all values have arrived, so that the loss of the root does not leave some of its
+    values."""
     from keras_ddl.ops import variables as variable_lists
 
     check_root(root, comm)
@@ -357,8 +359,8 @@ def _all_reduce_slices(
         )
     if reduction == "mean" and not slices.values.dtype.is_floating:
         raise ConfigError(
-            "The mean of IndexedSlices must be one of floats: integers would be rounded before rows of the same index "
-            f"are added. Received: {slices.values.dtype.name}. Use tf.convert_to_tensor first."
+            "The mean of IndexedSlices needs floats: integers would be rounded before rows with the same index are "
+            f"added. Received: {slices.values.dtype.name}. Use tf.convert_to_tensor first."
         )
     values = all_gather(dense_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)
     indices = all_gather(slices.indices, name=name and f"{name}/indices", comm=comm)

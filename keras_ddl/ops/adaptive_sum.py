@@ -17,7 +17,7 @@ DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 def floats(tensor: Any, function: str) -> tf.Tensor:
-    """Returns `tensor` as a dense tensor. Raises: ConfigError: it is sparse, or no float."""
+    """Returns `tensor` as a dense tensor. Raises: ConfigError: it is sparse, or its dtype is not a float."""
     return dense_tensor(tensor, f"{function} by 'adasum'", DTYPES)
 
 

@@ -38,28 +38,28 @@ def reduction_of(op: Any) -> str:
 def check_compression(
     compression: Any, feedback: Any, reduction: str, dtypes: Sequence[tf.DType], function: str, *, mpi: bool = False
 ) -> None:
-    """Raises ConfigError if the compression is unknown, or not possible for this reduction."""
+    """Raises ConfigError if the compression is unknown, or impossible for this reduction."""
     if compression not in COMPRESSIONS:
         raise ConfigError(
             f"{function}: compression must be 'bfloat16', 'float16' or None. Received: compression={compression!r}."
         )
     if feedback is not None and not (isinstance(feedback, str) and len(feedback.encode()) <= _MAX_FEEDBACK_BYTES):
         raise ConfigError(
-            f"{function}: feedback must be a string of at most {_MAX_FEEDBACK_BYTES} bytes. Received: feedback="
-            f"{feedback!r}. Leave it out for the collective's name."
+            f"{function}: feedback must be a string of at most {_MAX_FEEDBACK_BYTES} bytes. Received: "
+            f"feedback={feedback!r}. Leave it out to use the collective's name."
         )
     if compression is None:
         return
     if reduction not in ("sum", "mean"):
         raise ConfigError(
-            f"{function}: compression is for op 'sum' and 'mean', whose rounding errors the next call corrects. "
-            f"Received: op={reduction!r}, compression={compression!r}. Leave out compression."
+            f"{function}: compression works with op 'sum' and 'mean' only, because the next call corrects their "
+            f"rounding errors. Received: op={reduction!r}, compression={compression!r}. Leave out compression."
         )
     others = sorted({dtype.name for dtype in dtypes if dtype != tf.float32})
     if others:
         raise ConfigError(
-            f"{function}: compression is for tensors of float32. Received: {', '.join(others)}, compression="
-            f"{compression!r}. Leave out compression, or reduce them in a call of their own."
+            f"{function}: compression works with float32 tensors only. Received: {', '.join(others)}, "
+            f"compression={compression!r}. Leave out compression, or reduce the other tensors in a separate call."
         )
     if mpi:
         raise ConfigError(
@@ -127,7 +127,7 @@ def by_dtype(
 ) -> list[tf.Tensor]:
     """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the order of `tensors`.
 
-    Names do not contain the dtype, and the calls run one after another: so ranks with different dtypes get an error.
+    Names do not contain the dtype, and the calls run one after another, so ranks with different dtypes get an error.
     """
     results: list[Any] = [None] * len(tensors)
     before: list[tf.Tensor] = []

@@ -19,14 +19,14 @@ def all_to_all(tensor: Any, splits: Any = None, *, name: str | None = None, comm
     Args:
         tensor: shape [n_r, ...]; n_r may differ between ranks and be 0, the other dimensions and the dtype (those of
             `all_gather`) are equal.
-        splits: integers, shape [size]: how many rows go to rank 0, to rank 1, and so on. Default: equally many.
+        splits: integers, shape [size]: how many rows go to rank 0, to rank 1, and so on. Default: equal numbers.
         name, comm: as in `all_reduce`.
     Returns: shape [m_r, ...], in the order of the sending ranks. With `splits` also int64 [size]: the number of rows
         from each rank.
     Raises:
         ConfigError: a scalar; splits that are not [size] integers.
-        RankMismatchError: on every rank, as `all_reduce`; the splits of a rank do not add up to its rows, or, without
-            splits, its rows are not a multiple of the number of ranks.
+        RankMismatchError: on every rank: as for `all_reduce`; or the splits of a rank do not add up to its rows; or,
+            without splits, its rows are not a multiple of the number of ranks.
     Cost: every row is sent once, directly to its receiver: nbytes sent and as many received per rank. The gradient is
         an all_to_all in the other direction.
     """

@@ -1,18 +1,18 @@
 """Names collectives, so that ranks match the same ones.
 
-Ranks match requests by name, and several of one name in their order. A name must therefore be equal on every rank, and
-must differ between collectives that may run at the same time:
+Ranks match requests by name, and requests with the same name in their order. A name must therefore be equal on every
+rank, and must differ between collectives that may run at the same time:
 
-- Eager calls run in program order, so all without a name share one. If ranks take different paths through a program,
-  the first collectives that differ match each other and fail immediately on every rank; with a name per call the ranks
-  would wait.
-- In a graph, ops run in any order, so every op has a name of its own: the traced function's name and a number within
-  the graph, equal after retracing and on every rank. A name of the caller that is used twice in one graph gets a
-  number, too. Branches and loop bodies count as parts of the graph around them. All branches of a conditional start at
-  the same number, because each rank may run another one.
+- Eager calls run in program order, so all calls without a name share one name. If ranks take different paths through a
+  program, the first collectives that differ match each other and fail immediately on every rank; if each call had its
+  own name, the ranks would wait.
+- In a graph, ops run in any order, so every op has its own name: the traced function's name and a number within the
+  graph, equal after retracing and on every rank. A name that the caller uses twice in one graph gets a number, too.
+  Branches and loop bodies count as parts of the graph around them. All branches of a conditional start at the same
+  number, because each rank may run another one.
 - The native kernel adds the iteration inside a loop.
-- Names in a communicator of some ranks begin with its own name and are numbered separately, so that ranks outside of
-  it number their other collectives alike.
+- Names in a communicator of some ranks begin with its own name and are numbered separately, so that ranks outside of it
+  number their other collectives in the same way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def resolve(name: str | None, kind: str, prefix: str = "", communicator: int = 0
     Args:
         name: the caller's.
         kind: in a graph, the last part of the name if `name` is None, such as "all_reduce".
-        prefix: that of the communicator.
+        prefix: the prefix of the communicator.
         communicator: the id of the communicator, in which the name is numbered.
 
     Raises:

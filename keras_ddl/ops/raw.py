@@ -1,4 +1,4 @@
-"""Calls the native ops with resolved names and translated errors. For this package alone."""
+"""Calls the native ops with resolved names and translated errors. Only for use in this package."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def all_gather(
 
     Args:
         kind: its name in a graph if `name` is None.
-        all_ranks: the rows of every rank are needed: fail while some have joined. Otherwise these have no rows.
+        all_ranks: fail if some ranks have joined (`join`). Otherwise ranks that have joined count as having no rows.
     """
     rows, counts = _call(kind, "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)
     return rows, counts
@@ -98,6 +98,6 @@ def all_gather(
 def all_to_all(
     tensor: tf.Tensor, splits: tf.Tensor, name: str | None, comm: Communicator
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the rows that all ranks sent to this one, [m_r, ...], and how many each has sent, int64 [size]."""
+    """Returns the rows that all ranks sent to this one, [m_r, ...], and how many each rank sent, int64 [size]."""
     rows, counts = _call("all_to_all", "ddl_all_to_all", name, comm, tensor, splits)
     return rows, counts

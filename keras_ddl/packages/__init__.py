@@ -1,12 +1,13 @@
-"""Which Python packages are installed, and the command that adds what is missing without breaking what is there.
+"""Which Python packages are installed, and the command that adds missing ones without breaking the others.
 
-Read from the packages' metadata: nothing is imported. A remedy in an error message comes from here and ends the
-message, so that it can be pasted as it is: into the environment that lacks something, with the versions that keras_ddl
+This reads the packages' metadata and imports nothing. Commands in error messages come from here and end the message, so
+that a user can paste them: they install into the environment that lacks something, with the versions that keras_ddl
 works with, and without a second TensorFlow or MPI, which would overwrite the files of the first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shlex
@@ -56,33 +57,45 @@ def _is_there(module: str) -> bool:
 def pip_install(*names: str) -> str:
     """Returns the shell command that adds extras of keras_ddl, as "[onnx]", and packages to this environment.
 
-    Extras are written out. By name, pip would look for keras_ddl in an index wherever it is not installed, and whoever
-    has registered the name there would be asked.
+    Extras are written out as packages. Given `keras_ddl[onnx]`, pip would look for keras_ddl in an index if it is not
+    installed, and trust whoever has registered the name there.
     """
     wanted = [part for name in names for part in (_extra(name[1:-1]) if name.startswith("[") else [_requirement(name)])]
     return f"{pip('install')} {' '.join(_quoted(each) for each in dict.fromkeys(wanted))}"
 
 
-def install_tensorflow() -> str:
-    """Returns the command that installs a TensorFlow that keras_ddl works with, in place of the one that is there.
+def install_tensorflow(*, for_gpus: bool = False) -> str:
+    """Returns the command that replaces the installed TensorFlow by one that keras_ddl works with.
 
-    Of several it keeps one, of a version that fits: the CUDA build where CUDA's packages are installed.
+    If several are installed, the command keeps one, in a version that works: the CUDA build if CUDA's packages are
+    installed. With `for_gpus` it is always the CUDA build, with CUDA's packages.
     """
     installed = [name for name in TENSORFLOWS if version(name)]
-    if installed in ([], ["tensorflow-cpu"]):
+    if for_gpus and installed in ([], ["tensorflow"]):
+        return pip_install("[tensorflow-gpu]")
+    if not for_gpus and installed in ([], ["tensorflow-cpu"]):
         return pip_install("[tensorflow-cpu]")
-    if installed == ["tensorflow"]:
+    if not for_gpus and installed == ["tensorflow"]:
         return pip_install("tensorflow")
     wanted = "[tensorflow-cpu]"
-    if _has_cuda():
+    if for_gpus or _has_cuda():
         wanted = "[tensorflow-gpu]"
     elif "tensorflow" in installed and "tensorflow-cpu" not in installed:
         wanted = "tensorflow"
     return f"{pip('uninstall')} -y {' '.join(installed)} && {pip_install(wanted)}"
 
 
+def is_for_cuda() -> bool | None:
+    """Whether the TensorFlow that is installed is a build for CUDA; None if that is unknown."""
+    with contextlib.suppress(OSError, ValueError):  # another layout of files; a module without a spec
+        spec = importlib.util.find_spec("tensorflow")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            return "'is_cuda_build', False" not in Path(folder, "python/platform/build_info.py").read_text()
+    return None
+
+
 def _has_cuda() -> bool:
-    """Whether CUDA's packages are there, as tensorflow[and-cuda] brings them."""
+    """Whether the CUDA packages that tensorflow[and-cuda] brings are installed."""
     from importlib import metadata
 
     names = (each.metadata["Name"] or "" for each in metadata.distributions())
@@ -90,7 +103,8 @@ def _has_cuda() -> bool:
 
 
 def install_mpi(*also: str) -> str:
-    """Returns the command that installs an MPI, or again the one that is there. `also`: packages that must be there."""
+    """Returns the command that installs an MPI, or reinstalls the present one. `also`: packages that must be installed,
+    too."""
     installed = [name for name in MPIS if version(name)]
     wanted = [name for name in also if not version(name)]
     if installed and wanted:
@@ -106,9 +120,9 @@ def _requirement(name: str) -> str:
 
 
 def _extra(extra: str) -> list[str]:
-    """Returns what an extra of keras_ddl requires, also by other extras of it.
+    """Returns what an extra of keras_ddl requires, including what it requires through other extras.
 
-    Where no metadata tells, keras_ddl is not installed: then the extra, of a checkout.
+    Without metadata, keras_ddl is not installed; the result is then the extra of a checkout.
     """
     found: list[str] = []
     for name, extras, bounds, of in _required():
@@ -120,7 +134,8 @@ def _extra(extra: str) -> list[str]:
 
 
 def _required() -> list[tuple[str, list[str], str, str]]:
-    """Returns (name, its extras, versions as ">=1,<2", the extra of keras_ddl) of all that its metadata names."""
+    """Returns (name, its extras, versions as ">=1,<2", extra of keras_ddl) of all packages that keras_ddl's metadata
+    names."""
     from importlib import metadata
 
     try:
@@ -137,7 +152,8 @@ def _required() -> list[tuple[str, list[str], str, str]]:
 
 
 def pip(command: str) -> str:
-    """Returns how to call pip for this environment: its own pip if that is what a shell finds, else by its Python."""
+    """Returns how to call pip for this environment: as `pip` if a shell finds this environment's pip, else through its
+    Python."""
     here = Path(sys.executable).parent
     on_path = shutil.which("pip")
     if on_path is not None and Path(on_path).parent == here:

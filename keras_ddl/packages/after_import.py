@@ -1,4 +1,4 @@
-"""Acts when a module has been imported, before the program that imports it goes on."""
+"""Calls a function when a module has been imported, before the importing program continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the modules that `calls` names as Python does, and calls the function of each when it has been imported."""
+    """Finds the modules named in `calls` as Python does, and calls a module's function after it has been imported."""
 
     def __init__(self, calls: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self.calls = calls

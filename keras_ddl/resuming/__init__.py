@@ -24,7 +24,7 @@ class Resumed:
     """Where a resumed run continues.
 
     Attributes:
-        batches: batches done in all epochs; in_epoch: those done in the epoch that is resumed in its middle, else 0.
+        batches: number done in all epochs; in_epoch: number done in the epoch that is resumed in its middle, else 0.
         stopped_of: the `epochs` of the fit that a callback ended early, else None.
         rates: state of the learning-rate controller. progress: as returned by `capture`. None: not in the checkpoint.
         restoration: restores the rest when the first epoch begins; None without progress.
@@ -44,16 +44,16 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
     """Restores the latest checkpoint in `dir` into the model, its optimizers, and fit. COLLECTIVE.
 
     Args:
-        epochs: of fit; a run that a callback ended stays ended unless this has changed.
-        in_parts: whether each rank reads its own parts of what is spread over ranks (`parts.are_used`).
+        epochs: those of fit; a run that a callback stopped stays stopped unless this has changed.
+        in_parts: whether each rank reads its own parts of variables that are spread over ranks (`parts.are_used`).
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
     with of_one_rank(False):
         build_for_data(model)
     if not is_built(model):
         raise CheckpointError(
-            "resume needs a model that is built. Received: a model without variables. Before fit, call "
-            "model.build(shape), or call the model on a batch. If the model has no call(), do so for each of its parts."
+            "resume needs a built model. Received: a model without variables. Before fit, call model.build(shape), "
+            "or call the model on a batch. If the model has no call(), do this for each of its parts."
         )
 
     def plan() -> Any:
@@ -78,13 +78,18 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
     ended = resumed.stopped_of is not None and resumed.stopped_of == epochs
     fits.begin_at(model, epochs if ended and epochs is not None else resumed.epoch)
     if is_first_rank():
-        inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
-        print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")
+        where = f", epoch {resumed.epoch + 1}" + (f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else "")
+        if ended:
+            where = f". A callback has ended this training, so fit(epochs={epochs}) trains nothing"
+        elif epochs is not None and resumed.epoch >= epochs:
+            where = f". All {epochs} epochs are done, so fit trains nothing"
+        print(f"Checkpoint: resuming from step {resumed.step}{where}")
     return resumed
 
 
 def _read_latest(model: Any, dir: Path, in_parts: bool) -> Resumed:
-    """On rank 0: restores the model, but for parts that each rank reads; returns what the other ranks need."""
+    """On rank 0: restores the model, except for parts that each rank reads itself; returns what the other ranks
+    need."""
     read = model_state.restore_checkpoint(model, dir, "latest", parts="none" if in_parts else "complete")
     extra = read.extra or {}
     return Resumed(

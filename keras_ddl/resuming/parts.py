@@ -20,9 +20,9 @@ from keras_ddl.strategy.shards import gathered_slots, stored_parts
 
 
 def are_used(model: Any, dir: Path) -> bool:
-    """Whether each rank writes and reads its own parts of the checkpoints in `dir`. COLLECTIVE, where ranks have parts.
+    """Whether each rank writes and reads its own parts of the checkpoints in `dir`. COLLECTIVE if ranks have parts.
 
-    They do where they reach the directory. Otherwise rank 0 gathers and scatters them, with a warning.
+    They do if they can reach the directory. Otherwise rank 0 gathers and scatters the parts, with a warning.
     """
     job = job_with_parts(model)
     if job is None:
@@ -31,9 +31,9 @@ def are_used(model: Any, dir: Path) -> bool:
     apart = [rank for rank, is_there in enumerate(_reached(dir)[:needed]) if not is_there]
     if apart and is_first_rank():
         stack_position.warn(
-            "Each rank writes its part of the variables that are spread over the ranks, if it can reach the checkpoint "
-            f"directory. Received: {dir}, where rank(s) {', '.join(map(str, apart))} of {needed} do not see the files "
-            "of rank 0. Rank 0 gathers the whole variables instead, which takes more memory. Give a directory on a "
+            "Each rank must reach the checkpoint directory to write its part of the variables that are spread over "
+            f"ranks. Received: {dir}, where rank(s) {', '.join(map(str, apart))} of {needed} do not see the files of "
+            "rank 0. Rank 0 gathers the whole variables instead, which takes more memory. Give a directory on a "
             "file system that all ranks share."
         )
     return not apart
@@ -42,8 +42,8 @@ def are_used(model: Any, dir: Path) -> bool:
 def restore(model: Any, dir: Path, step: int) -> None:
     """Gives every rank its parts of the checkpoint of `step`, in which rank 0 has restored the rest. COLLECTIVE.
 
-    Raises: CheckpointError, on every rank: one could not read its own.
-    Cost: each rank of the first model axis reads its slices, and sends them along the batch axis.
+    Raises: CheckpointError, on every rank: a rank could not read its parts.
+    Cost: each rank of the first model axis reads its slices and sends them along the batch axis.
     """
     job = job_with_parts(model)
     assert job is not None
@@ -64,7 +64,7 @@ def restore(model: Any, dir: Path, step: int) -> None:
 
 
 def job_with_parts(model: Any) -> Job | None:
-    """Returns the job of a model, where its ranks may have parts of variables."""
+    """Returns the job of a model if its ranks may have parts of variables, else None."""
     strategy = keras_compat.strategy_of(model)
     job: Job | None = strategy.job if strategy is not None else None
     if job is None or job.size == 1 or (job.mesh is None and job.shards_from_elements is None):

@@ -25,7 +25,7 @@ from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 def build_optimizer(model: Any) -> None:
-    """Creates the optimizer's variables, which Keras would create in the first step. On all ranks."""
+    """Creates the optimizer's variables, which Keras would create in the first step. Call it on all ranks."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         with model.distribute_strategy.scope(), of_one_rank(False):
@@ -35,8 +35,8 @@ def build_optimizer(model: Any) -> None:
 def broadcast_training_state(model: Any, root: int = 0, exclude: Iterable[Any] = ()) -> None:
     """Broadcasts root's variables to all ranks, except `exclude` and the optimizers' slots for them. COLLECTIVE.
 
-    Without a Strategy, random layers then use a different stream on each rank. Under one, the ranks share a seed, and
-    each takes the numbers of its rows.
+    Without a Strategy, random layers then use a different stream on each rank. Under a Strategy, the ranks share a
+    seed, and each rank uses the numbers of its rows.
 
     Raises: RankMismatchError: the ranks have different variables.
     """
@@ -85,7 +85,7 @@ def agree_on_local_state(model: Any) -> None:
 
 
 def _collect_accumulated_gradients(model: Any, rank: int) -> None:
-    """Moves the sum of the ranks' accumulated gradients to rank 0: only the sum over ranks is used."""
+    """Moves the sum of the ranks' accumulated gradients to rank 0, because only the sum over ranks is used."""
     variables = [] if model.run_eagerly else models.accumulators_of(model)
     if variables:
         for variable, total in zip(variables, ops.all_reduce_n([each.value for each in variables], op="sum")):
@@ -94,7 +94,8 @@ def _collect_accumulated_gradients(model: Any, rank: int) -> None:
 
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
-    """Within the block, layers have one state agreed on by all ranks, for a checkpoint; afterwards each rank's own.
+    """Inside the block, layers have one state that all ranks agree on, for a checkpoint; afterwards each rank has its
+    own again.
 
     So taking a checkpoint changes nothing, except that accumulated sums stay combined. Yields key -> array of each
     rank's differing states. COLLECTIVE.
@@ -119,10 +120,11 @@ def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def agree(model: keras.Model, size: int) -> None:
-    """Makes the state of layers equal on all ranks; what is equal keeps its bits. COLLECTIVE, blocking.
+    """Makes the state of layers equal on all ranks; states that are already equal keep their bits. COLLECTIVE,
+    blocking.
 
     By the variable's aggregation: "mean" averages, "only_first_replica" takes rank 0's, and "none" averages floats.
-    Seeds are rank 0's.
+    Seeds become rank 0's.
 
     Raises: ConfigError: integers that differ, on every rank.
     Cost: 4 bytes per variable, and an all-reduce (a broadcast) of those that differ.

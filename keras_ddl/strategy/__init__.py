@@ -51,28 +51,28 @@ class Strategy(tf.distribute.Strategy):
     Args:
         seed: sets all random seeds as keras.utils.set_random_seed does, every time that it is passed. Default: the
             seeds that the script has set, if all ranks have set the same ones, else rank 0's.
-        batch_statistics: which rows BatchNormalization normalises with in fit and `strategy.function`. "global": those
+        batch_statistics: which rows BatchNormalization normalizes with in fit and `strategy.function`. "global": those
             of the global batch, as in one process. "rank": each rank's own rows, without a collective, as in Horovod
             and PyTorch's DDP; the moving statistics are the mean over ranks, weighted by rows. Layers with
             synchronized=True always use the global batch.
         sharding: None: every rank has all variables. "optimizer": each rank keeps and updates its share of the
-            optimizer's variables for large weights (ZeRO stage 1). As many bytes travel as without, and the number of
-            ranks divides the memory and time of the update. "weights": each rank also keeps only its share of large
-            weights made in the scope, which a step gathers before it uses them, and then frees (ZeRO stage 3). 1.5
-            times as many bytes travel. For Keras's entrywise optimizers, in fit and `function`; rank 0's setting is
-            used. See `whole_optimizer` and `whole_model`.
+            optimizer's variables for large weights (ZeRO stage 1). Ranks send as many bytes as without, and memory and
+            time of the update are divided by the number of ranks. "weights": each rank also keeps only its share of
+            large weights made in the scope, which a step gathers before it uses them, and then frees (ZeRO stage 3).
+            Ranks send 1.5 times as many bytes. For Keras's entrywise optimizers, in fit and `function`; rank 0's
+            setting is used. See `whole_optimizer` and `whole_model`.
         layout: cuts variables over model ranks; the results stay those of one process (docs/mesh.md). A
             keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`) says which variables
-            are cut along which axis. A number of model ranks, a divisor of the number of ranks, chooses a layout when
-            the first step is traced, and prints it; until then each rank has all weights.
+            are cut along which axis. Given a number of model ranks, a divisor of the number of ranks, keras_ddl chooses
+            a layout when the first step is traced, and prints it; until then each rank has all weights.
         data_layout: beside a LayoutMap: for each axis of the data the axis of the mesh that cuts it, or None.
             ("batch", "model") gives each model rank its part of the positions of sequences [batch, positions, ...].
-        compression: "bfloat16" or "float16": gradients of weights travel between hosts rounded to that dtype, for slow
-            networks. Inside a host they travel, and everywhere they are added, as float32. Rounding errors are added
+        compression: "bfloat16" or "float16": gradients of weights are rounded to that dtype between hosts, for slow
+            networks. Inside a host they stay float32, and they are always added as float32. Rounding errors are added
             to the next step's gradients (docs/strategy.md). Everything else stays exact. Must be equal on all ranks.
         reader: which ranks read the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every
-            rank, so the data must be the same on all ranks. "rank0": rank 0 reads ahead of the steps, and sends each
-            rank its rows: for data that differs each time it is read (docs/strategy.md). Rank 0's setting is used.
+            rank, so the data must be the same on all ranks. "rank0": rank 0 reads ahead of the steps and sends each
+            rank its rows, for data that differs each time it is read (docs/strategy.md). Rank 0's setting is used.
         gather_predictions: what `model.predict` returns. "all": all rows, on every rank. "rank0": all rows on rank 0,
             and a rank's own rows on every other rank, for predictions too large for the memory of every rank.
         positional, removed: arguments of other strategies and of earlier versions; an error names the replacement.
@@ -136,14 +136,14 @@ class Strategy(tf.distribute.Strategy):
 
     @property
     def is_several(self) -> bool:
-        """Whether there are several ranks, or one that takes newcomers: then it does what several do."""
+        """Whether there are several ranks, or one rank that takes newcomers and therefore acts like several."""
         return self.size > 1 or history.takes_newcomers()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
     def renew(self, topology: Topology) -> None:
-        """Goes on with other ranks (survival.py), who then call `communicator.prepare_plans`."""
+        """Continues with the ranks of `topology` (survival.py), which then call `communicator.prepare_plans`."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
         self.job.mirror_offset = mirror_offset(topology.hosts)
@@ -178,7 +178,7 @@ class Strategy(tf.distribute.Strategy):
             )
 
     def _check_rank_0_stays(self) -> None:
-        """Rank 0 alone knows where it reads: without it no other could go on."""
+        """Refuses a job that may continue without rank 0, because only rank 0 knows its position in the data."""
         if membership.can_ask():
             raise ConfigError(
                 'With Strategy(reader="rank0") a job ends when a rank is lost: only rank 0 reads the data and knows '
@@ -198,30 +198,29 @@ class Strategy(tf.distribute.Strategy):
                 )
 
     def scope(self) -> Any:
-        """Returns the context in which models, optimizers and metrics are to be made.
+        """Returns the context in which to make models, optimizers and metrics.
 
-        Raises: ConfigError: inside the scope of another strategy.
+        Raises: ConfigError: the scope of another strategy is active.
         """
         self._check_no_other_scope(self.rank)
         return super().scope()
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """Who this rank is, for scripts that ask for task_type, task_id and cluster_spec(): a task of TF_CONFIG where
-        it names as many as there are ranks, else a worker. Rank 0 is the chief, or worker 0 where there is none.
+        """This rank's task, for scripts that ask for task_type, task_id and cluster_spec(): a task of TF_CONFIG if that
+        names as many tasks as there are ranks, else a worker. Rank 0 is the chief, or worker 0 if there is no chief.
         """
         return cluster.resolver(self.topology)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls `fn` on this rank's values, in replica context: tf.distribute's convention. Optimizers sum gradients
-        over ranks; Keras losses are divided by the number of ranks, losses by hand are to be divided by the global
-        batch. COLLECTIVE over all ranks. Use `function` for a step that should mean what it means in one
-        process.
+        """Calls `fn` on this rank's values in replica context, by tf.distribute's convention: optimizers sum gradients
+        over ranks, Keras losses are divided by the number of ranks, and your own losses must be divided by the global
+        batch size. COLLECTIVE over all ranks. For the result of one process use `function`.
 
-        A model's train_step, test_step or predict_step means what it means in `fit`: the step of one process.
+        A model's train_step, test_step or predict_step gives the result of one process, as in `fit`.
 
-        Returns: what `fn` returns, this rank's.
-        Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
+        Returns: what `fn` returns on this rank.
+        Raises: RankMismatchError: ranks disagree. RankLostError: a rank is lost.
         """
         with order.translate_errors():
             execution = execution_of(fn) if self.size > 1 else None
@@ -238,8 +237,8 @@ class Strategy(tf.distribute.Strategy):
     def function(
         self, step: Callable[..., Any] | None = None, *, batches: str = "global", reduce_retracing: bool = False
     ) -> Any:
-        """Returns a function that runs `step` on all ranks with the result of one process. Also a decorator, of
-        functions and of methods.
+        """Returns a function that runs `step` on all ranks with the result of one process. Also a decorator for
+        functions and methods.
 
             @strategy.function
             def train_step(x, y):
@@ -252,22 +251,23 @@ class Strategy(tf.distribute.Strategy):
             for x, y in dataset:
                 loss = train_step(x, y)
 
-        It replaces tf.function in an unchanged loop: losses, metrics, clipping and several optimizers work as in one
-        process. The step is traced on the global batch, and its graph is cut into ranks. Models and optimizers need no
-        `strategy.scope()`; variables get rank 0's values when the step first uses them.
+        `strategy.function` replaces tf.function in an otherwise unchanged loop: losses, metrics, clipping and several
+        optimizers work as in one process. The step is traced on the global batch, and its graph is cut into ranks.
+        Models and optimizers need no `strategy.scope()`; variables get rank 0's values when the step first uses them.
 
         Args:
-            step: a function of tensors, or a tf.function. Tensors and arrays whose axis 0 is as long as that of the
-                first of them are the batch, which the ranks share by rows; of all others every rank uses everything.
-            batches: "global": every rank passes the global batch, and computes its rows of it. "rank": each passes rows
-                of its own; the batch is those of rank 0, of rank 1, and so on.
+            step: a function of tensors, or a tf.function. Tensors and arrays with as many rows (axis 0) as the first of
+                them are the batch, which the ranks share by rows; every rank uses all other arguments in full.
+            batches: "global": every rank passes the global batch, and computes its rows of it. "rank": each rank passes
+                its own rows, and the batch is the rows of rank 0, then those of rank 1, and so on.
             reduce_retracing: as in tf.function. False: a batch of another size is traced anew, and Python sees its
-                extents. True: extents that change are left open, for batches whose sizes change all the time.
-        Returns: a function of the same arguments, COLLECTIVE over all ranks. What it returns is complete, and the
-            same on all ranks. `.explain()` lists the collectives of a step.
-        Raises: ConfigError: an argument that does not exist. RankMismatchError, on every rank, when the step is called:
-            ranks were given different batches, as far as a digest tells.
-        Cost: what an operation without a rule needs is gathered, and computed on every rank (docs/cut.md).
+                shape. True: extents that change are left open in the trace, for batches of ever new sizes.
+        Returns: a function of the same arguments, COLLECTIVE over all ranks. Its results are complete and equal on all
+            ranks. Its method `explain()` lists the collectives of a step.
+        Raises: ConfigError: `step` is not callable, or `batches` is invalid. RankMismatchError, on every rank, when the
+            step is called: a digest shows that ranks were given different batches.
+        Cost: operands of operations without a rule are gathered, and every rank computes these operations in full
+            (docs/cut.md).
         """
         if batches not in ("global", "rank"):
             raise ConfigError(
@@ -278,7 +278,7 @@ class Strategy(tf.distribute.Strategy):
             return lambda chosen: self.function(chosen, batches=batches, reduce_retracing=reduce_retracing)
         if not callable(step):
             raise ConfigError(
-                f"Strategy.function takes a step to be called. Received: {type(step).__name__} (rank {self.rank})."
+                f"Strategy.function needs a callable step. Received: {type(step).__name__} (rank {self.rank})."
             )
         self._functions += 1
         return StepFunction(
@@ -290,12 +290,12 @@ class Strategy(tf.distribute.Strategy):
         )
 
     def explain(self, model: Any) -> str:
-        """Returns what the steps of `model` move between ranks: those of fit, evaluate and predict traced so far.
+        """Returns what the steps of fit, evaluate and predict of `model` that were traced so far move between ranks.
 
-        A table for each trace, with bytes, reason and the program's line of each collective. Not a collective itself:
-        any rank may ask. For a step of `function` there is `train_step.explain()`.
+        The result has a table for each trace, with bytes, reason and the program's line of each collective. Not
+        collective. For a step of `function` call `train_step.explain()`.
 
-        Raises: ConfigError: no model made under this Strategy; or none of its steps has been traced.
+        Raises: ConfigError: `model` was not made under this Strategy, or none of its steps has been traced.
         """
         if not isinstance(model, keras_compat.Trainer):
             raise ConfigError(
@@ -308,15 +308,15 @@ class Strategy(tf.distribute.Strategy):
         return ALONE if self.size == 1 else self.keras_steps.explain(model)
 
     def whole_optimizer(self, owner: Any) -> Any:
-        """Returns a context in which the variables of optimizers can be read and saved, complete, on every rank, also
-        those in shards (`sharding`). COLLECTIVE when it begins.
+        """Returns a context in which every rank can read and save complete optimizer variables, even those in shards
+        (`sharding`). COLLECTIVE on entry.
 
             with strategy.whole_optimizer(model):
                 model.save("model.keras")
 
         Args:
             owner: a model, for all its optimizers; or an optimizer.
-        Raises: ConfigError: `owner` is neither. DriftError: some were assigned on some ranks only.
+        Raises: ConfigError: `owner` is neither. DriftError: some ranks assigned a variable and others did not.
         Cost: one all_gather of each variable in shards, and memory for all of them inside.
         """
         if not isinstance(owner, (keras.Model, keras.optimizers.Optimizer)):
@@ -327,13 +327,13 @@ class Strategy(tf.distribute.Strategy):
         return self._whole(owner)
 
     def whole_model(self, model: keras.Model) -> Any:
-        """Returns a context in which all variables of a model and of its optimizers can be read and saved, complete, on
-        every rank, also those that a layout cuts, and those in shards. COLLECTIVE when it begins.
+        """Returns a context in which every rank can read and save all complete variables of a model and its optimizers,
+        even those that a layout cuts or that are in shards. COLLECTIVE on entry.
 
             with strategy.whole_model(model):
                 model.save("model.keras")
 
-        Raises: ConfigError: `model` is none. DriftError: some were assigned on some ranks only.
+        Raises: ConfigError: `model` is not a model. DriftError: some ranks assigned a variable and others did not.
         Cost: one all_gather of each variable that is cut or in shards, and memory for all of them inside.
         """
         if not isinstance(model, keras.Model):
@@ -356,15 +356,15 @@ class Strategy(tf.distribute.Strategy):
         Args:
             reduce_op: tf.distribute.ReduceOp or "SUM" | "MEAN".
             value: a tensor, or a structure of them.
-            axis: also reduce along these dimensions; MEAN then weighs each rank by its number of elements.
+            axis: also reduce along these dimensions; MEAN then weights each rank by its number of elements.
         Returns: the reduced structure, equal on all ranks.
         """
         return self.extended.reduce_structure(reduce_op, value, axis)
 
     def first_row(self) -> tf.Tensor:
-        """Returns the position of this rank's first row in the global batch of the step that runs (int64 scalar).
+        """Returns the position of this rank's first row in the global batch of the current step (int64 scalar).
 
-        In the result of `keras_ddl.all_gather` over the batch, this rank's rows start at this index.
+        In the result of `keras_ddl.all_gather` of the batch, this rank's rows start at this index.
         """
         has_all_rows = self.size == 1 or sees_global_batch()
         return tf.zeros([], tf.int64) if has_all_rows else self.extended.share.first()

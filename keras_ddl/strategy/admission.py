@@ -36,7 +36,7 @@ class Admission(Joining):
 
     @classmethod
     def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Joining, admitted_at: int) -> Admission:
-        """Returns that of a newcomer that has become a rank."""
+        """Returns the Admission of a newcomer that has become a rank."""
         admission = cls(record, survival)
         admission._admitted_at = admitted_at
         admission._callbacks, admission._at_begin = newcomer._callbacks, newcomer._at_begin
@@ -44,7 +44,7 @@ class Admission(Joining):
         return admission
 
     def look(self) -> None:
-        """Rank 0 answers newcomers. To be called now and then."""
+        """Lets rank 0 answer newcomers. Call it now and then."""
         board = self._board
         if not board.has_question or communicator.rank() != 0:
             return
@@ -58,7 +58,7 @@ class Admission(Joining):
         self._lets_leave = bool(board.questions("leave"))
 
     def between_steps(self, caller: failing_together.Caller) -> None:
-        """Admits newcomers, and lets ranks leave, before a step of fit, if it is time. COLLECTIVE then."""
+        """Admits newcomers and lets ranks leave before a step of fit, if any are due. COLLECTIVE in that case."""
         self._record.pause()
         callbacks = self._callbacks
         if callbacks is None:
@@ -67,8 +67,8 @@ class Admission(Joining):
         self.prove_before_step(callbacks)
 
     def prove_before_step(self, callbacks: CallbacksOfFit) -> None:
-        """As `prove`, before the first steps with newcomers, and before the first one of each epoch: no step has used
-        what callbacks have changed. COLLECTIVE then.
+        """Calls `prove` before the first steps with newcomers and before the first step of each epoch, when no step has
+        used yet what callbacks have changed. COLLECTIVE in these cases.
         """
         if self._steps < TRIAL_STEPS or self._begins_epoch:
             self.prove(callbacks)
@@ -76,9 +76,10 @@ class Admission(Joining):
         self._steps += 1
 
     def prove(self, callbacks: CallbacksOfFit) -> None:
-        """Has newcomers prove that they hold what the others hold; those that do not leave. COLLECTIVE with such.
+        """Checks that newcomers hold what the others hold; newcomers that do not leave the job. COLLECTIVE if there are
+        newcomers.
 
-        Cost: a checksum of all weights and slots, and one small exchange; nothing in jobs without newcomers.
+        Cost: a checksum of all weights and slots and one small exchange; nothing in jobs without newcomers.
         """
         if not self.has_newcomers:
             return
@@ -88,9 +89,9 @@ class Admission(Joining):
             name = next((name for name, value in mine.items() if right.get(name) != value), "fewer variables")
             give_up(
                 DriftError(
-                    "The callbacks of a rank that joins a running job must change the same state as on the other "
-                    f"ranks. Received: {name}, which they changed in another way. Let callbacks keep their state in "
-                    "attributes: numbers, strings, arrays, random generators, or lists and dicts of such values."
+                    "On a rank that joins a running job, callbacks must change state in the same way as on the "
+                    f"other ranks. Received: {name}, which they changed differently. Let callbacks keep their state "
+                    "in attributes: numbers, strings, arrays, random generators, or lists and dicts of such values."
                 )
             )
 
@@ -124,7 +125,7 @@ class Admission(Joining):
         self._board.has_question = True  # newcomers may have come before
 
     def begin_epoch(self) -> bool:
-        """As `Newcomer.begin_epoch`."""
+        """Like `Newcomer.begin_epoch`."""
         self._begins_epoch = True
         return False
 
@@ -145,20 +146,20 @@ class Admission(Joining):
             )
 
     def become_first(self) -> None:
-        """This rank is rank 0 now: the one before may have been lost with questions that it had seen, and called
-        newcomers of which nobody else knows.
+        """Called when this rank becomes rank 0. The lost rank 0 may have taken newcomers' questions with it, and may
+        have called newcomers that no other rank knows.
         """
         self._board.has_question = True
 
     def end_fit(self) -> None:
-        """Training has ended: nobody can join any more."""
+        """Ends admission, because training has ended."""
         self._callbacks, self._lets_leave = None, False
         self._wanting.clear()
         self._called.clear()
         self._board.has_question = True
 
     def share_state(self, giver: int) -> None:
-        """Rank `giver` gives newcomers the state. COLLECTIVE over them, too."""
+        """Lets rank `giver` send newcomers the state. COLLECTIVE over all ranks, newcomers included."""
         callbacks = self._callbacks
         assert callbacks is not None
         mine = self._state(callbacks) if communicator.rank() == giver else None

@@ -1,4 +1,4 @@
-"""The words of TensorFlow's clusters: who a rank is there, and what their strategies' arguments mean here."""
+"""Translates the terms of TensorFlow's clusters: a rank's task, and the arguments of TensorFlow's strategies."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _REPLACED = {
 
 
 def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief, whichever way a script asks.
+    """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief, however a script asks for it.
 
-    The tasks are those of TF_CONFIG where it names as many that train as there are ranks. Otherwise every rank is a
-    worker; the cluster then has a name for each in place of an address, because ranks do not meet at addresses.
+    The tasks are those of TF_CONFIG if it names as many training tasks as there are ranks. Otherwise every rank is a
+    worker, with a name in place of an address, because ranks do not connect by addresses of the cluster.
     """
     cluster = tf_config.read()
     if topology.size == 1 and cluster.own is not None and cluster.own.type == "evaluator":
@@ -51,10 +51,10 @@ def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleCluster
 
 
 def check_arguments(positional: Sequence[Any], removed: Mapping[str, Any]) -> None:
-    """Checks the arguments that Strategy() does not take: its line may have been that of another strategy, or older.
+    """Refuses arguments that Strategy() does not take, which may come from another strategy or an earlier version.
 
-    Raises: ConfigError: an argument of TensorFlow's strategies, or of earlier versions: it names the replacement.
-        TypeError: one that no strategy takes.
+    Raises: ConfigError: an argument of TensorFlow's strategies or of earlier versions; it names the replacement.
+        TypeError: an argument that no strategy takes.
     """
     if positional:  # a mode, in earlier versions, or MirroredStrategy's devices
         removed = {"mode" if isinstance(positional[0], str) else "devices": positional[0], **removed}
@@ -73,9 +73,9 @@ def check_arguments(positional: Sequence[Any], removed: Mapping[str, Any]) -> No
 
 @functools.cache
 def refuse_preemption_handlers() -> None:
-    """From now on making a PreemptionCheckpointHandler is an error that says what takes its place.
+    """From now on making a PreemptionCheckpointHandler raises an error that names its replacement.
 
-    Left to itself it fails in a thread of its own, at some time, and does not say what it lacks.
+    Otherwise the handler would fail later, in a thread of its own, without saying what it lacks.
     """
     handler = tf.distribute.experimental.PreemptionCheckpointHandler
     original = handler.__init__
@@ -89,7 +89,7 @@ def refuse_preemption_handlers() -> None:
             "A PreemptionCheckpointHandler needs the coordination service that TensorFlow's own clusters have. "
             f"Received: a PreemptionCheckpointHandler on rank {communicator.rank()} of {communicator.size()}. With "
             "fit, use keras_ddl.callbacks.Checkpoint(folder, resume=True); in a training loop of your own, use "
-            "tf.train.CheckpointManager on rank 0. Start the job again after it was stopped."
+            "tf.train.CheckpointManager on rank 0. Then start the job again after it was stopped."
         )
 
     handler.__init__ = __init__

@@ -1,4 +1,5 @@
-"""The figures of a training (steps, rows, logs) for those who watch its job. A part counts them (parts.py)."""
+"""The interface that counts steps, rows and logs of a training for whoever watches its job. A part implements it
+(parts.py)."""
 
 from __future__ import annotations
 
@@ -12,25 +13,25 @@ from keras_ddl.strategy.interface import strategy_of
 
 
 class JobFigures(Protocol):
-    """What this process has trained. Its methods are called on all ranks."""
+    """Counts what this process has trained. Its methods are called on all ranks."""
 
     rows: float  # of all ranks together, in loops of the program's own
 
     def begin_step(self) -> None:
-        """A step of a loop begins."""
+        """Called when a step of a loop begins."""
 
     def end_step(self) -> bool:
-        """It has ended. Returns whether `write` is due."""
+        """Called when the step has ended. Returns whether `write` is due."""
 
     def write(self) -> None:
         """Writes the figures for the launcher."""
 
     def of_fit(self, model: Any, strategy: Any) -> FitFigures:
-        """A fit begins."""
+        """Returns the figures of a fit that begins."""
 
 
 class FitFigures(Protocol):
-    """The figures of one fit. Its methods are called on all ranks, beside those of callbacks."""
+    """Counts what one fit has trained. Its methods are called on all ranks, together with those of callbacks."""
 
     def begin_batch(self, batch: int) -> None: ...
 
@@ -43,7 +44,7 @@ class FitFigures(Protocol):
 
 @functools.cache
 def of_job() -> JobFigures | None:
-    """Returns the figures of this process; None: nobody watches its job."""
+    """Returns the figures of this process; None if nobody watches its job."""
     run_dir = config.get("RUN_DIR")
     if not news.is_wanted(run_dir, news.FIGURES):
         return None
@@ -51,6 +52,6 @@ def of_job() -> JobFigures | None:
 
 
 def of_fit(model: Any) -> FitFigures | None:
-    """Returns the figures of a fit that begins; None: nobody watches the job, or `model` has no keras_ddl.Strategy."""
+    """Returns the figures of a fit that begins; None if nobody watches the job or `model` has no keras_ddl.Strategy."""
     counted, strategy = of_job(), strategy_of(model)
     return None if counted is None or strategy is None else counted.of_fit(model, strategy)

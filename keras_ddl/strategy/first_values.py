@@ -1,9 +1,9 @@
-"""Makes a share of a variable's first value: the bits that one process would have, without the rest of them.
+"""Makes a share of a variable's first value, with the bits that one process would have, without making the rest.
 
 Keras's initializers draw with counter-based generators, so any stretch of a draw can be made alone (cut/philox.py), and
-what they compute of the numbers they compute entry by entry. The initializer is traced once, and the graph is evaluated
-for one stretch of the flat order after another. Other initializers (Orthogonal, functions of the program) make all
-entries at once: of these there is no `Recipe`.
+they compute with the drawn numbers entry by entry. The initializer is traced once, and the graph is evaluated for one
+stretch of the flat order after another. Other initializers (Orthogonal, functions of the program) make all entries at
+once and have no `Recipe`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BLOCK = 1 << 20  # entries that are computed at a time
 class Recipe(NamedTuple):
     """One of Keras's initializers, as ranks send it to each other.
 
-    Attributes: config: but for the seed. seed: what the draw begins with; None: nothing is drawn.
+    Attributes: config: without the seed. seed: the seed of the draw; None: nothing is drawn.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
 
 
 class _Drawn(keras.random.SeedGenerator):
-    """A generator that gives a seed that another has given."""
+    """A generator that returns a seed that another generator returned."""
 
     def __init__(self, seed: np.ndarray) -> None:
         self._seed = seed
@@ -53,7 +53,7 @@ class _Drawn(keras.random.SeedGenerator):
 
 
 def recipe_of(initializer: Any) -> Recipe | None:
-    """Returns how an initializer makes its value; None: all entries at once.
+    """Returns the recipe of an initializer; None if it makes all entries at once.
 
     A recipe takes the next seed of the initializer's generator, as the initializer would have.
     """
@@ -70,8 +70,8 @@ def recipe_of(initializer: Any) -> Recipe | None:
 
 
 def shape_of_new(variable: Any, value: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the shape of a Keras variable that is to be made with `value`, or with what that returns; and the value,
-    which has been called if the shape is known of it alone.
+    """Returns the shape of a Keras variable that is to be made with `value` or its result, and the value. A function is
+    called only if there is no other way to know the shape.
     """
     shape = models.declared_shape(variable)
     if shape is None:
@@ -81,14 +81,14 @@ def shape_of_new(variable: Any, value: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def called(value: Any) -> Any:
-    """Returns a value, or what the function returns that was passed in its place."""
+    """Returns `value`, or its result if it is a function."""
     return value() if callable(value) else value
 
 
 class FirstValue:
-    """The value that a recipe gives for a shape and a dtype.
+    """The value that a recipe makes for a shape and a dtype.
 
-    Attributes: shape, dtype: of all of it.
+    Attributes: shape, dtype: of the complete value.
     """
 
     def __init__(self, recipe: Recipe, shape: tuple[int, ...], dtype: Any) -> None:
@@ -114,8 +114,8 @@ class FirstValue:
         return all(each.shape == self.shape and self._is_possible(each) for each in of_all)
 
     def share(self, runs: Runs, shape: Any) -> tf.Tensor:
-        """Returns the entries of some runs, in a shape of as many. Cost: memory for them, once more while they are made
-        if they are not all equal, and some MB.
+        """Returns the entries of some runs, in a shape of the same number of entries. Cost: memory for the entries,
+        twice that while they are made unless all are equal, and some MB.
         """
         if not runs.length * runs.number:  # more ranks than rows
             return tf.zeros(shape, self.dtype)
@@ -138,7 +138,7 @@ class FirstValue:
             yield self._stretch(self._output, begin, min(_BLOCK, first + count - begin))
 
     def _columns(self, runs: Runs) -> Iterator[tf.Tensor]:
-        """Yields short runs, some at a time: whole strides are drawn, and what lies between the runs is dropped."""
+        """Yields short runs, some at a time. Whole strides are drawn, and entries between the runs are dropped."""
         many = max(1, _BLOCK // runs.stride)
         begin = runs.first % runs.stride
         for number in range(0, runs.number, many):
@@ -153,7 +153,7 @@ class FirstValue:
         return bool(operation.type != "Fill")
 
     def _stretch(self, tensor: tf.Tensor, first: int, count: int) -> tf.Tensor:
-        """Returns entries of a tensor of this shape, which follow `first` others in flat order."""
+        """Returns the entries of a tensor of this shape that follow the first `first` ones in flat order."""
         operation = tensor.op
         if operation.type in _DRAWS:
             return self._draw(operation, first, count)
@@ -180,7 +180,7 @@ class FirstValue:
         )
 
     def _scalar(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the value of a tensor that is no larger than it must be: a bound, a seed, a counter."""
+        """Returns the value of a small tensor: a bound, a seed, a counter."""
         if id(tensor) not in self._scalars:
             operation = tensor.op
             if operation.type == "Const":
@@ -193,7 +193,7 @@ class FirstValue:
 
 
 def _run(operation: tf.Operation, inputs: list[tf.Tensor]) -> Any:
-    """Runs an operation of a graph, now, on other inputs."""
+    """Runs an operation of a graph eagerly on other inputs."""
     function = getattr(tf.raw_ops, operation.type)
     named = dict(zip((each.name for each in operation.op_def.input_arg), inputs, strict=True))
     attributes = {each.name for each in operation.op_def.attr} & set(inspect.signature(function).parameters)

@@ -1,4 +1,4 @@
-"""The state of a call of fit, kept here so that nothing is stored on Keras's objects."""
+"""Keeps the state of a call of fit, so that nothing is stored on Keras's objects."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Fit(trainer_calls.Loop):
 
 
 def of(model: Any) -> Fit | None:
-    """Returns the fit of `model` that runs on this thread, or None outside of one."""
+    """Returns the fit of `model` that is running on this thread, or None."""
     fits = (call for call in reversed(trainer_calls.running()) if isinstance(call, Fit) and call.model is model)
     return next(fits, None)
 
 
 def reading_of(model: Any) -> Reading | None:
-    """Returns how the fit of `model` that runs reads its data, or None outside of one."""
+    """Returns how the running fit of `model` reads its data, or None."""
     fit = of(model)
     return None if fit is None else fit.reading
 
 
 def is_outermost(model: Any) -> bool:
-    """Whether a fit of `model` runs on this thread, in no other call of the trainer."""
+    """Whether a fit of `model` runs on this thread, and no other call of the trainer encloses it."""
     fit = of(model)
     return fit is not None and trainer_calls.running()[0] is fit
 
@@ -49,7 +49,7 @@ def any_is_running() -> bool:
 
 
 def begin_at(model: Any, epoch: int) -> None:
-    """Makes the fit of `model` that runs, and no later one, begin with `epoch`."""
+    """Makes the running fit of `model`, but no later one, begin with `epoch`."""
     set_initial_epoch(model, epoch)
     fit = of(model)
     if fit is not None:

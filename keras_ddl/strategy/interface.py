@@ -1,4 +1,4 @@
-"""What the parts of a Strategy use of it. `Strategy` imports its parts, so they cannot import its class."""
+"""The interface of a Strategy for its own parts, which cannot import the class because `Strategy` imports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SurvivalInterface(Protocol):
-    """A `survival.Survival`, likewise."""
+    """A `survival.Survival`, as the Strategy's parts see it."""
 
     @property
     def has_newcomers(self) -> bool: ...
@@ -35,7 +35,7 @@ class SurvivalInterface(Protocol):
 
 
 class StrategyInterface(Protocol):
-    """A `keras_ddl.Strategy`, as its parts see it."""
+    """A `keras_ddl.Strategy`, as its own parts see it."""
 
     rank: int
     size: int
@@ -61,6 +61,7 @@ def strategy_of(owner: Any) -> StrategyInterface | None:
 
 
 def strategy_of_ranks(owner: Any) -> StrategyInterface | None:
-    """As `strategy_of`; None also where that Strategy has one rank and takes no newcomers, and so nothing to do."""
+    """Like `strategy_of`, but None if the Strategy has one rank and takes no newcomers, so that it has nothing to
+    do."""
     strategy = strategy_of(owner)
     return strategy if strategy is not None and strategy.is_several else None

@@ -1,4 +1,4 @@
-"""The job of a Strategy: its ranks as this one sees them, and the settings that it takes."""
+"""The job of a Strategy: its ranks as this rank sees them, and its settings."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ class Job:
     """The ranks that share each batch, and how they do it.
 
     Attributes:
-        rank, size: of this process; the number of ranks.
-        token: a string that only the ranks of this job share; "" where there is one rank.
+        rank: of this process. size: the number of ranks.
+        token: a string that only the ranks of this job share; "" if there is one rank.
         device: what this rank computes with, as tf.device takes it.
         settings: as this rank passed them. The other attributes are equal on all ranks.
-        bucket_size: of the gradients that travel in one collective.
-        shards_from_elements: slots of so many elements or more are in shards; None: no slots are. shards_weights: so
-            are weights, of which a step has `gathered_bytes` gathered at a time.
-        drift_check_fraction: of training time, which comparing weights may take.
-        goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
-        reads_on_rank_0: rank 0 alone reads data, and every rank gets its rows (data/from_rank_0.py).
-        epoch: how often they have. mirror_offset: where mirrors are of what else only one rank has; 0: there are none.
-        mesh: data and model ranks, where a layout cuts variables; None: all ranks are data ranks.
+        bucket_size: size of the gradients that are sent in one collective.
+        shards_from_elements: slots with this many elements or more are in shards; None: no slots are. shards_weights:
+            weights are, too, and a step has `gathered_bytes` of them gathered at a time.
+        drift_check_fraction: fraction of the training time that comparing weights may take.
+        goes_on: fit continues when a rank is lost (survival.py), and `rank` and `size` change.
+        reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
+        epoch: how often they have changed. mirror_offset: distance to the rank with the mirror of data that otherwise
+            only one rank has; 0: there are no mirrors.
+        mesh: data and model ranks, if a layout cuts variables; None: all ranks are data ranks.
     """
 
     rank: int
@@ -68,7 +69,8 @@ class Job:
 
     @property
     def slice_mirror_offset(self) -> int:
-        """Where mirrors of slices are, along the model axis; 0: there are none, as other data ranks have the same."""
+        """Distance along the model axis to the mirror of a slice; 0: there are no mirrors, because other data ranks
+        have the same slices."""
         if not self.goes_on or self.mesh is None or self.mesh.data.size > 1:
             return 0
         return mirror_offset(self.mesh.model.topology.hosts)
@@ -80,7 +82,7 @@ class Job:
 
 
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
-    """Returns the job. COLLECTIVE. Where ranks have passed different settings, rank 0's count."""
+    """Returns the job. COLLECTIVE. If ranks have passed different settings, rank 0's are used."""
     token, percent, reads_on_rank_0 = "", config.get("DRIFT_CHECK_PERCENT"), settings.reader == "rank0"
     weights = settings.sharding == "weights", config.get("GATHERED_WEIGHT_BYTES")
     shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.sharding is not None else None
@@ -134,7 +136,7 @@ _WITH_CHOICE = {**_WITH_LAYOUT, "sharding": (None,)}  # with a layout that is ch
 
 
 def check_settings(settings: Settings, rank: int) -> None:
-    """Raises ConfigError for a setting that is not allowed, or for two that exclude one another."""
+    """Raises ConfigError for a setting that is not allowed, or for two settings that exclude each other."""
     for name, value in vars(settings).items():
         is_allowed, rule, default = _RULES[name]
         if not is_allowed(value):
@@ -144,15 +146,15 @@ def check_settings(settings: Settings, rank: int) -> None:
             )
     if settings.compression is not None and settings.sharding is not None:
         raise ConfigError(
-            "Strategy: compression works on all-reduces only, and sharding sends gradients by reduce-scatter. "
+            "Strategy: compression works with all-reduces only, but sharding sends gradients by reduce-scatter. "
             f"Received: compression={settings.compression!r} and sharding={settings.sharding!r} (rank {rank}). Leave "
             "one of them out."
         )
     is_chosen = isinstance(settings.layout, int)
     if settings.data_layout is not None and (settings.layout is None or is_chosen):
         raise ConfigError(
-            "Strategy: data_layout names axes of a device mesh, so it needs a LayoutMap, which has one. Received: "
-            f"data_layout={settings.data_layout!r} without a LayoutMap (rank {rank}). Pass "
+            "Strategy: data_layout names axes of a device mesh, so it needs a LayoutMap, which has a mesh. "
+            f"Received: data_layout={settings.data_layout!r} without a LayoutMap (rank {rank}). Pass "
             "layout=keras.distribution.LayoutMap(keras_ddl.device_mesh(...)), which may be empty."
         )
     if settings.layout in (None, 1):

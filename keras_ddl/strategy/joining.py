@@ -1,13 +1,13 @@
-"""How a newcomer becomes a rank while the others train: between two steps it gets all that they know.
+"""How a newcomer becomes a rank while the others train: between two steps it gets their state.
 
-A spare (`keras-ddl run --spares`) runs the script from its first line, with what the others have recorded
-(communicator/history.py), until `fit` begins that they are in. There it asks to join, and rank 0 says for all ranks
-after which call they meet it. Then rank 0 gives it variables, metrics, the position in the data, and what callbacks
-have noted since fit began, as a checkpoint would; and it goes on as a fit that is resumed there.
+A spare (`keras-ddl run --spares`) runs the script from its first line, with results that the others have recorded
+(communicator/history.py), until the `fit` begins that the others are in. There it asks to join, and rank 0 decides for
+all ranks after which call they meet it. Then rank 0 sends variables, metrics, the position in the data and the state of
+callbacks since fit began, as a checkpoint would, and the spare continues like a resumed fit.
 
-Ranks see on their boards (communicator/board.py) that newcomers are to be admitted. Rank 0 says so before a step, which
-none can end without it; so all have seen it before the next one. Ranks that are to leave the job do so at that moment,
-too: the launcher has the others go on without them.
+Ranks see on their boards (communicator/board.py) that newcomers are to be admitted. Rank 0 writes this before a step
+that no rank can end without rank 0, so all ranks have seen it before the next step. Ranks that are to leave the job
+leave at that moment, too: the launcher lets the others continue without them.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class SurvivesAsNewcomer(Survives, Protocol):
 
 
 class CallHasEnded(Exception):
-    """The others have ended the call of the trainer in which a newcomer wanted to join them."""
+    """The other ranks have ended the call of fit in which a newcomer wanted to join them."""
 
 
 class Newcomer(Joining):
-    """The side of a newcomer, until it has made its first step."""
+    """The newcomer's side, until it has made its first step."""
 
     def __init__(self, replay: history.Replay, survival: SurvivesAsNewcomer) -> None:
         super().__init__(survival)
@@ -74,21 +74,21 @@ class Newcomer(Joining):
         self._values: list[tuple[Any, Any]] = []  # of variables, as the others have given them
 
     def look(self) -> None:
-        """A newcomer answers nobody."""
+        """Does nothing: a newcomer has no newcomers to answer."""
 
     def check_batch(self, batch: Any) -> None:
-        """A newcomer makes no step."""
+        """Does nothing: a newcomer makes no step yet."""
 
     def become_first(self) -> None:
-        """A newcomer is no rank yet."""
+        """Does nothing: a newcomer is not a rank yet."""
 
     def end_fit(self) -> None:
-        """As `Admission.end_fit`: of a fit without steps."""
+        """Like `Admission.end_fit`, for a fit without steps."""
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
-        """Becomes a rank, at the end of on_train_begin of the fit that the others are in. COLLECTIVE with them.
+        """Becomes a rank at the end of on_train_begin of the fit that the other ranks are in. COLLECTIVE with them.
 
-        Raises: CallHasEnded: they have ended it.
+        Raises: CallHasEnded: the others have ended that fit.
         """
         super().begin_fit(callbacks)
         if self._callbacks is not callbacks:
@@ -125,7 +125,7 @@ class Newcomer(Joining):
         self._begin_anew(callbacks)
 
     def begin_epoch(self) -> bool:
-        """An epoch begins. Returns whether it is that in which the others already are."""
+        """Called when an epoch begins. Returns whether it is the epoch that the others are in."""
         if self._restoration is None:
             return False
         assert self._callbacks is not None
@@ -134,7 +134,7 @@ class Newcomer(Joining):
         return True
 
     def between_steps(self, caller: failing_together.Caller) -> None:
-        """The first step of this newcomer: its callbacks know now what the others' have noted."""
+        """Called before this newcomer's first step: its callbacks get the state of the others' callbacks."""
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
         for each in callbacks.callbacks:
@@ -159,7 +159,7 @@ class Newcomer(Joining):
         admission.prove_before_step(callbacks)
 
     def prove(self, callbacks: CallbacksOfFit) -> None:
-        """A newcomer has nothing yet."""
+        """Does nothing: a newcomer holds nothing to compare yet."""
 
     def _take(self, state: State, callbacks: CallbacksOfFit) -> None:
         model = callbacks.model
@@ -190,7 +190,7 @@ def _values_of(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _trace_ahead(model: Any) -> None:
-    """Traces the training step, so that the others, who have, need not wait for it."""
+    """Traces the training step in advance, so that the other ranks, which have traced it, need not wait."""
     strategy, reading, caller = strategy_of(model), fits.reading_of(model), model.train_function
     if strategy is None or reading is None or not isinstance(caller, failing_together.Caller):
         return
@@ -210,5 +210,5 @@ _newcomer: Newcomer | None = None  # this process
 
 
 def is_on_its_way() -> bool:
-    """Whether this process is a newcomer that the others have admitted, and that has made no step yet."""
+    """Whether this process is a newcomer that the others have admitted but that has made no step yet."""
     return _newcomer is not None and _newcomer.is_on_its_way

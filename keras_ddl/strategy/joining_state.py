@@ -1,4 +1,4 @@
-"""What members and newcomers have in common: what newcomers get, and what all begin anew (joining.py)."""
+"""What members and newcomers share: the state that newcomers get, and what all ranks begin anew (joining.py)."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ class Survives(Protocol):
 
 @dataclass
 class State:
-    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks and of what their list has agreed on.
+    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has
+    agreed on.
 
-    `slots`: numbers of those variables that are in shards, whose values it gets later (shards/lost_chunks.py).
+    `slots`: numbers of the variables in shards, whose values it gets later (shards/lost_chunks.py).
     """
 
     finished: int
@@ -75,7 +76,7 @@ class State:
 
 
 class Joining:
-    """What members and newcomers have in common. `_callbacks`: of the outermost fit, from its on_train_begin on."""
+    """Base class for members and newcomers. `_callbacks`: those of the outermost fit, from its on_train_begin on."""
 
     def __init__(self, survival: Survives) -> None:
         self._survival = survival
@@ -85,14 +86,14 @@ class Joining:
         self._at_begin = Noted([])
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
-        """Training begins: all callbacks have had their on_train_begin."""
+        """Called when training begins, after on_train_begin of all callbacks."""
         if fits.is_outermost(callbacks.model):
             self._callbacks = callbacks
             self._at_begin = Noted(callbacks.callbacks)
 
     def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
-        """Forgets what a newcomer cannot have. All ranks that have met one do it between the same two calls, whether or
-        not it is lost meanwhile.
+        """Forgets state that a newcomer cannot have. All ranks that have met a newcomer do this between the same two
+        calls, even if it is lost meanwhile.
         """
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces(but=callbacks.model.train_function)  # see agree_on_trace
@@ -102,7 +103,8 @@ class Joining:
         self._compares_batch = True
 
     def agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
-        """Keeps the trace of the training step if all ranks have the same. COLLECTIVE over all, newcomers included."""
+        """Keeps the trace of the training step if all ranks have the same one. COLLECTIVE over all ranks, newcomers
+        included."""
         variables, traced, digest, reads = agreement.all_variables(callbacks.model), caller.common_trace(), None, b""
         if traced is not None:
             values = [each.value for each in variables]
@@ -114,7 +116,7 @@ class Joining:
             give_up(
                 RankMismatchError(
                     "In a step, a rank that joins a running job must read the same values as the other ranks. "
-                    "Received: tensors or lookup tables that differ from theirs, in the same step. Seed everything "
+                    "Received: a step that reads tensors or lookup tables that differ from theirs. Seed everything "
                     "that draws random numbers: keras.utils.set_random_seed(n)."
                 )
             )
@@ -127,7 +129,7 @@ class Joining:
 
 
 def remember(model: Any) -> None:
-    """A call of the trainer of `model` begins."""
+    """Remembers that a call of fit, evaluate or predict of `model` begins."""
     is_equal_on_all = strategy_of(model) is not None
     if is_equal_on_all and all(each() is not model for each in _models):
         _models.append(weakref.ref(model))
@@ -137,9 +139,10 @@ _models: list[weakref.ref[Any]] = []  # of all calls until now, as they were fir
 
 
 def share_variables(model: Any, giver: int) -> None:
-    """Gives newcomers the variables of `model`, and of all others of which they have made calls. COLLECTIVE over all.
+    """Gives newcomers the variables of `model` and of all models of earlier calls. COLLECTIVE over all
+    ranks.
 
-    What a newcomer could not build gets its values when a step first uses it.
+    Variables that a newcomer could not build get their values when a step first uses them.
     """
     models = [each() for each in _models]
     assert any(each is model for each in models)
@@ -153,7 +156,7 @@ def share_variables(model: Any, giver: int) -> None:
 
 
 def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
-    """Gives the slots in shards of a newcomer's model the numbers that they have on the others."""
+    """Gives the slots in shards of a newcomer's model the numbers that the slots have on the other ranks."""
     if not sharded_slots.number_as(agreement.all_variables(model), slots):
         raise CollectiveError(
             "A rank that joins a running job must make the same optimizers as the other ranks. Received: optimizer "
@@ -162,7 +165,7 @@ def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
 
 
 def give_up(error: Exception) -> NoReturn:
-    """Ends a newcomer that cannot go on with the others: they go on without it, and the launcher says why."""
+    """Ends a newcomer that cannot join: the other ranks continue without it, and the launcher says why."""
     launcher = find_launcher()
     assert launcher is not None  # which has started it
     error_report.write(launcher.rank, error, gives_up=True)

@@ -1,7 +1,7 @@
-"""What callbacks have noted in their attributes since fit began: a newcomer takes it over (joining.py).
+"""What callbacks have stored in their attributes since fit began, for newcomers to take over (joining.py).
 
-Only plain values count: numbers, texts, arrays, generators of random numbers, functions of modules, and lists and dicts
-of these.
+Only plain values count: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
+these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_ddl.strategy.keras_patches.standby import Standby
 
 
 class Noted:
-    """What callbacks have noted when fit begins."""
+    """What callbacks have stored when fit begins."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._attributes = {
@@ -30,8 +30,8 @@ class Noted:
         }
 
     def since(self, callbacks: Sequence[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
-        """Returns what has changed, by callback and attribute: what has not may be each rank's own. `most_bytes`: of an
-        attribute; those with more are left out.
+        """Returns what has changed since then, by callback and attribute; unchanged attributes may differ between
+        ranks. `most_bytes`: larger attributes are left out.
         """
         return {
             name: {
@@ -45,13 +45,13 @@ class Noted:
 
 
 def take_over(callbacks: Sequence[Any], noted: dict[str, dict[str, Any]]) -> None:
-    """Gives callbacks what those of another rank have noted."""
+    """Gives callbacks the attributes of another rank's callbacks."""
     for name, each in _named(callbacks).items():
         update(each, noted.get(name, {}))
 
 
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> callback, the writer of a standby; the same on all ranks."""
+    """Returns name -> callback, with a standby's writer in its place; equal names on all ranks."""
     named: dict[str, Any] = {}
     for callback in callbacks:
         each = callback.writer if isinstance(callback, Standby) else callback
@@ -63,8 +63,8 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are numbers, texts, arrays, generators of random numbers, functions of modules, and
-    lists and dicts of these; also of the parts of keras_ddl's own callbacks, under names with dots.
+    """Returns the attributes that are plain values, also those inside the parts of keras_ddl's own callbacks, under
+    names with dots.
     """
     attributes: dict[str, Any] = {}
     own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
@@ -85,7 +85,7 @@ def update(owner: Any, attributes: dict[str, Any]) -> None:
 
 
 def _updated(mine: Any, value: Any) -> Any:
-    """Returns `value`; in the list, dict or set that is there, which others may have, too."""
+    """Returns `value`, copied into the existing list, dict or set, because other objects may refer to it."""
     if type(mine) is not type(value) or not isinstance(value, (list, dict, set, collections.deque)):
         return value
     kept = copy.copy(value)  # which may be the same object

@@ -1,6 +1,6 @@
-"""Lets one observer, that of `keras-ddl verify`, follow what a program trains, without a change to the program.
+"""Lets one observer, that of `keras-ddl verify`, follow what a program trains, without changing the program.
 
-Without an observer nothing is called, and nothing is wrapped.
+Without an observer nothing is called and nothing is wrapped.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from keras_ddl import cut
 
 
 class Observer(Protocol):
-    """What is called, on every rank alike, also in a job of one rank."""
+    """The observer's methods, which are called on every rank, even in a job of one rank."""
 
     def begin_step(self, of: str, model: Any) -> None:
-        """A training step begins: of a model; `model` is None: of a function."""
+        """A training step of a model begins; if `model` is None, a step of a function."""
 
     def end_step(self, of: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
-        """It has ended. variables: tf.Variables that a function uses; those of a model are read from it."""
+        """The step has ended. variables: tf.Variables that a function uses; those of a model are read from the
+        model."""
 
     def end_epoch(self, model: Any, logs: Any) -> None:
         """An epoch of fit or an evaluation has ended, with these logs."""
@@ -30,10 +31,10 @@ class Observer(Protocol):
         """A Keras variable has its first value."""
 
     def traced(self, step: str, program: cut.Program, report: cut.Report) -> None:
-        """A step was traced and cut for several ranks."""
+        """A step was traced and cut into ranks."""
 
     def callbacks_of_fit(self, callbacks: Any) -> Any:
-        """Returns the callbacks with which fit goes on."""
+        """Returns the callbacks with which fit continues."""
 
 
 _observers: list[Observer] = []
@@ -50,7 +51,7 @@ def observer() -> Observer | None:
 
 
 def train_function(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a train_function of Keras's, or of several ranks, each call of which an observer follows."""
+    """Returns a train_function of Keras or of several ranks, wrapped so that the observer follows each call."""
     follower = observer()
     if follower is None:
         return function

@@ -55,7 +55,8 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def _are_the_same(one: object, other: object) -> bool:
-    """Whether two settings are equal. True is not 1: what is wrong in the first Strategy is wrong in another one."""
+    """Whether two settings are equal. True is not 1 here, so that a wrong setting is refused in every Strategy, not
+    only the first."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -68,7 +69,8 @@ def differences(one: StrategyInterface, other: StrategyInterface) -> str:
 
 
 def outside_message(what: str, name: str, strategy: StrategyInterface, other: StrategyInterface | None = None) -> str:
-    """The message for a model or an optimizer made outside the scope of `strategy`, maybe in that of another."""
+    """Returns the message for a model or an optimizer made outside the scope of `strategy`, perhaps in another
+    scope."""
     if other is not None:
         return (
             "Models and optimizers trained together must be created under one keras_ddl.Strategy. "

@@ -1,8 +1,8 @@
 """Saves and restores a run's state besides its variables, for an exact resume: the position in the data, random
 numbers, the metrics of the current epoch, and the state of other callbacks.
 
-`capture` returns JSON and arrays for a checkpoint. `Restoration` restores each part at a moment after which Keras does
-not overwrite it.
+`capture` returns JSON and arrays for a checkpoint. `Restoration` restores each part at a moment when Keras no longer
+overwrites it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def capture(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns (JSON, key -> array) of a run after `epochs` epochs and `batches` batches. COLLECTIVE.
 
-    Only rank 0's result is valid. Within an epoch it includes each rank's own metrics, layer state and logs.
+    Only rank 0's result is valid. Within an epoch, the result includes each rank's own metrics, layer state and logs.
     """
     reading = fits.reading_of(model)
     generator = keras_compat.global_seed_generator()
@@ -95,7 +95,8 @@ def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 class Restoration:
-    """Restores what `capture` returned. Create it on every rank with the same arguments; `arrays`: of all ranks."""
+    """Restores what `capture` returned. Create it on every rank with the same arguments, including the `arrays` of all
+    ranks."""
 
     def __init__(self, model: Any, record: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         self._model, self._record, self._arrays = model, record, arrays
@@ -135,7 +136,7 @@ class Restoration:
                     layers[int(number)].assign(value)
 
     def at_test_begin(self) -> None:
-        """Gives up metrics that no training step has created yet: an evaluation must not get their state."""
+        """Gives up metrics that no training step has created yet, because an evaluation must not get their state."""
         self._awaited.clear()
 
     def _restore_metrics(self) -> None:
@@ -182,12 +183,12 @@ class Restoration:
 
 
 def _way_of(variable: Any) -> str:
-    """Returns how the ranks' states of a metric are combined: "sum" | "mean" | "equal"."""
+    """Returns how the ranks' states of a metric are combined: "sum", "mean" or "equal"."""
     return {"mean": "mean", "only_first_replica": "equal"}.get(variable.aggregation, "sum")
 
 
 def _named(others: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> callback, of callbacks with state. The name is the class, with a number if it repeats."""
+    """Returns name -> callback of callbacks with state. The name is the class, with a number if the class repeats."""
     callbacks: dict[str, Any] = {}
     for one in others:
         if isinstance(one, tuple(_REMEMBERED)) or hasattr(one, "get_state"):
@@ -197,8 +198,8 @@ def _named(others: Sequence[Any]) -> dict[str, Any]:
 
 
 def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Returns key -> array of the weights that callbacks keep, complete on rank 0. COLLECTIVE where the model has
-    weights that are spread over the ranks: those are gathered, one after the other.
+    """Returns key -> array of the weights that callbacks keep, complete on rank 0. COLLECTIVE if weights of the model
+    are spread over the ranks; these are gathered one by one.
     """
     best = {
         f"callbacks/{name}/{number}": value
@@ -250,7 +251,8 @@ def gather(value: Any, what: str) -> list[Any]:
 
 
 def build_for_data(model: Any) -> None:
-    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs of its fit's data."""
+    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs that fit's data
+    define."""
     reading = fits.reading_of(model)
     if models.is_built(model) or reading is None or keras_compat.strategy_of(model) is None:
         return

@@ -1,5 +1,6 @@
-"""Calls of fit, evaluate and predict in a job that takes newcomers: what they return is recorded, in place of all that
-is exchanged in them, and a newcomer gets it of those that the others have ended (communicator/history.py).
+"""Calls of fit, evaluate and predict in a job that takes newcomers. The result of a call is recorded in place of
+everything that ranks exchange during the call, and a newcomer gets the results of the calls that the others have ended
+(communicator/history.py).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _NOTED_BYTES = 1 << 20  # of one attribute: weights that a callback keeps are le
 
 
 def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list) -> Any:
-    """Runs a call of fit, evaluate or predict; in a newcomer, which the others have ended, returns what they got, and
-    gives `callbacks` what those of the others have noted in it.
+    """Runs a call of fit, evaluate or predict. If this is a newcomer and the others have ended the call, returns their
+    result instead and gives `callbacks` what the others' callbacks stored during the call.
     """
     recorded = history.of_job()
     if recorded is None or trainer_calls.running():
@@ -66,17 +67,18 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks:
 
 
 def _is_of_newcomer(error: BaseException, model: Any) -> TypeGuard[Exception]:
-    """Whether this rank has come as a newcomer, and has an error of its own, in a callback, say."""
+    """Whether this rank has come as a newcomer and has its own error, for example in a callback."""
+    if not isinstance(error, Exception):  # SystemExit: this rank was asked to leave, and is in no job any more
+        return False
     strategy = strategy_of(model)
     if strategy is None or strategy.survival is None or not strategy.survival.is_on_trial:
         return False
-    is_own = not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
-    return isinstance(error, Exception) and is_own
+    return not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
 
 
 @dataclass
 class _History:
-    """What fit returns."""
+    """Stands for the History that fit returns."""
 
     history: dict[str, Any]
     epoch: list[int]
@@ -85,8 +87,8 @@ class _History:
 
 @dataclass
 class _Ended:
-    """A call that has ended: what it has returned, and what of its model was built then, the numbers of slots in shards
-    included; and what its callbacks have noted.
+    """A call that has ended: its result, what was built of its model by then (including the numbers of slots in
+    shards), and what its callbacks stored.
     """
 
     returned: Any
@@ -104,7 +106,7 @@ def _kept(returned: Any, model: Any, noted: dict[str, dict[str, Any]]) -> _Ended
 
 
 def _take(ended: _Ended, model: Any, callbacks: list[Any]) -> Any:
-    """Builds the model, in a newcomer, as the call has; returns what that has returned."""
+    """Builds the model of a newcomer as the call did; returns the result of the call."""
     take_over(callbacks, ended.callbacks)
     strategy = strategy_of(model)
     with contextlib.nullcontext() if strategy is None else strategy.scope():

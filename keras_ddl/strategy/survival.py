@@ -1,16 +1,16 @@
-"""What goes on when a rank is lost: the ranks that are left make the call again that has failed.
+"""Continues when a rank is lost: the remaining ranks repeat the failed call.
 
-All ranks make the same calls, of steps and of collectives between them, in the same order. A step writes nothing before
-its commit, every rank has all weights, and the batch of a step is kept until it has ended. So when a rank is lost, each
-call was either finished by no rank, and is made again; or by some, who give the others what it has written and
-returned. The traced program does not know how many ranks there are; it is cut again for those that are left.
+All ranks make the same calls, of steps and of collectives between steps, in the same order. A step writes nothing
+before its commit, every rank has all weights, and the batch of a step is kept until the step has ended. So when a rank
+is lost, either no rank has finished the call, and all repeat it, or some have, and they send the others what the call
+wrote and returned. The traced program does not know how many ranks there are; it is cut again for the remaining ranks.
 
-Where rank 0 is lost, the lowest rank that is left is the new one, and its callbacks write from then on
+If rank 0 is lost, the lowest remaining rank becomes rank 0, and its callbacks write from then on
 (keras_patches/standby.py). Before the next call the ranks compare their weights.
 
-On a mesh the ranks that are left form a smaller one (mesh/remeshing.py); some may have no place in it, and leave.
+On a mesh the remaining ranks form a smaller mesh (mesh/remeshing.py); ranks without a place in it leave.
 
-Newcomers (joining.py) come between two steps, and get the state of all.
+Newcomers (joining.py) come between two steps and get the state of the job.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=F
 
 
 class Report(NamedTuple):
-    """What a rank says when the ranks that are left have met.
+    """What a rank reports when the remaining ranks meet.
 
     Attributes:
-        rank: its number before. finished: calls, by it; None: it is a newcomer without state.
-        has_traced: the call that failed may have traced; None: others had finished it, and so has this rank now, which
-            has not begun the next one. has_met_newcomers: in the admission in which it is. is_on_trial: it has come
+        rank: its number before. finished: how many calls it has finished; None: it is a newcomer without state.
+        has_traced: the failed call may have traced; None: others had finished the call, so this rank has finished it,
+            too, and has not begun the next one. has_met_newcomers: in the current admission. is_on_trial: it has come
             as a newcomer.
     """
 
@@ -64,14 +64,14 @@ class Report(NamedTuple):
 
 
 class Survival:
-    """The calls of a job that goes on. Those of its main thread: what other threads call may fail.
+    """The calls of a job that continues. Only calls of the main thread count; calls of other threads may fail.
 
     Attributes:
-        joining: how newcomers join; None: the job takes none.
+        joining: how newcomers join; None: the job takes no newcomers.
         has_met_newcomers: in the last admission.
-        on_trial: ranks that have come as newcomers, as they are numbered now. They cannot be known to have what the
-            program itself keeps, in a closure, say. So they leave where they turn out to differ, and the others go on.
-            Empty where no other ranks are left: then they are the job.
+        on_trial: present numbers of ranks that have come as newcomers. Nobody can know whether they have state that the
+            program itself keeps, for example in a closure. So they leave if they turn out to differ, and the others
+            continue. Empty if no other ranks are left, because then the newcomers are the job.
     """
 
     def __init__(self) -> None:
@@ -92,20 +92,20 @@ class Survival:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether this rank has come as a newcomer, to others that are still there."""
+        """Whether this rank has come as a newcomer and ranks that were there before still remain."""
         return bool(self.on_trial) and communicator.rank() in self.on_trial
 
     def finished(self) -> int:
-        """Returns how many calls this rank has finished, of those that all ranks make."""
+        """Returns how many of the calls that all ranks make this rank has finished."""
         return self._finished or 0
 
     def call(
         self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Caller | None = None
     ) -> Any:
-        """Returns `run()`, made again with the ranks that are left as often as some are lost. COLLECTIVE.
+        """Returns `run()`, repeated with the remaining ranks whenever some are lost. COLLECTIVE.
 
         Args:
-            variables: returns those that it may write. caller: of the step that it runs, if it does.
+            variables: returns the variables that `run` may write. caller: that of the step that `run` runs, if any.
         """
         if _in_call.get() or threading.current_thread() is not threading.main_thread():
             return run()
@@ -138,9 +138,9 @@ class Survival:
                 return self._returned
 
     def _follow(self) -> None:
-        """Has the Strategies go on with the ranks that are left where the program itself has called `regroup`.
+        """Lets the Strategies continue with the remaining ranks if the program itself has called `regroup`.
 
-        What some ranks have finished and others have not is then for the program to make up for.
+        The program must then deal with calls that some ranks have finished and others have not.
         """
         place, epoch = communicator.topology(), communicator.epoch()
         if place is self._place:
@@ -178,11 +178,12 @@ class Survival:
             self.joining.check_batch(batch)
 
     def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
-        """Meets newcomers, whom rank 0 names, and gives them the state. COLLECTIVE over them, too.
+        """Meets the newcomers that rank 0 names and gives them the state. COLLECTIVE over all ranks, newcomers
+        included.
 
-        Returns whether they are members now, or lost. False: they wait, because a rank was lost in the call before, and
-        some ranks were still in it: these will be between steps next. (Ranks that are already in the next call have met
-        the newcomers.)
+        Returns True if they are members now, or lost. False: they wait, because a rank was lost in the previous call
+        while some ranks were still in it; these ranks will be between steps next. (Ranks that are already in the next
+        call have met the newcomers.)
         """
         before = communicator.rank()
         with setting(_in_call, True):
@@ -209,7 +210,7 @@ class Survival:
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
-        """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all."""
+        """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all ranks."""
         with setting(_in_call, True):
             while True:
                 try:
@@ -226,12 +227,12 @@ class Survival:
                 return
 
     def has_joined(self, finished: int, admission: Admission) -> None:
-        """This newcomer is a rank now, and has the state after so many calls."""
+        """Called when this newcomer has become a rank and has the state after a number of calls."""
         self._finished, self.joining = finished, admission
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether newcomers have come to the ranks at some time; the same on all of them between the same two calls."""
+        """Whether newcomers have ever come; equal on all ranks between the same two calls."""
         return self.joining is not None and self.joining.has_newcomers
 
     def prove(self, callbacks: Any) -> None:
@@ -240,12 +241,13 @@ class Survival:
             self.joining.prove(callbacks)
 
     def begin_fit(self, callbacks: Any) -> None:
-        """Training begins, after on_train_begin of all callbacks; a newcomer becomes a rank. COLLECTIVE then."""
+        """Called when training begins, after on_train_begin of all callbacks; a newcomer becomes a rank. COLLECTIVE in
+        that case."""
         if self.joining is not None:
             self.joining.begin_fit(callbacks)
 
     def begin_epoch(self) -> bool:
-        """Whether this rank begins an epoch in which the others already are."""
+        """Whether this rank begins an epoch that the others are already in."""
         return self.joining is not None and self.joining.begin_epoch()
 
     def end_fit(self) -> None:
@@ -254,7 +256,7 @@ class Survival:
             self.joining.end_fit()
 
     def _compare(self) -> None:
-        """After a loss, has the ranks compare their weights where all of them are between the same two calls."""
+        """After a loss, lets the ranks compare their weights if all of them are between the same two calls."""
         if self._compares_at is not None and self._compares_at == self._finished:
             for each in trainer_calls.followers():
                 each.compare()
@@ -273,7 +275,8 @@ class Survival:
         return [each for each in one_per_job.alive() if each.topology is place]
 
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
-        """Goes on with the ranks that are left. Returns whether others had finished the call, and this rank has now."""
+        """Continues with the remaining ranks. Returns whether others had finished the call, so that this rank has now,
+        too."""
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         is_on_trial = self.is_on_trial
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
@@ -308,8 +311,8 @@ class Survival:
         raise error if reason is None else with_reason(error, reason)
 
     def _may_be_of_newcomers(self, error: Exception) -> bool:
-        """Whether a call has failed because newcomers have made another one, or have failed in it: without them the
-        others make it again, and what was wrong without them comes again.
+        """Whether a call may have failed because newcomers made another call or failed in it. The others then repeat it
+        without them, and an error that has another cause appears again.
         """
         failed_rank = getattr(error, "failed_rank", None)
         if self.is_on_trial:
@@ -317,7 +320,7 @@ class Survival:
         return bool(self.on_trial) and (isinstance(error, RankMismatchError) or failed_rank in self.on_trial)
 
     def _share_out(self) -> str | None:
-        """Shares out anew what is in shards and slices. Returns what is lost, if something is."""
+        """Redistributes shards and slices. Returns a message that says what is lost, if anything."""
         is_new, strategies = self._finished is None, self._strategies()
         if (problem := remeshing.why_not(strategies)) is not None:
             return problem
@@ -327,7 +330,7 @@ class Survival:
         return remeshing.share_out(strategies, lambda topology: self._renew(topology, strategies))
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
-        """This rank, whose number was `before`, writes from now on, if it is rank 0."""
+        """If this rank, whose number was `before`, is now rank 0, it writes from now on."""
         if communicator.rank() == 0 and before != 0:
             if self.joining is not None:
                 self.joining.become_first()
@@ -349,7 +352,8 @@ class Survival:
         return communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
 
     def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> None:
-        """Finishes the call if other ranks have. Else all are to make it again. Newcomers get the state of all."""
+        """Finishes the call if other ranks have finished it; otherwise all must repeat it. Newcomers get the state of
+        the job."""
         of_newcomers = {number for number, each in enumerate(reports) if each.is_on_trial or each.finished is None}
         self.on_trial = frozenset(of_newcomers if len(of_newcomers) < len(reports) else ())
         calls = [each.finished for each in reports]
@@ -369,7 +373,7 @@ class Survival:
     def _share_last_call(
         self, root: int, is_behind: bool, variables: Callable[[], list[Any]], caller: Caller | None
     ) -> None:
-        """Gives ranks that are behind, of which this is one or not, what rank `root` has written and returned."""
+        """Gives ranks that are behind (perhaps this one) what rank `root` has written and returned."""
         written = variables() if is_behind else self._written()
         written = [each for each in written if sharded_slots.sharded_variable(each) is None]
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
@@ -395,7 +399,7 @@ class Survival:
 
 
 def _prepare_plans() -> None:
-    """Raises: RankLostError: another one is lost, or stands still, meanwhile: the engine does not say which."""
+    """Raises: RankLostError: meanwhile another rank is lost or stands still; the engine does not say which."""
     try:
         communicator.prepare_plans()
     except CollectiveError as error:
@@ -403,7 +407,7 @@ def _prepare_plans() -> None:
 
 
 class _Sent:
-    """A tensor on its way to another rank."""
+    """A tensor that is sent to another rank."""
 
     def __init__(self, value: np.ndarray) -> None:
         self.value = value
@@ -421,7 +425,7 @@ _of_job: Survival | None = None
 
 
 def of_job() -> Survival | None:
-    """Returns what makes calls again, in a job that may go on without a lost rank; None: one that ends."""
+    """Returns the Survival of a job that may continue without a lost rank; None for a job that ends."""
     global _of_job
     is_several = communicator.size() > 1 or history.takes_newcomers()
     if _of_job is None and is_several and membership.can_ask():

@@ -1,8 +1,8 @@
 """The calls of Keras's trainer that run on this thread: of fit, evaluate and predict, and executions of steps in them.
 
-Keras's code lies between the two ends of such a call: between `fit` and the iterator that it reads with, and between
-`train_function` and `Strategy.run`. The inner end looks here for what the outer one has begun. Everything else of a
-step is passed as an argument.
+Keras's code lies between two ends of such a call: between `fit` and its iterator, and between `train_function` and
+`Strategy.run`. The inner end looks here for the call that the outer end has begun. Everything else of a step is passed
+as an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keras_ddl.compat.context import Setting
 
 @dataclass(eq=False)
 class TrainerCall:
-    """A call of or by the trainer of `model`."""
+    """A call that the trainer of `model` gets or makes."""
 
     model: Any
 
@@ -29,15 +29,15 @@ class Follower(Protocol):
     """The list of callbacks of a Loop, as survival.py sees it when a rank is lost."""
 
     def become_first(self, *, may_lack_last: bool) -> None:
-        """This rank is rank 0 now, and writes. may_lack_last: what was to be written since the last call that all ranks
-        have finished may not have been.
+        """Called when this rank becomes rank 0 and writes. may_lack_last: output since the last call that all ranks
+        have finished may not have been written.
         """
 
     def flush(self) -> None:
-        """Writes what rank 0 has in memory, and another one would take for written."""
+        """Writes what rank 0 has in memory and the next rank 0 would take for written."""
 
     def compare(self) -> None:
-        """Compares the weights of all ranks, while a model trains. COLLECTIVE."""
+        """Compares the weights of all ranks while a model trains. COLLECTIVE."""
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Loop(TrainerCall):
     """A call of fit, evaluate or predict, which `method` names.
 
     Attributes:
-        iterator: the EpochIterator made in it to read the data; None before, and where fit has made it (evaluate).
+        iterator: the EpochIterator that the call made to read data; None before that, and if fit made it (evaluate).
         followers: the lists of callbacks that it calls.
     """
 

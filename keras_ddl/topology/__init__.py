@@ -1,6 +1,6 @@
-"""The layout of ranks: which share a host, which share memory, and the box of dimensions that they form.
+"""The layout of ranks: which ranks share a host or memory, and the box of dimensions that they form.
 
-Without MPI and TensorFlow. Beside it: what the launcher (launcher.py) and TF_CONFIG (tf_config.py) say.
+It uses neither MPI nor TensorFlow. launcher.py and tf_config.py read what the launcher and TF_CONFIG say.
 keras_ddl.cost_model predicts the cost of an all-reduce on such a box.
 """
 
@@ -71,13 +71,13 @@ def make_topology(
     """Returns the topology of `rank` among `len(host_names)` ranks.
 
     Args:
-        host_names: per rank, any string that is equal exactly for ranks of one host.
+        host_names: per rank, any string that is equal for ranks of one host and differs between hosts.
         mode: see `parse_mode`.
         rack_names: per rank, the rack of its host (KERAS_DDL_RACK), or None. In mode 'p', racks with equal numbers of
             hosts and ranks, numbered rack by rack, become a third dimension.
 
     Raises:
-        ConfigError: as `parse_mode`; only some ranks have a rack, or two ranks of a host have different ones.
+        ConfigError: as `parse_mode`; or only some ranks have a rack; or two ranks of a host have different racks.
     """
     numbers: dict[str, int] = {}
     hosts = tuple(numbers.setdefault(name, len(numbers)) for name in host_names)
@@ -108,7 +108,7 @@ def _rack_of_each_host(hosts: Sequence[int], rack_names: Sequence[str | None]) -
 def part_of(parent: Topology, ranks: Sequence[int]) -> Topology:
     """Returns the topology of a subset of ranks, which share memory as in `parent`.
 
-    Its box has those dimensions of `parent` in which these ranks still form a box: racks with equal numbers of hosts,
+    Its box keeps the dimensions of `parent` in which these ranks still form a box: racks with equal numbers of hosts,
     numbered rack by rack, remain a dimension.
 
     Args:
@@ -124,7 +124,7 @@ def part_of(parent: Topology, ranks: Sequence[int]) -> Topology:
 
 
 def _outer_dims(parent: Topology, leaders: Sequence[int]) -> tuple[int, ...]:
-    """Returns the box that some groups of `parent` form, identified by their leaders; at worst one dimension."""
+    """Returns the box that some groups of `parent`, identified by their leaders, form; at worst one dimension."""
     numbers = {leader: number for number, leader in enumerate(dict.fromkeys(parent.group))}
     places = [numbers[leader] for leader in leaders]
     strides, block = [1], 1

@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def keep_alive(connection: socket.socket, seconds: float) -> None:
-    """Makes a TCP connection fail when the other host has not answered for about so many seconds.
+    """Makes a TCP connection fail when the other host has not answered for about `seconds` seconds.
 
-    A host that vanishes sends nothing, and otherwise TCP waits for it for hours.
+    A host that vanishes sends nothing, and by default TCP waits hours for it.
     """
     probe = max(1, round(seconds / 4))
     for level, option, value in (
@@ -26,11 +26,11 @@ def keep_alive(connection: socket.socket, seconds: float) -> None:
 
 
 class Unproven(Generic[T]):
-    """Connections of anybody, which have not yet proved that they are of this job, by their descriptors.
+    """Connections, by descriptor, that have not yet proved that they belong to this job.
 
-    There are at most so many. When they are too many, the address with the most of them loses its oldest one. So who
-    floods a port shuts out itself and not those at other addresses; and of one address those go first that would have
-    proved long before what they are.
+    Their number is limited. When there are too many, the address with the most connections loses its oldest one. So an
+    address that floods a port shuts out only itself, and its oldest connections, which should have proved themselves
+    long ago, go first.
     """
 
     def __init__(self, most: int) -> None:
@@ -52,7 +52,7 @@ class Unproven(Generic[T]):
         return self._all[fd][1]
 
     def add(self, fd: int, address: str, one: T) -> T | None:
-        """Adds one; returns another that must be closed to make room."""
+        """Adds a connection; returns another one that must be closed to make room, or None."""
         self._all[fd] = address, one
         self._by_address.setdefault(address, {})[fd] = None
         if len(self._all) <= self._most:
@@ -61,7 +61,7 @@ class Unproven(Generic[T]):
         return self.pop(next(iter(self._by_address[address_with_most])))
 
     def pop(self, fd: int) -> T:
-        """Removes one and returns it."""
+        """Removes a connection and returns it."""
         address, one = self._all.pop(fd)
         of_address = self._by_address[address]
         del of_address[fd]

@@ -1,4 +1,5 @@
-"""Reads which launcher started this process, before the ranks are connected; afterwards the communicator counts."""
+"""Reads which launcher started this process, before the ranks are connected; after that the communicator is
+authoritative."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Launcher:
     Attributes:
         size: number of ranks; None if unknown.
         directory: of the sockets of this host's ranks, if they were started without MPI.
-        num_hosts: on which the ranks were started, if without MPI.
+        num_hosts: number of hosts on which the ranks were started, if without MPI.
     """
 
     name: str
@@ -48,7 +49,7 @@ _OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """Returns the launcher that started this process as a rank; None without one."""
+    """Returns the launcher that started this process as a rank, or None."""
     if not any(name in environ for name in _OF_AN_MPIRUN) and (own := config.get("HOST_RANK", environ)):
         return Launcher("keras-ddl run", *own)
     for name, rank_variable, size_variable in _LAUNCHERS:
@@ -67,7 +68,7 @@ def local_place(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 def allocation_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """Returns the number of tasks of the Slurm allocation around a process without a launcher; None outside of one.
 
-    More than 1 means that the script was probably meant to run on several ranks.
+    A number above 1 means that the script was probably meant to run on several ranks.
     """
     if "SLURM_JOB_ID" not in environ and "SLURM_JOBID" not in environ:
         return None
@@ -75,7 +76,8 @@ def allocation_size(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def host_key() -> str:
-    """Returns a string that is equal exactly for processes that can share memory: one kernel, host name and IPC space.
+    """Returns a string that is equal for processes that can share memory, and only for these: same kernel, host name
+    and IPC space.
 
     The boot id distinguishes machines of equal names; the IPC namespace distinguishes containers.
     """

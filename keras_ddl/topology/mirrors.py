@@ -1,4 +1,4 @@
-"""On which rank to keep a copy of what else only one rank has."""
+"""On which rank to keep a copy of data that only one other rank has."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def mirror_offset(hosts: Sequence[int]) -> int:
-    """Returns the distance from each rank to the one with the copy: of rank r, rank (r + distance) % size.
+    """Returns the distance from each rank to the rank with its copy: for rank r, rank (r + distance) % size.
 
-    As many of them as one distance allows are on other hosts; it is the least of those that do. 0: there is one rank.
+    It is the smallest distance that puts as many copies as possible on other hosts; 0 if there is only one rank.
 
     Args:
         hosts: of each rank, as in Topology.

@@ -1,7 +1,7 @@
-"""Parses TF_CONFIG, which lists the tasks of a TensorFlow cluster, and derives the `keras-ddl run` for the same ranks.
+"""Parses TF_CONFIG, which lists the tasks of a TensorFlow cluster, and derives the `keras-ddl run` command for them.
 
-By TensorFlow's documentation, the chief and the workers train (without a chief, worker 0 is the chief). An evaluator is
-not in the cluster and evaluates its checkpoints. Parameter servers belong to another way of training.
+According to TensorFlow's documentation the chief and the workers train; without a chief, worker 0 is the chief. An
+evaluator is not in the cluster and evaluates its checkpoints. Parameter servers belong to another way of training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cluster:
     """The cluster of a TF_CONFIG.
 
     Attributes:
-        tasks: those that train, in the order of their ranks: the chief first, host by host.
+        tasks: those that train, in the order of their ranks: the chief first, then host by host.
         left_out: the others (evaluator, ps).
         own: the task of this process; None if TF_CONFIG has none.
         addresses: type of task -> addresses by index, for tasks that train.
@@ -137,9 +137,9 @@ def check_not_one_of_a_cluster() -> None:
     words = [
         f"TF_CONFIG names {len(cluster.tasks)} tasks that train together, but only a launcher can connect them as "
         f"ranks. Received: {cluster.own or 'a process'} without a launcher (rank 0 of size 1). Start all ranks with "
-        f"one command, on one of the hosts:\n\n    {cluster.command(program)}\n\nor, where TF_CONFIG is set, "
-        f"`{shlex.join(['keras-ddl', 'run', '--tf-config', *program])}`. Where a host has more GPUs than tasks, write "
-        "their number after its name: each rank drives one.",
+        f"one command, on one of the hosts:\n\n    {cluster.command(program)}\n\nor, on a host where TF_CONFIG is "
+        f"set, `{shlex.join(['keras-ddl', 'run', '--tf-config', *program])}`. If a host has more GPUs than tasks, "
+        "write the number of GPUs after its name, because each rank drives one GPU.",
         cluster.left_out_text(),
         "Unset TF_CONFIG to train in this process alone.",
     ]

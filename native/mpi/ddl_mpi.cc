@@ -295,7 +295,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
   MPI_Finalized(&finalized);
   if (!initialized || finalized) {
     SetError(error, error_bytes,
-             std::string("MPI must be initialised and not yet finalised in the library that this one uses (") +
+             std::string("MPI must be initialised and not yet finalised in the MPI library that keras_ddl uses (") +
                  ddl_mpi_loaded_path() + "). Received: " + (finalized ? "finalised" : "not initialised") +
                  ". Another MPI library may have been initialised instead.");
     return DDL_FAILED_PRECONDITION;
@@ -305,7 +305,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
   if (level < MPI_THREAD_MULTIPLE) {
     SetError(error, error_bytes,
              "MPI must be initialised with MPI_THREAD_MULTIPLE (" + std::to_string(MPI_THREAD_MULTIPLE) +
-                 "), because the communication thread uses it beside other threads. Received: thread level " +
+                 "), because the communication thread calls MPI while other threads do. Received: thread level " +
                  std::to_string(level) +
                  ". Call keras_ddl.init() before anything else initialises MPI, or ask for MPI_THREAD_MULTIPLE there.");
     return DDL_FAILED_PRECONDITION;

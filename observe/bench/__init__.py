@@ -1,1 +1,1 @@
-"""`keras-ddl bench` and `keras-ddl bench train`: how fast all_reduce and training are here."""
+"""`keras-ddl bench` and `keras-ddl bench train`: measure how fast all_reduce and training are here."""

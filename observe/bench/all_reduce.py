@@ -1,4 +1,4 @@
-"""Measures all_reduce and MPI_Allreduce, and checks results against NumPy: the part of `keras-ddl bench` on ranks."""
+"""Measures all_reduce and MPI_Allreduce on the ranks of `keras-ddl bench`, and checks results against NumPy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Row:
     """One line of the table.
 
     Attributes:
-        nbytes, count: of one rank's buffer, in bytes and in elements.
-        seconds: one keras_ddl all_reduce, the slowest rank's, median of the rounds.
-        mpi_seconds: one MPI_Allreduce, None where it was not measured.
-        wrong: elements that differ from NumPy's result, over all ranks; None unless checked.
+        nbytes, count: size of one rank's buffer, in bytes and in elements.
+        seconds: time of one keras_ddl all_reduce on the slowest rank, median of the rounds.
+        mpi_seconds: time of one MPI_Allreduce, None if not measured.
+        wrong: elements that differ from NumPy's result, over all ranks; None if not checked.
     """
 
     nbytes: int
@@ -46,13 +46,13 @@ def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
 def bus_bandwidth(nbytes: float, seconds: float, size: int) -> float:
     """Bytes/s over each rank's link if they formed a ring: algbw 2 (size-1)/size, as nccl-tests defines busbw.
 
-    Comparable between numbers of ranks, and with the link's own speed. 0 for one rank, which sends nothing.
+    It can be compared between numbers of ranks and with the link's own speed. One rank sends nothing, so it has 0.
     """
     return algorithm_bandwidth(nbytes, seconds) * 2 * (size - 1) / size
 
 
 def sizes(begin: int, end: int, factor: float) -> list[int]:
-    """Returns begin, begin * factor, ... up to and not beyond `end`; factor above 1."""
+    """Returns begin, begin * factor, ... up to `end`; factor must be above 1."""
     result = []
     size: float = begin
     while size <= end:
@@ -91,7 +91,7 @@ def expected(size: int, op: str, dtype: np.dtype) -> np.ndarray:
 
 
 def wrong_elements(result: np.ndarray, period: np.ndarray, op: str) -> int:
-    """Returns how many elements of `result` are not the repeated `period`; a mean may be rounded in the last place."""
+    """Returns how many elements of `result` differ from the repeated `period`; a mean may be off by one ulp."""
     want = np.resize(period, result.shape)
     if op != "mean" or np.issubdtype(result.dtype, np.integer):
         return int(np.count_nonzero(result != want))
@@ -105,10 +105,10 @@ def measure(nbytes: int, dtype: np.dtype, op: str, *, iterations: int, warmup: i
     """Measures one size. COLLECTIVE.
 
     Args:
-        nbytes: of one rank's buffer; rounded down to whole elements, at least one.
+        nbytes: size of one rank's buffer; rounded down to whole elements, at least one.
         iterations: calls of each contestant, spread over the rounds.
-        warmup: calls before.
-        mpi: measure MPI_Allreduce too, where MPI has the dtype.
+        warmup: warm-up calls.
+        mpi: measure MPI_Allreduce too, if MPI has the dtype.
         check: compare the result with NumPy's.
     """
     rank, size = keras_ddl.rank(), keras_ddl.size()
@@ -134,7 +134,7 @@ def measure(nbytes: int, dtype: np.dtype, op: str, *, iterations: int, warmup: i
 
 
 def table(rows: Iterator[Row], size: int) -> Iterator[str]:
-    """Yields the lines of the table, each row as soon as it has been measured."""
+    """Yields the lines of the table, each row as soon as it is measured."""
     yield f"{'':>12} {'':>12} | {'keras_ddl':^29} | {'MPI_Allreduce':^29} |"
     columns = f"{'time':>10} {'algbw':>9} {'busbw':>8}"
     yield f"{'bytes':>12} {'elements':>12} | {columns} | {columns} | {'MPI/ours':>8} {'wrong':>7}"

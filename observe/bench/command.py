@@ -60,7 +60,7 @@ class _Group(click.Group):
 @click.option("-b", "--begin", help="Smallest buffer of a rank.", **_sized("1K"))
 @click.option("-e", "--end", help="Largest buffer of a rank.", **_sized("64M"))
 @click.option("-f", "--factor", type=click.FloatRange(min=1, min_open=True), default=4.0, show_default=True,
-              help="From one size to the next.")  # fmt: skip
+              help="Factor from one size to the next.")  # fmt: skip
 @click.option("-d", "--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True, help="Dtype.")
 @click.option("-o", "--op", type=click.Choice(_OPS), default="sum", show_default=True, help="Reduction.")
 @click.option("-n", "--iters", type=click.IntRange(min=1), default=20, show_default=True, help="Calls per size.")
@@ -72,7 +72,7 @@ class _Group(click.Group):
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw busbw to this file (matplotlib).")
 @click.pass_context  # type: ignore[arg-type]  # click's type takes no **options
 def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None, **options: Any) -> int:
-    """Measure all_reduce at a range of sizes, beside plain MPI_Allreduce in the same minutes.
+    """Measure all_reduce at a range of sizes, in turns with plain MPI_Allreduce.
 
     \b
     keras-ddl bench -np 2
@@ -80,10 +80,10 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
     keras-ddl run -np 4 keras-ddl bench -e 1M
     keras-ddl bench train --ranks 1,2             how trainings scale; keras-ddl bench train --help
 
-    With -np or --hosts it starts the ranks itself; under keras-ddl run, mpirun or srun it is a rank. Times are those of
-    the slowest rank, medians of interleaved turns. algbw = bytes / time; busbw = algbw 2 (n-1)/n for n ranks, to be
-    compared with the speed of a link (the definitions of nccl-tests). The exit status is 1 when a result was wrong. A
-    line on stderr says when other programs or virtual machines took the cores.
+    With -np or --hosts the command starts the ranks itself; under keras-ddl run, mpirun or srun it is a rank. Times are
+    the slowest rank's, medians of interleaved turns. algbw = bytes / time; busbw = algbw 2 (n-1)/n for n ranks, which
+    can be compared with the speed of a link (the definitions of nccl-tests). The exit status is 1 if a result was
+    wrong. A line on stderr says if other programs or virtual machines used the cores.
     """
     if ctx.invoked_subcommand is not None:
         return 0
@@ -110,8 +110,8 @@ def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, m
     around = find_launcher()
     if around is not None:
         raise ConfigError(
-            f"bench: -np and --hosts start ranks, and this is one already. Received: -np or --hosts in a process that "
-            f"{around.name} started as rank {around.rank}. Leave them out."
+            "bench: -np and --hosts start ranks, but this process is a rank. Received: -np or --hosts in a process "
+            f"that {around.name} started as rank {around.rank}. Leave them out."
         )
     words = [sys.executable, "-m", "keras_ddl.cli", "bench"]
     for param in ctx.command.params:
@@ -167,7 +167,7 @@ def _measure(
         if size > 1 and mpi:
             click.echo(f"# {_mpi_line()}")
         if size == 1:
-            click.echo("# One rank exchanges nothing: -np 2 starts two.")
+            click.echo("# A single rank exchanges nothing. -np 2 starts two ranks.")
     watch, own = machine_load.Watch(), time.process_time()
     for line in bench.table(measured(), size):
         if first:
@@ -210,7 +210,7 @@ def _mpi_line() -> str:
     from keras_ddl.communicator import mpi
 
     if not mpi.running():
-        return "MPI_Allreduce is not measured: for that, start the ranks with keras-ddl run --mpirun mpirun."
+        return "MPI_Allreduce is not measured. To measure it, start the ranks with keras-ddl run --mpirun mpirun."
     from mpi4py import MPI
 
     return MPI.Get_library_version().splitlines()[0]

@@ -1,6 +1,6 @@
-"""Whether other programs, or other virtual machines, take the cores that a benchmark measures with.
+"""Measures whether other programs or virtual machines use the cores of a benchmark.
 
-Read from /proc/stat, which in a container shows the whole host.
+It reads /proc/stat, which shows the whole host even in a container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OTHERS, _STOLEN = 0.1, 0.02
 
 @dataclass(frozen=True)
 class Load:
-    """What was taken from a host's cores in `seconds`, in seconds of a core: by other programs, by other machines."""
+    """Core seconds that other programs (`others`) and virtual machines (`stolen`) took from a host in `seconds`."""
 
     seconds: float
     cores: int
@@ -26,7 +26,7 @@ class Load:
     stolen: float
 
     def warning(self, when: str) -> str:
-        """Returns a sentence about a busy machine; "" for a quiet one. `when`: how it was measured."""
+        """Returns a sentence about a busy machine; "" for a quiet one. `when`: when it was measured."""
         room = self.seconds * self.cores
         found = []
         if self.others > _OTHERS * room:
@@ -39,21 +39,21 @@ class Load:
 
 
 class Watch:
-    """Measures the load of this host from when it is made until `load`."""
+    """Measures the load of this host from its construction to `load`."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
         self._begin, self._busy, self._stolen = time.monotonic(), *_busy_and_stolen(stat)
 
     def load(self, own_seconds: float) -> Load:
-        """Returns the load. `own_seconds`: CPU time that the benchmark itself took on this host meanwhile."""
+        """Returns the load. `own_seconds`: CPU time that the benchmark itself took on this host in this time."""
         seconds = max(time.monotonic() - self._begin, 1e-3)
         busy, stolen = _busy_and_stolen(self._stat)
         return Load(seconds, os.cpu_count() or 1, max(0.0, busy - self._busy - own_seconds), stolen - self._stolen)
 
 
 def _busy_and_stolen(stat: Path) -> tuple[float, float]:
-    """Returns the seconds of a core that programs have used, and that were stolen, since the host started; 0: unknown.
+    """Returns the core seconds that programs used, and that were stolen, since the host started; 0: unknown.
 
     Source: proc(5): user, nice, system, idle, iowait, irq, softirq, steal; user and nice include guests.
     """
@@ -69,13 +69,13 @@ def _busy_and_stolen(stat: Path) -> tuple[float, float]:
 
 
 def own_seconds() -> float:
-    """Returns the CPU time of this process and of those of its descendants that have ended."""
+    """Returns the CPU time of this process and of its ended descendants."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def before() -> str:
-    """Returns the sentence about a machine that is busy now, before anything is measured. Takes half a second."""
+    """Returns the sentence about a machine that is busy before the measurement. Takes half a second."""
     watch, own = Watch(), own_seconds()
     time.sleep(_SAMPLE_SECONDS)
     return watch.load(own_seconds() - own).warning(f"in {_SAMPLE_SECONDS} s before the ranks started")

@@ -1,8 +1,8 @@
-"""Interleaved rounds, by which `keras-ddl bench` and the programs in benchmarks/ measure.
+"""Measures in interleaved rounds, for `keras-ddl bench` and the programs in benchmarks/.
 
-The cores of a virtual machine change distance and speed from minute to minute, so a single time means nothing. Each
-round measures every contestant once, one after the other. The result is the median over the rounds of the slowest
-rank's time, and ratios between contestants of the same rounds.
+The cores of a virtual machine change place and speed from minute to minute, so a single time means nothing. Each round
+measures every contestant once, one after the other. The result is the median over the rounds of the slowest rank's
+time, and ratios between contestants in the same rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def interleave(
         contestants: name -> function, collective or not; the same names in the same order on all ranks.
         rounds: turns of each contestant.
         repeat: calls per turn.
-        warmup: calls of each before the first turn, for first touches of memory and first-time allocations.
+        warmup: calls of each before the first turn, for first-time allocations and page faults.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for call in contestants.values():

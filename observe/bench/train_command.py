@@ -1,4 +1,4 @@
-"""keras-ddl bench train: measures how training scales. bench_training/ does the work."""
+"""keras-ddl bench train: measures how training scales. The folder training/ does the work."""
 
 from __future__ import annotations
 
@@ -30,21 +30,25 @@ class _Ranks(click.ParamType):
 @click.command("train", short_help="Measure how training scales.")
 @click.argument("subject", required=False, metavar="[MODULE:FUNCTION]")
 @click.option("--network", type=click.Choice(list(NETWORKS)), help="A built-in network instead of a function (cnn).")
-@click.option("--ranks", type=_Ranks(), default="1,2", show_default=True, help="Numbers of ranks, and 1.")
+@click.option(
+    "--ranks", type=_Ranks(), default="1,2", show_default=True, help="Numbers of ranks; 1 is always measured."
+)
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:4,h1:4.", metavar="HOSTS")
-@click.option("--batch", type=_COUNT, help="Rows per rank; with --strong, of all ranks.", metavar="ROWS")
+@click.option("--batch", type=_COUNT, help="Rows per rank; with --strong, rows of all ranks.", metavar="ROWS")
 @click.option("--strong", is_flag=True, help="Strong scaling: one batch size for any number of ranks.")
 @click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Steps per turn.")
 @click.option("--rounds", type=_COUNT, default=3, show_default=True, help="Turns for each number of ranks.")
 @click.option("--cores", type=click.IntRange(min=0), default=1, show_default=True,
-              help="Cores per device; 0: all that a rank may use, as when a GPU computes.")  # fmt: skip
+              help="Cores per device; 0: all that a rank may use, as for GPUs.")  # fmt: skip
 @click.option("--to-accuracy", type=click.FloatRange(0, 1, min_open=True), metavar="A",
               help="Also train to this accuracy (on validation data, if there is any).")  # fmt: skip
-@click.option("--epochs", type=_COUNT, default=20, show_default=True, help="At most this many for --to-accuracy.")
+@click.option("--epochs", type=_COUNT, default=20, show_default=True, help="Most epochs for --to-accuracy.")
 @click.option("--predict", metavar="LINKS",
               help="Also predict other hosts: hosts=64,devices=4,link=100Gb[,inside=40GB][,latency=5us].")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write the figures to this file too.")
-@click.option("--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw them to this file (matplotlib).")
+@click.option(
+    "--plot", "plot_file", type=click.Path(dir_okay=False), help="Draw the figures to this file (matplotlib)."
+)
 def command(
     subject: str | None,
     network: str | None,
@@ -68,9 +72,9 @@ def command(
     keras-ddl bench train train:subject --ranks 2 --batch 32 --to-accuracy 0.9 --json train.json
     keras-ddl bench train --network mlp --predict hosts=64,devices=4,link=100Gb --plot train.svg
 
-    MODULE:FUNCTION is called on every rank with the rows of a global batch, and returns (model, data) or (model, data,
-    validation): a compiled model and data for its fit. The command starts the ranks itself: in every round, a job for
-    each number of ranks. A legend says how each figure was obtained, and predictions are marked.
+    MODULE:FUNCTION is called on every rank with the number of rows of a global batch, and returns (model, data) or
+    (model, data, validation): a compiled model and data for its fit. The command starts the ranks itself: in every
+    round, a job for each number of ranks. A legend says how each figure was obtained, and predictions are marked.
     See observe/bench/docs/bench.md.
     """
     from keras_ddl.bench.training import prediction, report
@@ -80,7 +84,7 @@ def command(
 
     if subject is not None and network is not None:
         raise ConfigError(
-            f"bench train: give --network or MODULE:FUNCTION. Received: --network {network} and {subject}. "
+            f"bench train: give either --network or MODULE:FUNCTION. Received: --network {network} and {subject}. "
             "Leave one out."
         )
     name = subject or network or "cnn"
@@ -94,7 +98,7 @@ def command(
         batch = NETWORKS[name].batch * (max(ranks) if strong else 1) if name in NETWORKS else 32
     if strong and batch < max(ranks):
         raise ConfigError(
-            f"bench train: with --strong, --batch must be a row for each rank or more. Received: --batch {batch} for "
+            f"bench train: with --strong, --batch must be at least one row per rank. Received: --batch {batch} for "
             f"{max(ranks)} ranks."
         )
     if predict:

@@ -1,4 +1,4 @@
-"""Predicts what an all-reduce (all_reduce.py) and a training step (training_step.py) cost on given links (links.py)."""
+"""Predicts the time of an all-reduce (all_reduce.py) and a training step (training_step.py) on links (links.py)."""
 
 from keras_ddl.cost_model.all_reduce import (
     Stage,

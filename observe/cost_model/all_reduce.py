@@ -1,15 +1,15 @@
-"""How long an all-reduce takes, predicted from the latency and the bandwidth of each kind of link.
+"""Predicts the time of an all-reduce from the latency and the bandwidth of each kind of link.
 
 The ranks form a box, fastest dimension first: ranks of a host, hosts of a rack, racks. A message of n bytes takes
-latency + n / bandwidth (Hockney, 1994: alpha + beta n). What the model adds is who shares a link. A *unit* of a
-dimension is what it joins: a rank in dimension 0, a host in dimension 1, a rack in dimension 2. Each unit has one link,
-in both directions at once, that all its ranks share; and what leaves a rack leaves through the links of its hosts too.
+latency + n / bandwidth (Hockney, 1994: alpha + beta n). The model adds that ranks share links. A dimension joins
+*units*: ranks in dimension 0, hosts in dimension 1, racks in dimension 2. Each unit has one full-duplex link that all
+its ranks share, and a message that leaves a rack also passes the link of its host.
 
     cluster = Cluster((Dimension(4, 40e9), Dimension(64, 12.5e9, 2e-6)))
     predict(cluster, 100e6)      # {"ring": 0.0169, "2-d": 0.0198, ...}, seconds
-    choose(cluster, 100e6)       # the fastest of those that the engine has
+    choose(cluster, 100e6)       # the fastest algorithm of the engine
 
-N below is nbytes: those of one rank's buffer. Pure arithmetic: knows no ranks, no MPI and no engine.
+N below is nbytes, the bytes of one rank's buffer. This module is pure arithmetic and uses no ranks, MPI or engine.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ BLOCKS_AHEAD = 4
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage of an all-reduce takes, all ranks doing the same.
+    """The times of one stage of an all-reduce, in which all ranks do the same.
 
     Attributes:
-        latency: seconds of its steps beyond their bytes.
-        links: per dimension, seconds for which the link of one unit is busy sending (and receiving).
-        adding: seconds of additions that the links do not contain.
+        latency: seconds of its steps apart from their bytes.
+        links: for each dimension, seconds for which the link of one unit is busy sending (and receiving).
+        adding: seconds of additions that are not part of the links' times.
     """
 
     latency: float
@@ -45,16 +45,16 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """Its duration: the busiest link decides."""
+        """The stage's duration, which the busiest link determines."""
         return self.latency + max(self.links) + self.adding
 
 
 def ring_stage(cluster: Cluster, nbytes: float, first: int, stop: int) -> Stage:
-    """The rings through dimensions `first` to `stop` - 1: neighbours of the box are neighbours in a ring.
+    """Returns the stage of rings through dimensions `first` to `stop` - 1, which keep the order of the box.
 
-    The dimensions before `first` have been reduced: every unit of `first` has as many rings as ranks, each of them for
-    its own part of the data. For G units in a ring, in 2 (G-1) steps, each unit sends 2 (G-1)/G N: half to reduce, half
-    to gather (Patarasuk and Yuan, 2009).
+    The dimensions before `first` are already reduced, so every unit of `first` has as many rings as ranks, each ring
+    for its own part of the data. With G units in a ring, each unit sends 2 (G-1)/G N in 2 (G-1) steps: half to reduce,
+    half to gather (Patarasuk and Yuan, 2009).
     """
     dims, ranks = cluster.dims, cluster.ranks_of_unit
     units = math.prod(dim.size for dim in dims[first:stop])
@@ -77,17 +77,17 @@ def ring_stage(cluster: Cluster, nbytes: float, first: int, stop: int) -> Stage:
 def ring(cluster: Cluster, nbytes: float) -> float:
     """Seconds of a flat ring in host order: 2 (P-1) alpha + 2 (P-1)/P N / B + (P-1)/P N / reduction.
 
-    Its bandwidth term does not grow with P and is the least possible (Patarasuk and Yuan, 2009); its latency does grow.
-    alpha and B are those of the worst link.
+    Its bandwidth term does not grow with P and is the least possible (Patarasuk and Yuan, 2009); its latency grows.
+    alpha and B are the values of the worst link.
     """
     return ring_stage(cluster, nbytes, 0, len(cluster.dims)).seconds
 
 
 def scattered_ring(cluster: Cluster, nbytes: float) -> float:
-    """Seconds of a flat ring in the worst order, every rank's neighbours being as far away as possible.
+    """Seconds of a flat ring in the worst order, in which every rank's neighbours are as far away as possible.
 
-    What a round-robin placement of ranks makes of a ring: all ranks of a host (of a rack) send through its one link in
-    every step, so the bandwidth term is as many times that of `ring` as a host has ranks.
+    This is a ring with round-robin placement of ranks: all ranks of a host (of a rack) send through its one link in
+    every step. With L ranks on a host, the bandwidth term is L times that of `ring`.
     """
     if cluster.size == 1:
         return 0.0
@@ -103,9 +103,9 @@ def scattered_ring(cluster: Cluster, nbytes: float) -> float:
 def recursive_doubling(cluster: Cluster, nbytes: float) -> float:
     """Seconds of exchanging everything with partners at distance 1, 2, 4, ...: lg P (alpha + N/B + N / reduction).
 
-    The fewest steps, hence the best for small messages, but N bytes in each (Thakur, Rabenseifner and Gropp, 2005,
-    section 4.5). All ranks of a unit send at once. A dimension whose size is no power of two folds the surplus ranks
-    in before and out after: two steps more.
+    It has the fewest steps, so it is best for small messages, but each step sends N bytes (Thakur, Rabenseifner and
+    Gropp, 2005, section 4.5). All ranks of a unit send at once. A dimension whose size is not a power of two needs two
+    more steps, which fold the surplus ranks in before and out after.
     """
     total = 0.0
     for index, dim in enumerate(cluster.dims):
@@ -120,8 +120,8 @@ def halving_doubling(cluster: Cluster, nbytes: float) -> float:
     """Seconds of a reduce-scatter by halving and an all-gather by doubling (Rabenseifner, 2004).
 
     2 lg P alpha + 2 (P-1)/P N/B + (P-1)/P N / reduction on equal links (Thakur, Rabenseifner and Gropp, 2005, section
-    4.5): few steps and the least bytes. In a box it goes along the fastest dimension first, so that little is left to
-    send on the slow links. Folding, for a size that is no power of two, sends N twice.
+    4.5): few steps and the fewest bytes. In a box it takes the fastest dimension first, so that little is left to send
+    on the slow links. Folding, for a size that is not a power of two, sends N twice.
     """
     total = 0.0
     left = float(nbytes)  # bytes of one rank that are still to be reduced
@@ -138,9 +138,9 @@ def halving_doubling(cluster: Cluster, nbytes: float) -> float:
 def stages(cluster: Cluster, nbytes: float, depth: int) -> list[Stage]:
     """The stages of the multi-dimensional ring (arXiv 1708.02188) over a box cut into `depth` dimensions.
 
-    Stage k is a reduce-scatter and, on the way back, an all-gather along dimension k on what the stages before have
-    left: 1/L of the data per rank after L ranks. The last stage is a ring through all the remaining dimensions. With
-    depth 1 that is the flat ring.
+    Stage k is a reduce-scatter and, on the way back, an all-gather along dimension k of the data that earlier stages
+    left: 1/L per rank after L ranks. The last stage is a ring through all the remaining dimensions. With depth 1 it is
+    the flat ring.
 
     Raises:
         ConfigError: the box has fewer dimensions.
@@ -159,14 +159,14 @@ def box(cluster: Cluster, nbytes: float, depth: int) -> float:
 def pipelined_box(
     cluster: Cluster, nbytes: float, depth: int, shard_bytes: float | None = None, ahead: int = BLOCKS_AHEAD
 ) -> float:
-    """Seconds of the multi-dimensional ring in blocks: some are on the wire while others are in shared memory.
+    """Seconds of the multi-dimensional ring in blocks, some on the wire while others are in shared memory.
 
-    The first block passes through all stages. The others follow at the pace of the busiest link, or of `ahead` blocks
-    in the time that one needs, if that is slower: while a block waits, messages of others travel.
+    The first block passes through all stages. The others follow at the pace of the busiest link, or at `ahead` blocks
+    per passage of one block if that is slower: while a block waits, messages of others travel.
 
     Args:
         shard_bytes: bytes of one rank's share of a block, after the first dimension. Default: the engine's.
-        ahead: blocks under way at once.
+        ahead: blocks in progress at once.
 
     Raises:
         ConfigError: as `stages`.
@@ -201,10 +201,10 @@ def predict(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None)
 
     Args:
         nbytes: bytes of one rank's buffer.
-        names: which algorithms; default: all of `algorithms(cluster)`.
+        names: the algorithms; default: all of `algorithms(cluster)`.
 
     Raises:
-        ConfigError: negative bytes, or an algorithm that there is not.
+        ConfigError: nbytes is negative, or an algorithm does not exist.
     """
     known = algorithms(cluster)
     chosen = list(known) if names is None else list(names)
@@ -218,9 +218,9 @@ def predict(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None)
 
 
 def choose(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None) -> str:
-    """Returns the fastest algorithm for `nbytes` bytes, among `names` (default: those that the engine has).
+    """Returns the fastest algorithm for `nbytes` bytes among `names` (default: the engine's algorithms).
 
-    Of two that take equally long the one named first wins.
+    If two are equally fast, it returns the one named first.
 
     Raises:
         ConfigError: as `predict`.
@@ -232,20 +232,20 @@ def choose(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None) 
 
 
 def engine_algorithms(cluster: Cluster) -> list[str]:
-    """Returns the names of what the native engine can run on this box, from one dimension to all of them."""
+    """Returns the names of the algorithms that the native engine can run on this box, from one dimension to all."""
     return ["ring pipelined", *(f"{depth}-d pipelined" for depth in range(2, len(cluster.dims) + 1))]
 
 
 def mode_for(cluster: Cluster, nbytes: float) -> str:
-    """Returns the mode, for `keras_ddl.init` and `keras-ddl run --mode`, that is fastest for `nbytes` bytes.
+    """Returns the fastest mode for `nbytes` bytes, for `keras_ddl.init` and `keras-ddl run --mode`.
 
-    "x:4x64" for 4 ranks of 64 hosts in one dimension, "x:4x16x4" for the same hosts in 4 racks. Three dimensions pay
-    when the links between racks are slow or racks many; with few racks two may be faster, because every dimension adds
-    a stage that the first block must pass.
+    Examples: "x:4x64" for 64 hosts of 4 ranks in one dimension, "x:4x16x4" for the same hosts in 4 racks. Three
+    dimensions are faster if the links between racks are slow or there are many racks. With few racks two may be faster,
+    because every dimension adds a stage that the first block must pass.
 
     Args:
         cluster: the whole job, its ranks placed host by host, its hosts rack by rack.
-        nbytes: what is reduced at once: the size of a bucket, for training.
+        nbytes: bytes of one reduction; for training, the size of a bucket.
     """
     name = choose(cluster, nbytes)
     sizes = [dim.size for dim in cluster.dims]
@@ -256,6 +256,6 @@ def mode_for(cluster: Cluster, nbytes: float) -> str:
 
 
 def _through(cluster: Cluster, index: int, nbytes: float) -> float:
-    """Seconds of all ranks sending `nbytes` along dimension `index` at once; they share the links on their way."""
+    """Seconds if all ranks send `nbytes` along dimension `index` at once and share the links on the way."""
     own = [nbytes * cluster.ranks_of_unit(j) / cluster.dims[j].bandwidth for j in range(1, index + 1)]
     return max(own) if own else nbytes / cluster.dims[0].bandwidth

@@ -1,4 +1,4 @@
-"""A box of ranks and its links: what the cost model computes with."""
+"""Describes a box of ranks and its links, the input of the cost model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from keras_ddl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of the box of ranks, and the link by which each of its units reaches the others.
+    """One dimension of the box of ranks, and the link through which each of its units reaches the others.
 
     Attributes:
-        size: how many units it joins, 1 or more.
+        size: number of units that it joins, 1 or more.
         bandwidth: bytes/s that one unit sends while it receives as much; the ranks of the unit share it. For ranks that
-            share memory: what `keras-ddl bench` calls busbw, which contains the copies and the additions.
-        latency: seconds that a message takes beyond its bytes.
+            share memory, the busbw of `keras-ddl bench`, which includes the copies and the additions.
+        latency: seconds that a message takes in addition to its bytes.
     """
 
     size: int
@@ -35,8 +35,8 @@ class Dimension:
     def fit(size: int, points: Sequence[tuple[float, float]]) -> Dimension:
         """Returns the dimension whose link explains `points`: (bytes, seconds) of single messages, 2 sizes or more.
 
-        Latency and 1 / bandwidth are the line through the points that is nearest in proportion, so that short messages
-        weigh as much as long ones.
+        Latency and 1 / bandwidth come from the line with the smallest relative errors, so that short messages weigh as
+        much as long ones.
 
         Raises:
             ConfigError: fewer than two sizes, or times that do not grow with the size.
@@ -57,16 +57,16 @@ class Dimension:
 
 
 def shared_memory(ranks: int, copy_bandwidth: float, cores: int | None = None) -> Dimension:
-    """Returns the dimension of `ranks` ranks of one host, from how fast one core copies memory.
+    """Returns the dimension of `ranks` ranks of one host, from the speed at which one core copies memory.
 
-    Counts the passes over memory of the engine's staged schemes, a copy being one read and one write. Two ranks: a copy
-    into the slot, then two reads and a write, 2.5 copies of N. More: a copy of all but the own share, a reduction of
-    the own share, a copy of all shares out, 2.5 - 1/(2 L) copies of N. An upper bound of the speed: waiting is not
-    counted, nor that cores share the memory.
+    It counts the passes over memory of the engine's staged schemes; a copy is one read and one write. Two ranks: a copy
+    into the slot, then two reads and a write: 2.5 copies of N. L ranks: a copy of all but the rank's own share, a
+    reduction of its own share, a copy of all shares out: 2.5 - 1/(2 L) copies of N. The speed is an upper bound: it
+    does not count waiting, or that cores share the memory.
 
     Args:
-        copy_bandwidth: bytes/s that one core copies, for buffers of the size in question (memcpy; caches help).
-        cores: cores that the ranks share; default: one each.
+        copy_bandwidth: bytes/s that one core copies for buffers of the given size (memcpy; caches help).
+        cores: cores that the ranks share; default: one per rank.
     """
     if ranks < 1 or not copy_bandwidth > 0 or (cores is not None and cores < 1):
         raise ConfigError(
@@ -83,10 +83,10 @@ class Cluster:
     """A box of ranks and its links.
 
     Attributes:
-        dims: fastest dimension first; one entry for a single host.
-        reduction: bytes/s at which one rank adds what has arrived to what it has, for links other than shared memory
-            (whose bandwidth contains it). Infinite: it is hidden behind the transfer.
-        start: seconds until all ranks have agreed to begin; what a barrier takes.
+        dims: the dimensions, fastest first; one entry for a single host.
+        reduction: bytes/s at which one rank adds received data to its own, for links other than shared memory (whose
+            bandwidth includes it). Infinite: the additions are hidden behind the transfer.
+        start: seconds until all ranks have agreed to begin; the time of a barrier.
     """
 
     dims: tuple[Dimension, ...]
@@ -108,5 +108,5 @@ class Cluster:
         return math.prod(dim.size for dim in self.dims)
 
     def ranks_of_unit(self, index: int) -> int:
-        """Returns how many ranks share one link of dimension `index`."""
+        """Returns the number of ranks that share one link of dimension `index`."""
         return math.prod(dim.size for dim in self.dims[:index])

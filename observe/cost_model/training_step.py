@@ -1,9 +1,9 @@
-"""How long a training step takes on several devices: computing, waiting for the slowest, exchanging gradients.
+"""Predicts the time of a training step on several devices: computing, waiting for the slowest, exchanging gradients.
 
-    step = compute + waiting + what of the exchange computing does not hide
+    step = compute + waiting + the part of the exchange that computing does not hide
 
-All devices compute on batches of the same size. Where their batches take unequally long, all wait for the last one.
-The exchange is the all-reduce of the gradients, as keras_ddl.cost_model predicts it for given links.
+All devices compute on batches of the same size. If some batches take longer, all devices wait for the last one. The
+exchange is the all-reduce of the gradients, as keras_ddl.cost_model predicts it for given links.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from keras_ddl.cost_model.links import Cluster, Dimension
 
 @dataclass(frozen=True)
 class Step:
-    """What a step is made of.
+    """The parts of a step.
 
     Attributes:
         compute: seconds of one device alone, the mean over its batches.
-        gradients: bytes.
-        spread: seconds, the standard deviation of `compute` between the devices of a step. 0: all take equally long.
-        overlap: share of `compute` during which gradients may travel. 0: they are exchanged after it, all at once.
+        gradients: bytes of the gradients.
+        spread: standard deviation, in seconds, of `compute` between the devices of a step. 0: all take equally long.
+        overlap: share of `compute` during which gradients may travel. 0: they are all exchanged after it.
     """
 
     compute: float
@@ -39,7 +39,7 @@ class Step:
 
 
 def exchange(cluster: Cluster, nbytes: float) -> float:
-    """Returns the seconds of an all-reduce of `nbytes`, by the fastest algorithm that keras_ddl's engine has."""
+    """Returns the seconds of an all-reduce of `nbytes` with the fastest algorithm of keras_ddl's engine."""
     if cluster.size == 1:
         return 0.0
     return min(all_reduce.predict(cluster, nbytes, all_reduce.engine_algorithms(cluster)).values())
@@ -47,7 +47,7 @@ def exchange(cluster: Cluster, nbytes: float) -> float:
 
 @cache
 def expected_largest(count: int) -> float:
-    """Returns the mean of the largest of `count` draws from the standard normal distribution: 0 of 1, 1.77 of 16."""
+    """Returns the mean of the largest of `count` draws from the standard normal distribution: 0 for 1, 1.77 for 16."""
     # The mean is the integral of 1 - F where x > 0 less that of F where x < 0, F being the distribution of the largest.
     below, width = NormalDist().cdf, 1 / 256
     places = [(number + 0.5) * width - 8 for number in range(int(16 / width))]
@@ -55,16 +55,16 @@ def expected_largest(count: int) -> float:
 
 
 def fitted_spread(step: Step, rows: Sequence[tuple[Cluster, float]]) -> float:
-    """Returns the `spread` that explains best (least squares) what `rows`, (cluster, seconds), take beyond `step`."""
+    """Returns the `spread` with which `step` explains the times of `rows`, (cluster, seconds), best (least squares)."""
     weights = [expected_largest(cluster.size) for cluster, _ in rows]
     beyond = [seconds - step.seconds(cluster) for cluster, seconds in rows]
     return sum(map(float.__mul__, weights, beyond)) / sum(weight**2 for weight in weights)
 
 
 def fitted_link(step: Step, devices: int, seconds: float) -> float:
-    """Returns the bandwidth inside a host, bytes/s, with which a step on `devices` devices of it takes `seconds`.
+    """Returns the bandwidth inside a host, bytes/s, with which a step on `devices` of its devices takes `seconds`.
 
-    For a ring, whose devices send 2 (L-1)/L of the gradients each.
+    It assumes a ring of L devices, each of which sends 2 (L-1)/L of the gradients.
     """
     return 2 * (devices - 1) / devices * step.gradients / (seconds - step.compute)
 

@@ -37,7 +37,7 @@ def check(directory: Path, root: Path) -> Iterator[Finding]:
     while not where.exists():
         where = where.parent
     if not os.access(where, os.W_OK):
-        remedy = "Checkpoints could not be written there: choose another directory."
+        remedy = "Checkpoints cannot be written there: choose another directory."
         yield Finding(Severity.ERROR, "directory", f"{where} is not writable", remedy)
         return
     mount = mount_of(where, mounts(root))
@@ -45,7 +45,7 @@ def check(directory: Path, root: Path) -> Iterator[Finding]:
         yield from _kind(where, mount)
     free = shutil.disk_usage(where).free
     if free < _GIB:
-        remedy = "A checkpoint with Adam takes three times the weights' bytes, and the previous one stays meanwhile."
+        remedy = "A checkpoint with Adam takes three times the weights' bytes, and two of them exist for a while."
         yield Finding(Severity.WARNING, "directory", f"{where} has {free / _GIB:.2f} GiB free", remedy)
     yield from _probe(where)
 
@@ -53,10 +53,10 @@ def check(directory: Path, root: Path) -> Iterator[Finding]:
 def _kind(where: Path, mount: Mount) -> Iterator[Finding]:
     location = f"{where} is on {mount.kind} ({mount.source})"
     if mount.kind in _NETWORK:
-        remedy = "Checkpoints there survive a host. Let only rank 0 write, as callbacks.Checkpoint does."
+        remedy = "Checkpoints there survive the loss of a host. Let only rank 0 write, as callbacks.Checkpoint does."
         yield Finding(Severity.NOTE, "directory", location, remedy)
     if mount.kind.startswith("nfs") and mount.options & {"soft", "softerr"}:
-        remedy = "Then a slow server makes writes fail, or loses them: mount it with the option hard."
+        remedy = "A slow server then makes writes fail or get lost: mount it with the option hard."
         yield Finding(Severity.WARNING, "NFS", f"{mount.point} is mounted with soft", remedy)
     if mount.kind in _IN_MEMORY:
         remedy = "Checkpoints there take memory, and are lost when the host restarts: choose a disk."
@@ -85,7 +85,7 @@ def _probe(where: Path) -> Iterator[Finding]:
                 os.close(descriptor)
             same = (final / "data").read_bytes() == data
     except OSError as error:
-        remedy = "A checkpoint is written, synced and renamed there: choose a directory where that works."
+        remedy = "A checkpoint must be written, synced and renamed there: choose a directory where that works."
         yield Finding(Severity.ERROR, "directory", f"{where}: {error.strerror or error}", remedy)
         return
     seconds = time.perf_counter() - began
@@ -94,7 +94,7 @@ def _probe(where: Path) -> Iterator[Finding]:
         remedy = "Do not store anything there."
         yield Finding(Severity.ERROR, "directory", f"{where} returns other bytes than were written", remedy)
     elif seconds > _SLOW_SECONDS:
-        remedy = "Training continues meanwhile, but each checkpoint is delayed by that: is the server or the disk busy?"
+        remedy = "Checkpoints are slow there. Check whether the server or disk is busy."
         yield Finding(Severity.WARNING, "directory", f"{where}: {timing}", remedy)
     else:
         yield Finding(Severity.OK, "directory", f"{where}: {timing}")
@@ -123,7 +123,7 @@ def parse(line: str) -> Mount | None:
 
 
 def mount_of(path: Path, candidates: list[Mount]) -> Mount | None:
-    """Returns the mount that a path is on: the longest mount point above it, and of several the last."""
+    """Returns the mount of a path: the longest mount point above it, and among equal ones the last."""
     above = [each for each in candidates if path.is_relative_to(each.point)]
     longest = max((len(each.point) for each in above), default=0)
     return next((each for each in reversed(above) if len(each.point) == longest), None)

@@ -1,4 +1,4 @@
-"""keras-ddl doctor: finds what would stop or slow a training, and says the remedy."""
+"""keras-ddl doctor: finds problems that would stop or slow a training, and names the remedies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "blue"), "warning": ("WARNING"
 _SECONDS = 180.0
 
 
-@click.command("doctor", short_help="Find what will stop or slow a training here, and say the remedy.")
+@click.command("doctor", short_help="Find problems that would stop or slow a training here, and the remedies.")
 @click.option(
     "-np", "--np", "num_ranks", type=click.IntRange(min=1), help="Ranks to try (2, or all of the hosts).", metavar="N"
 )
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
-@click.option("--directory", default=".", show_default=True, help="Where checkpoints will be.", metavar="DIR")
-@click.option("--timeout", type=float, default=_SECONDS, show_default=True, help="For the ranks.", metavar="SECONDS")
+@click.option("--directory", default=".", show_default=True, help="The directory of checkpoints.", metavar="DIR")
+@click.option(
+    "--timeout", type=float, default=_SECONDS, show_default=True, help="Time limit for the ranks.", metavar="SECONDS"
+)
 @click.option("--no-ranks", is_flag=True, help="Check this host only, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print findings as one JSON list.")
 @click.option("--verbose", "-v", is_flag=True, help="Also print checks that passed.")
@@ -35,7 +37,7 @@ def command(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Find what will stop a training, or slow it down, and say what to do.
+    """Find problems that would stop or slow a training, and the remedies.
 
     \b
     keras-ddl doctor
@@ -43,10 +45,10 @@ def command(
     keras-ddl run -np 2 keras-ddl doctor
     srun -n 8 keras-ddl doctor
 
-    Checks this host; then starts ranks (2, or those of --hosts), which check every host, compare them, run each
+    Checks this host, then starts ranks (2, or those of --hosts), which check every host, compare the hosts, run each
     collective once and train a small network. Under keras-ddl run, mpirun or srun it is one of the ranks.
 
-    The exit status is 0 when nothing is wrong, 3 with warnings, 1 with errors (as a rank: 1 with errors, else 0).
+    The exit status is 0 if nothing is wrong, 3 with warnings, 1 with errors (as a rank: 1 with errors, else 0).
     """
     from keras_ddl.doctor import host, ranks
     from keras_ddl.launch.finding import EXIT_STATUS, Finding, Severity, worst
@@ -56,7 +58,7 @@ def command(
     if around is not None:
         if num_ranks is not None or hosts is not None:
             raise ConfigError(
-                f"doctor: -np and --hosts start ranks, and this is one already. Received: np={num_ranks}, "
+                f"doctor: -np and --hosts start ranks, but this process is a rank already. Received: np={num_ranks}, "
                 f"hosts={hosts!r} in a process that {around.name} started as rank {around.rank}. Leave them out."
             )
         findings, num_hosts = ranks.everything(directory)

@@ -1,4 +1,4 @@
-"""Checks one host without starting ranks: software, CPU, memory, shared memory, settings."""
+"""Checks one host without starting ranks: software, CPU, GPUs, memory, shared memory, settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from keras_ddl import config, packages
 from keras_ddl.doctor import checkpoint_directory
 from keras_ddl.errors import KerasDdlError
+from keras_ddl.launch import gpus
 from keras_ddl.launch.finding import Finding, Severity
 
 # TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).
@@ -36,6 +37,7 @@ def check(
         _software,
         _mpi,
         lambda: _cpu(environ, root),
+        lambda: _gpus(environ, root),
         lambda: _memory(root),
         lambda: _shared_memory(root),
         lambda: _huge_pages(environ, root),
@@ -93,13 +95,19 @@ def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     if platform.machine() == "x86_64" and flags and environ.get("TF_ENABLE_ONEDNN_OPTS", "") == "":
         if not flags & _FOR_ONEDNN:
             remedy = (
-                "Try TF_ENABLE_ONEDNN_OPTS=1 (`keras-ddl run --env TF_ENABLE_ONEDNN_OPTS=1`): steps took a third to a "
-                "half of the time where that was measured. Results differ in the last digits."
+                "Try TF_ENABLE_ONEDNN_OPTS=1 (`keras-ddl run --env TF_ENABLE_ONEDNN_OPTS=1`): where measured, steps "
+                "took a third to a half of the time. Results differ in the last digits."
             )
             yield Finding(Severity.WARNING, "oneDNN", "TensorFlow leaves it off on this CPU", remedy)
     elif environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
-        remedy = "Leave TF_ENABLE_ONEDNN_OPTS unset, unless you need the digits of TensorFlow's own kernels."
+        remedy = "Unset TF_ENABLE_ONEDNN_OPTS, unless you need the exact results of TensorFlow's own kernels."
         yield Finding(Severity.WARNING, "oneDNN", "switched off by TF_ENABLE_ONEDNN_OPTS=0", remedy)
+
+
+def _gpus(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    found = gpus.check_host(environ, root)
+    if found is not None:
+        yield found
 
 
 def _memory(root: Path) -> Iterator[Finding]:
@@ -155,7 +163,7 @@ def _limits() -> Iterator[Finding]:
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     if environ.get("PYTHONDONTWRITEBYTECODE"):
-        remedy = "Unset it: without it a rank starts in 3 s of a core instead of 8, from the second time on."
+        remedy = "Unset it: from the second start on, a rank then takes 3 s of a core to start instead of 8."
         effect = "set: every rank compiles TensorFlow's modules at every start"
         yield Finding(Severity.WARNING, "PYTHONDONTWRITEBYTECODE", effect, remedy)
     backend = environ.get("KERAS_BACKEND", "tensorflow")
@@ -163,7 +171,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         remedy = "keras_ddl works on Keras's TensorFlow backend only: unset it."
         yield Finding(Severity.ERROR, "KERAS_BACKEND", backend, remedy)
     if environ.get("TF_USE_LEGACY_KERAS", "0").lower() not in ("", "0", "false"):
-        remedy = "keras_ddl trains models of Keras 3: unset it."
+        remedy = "keras_ddl trains models of Keras 3 only: unset it."
         yield Finding(Severity.ERROR, "TF_USE_LEGACY_KERAS", environ["TF_USE_LEGACY_KERAS"], remedy)
     if "--tf_xla_auto_jit" in environ.get("TF_XLA_FLAGS", ""):
         remedy = "XLA cannot compile a step with collectives: unset it."

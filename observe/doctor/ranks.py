@@ -1,4 +1,4 @@
-"""Checks that need ranks: that every collective is right, that a small training works, and that hosts are alike."""
+"""Runs checks that need ranks: every collective is right, a small training works, and hosts are alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from keras_ddl import communicator, config, packages
 from keras_ddl.communicator import mpi
 from keras_ddl.doctor import host
-from keras_ddl.launch import host_facts
+from keras_ddl.launch import gpus, host_facts
 from keras_ddl.launch.finding import Finding, Severity, merged
 
 _ROWS = 64
@@ -29,7 +29,11 @@ def everything(directory: str) -> tuple[list[Finding], int]:
     own = host.check(directory) if communicator.local_rank() == 0 else []
     of_hosts = communicator.all_gather_object([dataclasses.replace(each, host=name) for each in own], "doctor/host")
     findings = [each for of_host in of_hosts for each in of_host]
+    from keras_ddl.device import configure_tensorflow  # imports TensorFlow
+
+    device = configure_tensorflow(communicator.topology())  # before anything starts TensorFlow
     findings += compare(communicator.all_gather_object(facts(), "doctor/facts"))
+    findings += compare_gpus(communicator.all_gather_object((name, *gpu(device)), "doctor/gpus"))
     findings += transport()
     if communicator.size() > 1:
         findings += collectives()
@@ -55,10 +59,27 @@ def facts() -> dict[str, Any]:
     }
 
 
+def gpu(device: str) -> tuple[str, str, Finding | None]:
+    """Returns the GPU that this rank computes on, what tells it from all others, and what TensorFlow lacks, if any.
+
+    Args:
+        device: what `configure_tensorflow` has returned.
+    """
+    names = gpus.names_in_tensorflow()
+    found = gpus.check_tensorflow(names)
+    if "GPU" not in device:
+        return "", "", found
+    import tensorflow as tf
+
+    own = tf.config.get_visible_devices("GPU")[int(device.rpartition(":")[2])]
+    number = int(own.name.rpartition(":")[2])
+    return f"GPU {number} ({names[number]})", gpus.identity_of(number), found
+
+
 def clock() -> dict[str, float]:
     """Returns this host's "offset" and "offset_error" (host_facts.clock_offset). COLLECTIVE.
 
-    Measured by the launcher if that is `keras-ddl run` on several hosts; else relative to the end of a barrier.
+    `keras-ddl run` on several hosts has measured it; under other launchers it is relative to the end of a barrier.
     """
     measured = host_facts.measured_clock(config.get("RUN_DIR"))
     communicator.barrier("doctor/clocks")
@@ -85,6 +106,21 @@ def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         elif len(cores) > 1 and any(len(one) == 1 for one in cores):
             remedy = "All threads of a rank share that core: use `keras-ddl run`, or mpirun --bind-to none."
             yield Finding(Severity.WARNING, "cores", "ranks are bound to one core each", remedy, where)
+
+
+def compare_gpus(of_ranks: list[tuple[str, str, str, Finding | None]]) -> Iterator[Finding]:
+    """Yields which rank computes on which GPU, and what is wrong with that. `of_ranks`: each rank's host and `gpu`."""
+    for where in dict.fromkeys(each for each, *_ in of_ranks):
+        here = {rank: each[1:] for rank, each in enumerate(of_ranks) if each[0] == where}
+        yield from dict.fromkeys(dataclasses.replace(found, host=where) for _, _, found in here.values() if found)
+        if not any(name for name, _, _ in here.values()):
+            continue
+        told = ", ".join(f"rank {rank}: {name or 'none'}" for rank, (name, _, _) in here.items())
+        if len({key for _, key, _ in here.values()}) == len(here):
+            yield Finding(Severity.OK, "GPUs of ranks", told, "", where)
+        else:
+            remedy = "Start one rank for each GPU: ranks that share one compute in turn and divide its memory."
+            yield Finding(Severity.WARNING, "GPUs of ranks", told, remedy, where)
 
 
 def collectives() -> Iterator[Finding]:
@@ -144,7 +180,9 @@ def collectives() -> Iterator[Finding]:
         right = communicator.all_gather_object(check(), f"doctor/{name}")
         wrong = [each for each, fine in enumerate(right) if not fine]
         if wrong:
-            remedy = "Faulty memory or network, or a bug in keras_ddl or MPI: please report it with this output."
+            remedy = (
+                "The memory or network is faulty, or keras_ddl or MPI has a bug: please report it with this output."
+            )
             yield Finding(Severity.ERROR, name, f"wrong results on rank(s) {', '.join(map(str, wrong))}", remedy)
         else:
             yield Finding(Severity.OK, name, f"right on {size} ranks ({time.perf_counter() - start:.2f} s)")
@@ -167,7 +205,7 @@ def training() -> Iterator[Finding]:
     history = model.fit(x, y, batch_size=len(x) // 2, epochs=20, verbose=0).history["loss"]
     weights = b"".join(np.asarray(weight).tobytes() for weight in model.get_weights())
     of_ranks = communicator.all_gather_object(weights, "doctor/weights")
-    remedy = "Run it again; if it stays, please report it with this output."
+    remedy = "Run the command again; if the error stays, please report it with this output."
     if any(each != of_ranks[0] for each in of_ranks):
         yield Finding(Severity.ERROR, "training", "the ranks ended with different weights", remedy)
     elif not history[-1] < 0.5 * history[0]:
@@ -181,7 +219,7 @@ def training() -> Iterator[Finding]:
 
 
 def transport() -> Iterator[Finding]:
-    """Yields what the communicator's engine uses, and what it cannot use."""
+    """Yields findings about the mechanisms that the communicator's engine uses, and those it cannot use."""
     described = communicator.describe()
     yield Finding(Severity.OK, "engine", described)
     if communicator.local_size() > 1 and "cross memory attach" not in described:
@@ -196,7 +234,7 @@ def transport() -> Iterator[Finding]:
 
 
 def thread_level() -> Finding:
-    """Returns the finding about MPI's thread level: keras_ddl's own threads call MPI beside the program's."""
+    """Returns the finding about MPI's thread level: keras_ddl's threads call MPI while the program's threads do."""
     from mpi4py import MPI
 
     levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}

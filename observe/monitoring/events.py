@@ -1,6 +1,6 @@
-"""The event log of a job (`keras-ddl run --events FILE`): a line of JSON for each event.
+"""Writes the event log of a job (`keras-ddl run --events FILE`): a line of JSON for each event.
 
-observe/monitoring/docs/monitoring.md has the fields, event_schema.json their schema.
+observe/monitoring/docs/monitoring.md describes the fields, event_schema.json is their schema.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from keras_ddl.errors import ConfigError
 
 
 class EventLog:
-    """Appends to a file, each line in one write, which is not buffered: readers see it at once, and never half of one.
+    """Appends each line to a file in one unbuffered write, so that readers see it at once and never half of it.
 
-    Several jobs may append to one file; `job` identifies its lines. The launcher waits for no reader, and no disk.
+    Several jobs may append to one file; `job` identifies their lines. The launcher waits neither for readers nor for
+    the disk.
 
     Args:
-        warn: shows a line, when nothing more can be written.
-    Raises: ConfigError: the file cannot be appended to, or is no regular file: a pipe could block the launcher.
+        warn: shows a message when no more lines can be written.
+    Raises: ConfigError: the file cannot be appended to, or is not a regular file: a pipe could block the launcher.
     """
 
     def __init__(self, path: str | os.PathLike[str], warn: Callable[[str], None]) -> None:
@@ -52,13 +53,13 @@ class EventLog:
             self._write(b"\n")
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Appends a line. If that fails (a full disk), warns and writes nothing more."""
+        """Appends a line. If that fails, as on a full disk, warns and writes nothing more."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": now, "event": name, "job": self._job, **fields})
         self._write(line.encode() + b"\n")
 
     def figures(self, rank: int, figures: Mapping[str, Any]) -> None:
-        """Not an event."""
+        """Does nothing: figures are not events."""
 
     def _write(self, data: bytes) -> None:
         if self._descriptor is None:

@@ -1,7 +1,7 @@
-"""Reports to the launcher once a second how the training goes, for `keras-ddl run --metrics-port` (metrics.py).
+"""Reports the progress of the training once a second, for `keras-ddl run --metrics-port` (metrics.py).
 
-A rank does not speak to the launcher: it replaces a small file in its KERAS_DDL_RUN_DIR, which its wrapper reads. Only
-the first rank does; the others count, so that any of them can become it.
+A rank does not talk to the launcher: it replaces a small file in its KERAS_DDL_RUN_DIR, which its wrapper reads. Only
+the first rank writes; the others also count, so that each of them can become the first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 
 class Figures:
-    """What this process has trained, in all its fits and loops.
+    """Counts the training of this process, in all its fits and loops.
 
     Attributes:
-        rows: of all ranks together, in loops. rows_of_fits: in fits, as last counted.
-        logs: the newest of fit. epoch: of fit, from 0; None: no fit has begun.
+        rows: rows of all ranks together in loops.
+        rows_of_fits: rows in fits, as last counted.
+        logs: the newest logs of fit.
+        epoch: the epoch of fit, from 0; None: no fit has begun.
 
-    Cost: 0.2 us in a step, and some 20 to 100 us in a second on the first rank (observe/monitoring/docs/monitoring.md).
+    Cost: 0.2 us per step, and about 20 to 100 us per second on the first rank (observe/monitoring/docs/monitoring.md).
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -52,7 +54,7 @@ class Figures:
         atexit.register(self._write_last)
 
     def begin_step(self) -> None:
-        """To be called when a step begins, or an execution of several."""
+        """Called when a step begins, or an execution of several steps."""
         if self._sample is not None:
             self._end_sample()
         elif self._steps_until_sample is not None:
@@ -61,7 +63,7 @@ class Figures:
                 self._steps_until_sample, self._sample = None, _sample()
 
     def end_step(self, steps: int = 1) -> bool:
-        """To be called when it has ended. Returns whether `write` is due: once a second, on the first rank."""
+        """Called when the steps have ended. Returns whether `write` is due: once a second on the first rank."""
         self._steps += steps
         self._executions += 1
         if self._sample is not None:
@@ -80,7 +82,7 @@ class Figures:
         self.logs |= {name: number for name, number in numbers.items() if number is not None}
 
     def end_fit(self) -> None:
-        """Ends a sample that has begun, since no step may follow: collectives are no longer kept for it."""
+        """Ends a sample that has begun, because no step may follow, and no longer keeps collectives for it."""
         if self._sample is not None:
             self._end_sample()
 
@@ -108,7 +110,7 @@ class Figures:
 
 
 class FitFigures:
-    """Counts the steps of one fit. Its methods are called on all ranks, beside those of callbacks."""
+    """Counts the steps of one fit. Its methods are called on all ranks at the same points as those of callbacks."""
 
     def __init__(self, model: Any, strategy: Any, of_job: Figures) -> None:
         self._model, self._strategy, self._of_job = model, strategy, of_job
@@ -124,7 +126,7 @@ class FitFigures:
             self._write(epoch, logs)
 
     def end_epoch(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
-        """With the logs of a validation, which are written with the next step."""
+        """Takes the logs of the epoch, with those of a validation, which are written with the next step."""
         self._count_rows()
         self._rows_of_epochs = self._of_job.rows_of_fits
         self._of_job.note_logs(logs)

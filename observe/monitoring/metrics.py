@@ -1,4 +1,4 @@
-"""The state of a job as metrics of Prometheus (`keras-ddl run --metrics-port`). docs/monitoring.md lists them.
+"""Holds the state of a job as Prometheus metrics (`keras-ddl run --metrics-port`), which docs/monitoring.md lists.
 
 The launcher's loop changes the state; a thread of the server (metrics_server.py) collects it.
 """
@@ -24,14 +24,14 @@ _TOTALS = {
     "rows": ("rows", "Rows of these steps, of all ranks together."),
     "exposed": (
         "exposed_communication_seconds",
-        "Seconds in which the first rank only waited for collectives (estimated from one step a second).",
+        "Seconds in which the first rank only waited for collectives, estimated from one step a second.",
     ),
 }
 
 
 class _Total:
-    """A counter that the first rank of a job reports, whichever that is. All ranks count the same steps, from 0 in each
-    process, except one that has joined later.
+    """A counter that the present first rank of a job reports. All ranks count the same steps, from 0 in each process,
+    except ranks that joined later.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _Total:
 
 
 class Metrics:
-    """The metrics of one job: a watcher, and a collector for a registry of prometheus_client."""
+    """The metrics of one job: a watcher, and a collector for a prometheus_client registry."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class Metrics:
                 self._checkpoint = time.time(), int(fields["step"])
 
     def figures(self, rank: int, figures: Mapping[str, Any]) -> None:
-        """Takes the figures of the first rank; what is no number in them is left out."""
+        """Takes the figures of the first rank, without values that are not numbers."""
         with self._lock:
             for name, total in self._totals.items():
                 if (value := _number(figures.get(name))) is not None:
@@ -134,14 +134,14 @@ class Metrics:
             return list(self._collected())
 
     def _collected(self) -> Iterable[Metric]:
-        info = _gauge("job_info", "The version of keras_ddl, and what has started the ranks.", ["version", "starter"])
+        info = _gauge("job_info", "The version of keras_ddl, and the starter of the ranks.", ["version", "starter"])
         info.add_metric([config.version(), self._starter], 1)
         yield info
         yield _gauge("job_start_time_seconds", "When the job began, in seconds since 1970.", value=self._began)
-        yield _gauge("ranks_expected", "Ranks that the job is meant to have.", value=self._expected)
+        yield _gauge("ranks_expected", "Ranks that the job should have.", value=self._expected)
         alive = len(self._members & self._up)
-        yield _gauge("ranks_alive", "Ranks whose programs run.", value=alive)
-        up = _gauge("rank_up", "1: the rank's program runs; 0: it has ended.", ["rank", "host"])
+        yield _gauge("ranks_alive", "Ranks whose programs are running.", value=alive)
+        up = _gauge("rank_up", "1: the rank's program is running; 0: it has ended.", ["rank", "host"])
         for rank, host in sorted(self._hosts.items()):
             up.add_metric([str(rank), host], rank in self._up)
         yield up
@@ -152,20 +152,20 @@ class Metrics:
         yield _counter("checkpoints", "Complete checkpoints of callbacks.Checkpoint.", self._counts["checkpoints"])
         if self._checkpoint is not None:
             when, step = self._checkpoint
-            text = "When the launcher learnt of the last complete checkpoint, in seconds since 1970."
+            text = "When the launcher heard of the last complete checkpoint, in seconds since 1970."
             yield _gauge("last_checkpoint_timestamp_seconds", text, value=when)
             age = max(0.0, time.time() - when)
-            yield _gauge("last_checkpoint_age_seconds", "Seconds since then.", value=age)
-            yield _gauge("last_checkpoint_step", "The optimizer step of that checkpoint.", value=step)
+            yield _gauge("last_checkpoint_age_seconds", "Seconds since the last complete checkpoint.", value=age)
+            yield _gauge("last_checkpoint_step", "The optimizer step of the last complete checkpoint.", value=step)
         for name, (metric, text) in _TOTALS.items():
             if self._totals[name].is_known:
                 yield _counter(metric, text, self._totals[name].value)
         if self._reporter is not None:
             when, epoch = self._reported
-            text = "When the last figures of the training came, in seconds since 1970."
+            text = "When the last figures of the training arrived, in seconds since 1970."
             yield _gauge("last_figures_timestamp_seconds", text, value=when)
             if epoch is not None:
-                yield _gauge("epoch", "The epoch of fit that runs, from 0.", value=epoch)
+                yield _gauge("epoch", "The current epoch of fit, from 0.", value=epoch)
             logs = _gauge("log", "The newest logs of fit, as its progress bar shows them.", ["name"])
             for name, value in self._logs.items():
                 logs.add_metric([name], value)
@@ -181,7 +181,7 @@ def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
 
 
 def _number(value: object) -> float | None:
-    """A finite number or NaN or an infinity, which a loss may be; None for anything else."""
+    """Returns a number, which may be NaN or infinite like a loss; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

@@ -1,8 +1,8 @@
 """Serves the metrics of a job over HTTP, in threads of the launcher.
 
-Whoever connects gets a thread for at most some seconds, few at a time, and a text that is made at most some times a
-second: strangers can keep others from the metrics for a while, but not the launcher from its ranks. No rank is asked
-anything.
+Each connection gets a thread for at most a few seconds, only a few connections are open at a time, and the text is made
+at most a few times a second. So strangers can block the metrics for a while, but not the launcher's work for its ranks.
+The server never contacts a rank.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TEXT_SECONDS = 0.25  # for which the metrics are not collected again
 
 
 class MetricsServer:
-    """Listens on `address` and `port` from its construction to `close`. port 0: one that is free.
+    """Listens on `address` and `port` from its construction to `close`. port 0: any free port.
 
     Raises:
         ConfigError: prometheus-client is not installed.
-        LaunchError: it cannot listen there.
+        LaunchError: the port or the address cannot be used.
     """
 
     def __init__(self, address: str, port: int) -> None:
@@ -52,7 +52,7 @@ class MetricsServer:
             self._server = _Server(address, port, text, prometheus_client.CONTENT_TYPE_LATEST)
         except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that no host can have
             raise LaunchError(
-                f"--metrics-port must be a free port at an address of this host. Received: port {port}, address "
+                f"--metrics-port must be a free port on an address of this host. Received: port {port}, address "
                 f"{address} ({getattr(error, 'strerror', None) or error}). Choose another port, or 0 for any free one."
             ) from None
         # 0.1 s: how often it checks whether it is to end.
@@ -65,7 +65,7 @@ class MetricsServer:
         return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/metrics"
 
     def close(self) -> None:
-        """Ends it, without waiting for those that are connected."""
+        """Ends the server without waiting for its connections."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Options of `keras-ddl run` by which a job is watched: --events, --metrics-port, --metrics-address."""
+"""The options of `keras-ddl run` that watch a job: --events, --metrics-port, --metrics-address."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class MonitoringOptions(RunOptions):
         Rare(
             ["--metrics-port"],
             type=click.IntRange(0, 65535),
-            help="Serve metrics for Prometheus at this port while the job runs; 0: any free port.",
+            help="Serve metrics for Prometheus on this port while the job runs; 0: any free port.",
             metavar="PORT",
         ),
         Rare(
             ["--metrics-address"],
-            help="Address of --metrics-port (127.0.0.1); 0.0.0.0 lets other hosts read it.",
+            help="Address of --metrics-port (127.0.0.1); 0.0.0.0 lets other hosts read the metrics.",
             metavar="ADDRESS",
         ),
     )
@@ -51,9 +51,9 @@ class MonitoringOptions(RunOptions):
 
     @contextlib.contextmanager
     def watching(self, values: Mapping[str, Any], *, verbose: bool) -> Iterator[Sequence[Watcher]]:
-        """Yields the event log and the metrics, as far as they are wanted.
+        """Yields the event log and the metrics if the options ask for them.
 
-        Raises: ConfigError, LaunchError: as EventLog and MetricsServer do.
+        Raises: ConfigError, LaunchError: as EventLog and MetricsServer.
         """
         from keras_ddl.monitoring.events import EventLog
 

@@ -1,10 +1,10 @@
 """Writes timelines: when each collective was submitted, agreed on, started and finished, for chrome://tracing.
 
-KERAS_DDL_TIMELINE=/tmp/timeline.json makes every rank write one from `init` to its end: rank 0 to
+KERAS_DDL_TIMELINE=/tmp/timeline.json makes every rank write a timeline from `init` to its end: rank 0 to
 /tmp/timeline.rank0.json, and so on. `start` and `stop` do the same for a part of a program, and `merge` combines the
 files of the ranks. chrome://tracing and Perfetto show each rank as a process, with a line for steps (added by `span`; a
-Strategy adds each step of fit) and one for collectives, above which each collective's waiting time is shown. Cost:
-about two microseconds per collective; nothing when no timeline is written.
+Strategy adds each step of fit) and a line for collectives, with each collective's waiting time above. Cost: about two
+microseconds per collective; nothing if no timeline is written.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def __dir__() -> list[str]:
 def start(path: str | os.PathLike[str]) -> Path:
     """Begins this rank's timeline and returns its file: `path` with .rankN before its suffix. Not collective.
 
-    Raises: ConfigError: one is being written already, or the file cannot be written.
+    Raises: ConfigError: a timeline is being written already, or the file cannot be written.
     """
     return recording.start(path, communicator.rank())
 
 
 def keep(capacity: int = 4096) -> None:
-    """From now on keeps this rank's newest collectives in memory for `take`, with or without a timeline; 0: none.
+    """Keeps this rank's newest collectives in memory for `take` from now on, with or without a timeline; 0: none.
 
-    Cost: that of a timeline, without the file.
+    Cost: as a timeline, without the file.
     """
     recording.keep(capacity)
 

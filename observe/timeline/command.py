@@ -1,4 +1,4 @@
-"""keras-ddl trace: analyses timelines of a training, in words and as a page. Needs neither TensorFlow nor MPI."""
+"""keras-ddl trace: analyses timelines of a training, in words and as a page. It needs neither TensorFlow nor MPI."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command() -> None:
 @click.option("--buckets", default=5, show_default=True, help="Number of slowest collectives shown.", metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON: seconds, bytes, shares of 1.")
 def _summary(path: Path, buckets: int, as_json: bool) -> None:
-    """Show which ranks delay the others and why, how long steps wait for collectives, and which are slow.
+    """Show which ranks delay the others and why, how long steps wait for collectives, and the slowest collectives.
 
     FILE_OR_FOLDER is the value of KERAS_DDL_TIMELINE, a merged file, or the folder of the ranks' files.
     """
@@ -57,7 +57,7 @@ def _summary(path: Path, buckets: int, as_json: bool) -> None:
 def _view(path: Path, output: Path | None) -> None:
     """Write one HTML file that shows the steps of all ranks, what they wait for, and which ranks are late.
 
-    It needs no server and no network: open it in a browser, send it by mail.
+    The file needs no server and no network: open it in a browser, or send it by mail.
     """
     from keras_ddl.timeline import page, steps
 

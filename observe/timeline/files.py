@@ -48,7 +48,7 @@ def paths_of_ranks(path: Path) -> list[Path]:
 def merge(path: str | os.PathLike[str]) -> Path:
     """Merges the ranks' files beside `path` into `path`. Call it when all ranks have ended.
 
-    Raises: ConfigError: there are no such files.
+    Raises: ConfigError: there are no files of ranks.
     """
     path = Path(path)
     parts = paths_of_ranks(path)
@@ -63,7 +63,7 @@ def merge(path: str | os.PathLike[str]) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the events of a timeline file, also of one whose process was killed."""
+    """Returns the events of a timeline file, even if its process was killed."""
     text = Path(path).read_text(encoding="utf-8").rstrip()
     if not text.endswith("\n]"):
         text = text[: text.rfind("}") + 1] + "\n]" if "}" in text else "[]"
@@ -81,7 +81,7 @@ def collectives(path: str | os.PathLike[str]) -> list[Collective]:
 
 
 def collectives_of(events: Iterable[dict[str, Any]]) -> list[Collective]:
-    """As `collectives`, from the events that `read` returns."""
+    """Returns the collectives, as `collectives` does, from the events that `read` returns."""
     result = []
     for event in events:
         arguments = event.get("args", {})

@@ -35,7 +35,7 @@ def html(ranks: Sequence[RankSteps], summary: Summary, title: str) -> str:
 
 
 def _data(ranks: Sequence[RankSteps], summary: Summary, title: str) -> dict[str, Any]:
-    """Returns the input of the scripts: times in microseconds, those of steps since the begin of the first step."""
+    """Returns the input of the scripts. Times are in microseconds; steps count from the beginning of the first step."""
     start = min(each.steps[0].begin for each in ranks)
     count = sum(len(step.collectives) for each in ranks for step in each.steps)
     every = -(-count // _COLLECTIVES) or 1

@@ -12,10 +12,10 @@ _COLLECTIVES = 4096  # of one step
 
 
 class StepSample:
-    """One step of this rank, from its construction to `end`, which is to be called when the next one begins.
+    """One step of this rank, from its construction to `end`, which the caller calls when the next step begins.
 
-    Nothing is measured where the program itself keeps collectives (timeline.keep, callbacks.StepMetrics): what one
-    reader takes, another does not get.
+    Nothing is measured if the program itself keeps collectives (timeline.keep, callbacks.StepMetrics), because only one
+    reader gets a collective.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class StepSample:
         self._begin = time.monotonic()
 
     def step_ended(self) -> None:
-        """The step itself is over; what follows belongs to it as in a timeline (timeline/steps.py)."""
+        """The step itself is over. The time until `end` belongs to it, as in a timeline (timeline/steps.py)."""
         self._ended = time.monotonic()
 
     def end(self) -> float | None:
-        """Returns its seconds of exposed communication; None: they were not measured."""
+        """Returns the step's seconds of exposed communication, None if not measured."""
         if not self._is_on or recording.keeps():
             return None
         now = time.monotonic()

@@ -21,26 +21,26 @@ from keras_ddl.timeline import steps
 class StepMetrics(keras.callbacks.Callback):
     """Writes scalars for TensorBoard on rank 0, each the mean over the last `every` steps:
 
-    - `job/step_seconds`: from the beginning of a step to that of the next.
-    - `job/rows_per_second`: of all ranks together.
-    - `job/exposed_communication_seconds`: of a step, in which rank 0 waited for collectives and computed nothing; an
-      upper bound, see observe/timeline/docs/timeline.md.
-    - `job/input_wait_seconds`: of a step, until rank 0 had its rows of the batch.
+    - `job/step_seconds`: from the beginning of a step to the beginning of the next.
+    - `job/rows_per_second`: rows of all ranks together.
+    - `job/exposed_communication_seconds`: the part of a step in which rank 0 only waited for collectives; an upper
+      bound, see observe/timeline/docs/timeline.md.
+    - `job/input_wait_seconds`: the part of a step until rank 0 had its rows of the batch.
 
-    The last two need a keras_ddl.Strategy on several ranks; without a Strategy, rows need a `train_step` that counts
+    The last two need a keras_ddl.Strategy on several ranks. Without a Strategy, rows need a `train_step` that counts
     them, as Keras's own does. The first step of a fit, in which TensorFlow traces, is not counted. The horizontal axis
     is the optimizer's steps.
 
     Args:
-        log_dir: as in keras.callbacks.TensorBoard, which may write there, too.
+        log_dir: as in keras.callbacks.TensorBoard, which may use the same directory.
         every: steps per point, 1 or more.
 
-    If its file cannot be written, as on a full disk, it warns and writes nothing more; training goes on.
+    If its file cannot be written, as on a full disk, it warns and writes nothing more; training continues.
 
-    Cost: on rank 0 that of a timeline, some microseconds per collective, and some per point; on other ranks nothing.
+    Cost: on rank 0 as a timeline, a few microseconds per collective and per point; on other ranks nothing.
 
     Raises:
-        ConfigError: `every` is no number of steps.
+        ConfigError: `every` is not a number of steps.
     """
 
     never_stops_within_epoch = True
@@ -164,6 +164,6 @@ class StepMetrics(keras.callbacks.Callback):
 
 
 def _scalar(name: str, value: float) -> None:
-    """As tf.summary.scalar, which would need the package tensorboard also for writing."""
+    """Works like tf.summary.scalar, which needs the package tensorboard even for writing."""
     metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
     tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)

@@ -29,10 +29,10 @@ class Step:
     """One step of fit on one rank. Times are seconds since 1970, by the clock of rank 0's host.
 
     Attributes:
-        number: in its epoch; of several steps in one execution, the last.
+        number: number in its epoch; for several steps in one execution, that of the last.
         arrived: when its batch was ready; None if unknown (one rank, or a loop without the Strategy).
         next: when the next step of the epoch began, after Keras and the callbacks; `end` in the last step of an epoch.
-        exposed: the intervals in which it waited for collectives.
+        exposed: the intervals in which the rank only waited for collectives.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def total(self) -> float:
-        """Seconds from its begin to the begin of the next step."""
+        """Seconds from its beginning to the beginning of the next step."""
         return self.next - self.begin
 
     @property
@@ -65,7 +65,7 @@ class Step:
 
     @property
     def compute(self) -> float:
-        """The other seconds."""
+        """The remaining seconds."""
         return max(0.0, self.total - self.input - self.waiting - self.between)
 
 
@@ -79,7 +79,7 @@ class RankSteps:
 
 
 def read(path: str | os.PathLike[str]) -> list[RankSteps]:
-    """Returns the steps of all ranks, in the order of ranks, the same number of each.
+    """Returns the steps of all ranks, in the order of ranks, with the same number of steps for each.
 
     Args:
         path: a file of `timeline.merge`, the value of KERAS_DDL_TIMELINE, a rank's file, or a folder of one job's
@@ -155,7 +155,7 @@ def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Co
 
     Args:
         spans: (begin, end, number) of each step, in order.
-        collectives: of the same rank and clock.
+        collectives: collectives of the same rank and clock.
     """
     collectives = sorted(collectives, key=lambda one: one.submitted)
     steps, place = [], 0
@@ -181,7 +181,7 @@ def _step(number: int, begin: float, end: float, after: float, collectives: list
 
 
 def _on_clock_of(first: RankSteps, other: RankSteps) -> RankSteps:
-    """Returns `other` on the clock of `first`, if that is another host's.
+    """Returns `other` on the clock of `first`, if the two are on different hosts.
 
     The offset is the median difference between the ends of common collectives, which all ranks reach at almost the same
     time.

@@ -1,7 +1,7 @@
 """Summarizes timelines: where each rank's time goes in a step, which rank the others wait for, slow collectives.
 
-Parts of a step are means, so that they add up, over all steps but unusually long ones, in which TensorFlow traces or
-something waits for a disk. A rank's lateness and the duration of a collective are medians. All times are seconds.
+Parts of a step are means, so that they add up. The means leave out unusually long steps, in which TensorFlow traces or
+the program waits for a disk. A rank's lateness and the duration of a collective are medians. All times are seconds.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class RankTimes:
     """The times of a rank in a step.
 
     Attributes:
-        step: from the begin of a step to that of the next.
+        step: from the beginning of a step to the beginning of the next.
         input: until the batch was ready; None if unknown.
         compute: the rest.
         exposed: waiting for communication.
-        late_ranks: the part of `exposed` that was waiting for later ranks.
+        late_ranks: the part of `exposed` spent waiting for later ranks.
         between: in Keras and callbacks between two steps.
         last: the share of the steps in which this rank was last.
-        late: by how much then.
+        late: median delay in these steps.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Straggler:
 
     Attributes:
         last, late: as in RankTimes.
-        causes: part of a step -> how much longer it takes than in the median of the others.
+        causes: part of a step -> how much longer it takes than the median of the others.
     """
 
     rank: int
@@ -75,7 +75,7 @@ class Bucket:
 
     Attributes:
         seconds: from its submission on the last rank until the last rank has its result.
-        ranks_apart: from its submission on the first rank to that on the last.
+        ranks_apart: from its submission on the first rank to its submission on the last.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Summary:
     """The figures of `keras-ddl trace summary`.
 
     Attributes:
-        unusual: number of steps that are left out of means.
+        unusual: number of steps left out of the means.
         step, exposed, late_ranks: means over the ranks.
     """
 
@@ -126,7 +126,7 @@ def summarize(ranks: Sequence[RankSteps]) -> Summary:
 def lateness(ranks: Sequence[RankSteps]) -> list[list[float]]:
     """Returns for each step how late each rank was.
 
-    That is the sum, over the rounds that a rank was the last to submit, of its delay to the median of the others.
+    This is the sum, over the rounds in which the rank was the last to submit, of its delay to the others' median.
     """
     by_step = []
     for steps in _by_step(ranks):
@@ -141,7 +141,7 @@ def lateness(ranks: Sequence[RankSteps]) -> list[list[float]]:
 
 
 def _arrivals(steps: Sequence[Step]) -> dict[str, list[float]]:
-    """Returns round -> when each rank submitted the last collective of it, for the rounds that all ranks have."""
+    """Returns round -> when each rank submitted the round's last collective, for the rounds that all ranks have."""
     last = [{name: group[-1].submitted for name, group in waits.rounds(_inside(step)).items()} for step in steps]
     return {name: [each[name] for each in last] for name in last[0] if all(name in each for each in last)}
 
@@ -151,7 +151,7 @@ def _inside(step: Step) -> list[Collective]:
 
 
 def _usual(ranks: Sequence[RankSteps]) -> list[int]:
-    """Returns the indices of the steps that are counted in means."""
+    """Returns the indices of the steps that count in the means."""
     longest = [max(step.total for step in steps) for steps in _by_step(ranks)]
     limit = _UNUSUAL * statistics.median(longest)
     return [index for index, seconds in enumerate(longest) if seconds <= limit]
@@ -206,7 +206,7 @@ def _straggler(one: RankTimes, times: Sequence[RankTimes]) -> Straggler:
 
 
 def _buckets(ranks: Sequence[RankSteps]) -> list[Bucket]:
-    """Returns the collectives that all ranks have, those with the largest total time first."""
+    """Returns the collectives that all ranks have, the largest total time first."""
     samples: dict[str, list[tuple[str, int, float, float]]] = {}
     for steps in _by_step(ranks):
         named = [{one.name: one for one in _inside(step)} for step in steps]

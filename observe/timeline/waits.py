@@ -1,10 +1,10 @@
 """Computes exposed communication: the time in which a rank waits for collectives and computes nothing.
 
-A timeline shows when a collective's input was ready on a rank (*submitted*) and when its result was (*finished*).
-Collectives of one round do not wait for one another (cut/collectives.py): while some run, the rank computes the inputs
-of the next. Once it has submitted the last of a round, there is nothing to compute until the results arrive. So a round
-is exposed from its last submission to its last end. That is an upper bound: work that does not depend on all results,
-such as the update of a weight whose sum has arrived, may run meanwhile.
+A timeline shows when a collective's input was ready on a rank (*submitted*) and when its result was ready (*finished*).
+Collectives of one round do not wait for each other (cut/collectives.py): while some run, the rank computes the inputs
+of the next. After the last submission of a round the rank has nothing to compute until the results arrive. So a round
+is exposed from its last submission to its last end. This is an upper bound: work that does not depend on all results,
+such as the update of a weight whose sum has arrived, may run in this time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _COMPLETE_ARGUMENT = re.compile(r".*/batch_\d+")
 
 
 def is_row_exchange(name: str) -> bool:
-    """Whether it is the exchange of rows, with which a step begins when its batch is ready."""
+    """Whether the collective is the exchange of rows, with which a step begins when its batch is ready."""
     return _ROWS.fullmatch(name) is not None
 
 
 def round_of(name: str) -> str:
-    """Returns the key of a collective's round: those of one round run while the inputs of others are computed."""
+    """Returns the key of a collective's round, whose collectives run while inputs of others are computed."""
     body, _, iteration = name.partition("#")
     match = _ROUND.match(body) or _COMPLETE_ARGUMENT.fullmatch(body) or _ROWS.fullmatch(body)
     return (match[0] if match else "") + iteration
 
 
 def rounds(collectives: Iterable[Collective]) -> dict[str, list[Collective]]:
-    """Groups the collectives of one step of one rank: round -> its collectives, in the order of submission."""
+    """Groups the collectives of one step on one rank: round -> its collectives, in the order of submission."""
     by_round: dict[str, list[Collective]] = {}
     for one in sorted(collectives, key=lambda one: one.submitted):
         rows = _ROWS.fullmatch(one.name)

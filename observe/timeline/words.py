@@ -15,12 +15,12 @@ def sentences(summary: Summary) -> list[str]:
         + (f", without {summary.unusual} that took more than ten times as long." if summary.unusual else ".")
     ]
     if ranks == 1:
-        return [*lines, "With one rank there is no other to wait for."]
+        return [*lines, "A single rank waits for no other."]
     lines += [_of_straggler(each) for each in summary.stragglers]
     if not summary.stragglers:
         last = max(summary.ranks, key=lambda each: each.last)
         lines.append(
-            f"No rank holds up the others: rank {last.rank} was last most often, in {last.last:.0%} of the steps, by "
+            f"No rank delays others much: rank {last.rank} was last most often, in {last.last:.0%} of the steps, by "
             f"{duration(last.late)} in the median."
         )
     part = summary.exposed / summary.step if summary.step else 0.0
@@ -35,7 +35,7 @@ def _of_straggler(one: Straggler) -> str:
     where = f" ({one.host})" if one.host else ""
     text = f"Rank {one.rank}{where} was last in {one.last:.0%} of the steps, by {duration(one.late)} in the median; "
     if not one.causes:
-        return text + "no part of its steps is longer than on the others: look at its clock and its host."
+        return text + "no part of its steps is longer than on the other ranks: check its clock and its host."
     causes = [f"its {PARTS[part]} took {duration(more)} more" for part, more in one.causes.items()]
     return text + " and ".join(causes) + "."
 

@@ -1,4 +1,4 @@
-"""Writes the certificate of a verification: text for people, and JSON with documented fields (docs/verify.md)."""
+"""Writes the certificate of a verification as text, and as JSON with documented fields (docs/verify.md)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _shown(value: float | str) -> str:
 
 
 def as_text(certificate: dict[str, Any]) -> str:
-    """Returns the certificate for people."""
+    """Returns the certificate as text."""
     made = certificate
     ranks = "1 rank" if made["ranks"] == 1 else f"{made['ranks']} ranks"
     headline = {
@@ -162,7 +162,7 @@ def as_text(certificate: dict[str, Any]) -> str:
             )
         if each["rounding_hides_from_step"] is not None:
             lines.append(f"{_title(each)}: not compared from step {each['rounding_hides_from_step']} on, where "
-                         "rounding changes one process as much as anything could")  # fmt: skip
+                         "rounding alone changes one process too much")  # fmt: skip
         if each["rounding_hides"]:
             some = ", ".join(each["rounding_hides"][:_MOST_NAMES])
             lines.append(f"{_title(each)}: not compared in some steps, because rounding hides it: {some}")
@@ -240,7 +240,7 @@ def _title(each: dict[str, Any]) -> str:
 
 
 def _difference(first: dict[str, Any]) -> list[str]:
-    """Returns what differs first, the farthest on top."""
+    """Returns the first difference, the largest distance on top."""
     names = [(name, "cannot be compared" if far == "inf" else f"{far:.1e}") for name, far in first["names"].items()]
     width = max((len(name) for name, _ in names), default=0)
     lines = [f"  step {first['step']}, {first['event']}: {first['count']} of {first['of']} values differ"]

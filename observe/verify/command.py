@@ -1,4 +1,4 @@
-"""keras-ddl verify: whether a program gives on several ranks what it gives in one process."""
+"""keras-ddl verify: checks that a program gives the same results on several ranks as in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRECISIONS = {"both": ("", "float64"), "own": ("",), "float64": ("float64",)}
 
 
 class _Command(click.Command):
-    """Options may follow the program, as in `keras-ddl verify train.py -np 3`: its own come after `--`."""
+    """Options may follow the program, as in `keras-ddl verify train.py -np 3`; the program's own come after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -52,7 +52,7 @@ class _Command(click.Command):
     default=10,
     show_default=True,
     metavar="N",
-    help="Training steps that are compared; then the program is ended.",
+    help="Training steps to compare; then the program is ended.",
 )
 @click.option(
     "--epoch-steps",
@@ -67,10 +67,12 @@ class _Command(click.Command):
     type=click.Choice(list(_PRECISIONS)),
     default="both",
     show_default=True,
-    help="The program's own, Keras's floatx set to float64, or one after the other.",
+    help="The program's own precision, Keras's floatx set to float64, or both in turn.",
 )
-@click.option("--seed", type=int, default=1708, show_default=True, help="For programs that set none.", metavar="N")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="For each run.", metavar="SECONDS")
+@click.option("--seed", type=int, default=1708, show_default=True, help="Seed for programs that set none.", metavar="N")
+@click.option(
+    "--timeout", type=float, default=600.0, show_default=True, help="Time limit of each run.", metavar="SECONDS"
+)
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False), help="Write the certificate here.", metavar="FILE"
 )
@@ -104,13 +106,13 @@ def command(
     keras-ddl verify train.py -np 3
     keras-ddl verify -np 4 --steps 50 --json certificate.json -- train.py --epochs 3
 
-    Compared after each training step are weights, slots of optimizers, logs and outputs, in the program's own precision
-    and in float64. How much rounding alone changes them is measured: one process runs again with weights perturbed by
-    one ulp. The program is not changed; it runs in a copy of the working directory, and callbacks that write files or
-    resume are left out. What it writes by absolute paths, above the working directory (..) or through links to
-    directories outside is written.
+    It compares weights, optimizer slots, logs and outputs after each training step, in the program's own precision and
+    in float64. It measures how much rounding alone changes them: one process runs again with weights perturbed by one
+    ulp. The program is not changed. It runs in a copy of the working directory, without callbacks that write files or
+    resume. Files at absolute paths, above the working directory (..) or behind links to directories outside are really
+    written.
 
-    The exit status is 0 when they are equal, 1 when they differ, 2 when that cannot be said: wrong usage, a program
+    The exit status is 0 if the results are equal, 1 if they differ, 2 if that is unknown: wrong usage, or a program
     that does not train, fails, or is not deterministic.
     """
     from keras_ddl.verify import certificate

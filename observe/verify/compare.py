@@ -1,15 +1,15 @@
 """Compares recordings: how far ranks are from one process, and how far one process is from itself.
 
 The distance of two arrays is their largest difference, relative to the largest entry of the array, or to a hundredth
-of the largest entry of all arrays of its kind (weights, each slot of an optimizer, logs), whichever is more: what is
-zero but for rounding has no scale of its own. Integers must be equal.
+of the largest entry of all arrays of its kind (weights, each slot of an optimizer, logs) if that is more, because an
+array that is zero except for rounding has no scale of its own. Integers must be equal.
 
-What rounding allows is measured: one process runs again, its weights perturbed by one ulp. Ranks round sums in other
-orders, which is a change of that size. They may be FACTOR times as far away, or FACTOR units in the last place where
-that is more: by kind of array, and by name among logs, so that a metric that jumps allows the weights nothing. Where
-layers compute in fewer bits than weights have (mixed precision), every sum is rounded to these, which one ulp of a
-weight hides: COMPUTE_FACTOR units in their last place are allowed, a weak proof.
-Nothing here needs more than NumPy.
+The effect of rounding is measured: one process runs again with its weights perturbed by one ulp. Ranks add in another
+order, which is a change of that size. They may be FACTOR times as far away as this run, or FACTOR units in the last
+place if that is more. Each kind of array and each log has its own allowance, so that a metric that jumps does not raise
+the weights' allowance. If layers compute in fewer bits than weights have (mixed precision), every sum is rounded to
+these bits, which one ulp of a weight does not show: COMPUTE_FACTOR units in their last place are allowed, a weak proof.
+This module needs only NumPy.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ _WEIGHTS, _APART = "weights", "apart "
 
 @dataclass
 class Distance:
-    """How far two recordings are apart in one event.
+    """The distance of two recordings in one event.
 
-    Attributes: by_name: of each array. apart: what makes them incomparable from here on; "": nothing does.
+    Attributes:
+        by_name: the distance of each array.
+        apart: why they cannot be compared from here on; "" if they can.
     """
 
     event: Event
@@ -51,12 +53,12 @@ class Distance:
 
     @property
     def farthest(self) -> str:
-        """The name of the array that is farthest away; "" if there is none."""
+        """The name of the array with the largest distance; "" without one."""
         return max(self.by_name, key=lambda name: self.by_name[name], default="")
 
 
 def distances(one: Recording, other: Recording) -> Iterator[Distance]:
-    """Yields the distances of all events that both have, until they are different events."""
+    """Yields the distances of all events that both recordings have, until the events themselves differ."""
     for ours, theirs in zip(one.events, other.events):
         if ours.label != theirs.label:
             yield Distance(ours, apart=f"{theirs.label} in place of {ours.label}")
@@ -81,7 +83,7 @@ def _of_event(ours: Event, theirs: Event, one: Mapping[str, np.ndarray], other: 
 
 
 def distance(one: np.ndarray, other: np.ndarray, scale: float) -> float:
-    """Returns the largest difference of two arrays in units of `scale`; inf where they cannot be compared."""
+    """Returns the largest difference of two arrays in units of `scale`; inf if they cannot be compared."""
     if one.shape != other.shape:
         return math.inf
     if one.dtype.kind != "f" or other.dtype.kind != "f":
@@ -102,10 +104,10 @@ class Row:
 
     Attributes:
         ranks: distances of the ranks from one process.
-        drifts: by name, of one process from itself, its weights perturbed by one ulp.
-        limits: by name, what `ranks` may be.
+        drifts: by name, distance of one process from itself with weights perturbed by one ulp.
+        limits: by name, the largest distance allowed in `ranks`.
         hidden: names that are not judged, because rounding alone may change them by more than USELESS.
-        flips: counts of rows (accuracy) that differ where nothing else does: rounding may change the class of a row.
+        flips: counts of rows (accuracy) that differ while nothing else does: rounding may change the class of a row.
     """
 
     event: Event
@@ -121,13 +123,13 @@ class Row:
 
     @property
     def beyond(self) -> list[tuple[str, float]]:
-        """The arrays that are too far away, the farthest first, with their distances."""
+        """The arrays beyond their limit with their distances, the farthest first."""
         some = [(name, far) for name, far in self._judged() if not far <= self.limits[name]]
         return sorted(some, key=lambda each: -each[1])
 
     @property
     def nearest(self) -> str:
-        """The name of the array that is nearest to its limit, or farthest beyond it; "" if there is none."""
+        """The name of the array nearest to its limit, or farthest beyond it; "" without one."""
         return max(self._judged(), key=lambda each: each[1] / (self.limits[each[0]] or 1.0), default=("", 0.0))[0]
 
     @property
@@ -150,11 +152,11 @@ class Row:
 
 @dataclass
 class Judgement:
-    """What the ranks of one pair of runs are.
+    """The judgement on the ranks of one pair of runs.
 
     Attributes:
-        rows: what was compared, in order, up to the first that is beyond what rounding allows.
-        useless_from: the first event of which rounding hides everything; None: there is none.
+        rows: the compared events in order, up to the first beyond its limit.
+        useless_from: the first event in which rounding hides everything; None: there is none.
     """
 
     rows: list[Row]
@@ -170,17 +172,17 @@ class Judgement:
 
     @property
     def nearest(self) -> Row | None:
-        """The row in which the ranks are nearest to what rounding allows, or farthest beyond it."""
+        """The row in which the ranks are nearest to their limit, or farthest beyond it."""
         return max(self.rows, key=lambda row: row.far / (row.allowed or 1.0), default=None)
 
     @property
     def hidden(self) -> list[str]:
-        """The names that were not judged in some event, because rounding alone may change them by more than USELESS."""
+        """The names not judged in some event, because rounding alone may change them by more than USELESS."""
         return sorted({name for row in self.rows for name in row.hidden})
 
     @property
     def flips(self) -> dict[str, float]:
-        """Counts of rows that differ where nothing else does, with their largest distance."""
+        """Counts of rows that differ while nothing else does, with their largest distance."""
         some = [(row.ranks.by_name[name], name) for row in self.rows for name in row.flips]
         return {name: far for far, name in sorted(some)}
 
@@ -198,9 +200,11 @@ def judge(
     """Compares ranks with one process.
 
     Args:
-        one, ranks, last_bit: recordings of one process, of the ranks, and of one process with weights perturbed by one
-            ulp; None: there is none, and FACTOR units in the last place are allowed.
-        epsilon: a unit in the last place of the weights. compute_epsilon: of what layers compute in.
+        one, ranks: recordings of one process and of the ranks.
+        last_bit: recording of one process with weights perturbed by one ulp; None: there is none, and FACTOR units in
+            the last place are allowed.
+        epsilon: a unit in the last place of the weights.
+        compute_epsilon: a unit in the last place of the dtype in which layers compute.
     """
     drifts = [] if last_bit is None else _running(distances(one, last_bit))
     rows: list[Row] = []
@@ -230,7 +234,7 @@ def judge(
 
 
 def _group(event: Event, name: str) -> str:
-    """Returns of what the drift counts for an array: of its kind; of itself, where it is a number of its own."""
+    """Returns the group of an array, whose drifts count together: its kind, or for a single number (a log) its name."""
     kind = event.kinds.get(name, "")
     return f"{kind} {name}" if kind in ("logs", "returned", COUNTS) else kind
 
@@ -255,7 +259,7 @@ def _second_step(one: Recording) -> int:
 
 
 def first_difference(one: Recording, again: Recording, epsilon: float) -> Distance | None:
-    """Returns where two runs of the same program in one process differ by more than rounding; None: nowhere."""
+    """Returns where two runs of a program in one process differ by more than rounding; None: nowhere."""
     first = next((each for each in distances(one, again) if each.apart or each.largest > FACTOR * epsilon), None)
     counts = len(one.events), len(again.events)
     if first is None and counts[0] != counts[1] and max(counts):

@@ -1,4 +1,4 @@
-"""Acts when a program that is verified has imported Keras, and keras_ddl's Strategy, before the program goes on."""
+"""Acts when a verified program has imported Keras and keras_ddl's Strategy, before the program continues."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def begin() -> None:
         np.random.set_state(states[1])
         if states[2] is not None:
             tf_compat.tf.random.set_seed(states[2])
+        if tf_compat.tf.config.list_physical_devices("GPU"):  # whose fastest kernels differ from run to run
+            tf_compat.tf.config.experimental.enable_op_determinism()
 
     def follow(strategy: Any) -> None:
         from keras_ddl.verify import recorder

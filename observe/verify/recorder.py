@@ -1,7 +1,7 @@
-"""Records what a process of a verified program trains: the observer of its Strategy (strategy/observing.py).
+"""Records the training of a process of a verified program: the observer of its Strategy (strategy/observing.py).
 
-It reads variables between steps, and changes none, but for the last bit of weights where a plan asks for it. It runs on
-every rank, because what is in shards is gathered to be read. Rank 0 stores values, the others digests.
+It reads variables between steps, and changes none, except the last bit of weights if the plan asks for it. It runs on
+every rank, because shards must be gathered to be read. Rank 0 stores values, the others digests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bflo
 
 
 def begin(folder: Path, plan: Plan) -> None:
-    """Has all training of this process recorded in `folder`."""
+    """Records all training of this process in `folder`."""
     (folder / STARTED_FILE).touch()
     recorder = Recorder(folder, plan)
     observing.observe(recorder)
@@ -158,7 +158,7 @@ class Recorder:
         )
 
     def _trace(self, step: str, replicated: dict[str, int], share: float, **more: Any) -> None:
-        """Notes what is known of a step. Of several traces, or models of one class, that with the largest share."""
+        """Notes the facts about a step. Of several traces, or models of a class, keeps that with the largest share."""
         known = self._traces.get(step)
         if known is None or known["replicated_share"] <= share:
             rest = {"random": {}, "collectives": 0, "bytes": 0, **more}
@@ -179,14 +179,14 @@ class Recorder:
     # ---- values
 
     def _read(self, named: Mapping[str, Any], slots: Sequence[Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """Returns the values of variables, and of what kind each is. COLLECTIVE where there are slots."""
+        """Returns the values and the kinds of variables. COLLECTIVE if there are slots."""
         with gathered_slots.gathered(slots):
             arrays = {name: _array(each) for name, each in named.items()}
         trainable = {name for name, each in named.items() if each.trainable}
         return arrays, {name: _kind(name, is_weight=name in trainable) for name in arrays}
 
     def _named(self, variables: Sequence[Any]) -> dict[str, Any]:
-        """Returns tf.Variables by the paths of the Keras variables that they belong to, or by their own names."""
+        """Returns tf.Variables by the paths of their Keras variables, or by their own names."""
         if any(id(each.handle) not in self._names for each in variables):
             for each in gc.get_objects():
                 if issubclass(type(each), keras.Variable):  # isinstance would ask weak references
@@ -196,7 +196,7 @@ class Recorder:
         return _unique((self._names.setdefault(id(each.handle), each.name), each) for each in variables)
 
     def _change_last_bits(self, variables: Iterable[Any]) -> None:
-        """Changes each entry by one unit in the last place, up or down. The program's generators are not used."""
+        """Changes each entry by one unit in the last place, up or down. It does not use the program's generators."""
         for each in variables:
             epsilon = _EPSILON.get(each.dtype.name)
             if epsilon is not None:
@@ -247,7 +247,7 @@ class Recorder:
         }
 
     def audit(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Notes files that Python opens to write. Called for everything: it must be quick, and never raise."""
+        """Notes files that Python opens for writing. Runs at every audit event, so it must be quick and never raise."""
         if name != "open" or not isinstance(arguments[0], str) or not isinstance(arguments[2], int):
             return
         if arguments[2] & (os.O_WRONLY | os.O_RDWR):
@@ -256,7 +256,7 @@ class Recorder:
                 self._files.add(path)
 
     def _end_program(self) -> None:
-        """Ends this rank, as all ranks do here. Nothing of the program runs after it."""
+        """Ends this rank, as all ranks do at this point. No more code of the program runs."""
         if self._writer is not None:
             self._writer.facts({**self._facts(), "ended_after_steps": self._steps})
         if communicator.is_initialized():
@@ -273,7 +273,7 @@ _OF_JOBS = tuple(f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realp
 
 
 def _coarsest(dtypes: Iterable[str]) -> float:
-    """Returns the largest unit in the last place of some dtypes, relative."""
+    """Returns the largest relative unit in the last place of some dtypes."""
     return max((_EPSILON.get(each, 0.0) for each in dtypes), default=0.0)
 
 
@@ -284,7 +284,7 @@ def _chosen(strategy: Any) -> list[str]:
 
 
 def _state(model: Any) -> list[Any]:
-    """Returns the variables of a model and of its optimizers, each once. Those of metrics: logs show them."""
+    """Returns the variables of a model and of its optimizers, each once, without those of metrics, which logs show."""
     of_metrics = {id(each) for each in models.metric_variables(model)}
     optimizers = [variable for each in models.optimizers_of(model) for variable in each.variables]
     variables = {id(each): each for each in (*model.variables, *optimizers)}
@@ -292,7 +292,7 @@ def _state(model: Any) -> list[Any]:
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the second ones by name; of equal names, those after the first get a number."""
+    """Returns name -> second element of the pairs; a repeated name gets a number."""
     seen: Counter[str] = Counter()
     result = {}
     for name, each in pairs:
@@ -312,12 +312,12 @@ def _plain(value: Any) -> np.ndarray:
 
 
 def _kind(name: str, *, is_weight: bool) -> str:
-    """Returns the kind of a variable: the weights; else what it is of a layer or a weight, as "momentum"."""
+    """Returns the kind of a variable: "weights", or its role for a layer or a weight, such as "momentum"."""
     return "weights" if is_weight else name.partition(" #")[0].rpartition("/")[2].rpartition("_")[2]
 
 
 def _outputs(returned: Any) -> dict[str, np.ndarray]:
-    """Returns the numbers in what a step or a call has returned, by their places."""
+    """Returns the numbers in the result of a step or a call, by their places."""
     if isinstance(returned, Mapping):
         parts: Iterable[tuple[str, Any]] = ((str(name), each) for name, each in returned.items())
     elif isinstance(returned, (list, tuple)):
@@ -341,7 +341,7 @@ def _writes_files(callback: Any) -> bool:
 
 
 def _counts_rows(model: Any, log: str) -> bool:
-    """Whether a log of a model is of a metric that counts rows: "accuracy", "val_accuracy", "first_accuracy"."""
+    """Whether a log of a model is a metric that counts rows: "accuracy", "val_accuracy", "first_accuracy"."""
     counting = [] if model is None else [each for each in models.metrics_in(model) if isinstance(each, _COUNTING)]
     # compile(metrics=["accuracy"]) makes an object of the class that fits the labels.
     plain = log.rpartition("/")[2]
@@ -349,7 +349,7 @@ def _counts_rows(model: Any, log: str) -> bool:
 
 
 def _count_draws(operation: tf.Operation, draws: Counter[str]) -> None:
-    """Counts the operations that draw random numbers, by how they do."""
+    """Counts the operations that draw random numbers, by the way they draw."""
     kind = operation.type
     if kind.startswith("Stateless") and ("Random" in kind or "Shuffle" in kind or "Truncated" in kind):
         if "GetKeyCounter" not in kind and "GetAlg" not in kind:

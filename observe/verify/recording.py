@@ -1,9 +1,9 @@
-"""What a run of a program leaves to be compared: events, each with its arrays, in the folder of a rank.
+"""Stores a run of a program for a comparison: events, each with its arrays, in the folder of a rank.
 
-An event is a training step, the end of an epoch or of an evaluation, or a prediction. Its arrays (weights, slots of
-optimizers, logs, outputs) are in `000012.npz`; what else is known of it is a line of `events.jsonl`. Large models would
-fill a disk: where an event has more than FULL_ENTRIES entries, its arrays of more than SKETCH_ENTRIES are stored as a
-linear sketch. Nothing here needs more than NumPy.
+An event is a training step, the end of an epoch or of an evaluation, or a prediction. Its arrays (weights, optimizer
+slots, logs, outputs) are in `000012.npz`, its other facts in a line of `events.jsonl`. Large models would fill a disk:
+if an event has more than FULL_ENTRIES entries, its arrays of more than SKETCH_ENTRIES are stored as a linear sketch.
+This module needs only NumPy.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STARTED_FILE = "started"  # in the folder of a run: the program has imported the
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run is to be recorded.
+    """The settings for recording a run.
 
     Attributes:
-        steps: training steps; before the next one begins, the program is ended.
-        floatx: to be set as Keras's default; "": as it is.
-        seed: of Python, NumPy and TensorFlow, before the program begins.
-        last_bit: each weight is changed by one unit in its last place before training.
+        steps: training steps to record; the program is ended before the next one begins.
+        floatx: Keras's default dtype to set; "": leave it.
+        seed: seed of Python, NumPy and TensorFlow, set before the program begins.
+        last_bit: change each weight by one unit in its last place before training.
     """
 
     steps: int
@@ -54,11 +54,13 @@ class Event:
     """One event, without its arrays.
 
     Attributes:
-        kind: "step" | "epoch" | "prediction". of: the model, or the function of `Strategy.function`.
-        step: how many training steps have ended.
-        kinds: name of an array -> with which others it is of one kind: "weights", "momentum", "logs", ...
-        scales: name -> the largest magnitude of its entries. rows: name -> how many entries are in each of the sketch.
-        digest: of all arrays in full, to compare ranks.
+        kind: "step" | "epoch" | "prediction".
+        of: the model, or the function of `Strategy.function`.
+        step: number of training steps that have ended.
+        kinds: name of an array -> its kind: "weights", "momentum", "logs", ...
+        scales: name -> the largest magnitude of its entries.
+        rows: name -> number of the array's entries in each entry of the sketch.
+        digest: digest of all arrays in full, to compare ranks.
     """
 
     number: int
@@ -72,13 +74,13 @@ class Event:
 
     @property
     def label(self) -> str:
-        """What it is, for messages: what must be the same in all runs."""
+        """A description for messages, which must be the same in all runs."""
         what = {"step": "training step", "epoch": "logs of an epoch or evaluation", "prediction": "prediction"}
         return f"{what.get(self.kind, self.kind)} of {self.of}"
 
 
 class Writer:
-    """Writes the events of one rank. is_first: it is rank 0, which alone stores arrays."""
+    """Writes the events of one rank. is_first: the rank is rank 0, the only one that stores arrays."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._is_first = folder / f"rank-{rank}", rank == 0
@@ -86,7 +88,7 @@ class Writer:
         self._number = 0
 
     def add(self, event: Event, arrays: Mapping[str, np.ndarray]) -> None:
-        """Stores an event with its arrays, and sets what is known of them."""
+        """Stores an event with its arrays, and sets the event's facts about them."""
         event.number, self._number = self._number, self._number + 1
         digest = hashlib.sha256()
         for name in sorted(arrays):
@@ -105,14 +107,14 @@ class Writer:
             file.write(json.dumps(asdict(event)) + "\n")
 
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """Stores what is known of the run, in place of what was stored before."""
+        """Stores facts about the run, in place of earlier ones."""
         new = self._folder / (FACTS_FILE + ".new")
         new.write_text(json.dumps(facts), encoding="utf-8")
         new.replace(self._folder / FACTS_FILE)
 
 
 class Recording:
-    """What was recorded in a folder by all ranks of a run. Events whose process died while it wrote are left out."""
+    """The recording of all ranks of a run in a folder. An event whose process died while it wrote is left out."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "rank-0"
@@ -132,9 +134,9 @@ class Recording:
             return {name: file[f"a{i}"] for i, name in enumerate(event.scales)}
 
     def ranks_differ(self, num_ranks: int) -> str:
-        """Returns where a rank first has other bits than rank 0, or records less or more; "": all have the same.
+        """Returns where a rank first has other bits than rank 0, or records less or more; "": all are equal.
 
-        num_ranks: how many should have recorded. Predictions differ by rank, so only their number counts.
+        num_ranks: number of ranks that should have recorded. Predictions differ by rank, so only their number counts.
         """
         for event in self.events:
             for rank, digests in self._digests.items():
@@ -145,7 +147,7 @@ class Recording:
             if digests and len(digests) != len(self.events):
                 return f"rank {rank} recorded {len(digests)} events, rank 0 {len(self.events)}"
         recorded = bool(self.events) + sum(map(bool, self._digests.values()))
-        return "" if recorded == num_ranks else f"{recorded} of {num_ranks} ranks recorded anything"
+        return "" if recorded == num_ranks else f"only {recorded} of {num_ranks} ranks recorded anything"
 
 
 def _events(folder: Path) -> list[Event]:
@@ -171,10 +173,10 @@ def magnitude(array: np.ndarray) -> float:
 
 
 def sketch(array: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns sums of an array's entries with fixed signs, in which each entry counts once, and how many make a sum.
+    """Returns sums of an array's entries with fixed signs, each entry in one sum, and the number of entries in a sum.
 
-    A sum of n entries that differ by rounding differs by some sqrt(n) times as much, and by all of it where one entry
-    differs.
+    If all n entries of a sum differ by rounding, the sum differs by about sqrt(n) times as much. If one entry differs,
+    the sum differs by as much as this entry.
     """
     if array.size <= SKETCH_ENTRIES or array.dtype.kind not in "fiub":
         return array, 1

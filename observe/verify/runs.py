@@ -31,10 +31,12 @@ class _Nowhere:
 
 @dataclass(frozen=True)
 class Program:
-    """What is verified.
+    """The program to verify.
 
-    Attributes: command: of every process. timeout: seconds for each run. epoch_steps: the most batches of an epoch, an
-        evaluation or a prediction of Keras's; 0: all.
+    Attributes:
+        command: command line of every process.
+        timeout: seconds for each run.
+        epoch_steps: limit on the batches of an epoch, evaluation or prediction of Keras; 0: none.
     """
 
     command: Sequence[str]
@@ -48,7 +50,9 @@ class Program:
 class Run:
     """One run that has ended.
 
-    Attributes: output: the folder of the ranks' output. linked: as of WorkingCopy.
+    Attributes:
+        output: the folder of the ranks' output.
+        linked: as in WorkingCopy.
     """
 
     result: JobResult
@@ -64,7 +68,7 @@ class Run:
 
     @property
     def failure(self) -> str:
-        """Why it ended, in a line; "" where it ended well."""
+        """Why the run failed, in one line; "" if it ended well."""
         if self.result.ok:
             return ""
         if self.result.timed_out:
@@ -76,13 +80,13 @@ class Run:
 
 
 def _defaults(program: Program) -> dict[str, str]:
-    """Returns the variables that are set unless the environment of this process, which ranks inherit, has them."""
+    """Returns the variables to set unless this process's environment, which ranks inherit, has them."""
     chosen = {"KERAS_MAX_STEPS_PER_EPOCH": str(program.epoch_steps)} if program.epoch_steps else {}
     return {name: value for name, value in chosen.items() if name not in os.environ}
 
 
 def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
-    """Runs a program in a copy of the working directory, and returns what was recorded.
+    """Runs a program in a copy of the working directory, and returns the run with its recording.
 
     Raises: LaunchError: the ranks could not be started. ConfigError: the working directory cannot be copied.
         KeyboardInterrupt: it was interrupted.

@@ -23,11 +23,12 @@ class Precision:
     """The result in one precision.
 
     Attributes:
-        floatx: "float64", or "" where the program chooses.
-        verdict: EQUAL, DIFFERENT or UNKNOWN. why: in words, for the last two.
+        floatx: "float64", or "" if the program chooses.
+        verdict: EQUAL, DIFFERENT or UNKNOWN.
+        why: the reason for the last two, in words.
         one, ranks, last_bit, again: the runs of one process, of the ranks, of one process with weights perturbed by one
-            ulp, and of one process a second time; None: it was not made.
-        is_deterministic: whether two runs of one process were equal; None: it was not tried.
+            ulp, and of one process a second time; None: not made.
+        is_deterministic: whether two runs of one process were equal; None: not tried.
         ranks_equal: whether all ranks had the same bits after each event.
     """
 
@@ -49,7 +50,7 @@ class Precision:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether something speaks against EQUAL in another precision: chance, or a later run that did not end well."""
+        """Whether it casts doubt on EQUAL in another precision: chance, or a later run that did not end well."""
         is_early = any(run is not None and not run.ended_well for run in (self.ranks, self.last_bit))
         return self.is_deterministic is False or is_early
 
@@ -70,14 +71,14 @@ class Verification:
 
     @property
     def verdict(self) -> str:
-        """DIFFERENT if the ranks are in any precision; EQUAL if they are in one, and nothing speaks against it."""
+        """DIFFERENT if ranks differ in any precision; EQUAL if they are equal in one and nothing casts doubt on it."""
         verdicts = [each.verdict for each in self.precisions]
         is_doubtful = any(each.is_doubtful for each in self.precisions)
         return DIFFERENT if DIFFERENT in verdicts else EQUAL if EQUAL in verdicts and not is_doubtful else UNKNOWN
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the ranks have recorded of themselves; {} where none has."""
+        """Facts that the ranks have recorded about the run; {} if none has."""
         for each in self.precisions:
             if each.ranks is not None and each.ranks.recording.facts:
                 return each.ranks.recording.facts
@@ -103,7 +104,7 @@ class Verifier:
         """
         cores = len(os.sched_getaffinity(0))
         if self._result.num_ranks > cores:
-            self._note(f"{self._result.num_ranks} ranks share {cores} cores: equal results, and slow runs")
+            self._note(f"{self._result.num_ranks} ranks share {cores} cores: results are the same, but runs are slow")
         for floatx in precisions:
             if floatx and any(each.dtypes == [floatx] for each in self._result.precisions):
                 continue  # the program's own is this one
@@ -144,7 +145,7 @@ class Verifier:
             self._check_deterministic(made, one, epsilon)
 
     def _of_failed_ranks(self, made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
-        """Returns the verdict of ranks that did not end as one process did, and why."""
+        """Returns the verdict on ranks that did not end like one process, and why."""
         if not ranks.result.timed_out:
             return DIFFERENT, f"the ranks ended with an error that one process does not have: {ranks.failure}"
         if made.verdict == DIFFERENT:
@@ -180,7 +181,7 @@ class Verifier:
         shutil.rmtree(folder / "files", ignore_errors=True)
         if run.linked:
             links = ", ".join(run.linked)
-            self._note(f"links to directories outside were not copied, what is written there stays: {links}")
+            self._note(f"links to directories outside were not copied, so files written there stay: {links}")
         end = f", then: {run.failure}" if run.failure else ""
         self._progress(f"run {self._number}: {run.recording.steps} training steps in {run.seconds:.0f} s{end}")
         return run
@@ -201,7 +202,7 @@ class Verifier:
 
 
 def _of_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
-    """Returns the verdict where nothing that was compared differs: all runs must have ended well, and as late."""
+    """Returns the verdict if no compared value differs: all runs must have ended well after equally many steps."""
     bits = made.last_bit
     counts = len(one.recording.events), len(ranks.recording.events)
     if bits is not None and not bits.ended_well:
@@ -219,15 +220,17 @@ def _of_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
 def _why_nothing(one: Run) -> str:
     """Why no training step was recorded."""
     if one.result.timed_out:
-        return "one process trained no step before --timeout; what it does before (reading data?) takes longer"
+        return (
+            "one process trained no step before --timeout; its work before the first step (reading data?) takes longer"
+        )
     if not one.imported_strategy:
         after = f"; it ended with: {one.failure}" if one.failure else ""
         return f"the program makes no keras_ddl.Strategy, so there is nothing to compare{after}"
     if one.failure:
         return f"one process trained no step: {one.failure}"
     return (
-        "the program ended without a training step of fit, train_on_batch or strategy.function; a function of its "
-        "own in strategy.run is not compared"
+        "the program ended without a training step of fit, train_on_batch or strategy.function; your own "
+        "function in strategy.run is not compared"
     )
 
 
@@ -244,9 +247,9 @@ def _why(judgement: Judgement) -> str:
     if judgement.useless_from is not None and not judgement.steps:
         return (
             f"rounding alone may change the weights by more than {compare.USELESS:g} at step "
-            f"{judgement.useless_from.step}: it hides what ranks do"
+            f"{judgement.useless_from.step}: it hides differences of the ranks"
         )
-    return "" if judgement.steps else "no training step of both could be compared"
+    return "" if judgement.steps else "no training step could be compared"
 
 
 def _available_bytes() -> int | None:

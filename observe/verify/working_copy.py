@@ -1,8 +1,8 @@
-"""A directory to run a program in, where it reads the files of its own and cannot write them.
+"""Makes a copy of the working directory, in which a program can read its own files but not change them.
 
-Everything in the working directory is copied, whatever its size; what is too much is refused before a byte is copied.
-What lies above and beside it is linked, so that paths such as ../data lead where they did, and so are directories
-elsewhere that the working directory has links to: what is written there is written.
+The whole working directory is copied; a directory that is too large is refused before a byte is copied. Its parents and
+siblings are linked, so that paths such as ../data still work, and so are directories elsewhere to which the working
+directory has links: files written there are really written.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class WorkingCopy:
-    """A copy that was made.
+    """A finished copy.
 
-    Attributes: directory: to run in. linked: the links in it that lead to directories outside, which are not copied.
+    Attributes:
+        directory: the directory to run in.
+        linked: the links in it that lead to directories outside, which are not copied.
     """
 
     directory: Path
@@ -39,11 +41,11 @@ class WorkingCopy:
 
 
 def make(source: Path, under: Path, left_out: tuple[Path, ...] = ()) -> WorkingCopy:
-    """Copies the directory `source` to below `under`. Not copied: what is written in it later, and `left_out`.
+    """Copies the directory `source` to below `under`, without `left_out` and files written later.
 
-    Files share their blocks with the originals where the file system can do that.
+    Files share their blocks with the originals if the file system supports it.
 
-    Raises: ConfigError: `source` has too much, or the file system of `under` no room, and nothing was copied; or a
+    Raises: ConfigError: `source` is too large, or the file system of `under` has no room, and nothing was copied; or a
         file could not be copied.
     """
     source = source.resolve()
@@ -79,9 +81,11 @@ def make(source: Path, under: Path, left_out: tuple[Path, ...] = ()) -> WorkingC
 
 
 class _Contents:
-    """What is to be copied of a directory, by paths relative to it.
+    """The entries of a directory to copy, by paths relative to it.
 
-    Attributes: sizes: bytes by the entry of the directory itself that has them. links: with where they lead.
+    Attributes:
+        sizes: top-level entry of the directory -> bytes in it.
+        links: link -> its target.
 
     Raises: ConfigError: it has too many entries.
     """
@@ -126,8 +130,8 @@ def _check_room(source: Path, sizes: Counter[str], target: Path) -> None:
             f"{received}. {_REMEDY}"
         )
     raise ConfigError(
-        "keras-ddl verify runs a program in a copy of the working directory, which may take half of the space that is "
-        f"free. {received}, and {_gib(free)} free at {target}. Name a directory with more room with --keep DIR, or "
+        "keras-ddl verify runs a program in a copy of the working directory, which may take half of the free "
+        f"space. {received}, and {_gib(free)} free at {target}. Name a directory with more room with --keep DIR, or "
         f"free some. Or: {_REMEDY}"
     )
 
@@ -144,7 +148,7 @@ def _leads_to(link: Path) -> Path | None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies a file, its mode and times; without copying bytes where the file system can share them."""
+    """Copies a file with its mode and times; shares the bytes if the file system supports it."""
     with source.open("rb") as read, target.open("wb") as written:
         try:
             while os.copy_file_range(read.fileno(), written.fileno(), 1 << 30):

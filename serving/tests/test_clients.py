@@ -34,6 +34,8 @@ def test_predict_answers_over_both_interfaces(server, tmp_path):
             np.testing.assert_array_equal(outputs["total"], X.sum(1))
         # Whole numbers in JSON are what the model takes; text stays text.
         shown = keras_ddl("predict", url, "-", "--version", 3, stdin='{"x": [[1, 2, 3]]}')
+        for rows in ('{"instances": [[1, 2, 3]]}', '{"instances": [{"x": [1, 2, 3]}]}'):
+            assert keras_ddl("predict", url, "-", "--version", 3, stdin=rows) == shown
         assert "y float" in shown and "[1, 3]\n[[3. 6. 9.]]" in shown, shown
         (tmp_path / "text.json").write_text('{"number": [7], "text": ["fünf 日"]}', encoding="utf-8")
         keras_ddl("predict", url, tmp_path / "text.json", "--signature", "pair", "-o", tmp_path / "text-out.json")
@@ -76,7 +78,7 @@ def test_predict_says_what_the_server_said(server, tmp_path):
     assert "in .npz or .json" in keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / "out.csv", status=2)
     assert "must begin with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
     nobody = keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
-    assert "no answer at http://127.0.0.1:1 (" in nobody and "refused" in nobody and "Start one" in nobody
+    assert "no answer from http://127.0.0.1:1 (" in nobody and "refused" in nobody and "Start one" in nobody
     assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
     assert "gRPC port" in keras_ddl("predict", f"http://127.0.0.1:{server.grpc_port}", "-", stdin="{}", status=1)
     np.savez(tmp_path / "objects.npz", x=np.array([b"a", None]))

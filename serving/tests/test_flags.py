@@ -99,7 +99,7 @@ def test_a_config_file_is_followed_and_a_wrong_one_changes_nothing(versions: Pat
         file.write_text("this is no config")
         _wait_for_line(server, "Error parsing")
         file.write_text("")
-        _wait_for_line(server, "It names no model")
+        _wait_for_line(server, "It must name a model")
         np.testing.assert_array_equal(server.predict(X, "first"), 3 * X)
         file.write_text(f"model_config_list {{ {one.format('first', versions)} {one.format('second', versions)} }}")
         server.wait_for(3, "second")

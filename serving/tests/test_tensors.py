@@ -220,7 +220,7 @@ def test_the_last_number_of_a_dtype_and_infinity_are_taken() -> None:
     assert read_json("[Infinity, -Infinity, 1e38]", tf.float32).tolist() == [np.inf, -np.inf, np.float32(1e38)]
     for dtype in (tf.int8, tf.uint8, tf.int32, tf.int64, tf.uint64):
         assert tensors.cast(np.array([dtype.min, dtype.max], object), dtype).tolist() == [dtype.min, dtype.max]
-    with pytest.raises(ValueError, match="1.5 is no whole number"):
+    with pytest.raises(ValueError, match="1.5 is not a whole number"):
         tensors.cast(np.array([1.0, 1.5]), tf.int32)
 
 

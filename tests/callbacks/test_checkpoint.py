@@ -228,7 +228,7 @@ def test_resume_refuses_a_model_that_is_not_built(tmp_path):
     fit(make(), checkpointing(tmp_path, monitor="loss"))
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(CheckpointError, match="resume needs a model that is built"):
+    with pytest.raises(CheckpointError, match="resume needs a built model"):
         fit(model, checkpointing(tmp_path, monitor="loss", resume=True))
 
 

@@ -44,12 +44,12 @@ def test_a_loss_that_falls_or_wavers_is_no_problem(curve):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_one_at_once(bad):
     assert found([bad]) == (0, "before any good window")
-    assert found([6.0, 4.0, bad], rise=None) == (2, "the lowest before was 4")
+    assert found([6.0, 4.0, bad], rise=None) == (2, "the lowest earlier loss was 4")
 
 
 def test_a_loss_that_grows_without_bound_is_one_when_it_has_grown_by_rise():
-    assert found([1.0, 2.9, 3.1]) == (2, "the lowest before was 1")
-    assert found([1.0, 1.4, 1.6], rise=0.5) == (2, "the lowest before was 1")
+    assert found([1.0, 2.9, 3.1]) == (2, "the lowest earlier loss was 1")
+    assert found([1.0, 1.4, 1.6], rise=0.5) == (2, "the lowest earlier loss was 1")
     assert found([1.0, 1e9], rise=None) is None
     slowly = np.append(learning(6.0, 4.0), np.linspace(4.0, 12.5, 60))
     assert slowly[found(slowly)[0]] > 12 and slowly[found(slowly, rise=0.25)[0]] < 5.2
@@ -58,11 +58,11 @@ def test_a_loss_that_grows_without_bound_is_one_when_it_has_grown_by_rise():
 def test_a_loss_that_jumps_back_to_blind_guesses_is_one_below_a_third_of_them_or_above_a_ceiling():
     jump = [*learning(6.0, 2.0), *[BLIND] * 20]
     assert found(jump) is None, "less than three times the lowest"
-    assert found(jump, rise=1.0) == (40, f"the lowest before was {min(jump):g}")
+    assert found(jump, rise=1.0) == (40, f"the lowest earlier loss was {min(jump):g}")
     assert found(jump, ceiling=4.7) == (40, "it must be below 4.7 by then")
     assert found(jump, ceiling=4.7, rise=None) == (40, "it must be below 4.7 by then")
     later = [*learning(6.0, 1.5), *[BLIND] * 20]
-    assert found(later) == (40, f"the lowest before was {min(later):g}")
+    assert found(later) == (40, f"the lowest earlier loss was {min(later):g}")
 
 
 def test_a_loss_that_never_leaves_blind_guesses_is_one_after_the_grace():
@@ -86,15 +86,15 @@ def test_what_comes_after_going_back_is_held_against_the_state_it_comes_from():
     judge = LossJudge(2.0, 4.7, 3)
     for loss in (6.0, 5.9, 1.0):
         assert judge.problem(loss) is None
-    assert judge.problem(4.6) == "the lowest before was 1"
+    assert judge.problem(4.6) == "the lowest earlier loss was 1"
     judge.go_back()  # only the state before the last good window is sure: here the first one, with all its time
     assert [judge.problem(loss) for loss in (6.0, 4.8, 4.8)] == [None, None, "it must be below 4.7 by then"]
     judge = LossJudge(2.0, None, 3)
     for loss in (6.0, 4.5, 1.0):
         assert judge.problem(loss) is None
-    assert judge.problem(4.4) == "the lowest before was 1"
+    assert judge.problem(4.4) == "the lowest earlier loss was 1"
     judge.go_back()  # to where the loss was 4.5, which a lower rate does not bring down to 1 at once
     assert judge.problem(4.4) is None and judge.problem(2.0) is None
-    assert judge.problem(6.1) == "the lowest before was 2"
+    assert judge.problem(6.1) == "the lowest earlier loss was 2"
     judge.go_back()
     assert judge.problem(4.4) is None

@@ -251,7 +251,7 @@ def test_absent_checkpoints_are_told_apart(tmp_path: Path) -> None:
         (lambda folder: checkpoint.find(folder, "newest"), "'latest', 'best' or a step. Received: 'newest'.*: 3"),
         (lambda folder: checkpoint.find(folder, 4), "must be a saved step. Received: 4. Steps in .*: 3"),
         (lambda folder: checkpoint.find(folder, "best"), r"metric='val_loss'.*\['loss'\]"),
-        (lambda folder: checkpoint.prune(folder, 0), "1 or more. Received: 0"),
+        (lambda folder: checkpoint.prune(folder, 0), "1 or more. Received: keep=0"),
     ],
 )
 def test_unknown_choices_are_told_what_there_is(tmp_path: Path, call: Callable[[Path], object], words: str) -> None:

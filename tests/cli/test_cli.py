@@ -64,14 +64,14 @@ MISTAKES = {
     "missing program": (["run", "-np", "2", "--", "no-such-program"], "'no-such-program', which is not in PATH"),
     "wrong mode": (["run", "-np", "4", "--mode", "x:3x1", "--", "true"], "must equal the number of ranks (4)"),
     "wrong hosts": (["run", "--hosts", "h0:x", "--", "true"], "hosts must be host:ranks"),
-    "too many ranks": (["run", "-np", "5", "--hosts", "h0:2,h1:2", "--", "true"], "number of places on the hosts (4)"),
+    "too many ranks": (["run", "-np", "5", "--hosts", "h0:2,h1:2", "--", "true"], "number of slots on the hosts (4)"),
     "wrong timeout": (["run", "-np", "2", "--timeout", "-1", "--", "true"], "timeout must be a number of seconds"),
     "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
     "unknown command": (["walk"], "No such command 'walk'"),
     "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
     "export opset": (
         ["export", ".", "out", "--opset", "15"],
-        "opset must be 9 to 18, and is for ONNX. Received: 15 for saved",
+        "opset must be 9 to 18, and only ONNX takes it. Received: 15 for saved",
     ),
     "export check of a format": (["export", "--check", ".", "--format", "onnx"], "Give CHECKPOINTS and OUTPUT"),
 }
@@ -140,7 +140,7 @@ def test_cli_info_shows_the_installation(here: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     shown = keras_ddl("info")
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
-    for name in ("keras_ddl", "python", "keras", "mpi4py", "mpirun", "CPU", "/dev/shm", "KERAS_DDL_MODE"):
+    for name in ("keras_ddl", "python", "keras", "mpi4py", "mpirun", "CPU", "/dev/shm", "GPUs", "KERAS_DDL_MODE"):
         assert name in lines, shown
     assert "17.0 (environment)" in lines["KERAS_DDL_DEADLINE_SECONDS"]
     assert "INVALID" in lines["KERAS_DDL_STAGING_BYTES"] and "UNKNOWN" in lines["KERAS_DDL_DEDLINE"]

@@ -126,7 +126,10 @@ MISTAKES = {
         "restarts = '2'",
         "restarts must be a whole number. Received: restarts = '2' (str) in job.toml. Write restarts = 2.",
     ),
-    "bool for a number": ("np = true", "np must be a whole number, or a range as '2:4'. Received: np = True (bool)"),
+    "bool for a number": (
+        "np = true",
+        "np must be a whole number, or a range such as '2:4'. Received: np = True (bool)",
+    ),
     "string for a flag": ("verbose = 'yes'", "verbose must be true or false. Received: verbose = 'yes' (str)"),
     "number for a string": ("hosts = 2", "hosts must be a string. Received: hosts = 2 (int)"),
     "list with a number": ("mpi-arg = ['a', 2]", "mpi-arg must be a string, or a list of these. Received: mpi-arg = 2"),
@@ -138,7 +141,7 @@ MISTAKES = {
     "program": ("command = 2", "command must be a string, or a list of strings. Received: command = 2"),
     "quotes": (
         'command = "python \'x"',
-        'must be words that a shell can read. Received: command = "python \'x" in job.toml, No closing quotation',
+        'must be a command line in shell syntax. Received: command = "python \'x" in job.toml, No closing quotation',
     ),
     "variables": ("env = 2", "env must be a table. Received: env = 2"),
     "variable": ("[env]\nA = 1", 'Received: A = 1 in [env] of job.toml. Write A = "1"'),
@@ -218,7 +221,7 @@ def test_dry_run_by_mpirun_and_in_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_NTASKS", "2")
     comments, _ = dry_run("train.py")
-    assert "  as the resource manager says (SLURM_JOB_NODELIST=n[1-2]): ranks 0 to 1\n" in comments
+    assert "  chosen by the resource manager (SLURM_JOB_NODELIST=n[1-2]): ranks 0 to 1\n" in comments
 
 
 @needs_part("--events")

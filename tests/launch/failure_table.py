@@ -75,7 +75,7 @@ CASES = {
     "sigkill_rank_0": Case("SIGKILL of rank 0", r"rank 0 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_goes_on": Case(
         "SIGKILL, with `-np 2:3`: the others go on",
-        r"rank 1 was lost \(killed by SIGKILL\); 2 continue",
+        r"rank 1 was lost \(killed by SIGKILL\); 2 ranks continue",
         0,
         None,
         ranks=_MIN_NP,
@@ -89,14 +89,14 @@ CASES = {
     ),
     "sigkill_rank_0_goes_on": Case(
         "SIGKILL of rank 0, with `-np 2:3`: the next one writes",
-        r"rank 0 was lost \(killed by SIGKILL\); 2 continue",
+        r"rank 0 was lost \(killed by SIGKILL\); 2 ranks continue",
         0,
         None,
         ranks=_MIN_NP,
     ),
     "sigstop_goes_on": Case(
         "SIGSTOP, with `-np 2:3` and `KERAS_DDL_DEADLINE_SECONDS=8`: it is killed, and the others go on",
-        r"rank 1 has not come to the others for 8 s, and is killed",
+        r"rank 1 has not answered the other ranks for 8 s and is killed",
         0,
         None,
         90.0,

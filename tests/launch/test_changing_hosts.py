@@ -62,7 +62,7 @@ def job() -> Job:
 def test_ranks_are_started_and_asked_to_leave(job: Job) -> None:
     job.change("a:1,b:2")
     assert job.started == [{"host": "b", "first": 2, "local_ranks": [0, 1], "local_size": 2}] and job.leaving == [1]
-    assert job.said == ["hosts has changed: a:1,b:2.", "ranks 2 to 3 on host b: started, to join the others."]
+    assert job.said == ["hosts has changed: a:1,b:2.", "ranks 2 to 3 started on host b and will join the others."]
     job.hosts.tick()
     assert len(job.started) == 1
 

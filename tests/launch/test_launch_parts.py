@@ -6,6 +6,8 @@ import re
 import select
 import socket
 import struct
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,7 +66,7 @@ def test_job_has_a_rank_for_each_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
     assert job.make(["p"], num_ranks=2).num_ranks == 2
     assert job.make(["p"], num_ranks=None, hosts="a:4").num_ranks == 4
     monkeypatch.delenv("SLURM_NTASKS")
-    with pytest.raises(ConfigError, match="no number of tasks of Slurm"):
+    with pytest.raises(ConfigError, match="SLURM_NTASKS is not set"):
         job.make(["p"], num_ranks=None)
 
 
@@ -333,7 +335,7 @@ def test_explain_does_not_blame_the_rank_that_misses_another():
     first = missing(2, 1.0)
     leaver = RankOutcome(1, "h1", status=-15, stopped_by="mpirun")
     text = explain([leaver, first], first)
-    assert "rank 2 on host h2 was the first to lose another rank" in text and "failed first" not in text
+    assert "rank 2 on host h2 was the first to report a lost rank" in text and "failed first" not in text
     text = explain([leaver, missing(2, 1.0, 1)], leaver)
     assert "rank 1 on host h1 failed first, and the job was ended: left while others waited for it (sys.exit" in text
 
@@ -400,6 +402,20 @@ def test_ranks_that_end_together_remove_the_folder_of_their_job_together(tmp_pat
             for removal in [ranks.submit(remove_job_folder, folder, 0.0) for _ in range(4)]:
                 removal.result()
             assert not folder.exists()
+
+
+def test_the_folder_of_a_wrapper_that_was_killed_is_removed_by_another(tmp_path: Path):
+    folder = tmp_path / "keras_ddl-job"
+    make = "import sys; from pathlib import Path; from keras_ddl.launch import job_folder as f\n"
+    make += "f.make(Path(sys.argv[1])); f.make_for_rank(Path(sys.argv[1]), 3); print('made', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", make, folder], stdin=-1, stdout=-1) as wrapper:
+        assert wrapper.stdout.readline() == b"made\n"
+        remove_job_folder(folder, 0.0)
+        assert (folder / "rank-3").exists()
+        wrapper.kill()
+        wrapper.wait()
+    remove_job_folder(folder, 0.0)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "0"), ("", "0"), ("7", "7"), ("random", r"\d+")])

@@ -127,7 +127,7 @@ def test_a_spare_that_is_lost_before_it_has_joined_is_replaced_by_the_next() -> 
         links[rank].over, links[rank].outcome.status = True, status
         assert regrouping.goes_on_without(links[rank], is_stopping=False)
     assert [line for line in said if "a spare" in line] == [
-        "rank 2, a spare, starts, to take the place of rank 1.",
-        "rank 3, a spare, starts, to take the place of rank 2.",
+        "spare rank 2 takes the place of rank 1.",
+        "spare rank 3 takes the place of rank 2.",
     ], "what has ended by itself would do so again"
     assert regrouping.spares == [4]

@@ -71,7 +71,7 @@ def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
     others = [each for each in range(3) if each != rank]
     total = 300 * 299 / 2
     assert left(ended) == [[each, place, total, [3, 2]] for place, each in enumerate(others)], ended
-    assert f"keras-ddl: rank {rank} was lost (killed by SIGKILL); 2 continue." in ended.err, ended
+    assert f"keras-ddl: rank {rank} was lost (killed by SIGKILL); 2 ranks continue." in ended.err, ended
     prefixes = re.findall(r"^\[(.*?)\] ", ended.out, re.MULTILINE)
     # The first of those that are left is shown as rank 0 was, the other one by what rank() is there, and its number.
     assert [each for each in prefixes if each != "1, was 2"] == (["1"] if rank == 2 else []), ended

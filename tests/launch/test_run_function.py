@@ -136,7 +136,7 @@ def closure(lock):
 
 @pytest.mark.long
 def test_run_function_must_return_what_can_travel_and_start_no_ranks_of_its_own():
-    with pytest.raises(LaunchError, match="What fn returns must be picklable. Received: Lock|lock on rank 0"):
+    with pytest.raises(LaunchError, match="The result of fn must be picklable. Received: Lock|lock on rank 0"):
         keras_ddl.run(lambda: __import__("threading").Lock(), np=1)
     with pytest.raises(LaunchError, match="must not be called by a rank of a job"):
         keras_ddl.run(lambda: keras_ddl.run(number, np=2), np=1)

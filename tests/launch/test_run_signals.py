@@ -62,7 +62,7 @@ def test_run_sigterm_gives_ranks_time_to_save_and_kills_those_that_need_more(tmp
     ended = started.finish()
     assert ended.status == 75, ended
     assert (tmp_path / "saved-15-0").exists() and not (tmp_path / "saved-15-1").exists(), ended
-    assert "the ranks ended with status 75, to be started again" in ended.err, ended
+    assert "the ranks ended with status 75 and ask to be started again" in ended.err, ended
 
 
 def test_run_sigusr1_is_passed_on_by_the_launcher_and_by_a_wrapper(tmp_path: Path):

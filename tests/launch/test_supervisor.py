@@ -39,7 +39,7 @@ BY_STARTER = [exits(rank, -15, stopped_by="mpirun") for rank in (0, 1)]
 ENDS: dict[str, tuple[list[Event], int, str]] = {
     "a status": ([exits(1, 3)], 3, r"rank 1 on host h failed first, .*: ended with exit status 3"),
     "a signal": ([exits(1, KILLED)], 137, r"rank 1 on host h failed first, .*: killed by SIGKILL"),
-    "a wrapper that is gone": ([vanishes(1)], 1, r"rank 1 on host h failed first, .*: lost without a report"),
+    "a wrapper that is gone": ([vanishes(1)], 1, r"rank 1 on host h failed first, .*: sent no report of its end"),
     "a traceback on stderr": (
         [says(1, TRACEBACK), exits(1, 1)],
         1,
@@ -102,7 +102,7 @@ def test_sigusr1_is_passed_on_and_ranks_that_end_with_75_are_started_again(stage
     assert played.status == 0
     assert "restart 1 of 1, with 2 ranks (the ranks ended with status 75)" in played.err
     again = stage.play([gets(signal.SIGTERM), *saved[2:]], grace=30.0)
-    assert again.status == RESTART_STATUS and "the ranks ended with status 75, to be started again" in again.err
+    assert again.status == RESTART_STATUS and "the ranks ended with status 75 and ask to be started again" in again.err
 
 
 def test_job_that_takes_too_long_is_ended(stage: Stage) -> None:
@@ -133,7 +133,10 @@ def test_the_others_go_on_without_a_rank_that_is_killed(lost: int, stage: Stage)
         stage, exits(lost, KILLED), *after_loss(*left), until(left[1], Kind.ANSWER), *print_all, exits(left[0], 0),
         exits(left[1], 0),
     )  # fmt: skip
-    assert (played.status, played.err) == (0, f"keras-ddl: rank {lost} was lost (killed by SIGKILL); 2 continue.\n")
+    assert (played.status, played.err) == (
+        0,
+        f"keras-ddl: rank {lost} was lost (killed by SIGKILL); 2 ranks continue.\n",
+    )
     # The first of those that are left is shown as rank 0 was, the other by what rank() is there, and its number.
     assert played.out == f"mine\n[{'1' if left[1] == 1 else '1, was 2'}] mine\n"
     for rank in left:
@@ -155,13 +158,13 @@ def test_a_rank_that_does_not_ask_is_killed_and_the_others_go_on(stage: Stage) -
     events = [*after_loss(0, 2), until(1, Kind.SIGNAL), exits(1, KILLED), *BOTH_GO_ON]
     played = goes_on(stage, *events, env=env)
     assert played.status == 0 and played.orders(1, Kind.SIGNAL) == [{"signal": signal.SIGKILL}]
-    assert "keras-ddl: rank 1 has not come to the others for 0.1 s, and is killed." in played.err
+    assert "keras-ddl: rank 1 has not answered the other ranks for 0.1 s and is killed." in played.err
 
 
 def test_one_that_cannot_be_killed_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regrouping, "_KILLING_SECONDS", 0.1)
     played = goes_on(stage, *after_loss(0, 2), *BOTH_GO_ON, env={"KERAS_DDL_DEADLINE_SECONDS": "0.1"})
-    assert played.status == 0 and "rank 1 was lost (lost without a report); 2 continue." in played.err
+    assert played.status == 0 and "rank 1 was lost (sent no report of its end); 2 ranks continue." in played.err
 
 
 def test_too_few_are_left(stage: Stage) -> None:
@@ -174,7 +177,7 @@ def test_too_few_are_left(stage: Stage) -> None:
 def test_a_rank_that_ends_with_status_0_in_the_middle_is_lost_and_said_so(stage: Stage) -> None:
     played = goes_on(stage, exits(1, 0, in_job=True), *after_loss(0, 2), *BOTH_GO_ON)
     middle = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
-    assert played.status == 0 and f"keras-ddl: rank 1 was lost ({middle}); 2 continue.\n" in played.err
+    assert played.status == 0 and f"keras-ddl: rank 1 was lost ({middle}); 2 ranks continue.\n" in played.err
     assert played.err.endswith(f"keras-ddl: the other ranks have continued without rank 1: {middle}.\n")
     at_end = goes_on(stage, exits(0, 0, in_job=True), exits(1, 0, in_job=True), ranks=2, least=1)
     assert (at_end.status, at_end.err) == (0, ""), "nobody has missed them"
@@ -203,8 +206,11 @@ def test_a_spare_takes_the_place_of_a_lost_rank(stage: Stage) -> None:
     events += [asks(2, join=True), asks(0, epoch=0, admits=[2]), until(0, Kind.ANSWER), exits(0, 0), exits(2, 0)]
     played = goes_on(stage, *events, ranks=2, least=1, spares=1)
     assert played.status == 0, played
-    assert "rank 2, a spare, starts, to take the place of rank 1." in played.err
-    assert "rank 2 has joined; 2 continue." in played.err and played.orders(0, Kind.ANSWER)[0]["members"] == [0, 2]
+    assert "spare rank 2 takes the place of rank 1." in played.err
+    assert "rank 2 has joined; 2 ranks continue." in played.err and played.orders(0, Kind.ANSWER)[0]["members"] == [
+        0,
+        2,
+    ]
 
 
 # ---- restarts --------------------------------------------------------------------------------------------------------

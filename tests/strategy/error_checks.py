@@ -69,7 +69,7 @@ def check_model_made_outside_the_scope():
             model.fit(X, Y, verbose=0)
 
     refuses(ConfigError, "A model.*must be made inside", fit_inside)
-    with recorded_warnings("trains it alone") as messages:
+    with recorded_warnings("each rank trains it alone") as messages:
         model.fit(X, Y, verbose=0)
     assert messages
 

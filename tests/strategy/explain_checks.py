@@ -58,7 +58,7 @@ def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
         "RandomStandardNormal (",
         "IteratorGetNext (",
         "LookupTableInsertV2 (",
-        "batches='rank', rows of each rank's own",
+        "batches='rank', with each rank's own rows",
     )
     for ending, kind in zip(endings, kinds):
         assert f"Received: {kind}" in ending and ("explain_checks.py:" in ending) == ("(" in kind), ending

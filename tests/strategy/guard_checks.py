@@ -46,7 +46,7 @@ def check_divergence_stops_all_ranks_with_a_message():
         model = regression(2.5)
         history, said = fit_guarded(model, callbacks.DivergenceGuard(window=2), **validation)
         assert len(history["loss"]) < 3 and model.optimizer.iterations < 12, history
-        assert len(said) == 1 and "loss is" in said[0] and "the lowest before was" in said[0], said
+        assert len(said) == 1 and "loss is" in said[0] and "the lowest earlier loss was" in said[0], said
         assert "Training stops. Lower the learning rate" in said[0], said
     model = regression(1e-9)
     _, said = fit_guarded(model, callbacks.DivergenceGuard(window=2, ceiling=0.5, grace=3))

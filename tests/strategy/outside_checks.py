@@ -77,7 +77,7 @@ def check_what_rank_0_changes_alone_counts_on_all_ranks():
             for model in (alone, shared):
                 if RANK == 0:
                     changed(model)
-            with warned(f"where {name} begins: other values of net/first/kernel"):
+            with warned(f"when {name} begins: values of net/first/kernel"):
                 mine = call(shared)
             expected = of_one_process(lambda: call(alone))  # noqa: B023
             np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6, err_msg=f"{name} {first}")
@@ -104,7 +104,7 @@ def check_what_a_step_uses_besides_the_model_is_rank_0s_too():
     assert np.isfinite(CALLS["evaluate"](shared)).all()
     if RANK == 0:
         teacher.layers[-1].bias.assign([3.0, 4.0])
-    with warned("where evaluate begins: other values of"):
+    with warned("when evaluate begins: values of"):
         losses = everyone(CALLS["evaluate"](shared))
     assert losses == [losses[0]] * SIZE
     np.testing.assert_array_equal(teacher.layers[-1].bias, [3.0, 4.0])
@@ -179,14 +179,14 @@ def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
         text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("first").kernel, element=1)))
     assert f"layer 'first', net/first/kernel on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 240" in text, text
     assert "elements, the first [0, 1] " in text and "more of" not in text, text
-    assert "after step 9 (at step 8 all were equal), " in text, text
+    assert "after step 9 (all were equal at step 8), " in text, text
 
 
 @long
 def check_a_flipped_bit_is_named_at_the_epochs_end_at_the_latest():
     """At the default share. The lowest bit could be rounded away until then."""
     text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("second").bias, element=1, bit=1 << 16)))
-    assert "layer 'second', net/second/bias" in text and " all were equal), " in text, text
+    assert "layer 'second', net/second/bias" in text and "(all were equal at step " in text, text
 
 
 @long

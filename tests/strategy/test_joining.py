@@ -109,7 +109,7 @@ def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_g
     alone = run(["run", "-np", "1", "python", program], tmp_path)
     ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.splitlines()[0] == alone.out.strip(), (alone, ended)
-    assert "rank 2 has joined; 2 continue." in ended.err, ended
+    assert "rank 2 has joined; 2 ranks continue." in ended.err, ended
     said = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
     assert len(said) == (leaves is not None) and (leaves is None or leaves in said[0]), ended
 

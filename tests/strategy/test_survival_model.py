@@ -90,7 +90,7 @@ class Case:
         left = [rank for rank in job.ranks if rank.ended not in ("killed", "left")]
         if self.regroups:  # then it takes no newcomers
             left = [
-                rank for rank in left if "the program of the others has called" not in str(job.errors.get(rank.number))
+                rank for rank in left if "which the other ranks have called" not in str(job.errors.get(rank.number))
             ]
         failed = [rank for rank in left if rank.ended != "well"]
         if not failed:

@@ -81,7 +81,7 @@ def test_a_program_that_catches_the_error_goes_on_with_its_strategy(shards: bool
 WHY = {
     "iterator": "IteratorGetNext",
     "drawn": "RandomStandardNormal (",
-    "rows": "batches='rank', rows of each rank's own",
+    "rows": "batches='rank', with each rank's own rows",
     "collective": "a collective outside of them",
 }
 

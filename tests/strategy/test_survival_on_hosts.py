@@ -78,12 +78,13 @@ def test_hosts_that_the_file_names_later_join_and_others_leave(model: str, agent
     job = Changing(tmp_path, agent, "h0:2", model=model)
     job.started.wait_for(tmp_path / "until-0")
     job.write("h0:2,h1:2")
-    job.see("ranks 2 to 3 on host h1: started, to join the others.", "has joined; 4 continue.")
+    job.see("ranks 2 to 3 started on host h1 and will join the others.", "has joined; 4 ranks continue.")
     job.write("h1:2")
     job.see(
-        "rank 0 leaves (no room for it in hosts); 2 continue.", "rank 1 leaves (no room for it in hosts); 2 continue."
+        "rank 0 leaves (no room for it in hosts); 2 ranks continue.",
+        "rank 1 leaves (no room for it in hosts); 2 ranks continue.",
     )
     job.write("h1:1,h2:1")
-    job.see("rank 3 leaves (no room for it in hosts); 1 continue.", "rank 4 has joined; 2 continue.")
+    job.see("rank 3 leaves (no room for it in hosts); 1 rank continues.", "rank 4 has joined; 2 ranks continue.")
     said = job.finish([2, 4])
     assert "Traceback" not in said and "lost" not in said, said

@@ -31,7 +31,7 @@ def check(
 
 def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) -> None:
     ended = check(tmp_path, "mesh2+by8", "arrays", "step", "1:7", ranks=4, mesh="(1, 2)", left=[0, 2])
-    assert "of the mesh 2 x 2, rank 1 (batch 0, model 1) was lost; 1 x 2 continue." in ended.err, ended
+    assert "the mesh 2 x 2 has lost rank 1 (batch 0, model 1); a mesh of 1 x 2 continues." in ended.err, ended
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def check_what_cannot_be_honoured_is_refused_by_name():
     raises(ConfigError, "Received: seen.*SUM", lambda: make("NONE", synchronization=ON_READ, name="seen"))
     kept_apart = tf.VariableSynchronization.NONE
     raises(ConfigError, "Received: alone", lambda: make("SUM", synchronization=kept_apart, name="alone"))
-    raises(ConfigError, "ON_READ and SUM", lambda: make("SUM", synchronization=ON_READ).assign_add(1.0))
+    raises(ConfigError, "ON_READ and aggregation SUM", lambda: make("SUM", synchronization=ON_READ).assign_add(1.0))
     table = make("SUM", tf.zeros([3, 2]), name="table")
     rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]))
     raises(ConfigError, "table:0.scatter_sub", lambda: STRATEGY.run(lambda: table.scatter_sub(rows)))

@@ -53,6 +53,15 @@ def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command
     assert shlex.split(command)[0] == "pip"  # a shell reads it
 
 
+@pytest.mark.parametrize("installed", [(), ("tensorflow",), ("tensorflow-cpu",)])
+def test_the_remedy_for_gpus_brings_cuda(site, installed):
+    for name in installed:
+        site(name)
+    command = packages.install_tensorflow(for_gpus=True)
+    assert command.endswith("pip install 'tensorflow[and-cuda]>=2.21,<2.22'")
+    assert command.startswith("pip uninstall -y tensorflow-cpu && ") is (installed == ("tensorflow-cpu",))
+
+
 @pytest.mark.parametrize(
     ("installed", "command"),
     [

@@ -45,15 +45,15 @@ ROOM = "keras_ddl.strategy.distribute_loop"
 
 # A pattern, and the modules of keras_ddl that alone have it: each of them must.
 HOMES = [
-    # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library; the
-    # server asks the C library to give back memory.
+    # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library, as is
+    # the look for GPUs, which asks NVIDIA's driver; the server asks the C library to give back memory.
     (
         r"^\s*(import|from) ctypes",
         {
             *("communicator.binding", "communicator.native_library", "communicator.native_signals"),
             *("communicator.native_timeline", "communicator.requests", "communicator.started"),
             *("communicator.host", "communicator.host_messages"),
-            *("launch.processes", "export.proof.clean_process", "serving.memory"),
+            *("launch.gpus", "launch.processes", "export.proof.clean_process", "serving.memory"),
         },
     ),
     # Only two modules: what they import is in one list each, with the versions that have it.

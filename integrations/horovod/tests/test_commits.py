@@ -51,7 +51,7 @@ def test_torn_commit_is_passed_over(tmp_path: Path, tear) -> None:
 
 def test_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("a file")
-    with pytest.raises(ConfigError, match="rank-0, which is no directory"):
+    with pytest.raises(ConfigError, match="rank-0, which is not a directory"):
         commits.Commits(tmp_path).write(1, "one")
 
 
@@ -149,11 +149,11 @@ def test_no_commit_of_a_stranger_is_unpickled(kind: str, tmp_path: Path, monkeyp
             give_away(commit_of_a_stranger(rank), mine.directory)
         case "all by another user":
             give_away(commit_of_a_stranger(rank), configured)
-    with pytest.raises(ConfigError, match="must belong to its user alone"):
+    with pytest.raises(ConfigError, match="only a job's user may have access"):
         commits.newest(mine)
     assert not (tmp_path / "made").exists()
     if kind == "all by another user":
-        with pytest.raises(ConfigError, match="must belong to its user alone"):
+        with pytest.raises(ConfigError, match="only a job's user may have access"):
             mine.write(1, "one")
 
 

@@ -141,7 +141,7 @@ def check_what_makes_no_sense_is_refused():
     raises(ConfigError, "backward_passes", lambda: DistributedOptimizer(sgd(), backward_passes_per_step=0))
     twice = sgd(gradient_accumulation_steps=2)
     raises(ConfigError, "same thing", lambda: DistributedOptimizer(twice, backward_passes_per_step=3))
-    raises(ConfigError, "must be layers", lambda: PartialDistributedOptimizer(sgd(), local_layers=["dense"]))
+    raises(ConfigError, "must be Keras layers", lambda: PartialDistributedOptimizer(sgd(), local_layers=["dense"]))
     raises(ConfigError, "takes a tf.GradientTape", lambda: DistributedGradientTape(sgd()))
     twice = DistributedGradientTape(tf.GradientTape())
     raises(ConfigError, "takes a tf.GradientTape", lambda: DistributedGradientTape(twice))

@@ -25,11 +25,11 @@ from keras_ddl.cut.subgraph import SubgraphBuilder, operation_behind
 
 
 class _Tried(Exception):
-    """The branches were built to learn the placements of their outputs."""
+    """Raised when branches were built only to learn the placements of their outputs."""
 
 
 class _Stale(Exception):
-    """A branch's outputs do not have the placements that they had the last time."""
+    """Raised when a branch's outputs do not have the placements that they had the last time."""
 
 
 @rule(*BRANCHES)
@@ -63,9 +63,9 @@ def branch(b: Context, node: Node) -> PlacedOutputs | None:
 class _Branches:
     """The branches of an operation, to be built in the graph of a rank.
 
-    They are built twice: once to learn the placements of their outputs, and once to give them in placements that all
-    have in common. What the first time showed is remembered (Context.decisions), for branches and loops inside, which
-    the second time builds again: so the time of a cut does not double with each branch inside of another.
+    The branches are built twice: once to learn the placements of their outputs, and once to return outputs in common
+    placements. Results of the first time are remembered (Context.decisions) for inner branches and loops, which are
+    built again the second time, so the time of a cut does not double with each nested branch.
     """
 
     def __init__(self, b: Context, node: Node, graphs: Sequence[tf.Graph]) -> None:
@@ -118,14 +118,15 @@ def _outputs(inner: SubgraphBuilder, targets: Sequence[Placement]) -> list[tf.Te
 
 
 def _stands_for(value: Value, placement: Placement) -> bool:
-    """Whether a placeholder can stand for an output where nothing but placements is looked at."""
+    """Whether a placeholder can stand for an output when only placements matter."""
     return bool(value.dtype != tf.resource) and not isinstance(placement, FlatShard)
 
 
 def _placeholders(
     b: Context, node: Node, inners: Sequence[SubgraphBuilder], targets: Sequence[Placement]
 ) -> list[tuple[tf.Tensor, Placement]]:
-    """Returns outputs of branches inside of one that is only tried: the branches are built when that one is."""
+    """Returns placeholders for outputs of branches inside a graph that is only tried; the branches are built when that
+    graph is."""
     _set_known(b, node, inners)
     shapes = [b.static_local_shape(value.shape, target) for value, target in zip(node.outputs, targets)]
     tensors = [tf.compat.v1.placeholder(value.dtype, shape) for value, shape in zip(node.outputs, shapes)]
@@ -133,14 +134,14 @@ def _placeholders(
 
 
 def _set_known(b: Context, node: Node, inners: Sequence[SubgraphBuilder]) -> None:
-    """What all branches agree in is known of the outputs."""
+    """Records, for the outputs, what all branches agree on."""
     for i, output in enumerate(node.outputs):
         ends = [inner.abstract_outside(inner.program.outputs[i]) for inner in inners]
         b.set_abstract(output, functools.reduce(AbstractValue.joined, ends))
 
 
 def _common(inners: Sequence[SubgraphBuilder], index: int) -> Placement:
-    """Returns the placement in which all branches can give an output."""
+    """Returns the placement in which all branches can return an output."""
     ends = [(inner, inner.program.outputs[index]) for inner in inners]
     others = {inner.placement(value) for inner, value in ends} - {REPLICATED}
     if len(others) != 1:

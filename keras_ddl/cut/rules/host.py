@@ -1,8 +1,8 @@
-"""What the host computes, and what is no function of its inputs: run once, by rank 0, as by one process; and what each
-rank reads for itself.
+"""Host functions and operations that are not functions of their inputs, which rank 0 runs once for all ranks, and reads
+that each rank makes for itself.
 
-On a mesh, that is the first of all its ranks, and the last cut sees to it: the others leave these operations as they
-are (Context.everyone).
+On a mesh the first of all ranks runs them, and the last cut arranges this: earlier cuts leave these operations
+unchanged (Context.everyone).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keras_ddl.cut.registry import rule
 
 
 def _effect(b: Context, node: Node) -> PlacedOutputs:
-    """Only rank 0 prints and writes; what it writes is replicated."""
+    """Only rank 0 prints and writes; operands are replicated."""
     inputs = b.all_replicated(node.inputs)
     if b.everyone is None or b.everyone.rank == 0:
         b.make(node, inputs)
@@ -23,7 +23,7 @@ def _effect(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _function(b: Context, node: Node) -> PlacedOutputs:
-    """Rank 0's results go to all: the program's function is called once, and may do what it likes."""
+    """All ranks get rank 0's results: the program's function is called once, and may do anything."""
     if b.everyone is None:
         return b.make_replicated(node)
     first_rank.check_sendable(
@@ -38,10 +38,10 @@ def _function(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _read(b: Context, node: Node) -> PlacedOutputs:
-    """All ranks read, so that their data goes on and ends alike, and rank 0's results go to all."""
+    """All ranks read, so that their data advances and ends alike, and all get rank 0's results."""
     if b.everyone is None:
         return b.make_replicated(node)
-    kind = "What a step reads from an iterator or a queue is what rank 0 reads"
+    kind = "All ranks use what rank 0 reads from an iterator or a queue in a step"
     first_rank.check_sendable(b, node, kind, "Read it outside of the step, and pass it as an argument.")
     outputs = b.make(node, b.all_replicated(node.inputs))
     b.report.from_rank_0(node, first_rank.messages(node.outputs), "is read by each rank for itself")

@@ -19,9 +19,10 @@ _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 @rule("UnsortedSegmentSum")
 def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
-    """Each rank adds up its own rows by index, which gives parts; the rows are gathered where that is fewer bytes.
+    """Each rank adds up its own rows by index, which gives parts; if that is fewer bytes, the rows are gathered
+    instead.
 
-    Of rows that are sharded along their width, each rank adds up its own width of all of them.
+    If rows are sharded along their width, each rank adds up its part of the width of all rows.
     """
     data, ids, count = node.inputs
     width = b.placement(data)
@@ -40,7 +41,8 @@ def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
-    """Adds rows to those of a replicated variable: as a table of sums, which ranks sum, where that is fewer bytes."""
+    """Adds rows to those of a replicated variable; if that is fewer bytes, as a table of sums that is summed over
+    ranks."""
     variable, indices, updates = node.inputs
     placement, shape = _sharding_of(b, indices, updates), tf_compat.variable_shape(variable.tensor)
     dims, at = b.dims(updates), b.dims(indices)
@@ -63,7 +65,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
-    """Returns how indices and the rows that they are of can be sharded alike; None where they cannot."""
+    """Returns how indices and their rows can be sharded alike, or None."""
     for value in (indices, rows):
         placement = b.placement(value)
         if isinstance(placement, Sharded):
@@ -74,16 +76,17 @@ def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
 
 
 def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
-    """Whether a table of sums is fewer bytes to move than the rows that it is made of.
+    """Whether moving a table of sums takes fewer bytes than moving the rows that it is made of.
 
-    A sum over ranks sends what it sums twice, gathered rows go once. Of open extents a usual batch is assumed.
+    A sum over ranks sends its bytes twice; gathered rows are sent once. For open extents a usual batch is assumed.
     """
     size, gathered = number_of(table) if table is not None else None, number_of(rows)
     return size is None or 2 * size < (gathered if gathered is not None else _USUAL_BYTES // dtype.size)
 
 
 def _is_added_to_a_part(b: Context, value: Value) -> bool:
-    """Whether it is added to what has to be summed over ranks anyway, as where a table is also multiplied."""
+    """Whether the result is added to a value that must be summed over ranks anyway, as when a table is also
+    multiplied."""
     others = [
         each
         for reader in b.program.readers(value)

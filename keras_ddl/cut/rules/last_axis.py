@@ -1,6 +1,6 @@
 """Operations along an axis that is cut itself: softmax, cross entropies of a cut vocabulary, the largest entry.
 
-A few numbers of each row are combined over ranks in place of gathering its entries: the largest of them, and sums.
+Instead of gathering entries, a few numbers per row are combined over ranks: the largest entry, and sums.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def softmax(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("SoftmaxCrossEntropyWithLogits")
 def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
-    """Of logits or labels that are cut along the classes: each rank sums over its own."""
+    """Cross entropy of logits or labels that are cut along the classes: each rank sums over its own classes."""
     cuts = {b.placement(each) for each in node.inputs if not isinstance(b.placement(each), Replicated)}
     known = [b.dims(each) for each in node.inputs]
     if len(cuts) != 1 or not any(_is_cut(b, each, 1) for each in node.inputs):
@@ -62,7 +62,7 @@ def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("SparseSoftmaxCrossEntropyWithLogits")
 def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
-    """Of logits that are cut along a vocabulary of the model axis."""
+    """Sparse cross entropy of logits that the model axis cuts along a vocabulary."""
     logits, labels = node.inputs
     placement = b.placement(logits)
     if b.rows_by_extent or not _is_cut(b, logits, 1):
@@ -88,7 +88,7 @@ def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("ArgMax", "ArgMin")
 def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
-    """Along an axis that is cut along the model axis: the first of the places at which ranks have the largest entry."""
+    """Finds, along an axis that the model axis cuts, the first place of the largest entry."""
     value, axis = node.inputs
     dims, placement = b.dims(value), b.placement(value)
     along = b.extents.constants(axis)[0] % len(dims)
@@ -123,12 +123,12 @@ def _is_cut(b: Context, value: Value, axis: int) -> bool:
 
 
 def _wide(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns halves as float32, in which sums over ranks are not rounded each."""
+    """Returns 16-bit floats as float32, so that sums over ranks are not rounded one by one."""
     return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
 
 
 def _below_largest(b: Context, node: Node, own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns entries less the largest of all ranks' along the last axis, and their powers of e."""
+    """Returns entries minus the largest entry of all ranks along the last axis, and their exponentials."""
     top = b.combined_over_ranks(node, {"top": lambda: tf.reduce_max(own, -1, keepdims=True)}, "max")["top"]
     below = own - top
     return below, tf.exp(below)

@@ -62,14 +62,14 @@ def _types(letter: str) -> list[str]:
 
 @rule(*_SIGNATURES.keys() - {"TensorListScatterV2"})
 def of_lists(b: Context, node: Node) -> PlacedOutputs | None:
-    """Builds an operation on a list that is sharded, or becomes so because one of its elements is."""
+    """Builds an operation on a list that is sharded, or becomes sharded because one of its elements is."""
     operands, results = _signature(node)
     return _of_lists(b, node, operands, results)
 
 
 @rule("AddN", "ZerosLike")
 def entrywise(b: Context, node: Node) -> PlacedOutputs | None:
-    """Builds it for lists in one placement, and for tensors as their specs (specs/entrywise.py) say."""
+    """Builds an operation for lists in one placement, and for tensors as their specs (specs/entrywise.py) say."""
     if any(isinstance(b.placement(each), TensorList) for each in node.inputs):
         return _of_lists(b, node, "L" * len(node.inputs), "L")
     return propagate(b, node)
@@ -97,7 +97,7 @@ def _stacked(element: Sharded) -> Sharded:
 
 
 def _list_placement(b: Context, node: Node, operands: str) -> TensorList | None:
-    """Returns the placement of an operation's list: its own, or the one that its elements ask for."""
+    """Returns the placement of an operation's list: its own, or the one that its elements require."""
     pairs: list[tuple[Value, Placement, str]] = [
         (value, b.placement(value), letter) for value, letter in zip(node.inputs, operands)
     ]
@@ -134,7 +134,7 @@ def _make(b: Context, node: Node, operands: str, placement: TensorList) -> list[
 
 
 def _local_element_shape(b: Context, operand: Value, element: Sharded) -> tf.Tensor:
-    """Returns the shape of a rank's elements from that of the global ones; what is left open (-1) stays so."""
+    """Returns the shape of a rank's elements, given that of the global elements; open extents (-1) stay open."""
     if operand.rank == 0:
         return b.replicated(operand)
     known = if_certain(b.extents.constants, operand)
@@ -150,7 +150,7 @@ def _local_element_shape(b: Context, operand: Value, element: Sharded) -> tf.Ten
 
 @rule(*_NEW, of_replicated=True)
 def new_list(b: Context, node: Node) -> PlacedOutputs:
-    """A list of replicated elements, of which each rank can build the list of its shards."""
+    """Builds a list of replicated elements; each rank can build the list of its shards."""
     operands, _ = _signature(node)
     is_optional = node.type == "OptionalNone"
 
@@ -181,7 +181,7 @@ def _can_hold(b: Context, node: Node, operands: str, placement: TensorList) -> b
 
 @rule("TensorListElementShape")
 def element_shape(b: Context, node: Node) -> PlacedOutputs:
-    """The element shape with which the list of global elements was declared."""
+    """Returns the element shape with which the list of global elements was declared."""
     return [(b.vector(_declared(b.extents, node), node.outputs[0].dtype), REPLICATED)]
 
 
@@ -190,7 +190,7 @@ def element_shape(b: Context, node: Node) -> PlacedOutputs:
 
 @contents(*_types("L"))
 def _content(known: Extents, node: Node) -> Content:
-    """What holds for the elements of the operand, if it is a list, and for what is put into it."""
+    """Returns what holds for the elements of the operand, if it is a list, and for new elements."""
     operands, _ = _signature(node)
     values = dict(zip(operands, node.inputs))
     if "L" in values:
@@ -218,7 +218,7 @@ def _result_extents(known: Extents, node: Node) -> ResultExtents:
 
 
 def _element_dims(known: Extents, values: Value, shape: Value | None) -> Entries | None:
-    """Returns the extents of an element, as far as the list and the shape that is asked for tell."""
+    """Returns the extents of an element, as far as the list and the requested shape tell."""
     content = if_certain(known.content, values)
     dims = content.known_dims() if content is not None else None
     requested = if_certain(known.vector, shape) if shape is not None else None

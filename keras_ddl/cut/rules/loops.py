@@ -1,4 +1,4 @@
-"""While: what a loop carries is sharded where its rounds keep it so; there is no collective in a loop."""
+"""While: loop values are sharded if every round keeps them sharded; there is no collective in a loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Assumed = dict[int, AbstractValue]
 
 
 class _Changed(Exception):
-    """After a round, more is carried in another placement, or less is known of it, than was assumed."""
+    """Raised when after a round a loop value has another placement, or less is known about it, than was assumed."""
 
 
 @rule(*LOOPS)
@@ -70,9 +70,9 @@ def while_loop(b: Context, node: Node) -> PlacedOutputs | None:
 def _replicated(
     b: Context, node: Node, condition: tf.Graph, body: tf.Graph, refused: CollectiveInLoop
 ) -> PlacedOutputs | None:
-    """Has a loop replicated: by the builder (None), or here if it reads variables that are held sharded.
+    """Replicates a loop: through the builder (returns None), or here if it reads variables that are held sharded.
 
-    Raises: CollectiveInLoop: it is inside of another one, which then is replicated.
+    Raises: CollectiveInLoop: the loop is inside another loop, which is then replicated.
     """
     if b.in_loop:
         raise refused
@@ -92,11 +92,11 @@ def _replicated(
 
 
 class _Loop:
-    """A loop that is built until a round keeps what is assumed of what the loop carries.
+    """A loop that is rebuilt until a round keeps the assumptions about its values.
 
-    known: what another cut of the same loop came to (Context.decisions).
-    is_replicated: nothing but the handles of variables enters it otherwise than replicated.
-    Attributes: assumed: what is assumed of what the loop carries, by the position among its operands.
+    known: the result of another cut of the same loop (Context.decisions).
+    is_replicated: everything that enters the loop is replicated, except handles of variables.
+    Attributes: assumed: assumptions about the loop's values, by position among its operands.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _Loop:
         self._has_assumed_sharded = False
 
     def make(self) -> PlacedOutputs:
-        """Builds the loop if a round keeps what is assumed. Raises: _Changed; ShardLists; CollectiveInLoop; Pending."""
+        """Builds the loop if a round keeps the assumptions. Raises: _Changed; ShardLists; CollectiveInLoop; Pending."""
         b, node = self.b, self.node
         body = self._graph("body", [self._start(i) for i in self.carried])
         with body.building():
@@ -160,7 +160,7 @@ class _Loop:
         return result
 
     def _shapes(self) -> list[tf.TensorShape]:
-        """Returns what is known of the shapes of what this rank carries."""
+        """Returns what is known about the shapes of this rank's loop values."""
         return [self.b.static_local_shape(self.starts[i].shape, self.assumed[i].placement) for i in self.carried]
 
     def _output(self, i: int, result: tf.Tensor | None) -> tuple[tf.Tensor, Placement]:
@@ -216,7 +216,7 @@ class _Loop:
         return self.assumed != before
 
     def shard_lists(self, request: ShardLists) -> None:
-        """Assumes that lists are sharded. Raises: ShardLists: it is a loop around this one that carries some."""
+        """Assumes that lists are sharded. Raises: ShardLists: an outer loop carries some of them."""
         others = {value: placement for value, placement in request.lists.items() if value not in self._positions}
         if others:
             raise ShardLists(others)
@@ -249,10 +249,10 @@ class _Loop:
 
 
 def _of_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Returns `start`, of which nothing more is to be known than the rounds keep.
+    """Returns `start` with a shape that shows only what the rounds keep.
 
-    TensorFlow's constant folding takes the shape that a loop starts with for that of its result (2.21: a concat in each
-    round, whose gradient is taken).
+    TensorFlow's constant folding would take the shape that a loop starts with for that of its result (2.21: a concat in
+    each round whose gradient is taken).
     """
     if start.dtype == tf.variant or shape.rank is None or start.shape.as_list() == shape.as_list():
         return start

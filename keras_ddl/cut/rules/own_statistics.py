@@ -1,4 +1,4 @@
-"""Builds BatchNormalization with each rank's own statistics, as own_statistics.py analysed it, from a rank's rows."""
+"""Builds BatchNormalization from a rank's rows with the rank's own statistics, as analyzed by own_statistics.py."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from keras_ddl.cut.specs.reductions import axes_of
 class OwnStatistics:
     """Builds the operations of calls whose statistics are each rank's own.
 
-    To the rest of the step such a value is a part of a sum over ranks: a sum of the gradients is, and a statistic is
-    when it is multiplied by the rank's share of the rows. A rank without rows has mean 0 and variance 1, so that all it
-    computes from them is finite and its share of everything 0.
+    For the rest of the step such a value is a part of a sum over ranks: sums of gradients are parts, and a statistic
+    becomes one when it is multiplied by the rank's share of the rows. A rank without rows has mean 0 and variance 1, so
+    that everything computed from them is finite, and its share of everything is 0.
     """
 
     def __init__(self, calls: list[Call]) -> None:
@@ -28,7 +28,7 @@ class OwnStatistics:
         self._own_values: dict[Value, tf.Tensor] = {}
 
     def before(self, node: Node) -> Node | None:
-        """Returns what must be built before `node`: what says whether the call has rows at all."""
+        """Returns the node that must be built before `node`: the one that tells whether the call has rows at all."""
         call = self._calls.get(node)
         return None if call is None or node is call.mean else call.mean
 
@@ -92,7 +92,7 @@ def _axes(b: Context, node: Node, placement: Sharded) -> list[int]:
 
 
 def _moment(b: Context, node: Node, placement: Sharded, of_none: int) -> tf.Tensor:
-    """Returns a mean over the rank's rows, `of_none` if it has none."""
+    """Returns a mean over the rank's rows, or `of_none` if the rank has no rows."""
     if isinstance(b.batch.local, int) and b.batch.local > 0:
         return _reduced(b, node, placement)
     axes, tensor, dims = _axes(b, node, placement), b.sharded(node.inputs[0], placement), b.dims(node.inputs[0])
@@ -108,7 +108,8 @@ def _reduced(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
 
 
 def _spread(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
-    """The sum for each of the rank's rows, larger by as much as the number that it is divided by is too large."""
+    """Returns the sum, repeated for each of the rank's rows and scaled up because the later division is by too many
+    rows."""
     total = b.local(node.inputs[0])
     larger = _as(total, b.batch.total) / tf.maximum(_as(total, b.batch.local), 1)
     return tf.broadcast_to(total * larger, b.local_shape(b.dims(node.outputs[0]), placement))

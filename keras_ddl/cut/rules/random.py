@@ -1,4 +1,4 @@
-"""Random numbers: a rank draws its own rows of one process's draw, or, of what cannot be entered midway, all of it."""
+"""Random numbers: a rank draws its own rows of one process's draw, or all of a draw that cannot be entered midway."""
 
 from __future__ import annotations
 

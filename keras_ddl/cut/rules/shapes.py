@@ -1,4 +1,4 @@
-"""Operations that change a shape and no entry: a shard of rows continues along another axis."""
+"""Operations that change only shapes: a shard of rows continues along another axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INT64 = AttrValue(type=tf.int64.as_datatype_enum)
 
 @rule(*SHAPE_OPS)
 def shape(b: Context, node: Node) -> PlacedOutputs:
-    """The shape of the global tensor, of which the rank's tensor tells all but the extent of the sharded axis."""
+    """Builds the shape of the global tensor; the rank's tensor tells all extents except that of the sharded axis."""
     result = []
     for dims, output in zip([b.dims(each) for each in node.inputs], node.outputs):
         if node.type == "Rank":
@@ -67,7 +67,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Scalar]:
-    """Returns the shape of the global tensor that a Reshape gives."""
+    """Returns the shape of the global tensor that a Reshape produces."""
     key, requested = node.outputs[0].key, None
     shape: list[Scalar] = []
     for axis, extent in enumerate(after):
@@ -86,7 +86,7 @@ def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Sca
 
 
 def _is_named_by(extent: Dim, key: str) -> bool:
-    """Whether an extent is known by nothing but a tensor that is yet to be built."""
+    """Whether an extent is known only through a tensor that is not built yet."""
     return any(each.operands and each.operands[0] == key for each in extent.leaves())
 
 
@@ -145,7 +145,7 @@ def _in_turn(known: Extents, value: Value) -> list[Dim]:
 
 @rule("Fill", "BroadcastTo", of_replicated=True)
 def filled(b: Context, node: Node) -> PlacedOutputs:
-    """Shards of what is filled with one value need no global tensor."""
+    """Builds shards of a tensor that is filled with one value, without the global tensor."""
     made = b.make_replicated(node)
     value = node.inputs[1 if node.type == "Fill" else 0]
 

@@ -24,7 +24,7 @@ def _are_replicated(b: Context, values: Sequence[Value]) -> bool:
 
 
 class Specification:
-    """The vectors of a StridedSlice: which of their entries specifies which axis of an operand of `rank` axes."""
+    """The vectors of a StridedSlice: which entry specifies which axis of an operand of `rank` axes."""
 
     def __init__(self, node: Node, vectors: Sequence[Dims], rank: int) -> None:
         self._node = node
@@ -57,7 +57,7 @@ class Specification:
         return place is not None and bool(self._mask(mask) >> place & 1)
 
     def place_of(self, axis: int) -> int | None:
-        """Returns which entry specifies an axis; None: it is taken as it is."""
+        """Returns which entry specifies an axis; None: the axis is taken in full."""
         return self._places.get(axis)
 
     def output_axis(self, axis: int) -> int:
@@ -211,7 +211,7 @@ def concat(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _as_blocks(b: Context, value: Value, other: Sharded) -> Sharded:
-    """Returns how a value is sharded that is concatenated with another: as batches one after the other."""
+    """Returns how a value that is concatenated with another is sharded: as batches one after another."""
     placement = b.placement(value)
     if isinstance(placement, Sharded) and (placement.axis, placement.unit) == (other.axis, other.unit):
         return placement
@@ -222,7 +222,7 @@ def _as_blocks(b: Context, value: Value, other: Sharded) -> Sharded:
 
 
 def _one_after_another(shards: Sequence[Sharded]) -> Sharded:
-    """Returns how a tensor is sharded that consists of these, along the sharded axis."""
+    """Returns how a tensor that consists of these tensors along the sharded axis is sharded."""
     first = shards[0]
     if all(each.rows == first.rows for each in shards):
         return replace(first, blocks=total([each.blocks for each in shards]))
@@ -270,7 +270,7 @@ def split(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("Tile")
 def tile(b: Context, node: Node) -> PlacedOutputs | None:
-    """The global batch n times, one after the other."""
+    """Repeats the global batch n times, one after another."""
     value = node.inputs[0]
     placement = b.placement(value)
     if not isinstance(placement, Sharded) or not _are_replicated(b, node.inputs[1:]):

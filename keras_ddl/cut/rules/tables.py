@@ -1,4 +1,4 @@
-"""Tables that are cut along the model axis: look-ups, rows that are scattered."""
+"""Tables that are cut along the model axis: look-ups, and scattered rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _NORMALIZED = "rows of a table that is cut along its width, which are normalized
 
 @rule("ResourceGather")
 def look_up(b: Context, node: Node) -> PlacedOutputs | None:
-    """Cut along its width, a table gives that of each row; along its rows, each rank gives those that it has."""
+    """A table that is cut along its width returns this part of each row; if it is cut along its rows, each rank returns
+    the rows that it has."""
     table, indices = node.inputs
     placement = b.placement(table)
     if not isinstance(placement, Sharded):
@@ -35,7 +36,7 @@ def look_up(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("GatherV2")
 def look_up_in_tensor(b: Context, node: Node) -> PlacedOutputs | None:
-    """As `look_up`, in what was read of a table."""
+    """Like `look_up`, for a tensor that was read from a table."""
     table, indices, axis = node.inputs
     placement = b.placement(table)
     is_cut = isinstance(placement, Sharded) and not b.rows_by_extent
@@ -49,7 +50,8 @@ def look_up_in_tensor(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> PlacedOutputs:
-    """Returns rows of which each rank has looked up its own width; gathered, where they are normalized."""
+    """Returns rows of which each rank has looked up its part of the width; they are gathered if they are normalized
+    next."""
     output = node.outputs[0]
     if b.in_loop or not _are_reduced(b, output, placement.axis):
         return [(rows, placement)]
@@ -60,9 +62,9 @@ def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> P
 
 
 def _are_reduced(b: Context, value: Value, axis: int) -> bool:
-    """Whether what is computed of a value entry by entry is reduced along an axis, as a normalization does.
+    """Whether entrywise results of a value are reduced along an axis, as in a normalization.
 
-    That takes sums forward and backward, of what follows in a residual network in each block anew.
+    This takes sums forward and backward, in a residual network again in each following block.
     """
     rank, pending, seen = len(b.dims(value)), [value], {value}
     while pending:
@@ -82,9 +84,9 @@ def _are_reduced(b: Context, value: Value, axis: int) -> bool:
 def _own_rows_of(
     b: Context, node: Node, placement: Sharded, operands: Callable[[tf.Tensor], list[tf.Tensor]]
 ) -> PlacedOutputs | None:
-    """Builds a look-up in a table that is cut along its rows: of other ranks' rows, zeros.
+    """Builds a look-up in a table that is cut along its rows, with zeros for other ranks' rows.
 
-    operands: given the places of rows in this rank's slice, returns those of the operation.
+    operands: given the places of rows in this rank's slice, returns the operands of the operation.
     """
     indices, output = node.inputs[1], node.outputs[0]
     # Integers and booleans of other ranks cannot be parts.
@@ -99,7 +101,8 @@ def _own_rows_of(
 
 @rule("UnsortedSegmentSum", of_replicated=True)
 def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
-    """The gradient of a table that is cut: a rank adds up the rows that it has, or its width of all of them."""
+    """The gradient of a table that is cut: a rank adds up the rows that it has, or its part of the width of all
+    rows."""
     if b.rows_by_extent:
         return None
     made = b.make_replicated(node)
@@ -126,7 +129,7 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule(SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE)
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
-    """Rows scattered into a table: their own width of them, or those of them that lie on this rank."""
+    """Scatters rows into a table: this rank's part of their width, or the rows that lie on this rank."""
     table, indices, updates = node.inputs
     placement = b.placement(table)
     if not isinstance(placement, Sharded):
@@ -157,8 +160,8 @@ def _own_range(b: Context, placement: Sharded) -> tuple[int, int]:
 def own_rows(b: Context, placement: Sharded, at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns which of these rows of a table this rank has, and their places in its shard.
 
-    For another rank's rows the place is that of any row. A row that no rank has stays out of range, so that looking it
-    up fails as it does in one process.
+    For another rank's rows the place is that of an arbitrary row. A row that no rank has stays out of range, so that
+    looking it up fails as in one process.
     """
     first, count = _own_range(b, placement)
     mine = (at >= first) & (at < first + count)

@@ -1,4 +1,4 @@
-"""Operations on vectors, matrices and pictures, each by itself: the axes before them are passed through."""
+"""Operations on single vectors, matrices and pictures: the axes before them are passed through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
 
 
 def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = False) -> Factors:
-    """Returns the labels where the first operands consist of tensors of these ranks; all others are replicated."""
+    """Returns the labels if the first operands consist of tensors of these ranks; other operands are replicated."""
     shapes = [known.dims(each) for each in node.inputs[: len(ranks)]]
     if any(len(dims) < rank for dims, rank in zip(shapes, ranks)):
         raise Uncertain

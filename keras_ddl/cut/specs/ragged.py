@@ -1,4 +1,4 @@
-"""Extents of what is computed from ragged and sparse tensors: how many rows it has. These operations have no spec."""
+"""Extents of results of ragged and sparse tensors: how many rows they have. These operations have no spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, means, extremes over axes; what is computed along an axis."""
+"""Sums, means and extremes over axes, and other computations along an axis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs before the program of a rank: imports TensorFlow, Keras and PyTorch without looking for garbage meanwhile.
+"""Runs before the program of a rank: turns garbage collection off while TensorFlow, Keras or PyTorch is imported.
 
-Such an import makes a million objects that stay. Python takes them for a reason to look at all of them again and again,
-in vain: 0.8 s of the 2.9 that `import keras` takes, on every rank at once.
+Such an import makes a million lasting objects, which Python's garbage collector scans again and again in vain: for 0.8
+of the 2.9 s that `import keras` takes, on every rank at once.
 """
 
 from __future__ import annotations  # a program may start other, older Pythons
@@ -22,7 +22,7 @@ def _without(paths: list[str]) -> list[str]:
 
 
 class _LargeImports:
-    """Comes before the finders of modules, and changes how each of a few is executed, once."""
+    """A finder before all others that changes once how each of a few modules is executed."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names

@@ -1,6 +1,6 @@
-"""What ranks agree on around training: the model, its variables, when to stop; random seeds in `random_state.py`.
+"""What ranks agree on around training: the model, its variables, and when to stop.
 
-Everything here is COLLECTIVE, blocking, and runs between steps, so plain NumPy arrays and Python objects do.
+Everything here is COLLECTIVE, blocks, and runs between steps, so plain NumPy arrays and Python objects suffice.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from keras_ddl.compat.optimizers import trained_variables
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 
 ONE_LEARNING_RATE = (
-    "All ranks must begin with the same learning rate. Received: {}. Rank 0's is used. Compute it the same way on all "
-    "ranks."
+    "All ranks must begin with the same learning rate. Received: {}. Rank 0's rate is used. Compute the rate in the "
+    "same way on all ranks."
 )
 
 
@@ -30,7 +30,7 @@ def check_same_model(model: keras.Model) -> None:
     """Checks that all ranks train the same model with the same optimizer.
 
     Raises: RankMismatchError: on every rank, with the first variable that differs.
-    Cost: 32 bytes per rank; the lists only when they differ.
+    Cost: 32 bytes per rank; the lists of variables only if they differ.
     """
     require_equal_lists(
         descriptions(model),
@@ -44,7 +44,7 @@ def check_same_model(model: keras.Model) -> None:
 def build_optimizers_as_rank_0(model: keras.Model) -> None:
     """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (say, by restoring it).
 
-    Optimizers not built by then are built by the first step, as in one process.
+    The first step builds all other optimizers, as in one process.
     """
 
     def of_rank_0() -> dict[str, list[int | None]]:
@@ -54,7 +54,8 @@ def build_optimizers_as_rank_0(model: keras.Model) -> None:
 
 
 def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
-    """Returns the optimizers that are built: name -> which of the model's variables it trains; None: another one."""
+    """Returns the optimizers that are built: name -> positions of the variables that it trains among the model's; None:
+    a variable that is not the model's."""
     place = {id(variable): number for number, variable in enumerate(model.variables)}
     return {
         name: [place.get(id(variable)) for variable in trained]
@@ -64,7 +65,7 @@ def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
 
 
 def build_optimizers(model: keras.Model, built: Mapping[str, Sequence[int | None]]) -> None:
-    """Builds those that `built_optimizers` has returned on another rank, if they are not."""
+    """Builds the optimizers that `built_optimizers` returned on another rank, unless they are already built."""
     optimizers = named_optimizers_of(model)
     for name, places in built.items():
         optimizer = optimizers.get(name)
@@ -80,7 +81,8 @@ def descriptions(model: keras.Model) -> list[str]:
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of the model and of all its optimizers, each once. Not the metrics': ranks' differ."""
+    """Returns the variables of the model and of all its optimizers, each once. Variables of metrics are left out,
+    because they differ between ranks."""
     optimizers = [variable for each in optimizers_of(model) for variable in each.variables]
     return list({id(v): v for v in [*model.variables, *optimizers]}.values())
 
@@ -92,7 +94,7 @@ def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
 
 
 def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, are_equal: bool = False) -> None:
-    """Gives all ranks the values of rank `root`. are_equal: all ranks have the same numbers already."""
+    """Gives all ranks the values of rank `root`. are_equal: all ranks already have the same numbers."""
     plain, variables = [], list(variables)
     gathered_slots.scatter_restored(gathered_slots.slots_in(variables), root)
     for variable in variables:
@@ -125,7 +127,7 @@ def name_of(model: keras.Model, what: str) -> str:
 
 
 def any_rank(flag: bool, name: str) -> bool:
-    """Whether any rank says so."""
+    """Whether the value is true on any rank."""
     return bool(communicator.all_reduce_array(np.array(flag, np.int32), op="max", name=name))
 
 

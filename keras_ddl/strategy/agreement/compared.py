@@ -1,7 +1,7 @@
 """Variables that ranks compare by checksums, each of which is read once, at the speed of memory.
 
-Of what a layout cuts along the model axis, each slice is compared among the ranks that have it; of what is in shards no
-other rank has this one's part, so that what the program has assigned to it is compared.
+If a layout cuts a variable along the model axis, each slice is compared among the ranks that have it. No other rank has
+this rank's part of a variable in shards, so for these the ranks compare what the program has assigned to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from keras_ddl.strategy.shards import sharded_slots
 
 
 class Digests(NamedTuple):
-    """Of what all ranks have, of this rank's slices, and of what was assigned to variables in shards or slices."""
+    """Digests of what all ranks have, of this rank's slices, and of what was assigned to variables in shards or
+    slices."""
 
     common: int
     slices: int
@@ -42,7 +43,7 @@ class Compared:
         self.add(variables)
 
     def add(self, variables: Iterable[Any]) -> None:
-        """Adds those that are not there yet."""
+        """Adds the variables that are not compared yet."""
         known = {id(tf_variable(each)) for each in self.variables}
         numeric = {id(tf_variable(each)): each for each in variables if _has_numbers(each)}
         found = [each for key, each in numeric.items() if key not in known]
@@ -52,7 +53,7 @@ class Compared:
         self._parts += [part for each in found if (part := sharded_slots.sharded_variable(each)) is not None]
 
     def digests(self) -> Digests:
-        """Returns what ranks exchange."""
+        """Returns the digests that ranks exchange."""
         is_slice = [laid_out.slice_of(each) is not None for each in self.variables]
         common, slices = ([s for s, cut in zip(self.sums, is_slice) if cut is wanted] for wanted in (False, True))
         assigned = [number for each in self._parts for number in each.assignments]
@@ -60,11 +61,12 @@ class Compared:
 
     @property
     def has_parts(self) -> bool:
-        """Whether a rank lacks some of these variables' values."""
+        """Whether a rank lacks some values of these variables."""
         return bool(self._parts)
 
     def differing(self, name: str) -> tuple[list[list[tuple[str, int]]], list[tuple[int, range]]]:
-        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE, under `name`."""
+        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE; `name` names the
+        collective."""
         named = [(name_of(each), number) for each, number in zip(self.variables, self.sums)]
         gathered = communicator.all_gather_object(named, name=name)
         where = [
@@ -76,7 +78,7 @@ class Compared:
         return gathered, where
 
     def _ranks_with(self, variable: Any) -> list[range]:
-        """Returns, for each slice of a variable, the ranks that have it; for other variables all ranks at once."""
+        """Returns, for each slice of a variable, the ranks that have it; for an uncut variable, all ranks."""
         apart = ranks_apart(self._job) if laid_out.slice_of(variable) is not None else 1
         return [range(first, self._job.size, apart) for first in range(apart)]
 
@@ -92,7 +94,7 @@ def tf_variable(variable: Any) -> Any:
 
 
 def differ(digests: Sequence[Digests], job: Job) -> bool:
-    """Whether ranks differ in what all have, or in a slice that several have. digests: by rank."""
+    """Whether ranks differ in values that all ranks have, or in a slice that several have. digests: by rank."""
     apart = ranks_apart(job)
     slices = [[each.slices for each in digests][rank::apart] for rank in range(apart)]
     common, assigned = ([getattr(each, part) for each in digests] for part in ("common", "assigned"))
@@ -100,7 +102,7 @@ def differ(digests: Sequence[Digests], job: Job) -> bool:
 
 
 def ranks_apart(job: Job) -> int:
-    """Ranks so far apart have the same slices."""
+    """Returns the distance between ranks that have the same slices."""
     return 1 if job.mesh is None else job.mesh.model.size
 
 
@@ -124,7 +126,7 @@ def _has_numbers(variable: Any) -> bool:
 def digest_of_numbers(numbers: Sequence[int]) -> int:
     """Returns 64 bits of a digest of numbers below 2**64.
 
-    Not a CRC: checksums are CRCs, and one of CRCs that are followed by theirs is the same whatever they are.
+    The digest is not a CRC, because the checksums are CRCs, and the CRC of data followed by its own CRC is a constant.
     """
     data = np.array(numbers, np.uint64).tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())

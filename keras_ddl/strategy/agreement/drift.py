@@ -1,12 +1,12 @@
 """The drift check: now and then, while Keras trains, all ranks compare checksums of their weights.
 
-Ranks that train together have the same bits. What breaks that (a callback that changes weights on one rank, a step that
-draws numbers of its own, memory that fails) would go unnoticed for ever: gradients are summed all the same.
+Ranks that train together have the same bits. A callback that changes weights on one rank, a step with its own random
+numbers or failing memory breaks this, and without a check nobody would notice, because gradients are still summed.
 
-Between the ends of epochs the weights, the learning rate and the other single numbers of the optimizers are compared,
-as often as the fraction of the training time that is allowed pays for; at the end of each epoch also all state of the
-optimizers. Of what a layout cuts along the model axis, each slice is compared among the ranks that have it. Left out is
-what differs between ranks by design: statistics of layers, seeds, accumulated gradients, and what is in shards.
+Within an epoch the ranks compare weights, learning rate and other scalars of the optimizers, as often as the allowed
+fraction of the training time permits. At the end of each epoch they also compare all other state of the optimizers. If
+a layout cuts a variable along the model axis, each slice is compared among the ranks that have it. Values that differ
+between ranks by design are left out: statistics of layers, seeds, accumulated gradients, and variables in shards.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class DriftCheck:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Steps and seconds count from here."""
+        """Starts counting steps and seconds."""
         self._begin, self._steps = time.perf_counter(), 0
 
     def after_batch(self) -> None:
-        """COLLECTIVE after as many batches as the ranks have agreed on.
+        """Compares after as many batches as the ranks have agreed on. COLLECTIVE in that case.
 
         Raises: DriftError: the ranks differ; on every rank.
         """
@@ -61,12 +61,13 @@ class DriftCheck:
             self._check(everything=False)
 
     def after_epoch(self) -> None:
-        """COLLECTIVE. Raises: DriftError: the ranks differ; on every rank."""
+        """Compares all weights and state of optimizers. COLLECTIVE. Raises: DriftError: the ranks differ; on every
+        rank."""
         if self._time_fraction:
             self._check(everything=True)
 
     def compare(self) -> None:
-        """Compares once, apart from when that is due. COLLECTIVE. Raises: as `after_epoch`."""
+        """Compares at once, whether or not it is due. COLLECTIVE. Raises: as `after_epoch`."""
         if self._time_fraction:
             slots = [v for v in _state_of_optimizers(self._model) if math.prod(v.shape) > 1]
             compared = Compared([*_weights(self._model), *slots], self._job)
@@ -74,12 +75,13 @@ class DriftCheck:
             self.require_equal(compared, communicator.all_gather_object(compared.digests(), name=name))
 
     def require_equal(self, compared: Compared, gathered: Sequence[Digests]) -> None:
-        """Raises DriftError where these digests of the ranks differ. COLLECTIVE then. compared: of this rank."""
+        """Raises DriftError if these digests of the ranks differ. COLLECTIVE in that case. compared: this rank's
+        variables."""
         if self._time_fraction and differ(gathered, self._job):
             self._explain(compared, models.steps_taken(models.optimizers_of(self._model)) or 0)
 
     def checksums(self) -> dict[str, int]:
-        """Returns name -> checksum, of the weights and of all state of the optimizers."""
+        """Returns name -> checksum of the weights and of all state of the optimizers."""
         compared = Compared([*_weights(self._model), *_state_of_optimizers(self._model)], self._job)
         sums: dict[str, int] = {}
         for number, (variable, checksum) in enumerate(zip(compared.variables, compared.sums)):
@@ -114,11 +116,11 @@ class DriftCheck:
         """Raises the DriftError that says where the ranks differ. COLLECTIVE."""
         name = agreement.name_of(self._model, "drift_of")
         gathered, differing = compared.differing(name)
-        since = "" if self._last_equal is None else f" (at step {self._last_equal} all were equal)"
+        since = "" if self._last_equal is None else f" (all were equal at step {self._last_equal})"
         if len({len(theirs) for theirs in gathered}) > 1:
             received = f"{[len(theirs) for theirs in gathered]} variables by rank"
         elif not differing:
-            received = "assignments of some ranks to variables of which each rank has a part"
+            received = "assignments on some ranks only, to variables of which each rank has a part"
         else:
             i, ranks = differing[0]
             of_ranks = [gathered[rank][i] for rank in ranks]
@@ -142,7 +144,8 @@ class DriftCheck:
         )
 
     def _look(self, variable: Any, right: int, name: str) -> str:
-        """Says how many elements of this rank's variable are not rank `right`'s, and shows the first. COLLECTIVE."""
+        """Returns how many elements of this rank's variable differ from rank `right`'s, and the first of them.
+        COLLECTIVE."""
         mine = np.asarray(values(variable), order="C")
         theirs = communicator.broadcast_object(mine, root=right, name=f"{name}_value")
         if mine.shape != theirs.shape:
@@ -153,7 +156,7 @@ class DriftCheck:
             return ""
         at = np.unravel_index(where[0], mine.shape)
         index = f"[{', '.join(map(str, at))}] " if at else ""
-        return f"{len(where)} of {mine.size} elements, the first {index}{mine[at]!s} for {theirs[at]!s}"
+        return f"{len(where)} of {mine.size} elements, the first {index}{mine[at]!s} instead of {theirs[at]!s}"
 
     def _owner(self, variable: Any) -> str:
         layer = models.layer_with(self._model, variable)
@@ -161,7 +164,7 @@ class DriftCheck:
 
 
 def _weights(model: Any) -> list[Any]:
-    """The weights, also of layers that are frozen, and the single numbers of the optimizers, as the learning rate."""
+    """Returns the weights, even of frozen layers, and the scalars of the optimizers, such as the learning rate."""
     weights = models.weights_made_trainable(model)
     variables = {key: v for key, v in weights.items() if is_compared(v)}
     variables.update({id(v): v for v in _state_of_optimizers(model) if math.prod(v.shape) == 1})

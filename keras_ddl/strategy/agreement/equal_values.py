@@ -1,6 +1,6 @@
-"""Whether all ranks have the same values of tensors already: then nothing needs to be sent, copied or assigned.
+"""Whether all ranks already have the same values of tensors, so that nothing needs to be sent, copied or assigned.
 
-Ranks draw initial weights from the same seeds, so they nearly always do.
+They nearly always do, because ranks draw initial weights from the same seeds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from keras_ddl.compat.tensorflow import tf
 def are_equal(values: Iterable[tf.Tensor], name: str) -> bool:
     """Whether tensors of numbers have equal dtypes, shapes and bits on all ranks. COLLECTIVE, eager, under `name`.
 
-    Cost: each tensor is read once; 32 bytes per rank. Other values pass for equal with a probability of 2**-64.
+    Cost: each tensor is read once; 32 bytes per rank. Different values pass for equal with a probability of 2**-64.
     """
     return is_equal(description(values), name)
 
 
 def description(values: Iterable[tf.Tensor]) -> bytes:
-    """Returns bytes that differ where dtypes, shapes or bits of tensors do. Cost: reads each tensor once, in place."""
+    """Returns bytes that differ if dtypes, shapes or bits of the tensors differ. Cost: reads each tensor once, in
+    place."""
     return "\n".join(f"{each.dtype.name}{each.shape.as_list()} {fingerprint(each).hex()}" for each in values).encode()
 
 

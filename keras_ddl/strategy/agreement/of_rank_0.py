@@ -1,12 +1,12 @@
-"""Variables that one rank has changed outside of a step: where the next call begins, all ranks have rank 0's.
+"""Gives all ranks rank 0's variables when a call begins, because one rank may have changed them outside of a step.
 
-A script means one process, and rank 0 is that process: `if keras_ddl.rank() == 0: model.load_weights(...)` is what
-scripts for Horovod do. So where fit, evaluate and predict begin, and where fit has ended, the ranks exchange a digest
-of their weights; where these differ, all get rank 0's, and rank 0 warns once. Within a fit, between its steps, nothing
-is repaired: a DriftError says what differs (drift.py), as it does where a rank has parts of the variables only, because
-rank 0 cannot give what it has not got.
+A script is written for one process, and rank 0 is that process: scripts for Horovod do `if keras_ddl.rank() == 0:
+model.load_weights(...)`. So when fit, evaluate or predict begins and when fit has ended, the ranks exchange a digest of
+their weights. If the digests differ, all ranks get rank 0's weights, and rank 0 warns once. Between the steps of a fit
+nothing is repaired: a DriftError says what differs (drift.py). The same happens if ranks have only parts of the
+variables, because rank 0 cannot send values that it does not have.
 
-Compared are all variables of the model that count, also those that are not trained; metrics begin anew in each call.
+All variables of the model are compared, trained or not, except metrics, which begin anew in each call.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from keras_ddl.strategy.shards import sharded_slots
 
 
 class Held:
-    """What this rank holds of a model when a call begins or ends.
+    """A model's variables on this rank when a call begins or ends.
 
     Args:
-        further: variables that the call uses besides those of the model. with_optimizers: what these keep counts, too.
-    Cost: all of the variables are read once, at the speed of memory; ranks exchange some 30 bytes each.
+        further: variables that the call uses besides those of the model. with_optimizers: also compare the optimizers'
+            variables.
+    Cost: all variables are read once, at the speed of memory; each rank sends about 30 bytes.
     """
 
     def __init__(self, model: Any, job: Job, further: Iterable[Any] = (), *, with_optimizers: bool = False) -> None:
@@ -52,11 +53,12 @@ class Held:
         return self.compared.digests()
 
     def follow(self, gathered: Sequence[Digests], call: str) -> None:
-        """Gives all ranks rank 0's values where the ranks differ. COLLECTIVE then.
+        """Gives all ranks rank 0's values if the ranks differ. COLLECTIVE in that case.
 
         Args:
-            gathered: `digests()` by rank. call: names what begins or has ended, for the warning.
-        Raises: RankMismatchError: the ranks' models have other variables. DriftError: ranks have parts of them only.
+            gathered: `digests()` by rank. call: what begins or has ended, for the warning.
+        Raises: RankMismatchError: the ranks' models have different variables. DriftError: ranks have only parts of
+            variables that differ.
         """
         if differ(gathered, self._job):
             checksums, differing = self.compared.differing(agreement.name_of(self._model, "weights_of_ranks"))
@@ -65,14 +67,14 @@ class Held:
             variables = [[name for name, _ in each] for each in checksums]
             require_equal_values(
                 [f"{len(each)} variables, {each}" for each in variables],
-                f"All ranks must have the same model where {call}.",
+                f"All ranks must have the same model when {call}.",
                 "Build it the same way on every rank.",
             )
             received = _received(self.compared, checksums, differing)
             if self._has_parts or not differing:
                 raise DriftError(
                     "Outside of steps, variables that are spread over the ranks must be changed in the same way on "
-                    f"every rank. Received, where {call}: {received} (rank {self._job.rank}). Run the code that sets "
+                    f"every rank. Received, when {call}: {received} (rank {self._job.rank}). Run the code that sets "
                     "weights on all ranks, not under `if rank == 0:`."
                 )
             _take_from_rank_0([self.compared.variables[n] for n in sorted({number for number, _ in differing})])
@@ -83,9 +85,9 @@ class Held:
 
 
 def follow_before_training(model: Any, job: Job, before: Held) -> None:
-    """Gives all ranks rank 0's variables where fit begins: what callbacks have restored there, too. COLLECTIVE.
+    """Gives all ranks rank 0's variables when fit begins, including what callbacks have restored there. COLLECTIVE.
 
-    before: what this rank held before the callbacks began; where ranks differed then, rank 0 warns.
+    before: what this rank held before the callbacks began; if ranks already differed then, rank 0 warns.
     """
     variables = agreement.all_variables(model)
     now = Compared([each for each in variables if sharded_slots.sharded_variable(each) is None], job)
@@ -110,9 +112,9 @@ def _take_from_rank_0(variables: Iterable[Any]) -> None:
 
 
 def say(call: str, received: str) -> None:
-    """Warns that ranks had unlike values, and have rank 0's now."""
+    """Warns that ranks had different values and now have rank 0's."""
     stack_position.warn(
-        f"All ranks must hold the same weights, also outside of steps. Received, where {call}: {received}. All ranks "
+        f"All ranks must hold the same weights, also outside of steps. Received, when {call}: {received}. All ranks "
         "now use the weights of rank 0. To avoid this warning, run the code that sets weights on all ranks."
     )
 
@@ -127,11 +129,12 @@ def _received(compared: Compared, checksums: list[list[Any]], differing: Sequenc
     first = name_of(compared.variables[numbers[0]])
     more = f" and {len(numbers) - 1} more of {len(compared.sums)} variables" if len(numbers) > 1 else ""
     ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
-    return f"other values of {first}{more} on {ranks} than on rank 0"
+    return f"values of {first}{more} on {ranks} that differ from rank 0's"
 
 
 def weights(model: Any, job: Job) -> list[Any]:
-    """Returns the variables of a model that all ranks must have alike: without statistics that are each rank's own."""
+    """Returns the variables of a model that must be equal on all ranks, without statistics that each rank has for
+    itself."""
     left_out: set[int] = set()
     if job.settings.batch_statistics == "rank":
         trained = models.weights_made_trainable(model)
@@ -140,13 +143,13 @@ def weights(model: Any, job: Job) -> list[Any]:
 
 
 def digest_of(compared: Compared) -> int:
-    """Returns a number that is equal on ranks that hold the same."""
+    """Returns a number that is equal on ranks that hold the same values."""
     return digest_of_numbers([*compared.sums, *compared.digests()])
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks held of a model when they last compared it. times: how often they have."""
+    """A model's values when all ranks last compared it. times: how often they have compared it."""
 
     times: int
     digest: int
@@ -156,10 +159,10 @@ _agreed: weakref.WeakKeyDictionary[Any, Agreed] = weakref.WeakKeyDictionary()
 
 
 def remember(model: Any, digest: int) -> None:
-    """Notes that all ranks hold the same."""
+    """Notes that all ranks hold the same values."""
     _agreed[model] = Agreed(agreed(model).times + 1 if model in _agreed else 1, digest)
 
 
 def agreed(model: Any) -> Agreed:
-    """Returns what the ranks have agreed on last; nothing: Agreed(0, -1)."""
+    """Returns what the ranks last agreed on; if nothing yet, Agreed(0, -1)."""
     return _agreed.get(model, Agreed(0, -1))

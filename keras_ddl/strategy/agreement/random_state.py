@@ -23,19 +23,20 @@ _SEED_STRIDE = 1_327_217_885
 
 
 def seed_offset(rank: int) -> int:
-    """What is added to a random seed on `rank` where ranks are to draw different numbers; 0 on rank 0.
+    """Returns what to add to a random seed on `rank` if ranks are to draw different numbers; 0 on rank 0.
 
-    Those are the stateful operations of TensorFlow in `strategy.run`. Keras's seeds are equal on all ranks.
+    Only TensorFlow's stateful operations in `strategy.run` use it. Keras's seeds are equal on all ranks.
     """
     return rank * _SEED_STRIDE % 2**31
 
 
 class RandomState:
-    """Keeps the ranks' random states in step, because each rank cuts its rows out of batches it shuffles itself.
+    """Keeps the random states of all ranks equal, because each rank takes its rows from batches that it shuffles
+    itself.
 
     Python's and NumPy's generators follow rank 0. TensorFlow's global seed is the script's if it has set one on all
-    ranks; else a fresh one, the same on all ranks, which is here called own: under a global seed Keras shuffles arrays
-    in the same order in every epoch, so arrays are then shuffled from `next_shuffle_seed` instead.
+    ranks; else this class sets a fresh seed, equal on all ranks ("own"). Under a global seed Keras shuffles arrays in
+    the same order in every epoch, so with an own seed arrays are shuffled from `next_shuffle_seed` instead.
     """
 
     _own_seeds: ClassVar[set[int]] = set()
@@ -52,7 +53,7 @@ class RandomState:
         self.agree()
 
     def agree(self) -> None:
-        """Makes the random states of all ranks equal to rank 0's where they are not."""
+        """Makes the random states of all ranks equal to rank 0's."""
         if self.size == 1 and not history.takes_newcomers():
             return
         states, of_rank_0 = communicator.as_one(self._exchange)
@@ -66,13 +67,13 @@ class RandomState:
             tf.random.set_seed(seeds[0])
 
     def _exchange(self) -> tuple[list[Any], Any]:
-        """Returns of each rank the digests of its states and the global seed; and rank 0's states where they differ."""
+        """Returns each rank's digests of its states and the global seed, and rank 0's states if the digests differ."""
         mine = (_digest(random.getstate()), _digest(np.random.get_state()), tf_compat.global_seed())
         states = communicator.all_gather_object(mine, name="keras_ddl/random_state")
         return states, _states_of_rank_0() if any(state[:2] != states[0][:2] for state in states) else None
 
     def agree_python(self, digests: Sequence[bytes]) -> None:
-        """Makes Python's generators equal if their gathered digests are not."""
+        """Makes Python's generators equal if their gathered digests differ."""
         if any(digest != digests[0] for digest in digests):
             _follow(_states_of_rank_0())
 
@@ -82,16 +83,16 @@ class RandomState:
         return tf_compat.global_seed() not in (None, *self._own_seeds)
 
     def next_shuffle_seed(self) -> tuple[int, int]:
-        """Returns a fresh seed, the same on all ranks as long as all ask equally often."""
+        """Returns a fresh seed, equal on all ranks if all ranks call this equally often."""
         return self._shuffles.randrange(2**31), self._shuffles.randrange(2**31)
 
     def shuffles_state(self) -> list[Any]:
-        """Returns the state from which `next_shuffle_seed` goes on, as JSON."""
+        """Returns, as JSON, the state from which `next_shuffle_seed` continues."""
         version, internal, gauss = self._shuffles.getstate()
         return [version, list(internal), gauss]
 
     def set_shuffles_state(self, state: list[Any]) -> None:
-        """Goes on from a state of `shuffles_state`, here or in another process."""
+        """Continues from a result of `shuffles_state` in this or another process."""
         self._shuffles.setstate((state[0], tuple(state[1]), state[2]))
 
 

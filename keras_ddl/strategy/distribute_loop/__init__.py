@@ -1,1 +1,1 @@
-"""What tf.distribute asks of a strategy, and loops of `strategy.run` by its convention. Nothing else needs this."""
+"""The interface that tf.distribute requires of a strategy, and loops of `strategy.run` by its convention."""

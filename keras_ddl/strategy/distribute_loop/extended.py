@@ -1,7 +1,7 @@
-"""What tf.distribute asks of a strategy, answered for one device per process and keras_ddl's collectives.
+"""The interface that tf.distribute requires of a strategy, with one device per process and keras_ddl's collectives.
 
-Weights are plain tf.Variables (variables.py says which other variables are not) and per-replica values plain tensors:
-there is one replica in this process.
+Weights are plain tf.Variables (variables.py lists the variables that are not), and per-replica values are plain
+tensors, because this process has one replica.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from keras_ddl.strategy.variable_origin import of_one_rank
 def _label(value: tf.Tensor, name: str | None) -> str:
     """Returns the name of the collective in which a variable's initial value is agreed on.
 
-    Ranks that build different models meet in differently named collectives: an error that shows both names.
+    Ranks that build different models then call collectives of different names, and get an error that shows both names.
     """
     path = "/".join(part for part in (keras_compat.current_path(), name) if part) or "unnamed"
     return f"variable {plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
@@ -129,7 +129,8 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return tf.constant(array, dtype=value.dtype)
 
     def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
-        """Returns the initializer of a variable made while a function is traced: gives rank 0's value when it runs."""
+        """Returns an initializer for a variable made while a function is traced; it returns rank 0's value when it
+        runs."""
 
         def agreed() -> Any:
             value = initial_value() if callable(initial_value) else initial_value
@@ -147,7 +148,8 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return agreed
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[Any]:
-        """Everything of this process is on one device. Keras's optimizers ask also where no scope is active."""
+        """Returns an empty context, because this process uses one device. Keras's optimizers call this even outside of
+        a scope."""
         return contextlib.nullcontext()
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
@@ -181,7 +183,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     @contextlib.contextmanager
     def _rank_seed(self) -> Iterator[None]:
-        """While a step is traced, TensorFlow's own stateful random ops get seeds that differ between ranks."""
+        """Gives TensorFlow's stateful random ops different seeds on each rank while a step is traced."""
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph().seed is None:
             yield
             return
@@ -206,10 +208,11 @@ class DdlExtended(strategies.StrategyExtendedV1):
         if is_alone and not self._warned_of_updates:
             self._warned_of_updates = True
             stack_position.warn(
-                "An optimizer that was made under a keras_ddl.Strategy applies gradients outside of strategy.run. "
-                f"These gradients are this rank's own (rank {self.rank} of {self.size}): the weights of the ranks will "
-                "drift apart, unless you have reduced the gradients yourself (keras_ddl.all_reduce_n). Make the step "
-                "with strategy.function, or call it with strategy.run(step, args=(batch,))."
+                "An optimizer that was made under a keras_ddl.Strategy should apply gradients in strategy.function "
+                f"or strategy.run. Received: gradients of this rank only (rank {self.rank} of {self.size}), so the "
+                "weights of the ranks will drift apart unless you have reduced the gradients yourself "
+                "(keras_ddl.all_reduce_n). Make the step with strategy.function, or call it with strategy.run(step, "
+                "args=(batch,))."
             )
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)
 
@@ -220,7 +223,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     # ---- collectives
     def reduce_structure(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None) -> Any:
-        """Strategy.reduce. See there."""
+        """Implements `Strategy.reduce`."""
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN

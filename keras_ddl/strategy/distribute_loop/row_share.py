@@ -1,8 +1,8 @@
-"""The rows of a step in `strategy.run`: how many each rank has, exchanged at the start of the step.
+"""How many rows each rank has in a step of `strategy.run`, exchanged at the start of the step.
 
-The counts travel while the step begins, together with what is compared of the batches (data/order.py). They are kept in
-a variable rather than in a tensor: a tf.function that the step calls may have been traced in an earlier step and would
-go on using that step's tensor.
+The counts are sent when the step begins, together with the digests of batches that are compared (data/order.py). They
+are kept in a variable rather than in a tensor: a tf.function that the step calls may have been traced in an earlier
+step and would go on using that step's tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME = "rows"
 
 
 class RowShare:
-    """The rows of this rank and of all ranks, in the step that runs now."""
+    """The rows of this rank and of all ranks in the current step."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -28,8 +28,8 @@ class RowShare:
         """Tells the other ranks the rows of `batch`, and of batches read lately (data/order.py). COLLECTIVE;
         asynchronous in a graph.
 
-        Where there are no rows, in a step without a batch, every rank counts as one row.
-        Returns: `batch`, for use in the step: when it is one whose order is compared, it waits for the others' word.
+        In a step without a batch, every rank counts as one row.
+        Returns: `batch`, for use in the step; if the batch is compared, it waits for the result.
         """
         with tf.name_scope("keras_ddl_rows"):
             rows = row_count(batch)

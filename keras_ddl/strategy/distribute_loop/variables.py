@@ -1,14 +1,16 @@
 """The program's own tf.Variables: `aggregation` and `synchronization` mean what tf.distribute documents.
 
-In `strategy.run`, assigning to a variable of SUM or MEAN assigns the sum or mean over ranks of what they assign, to one
-of ONLY_FIRST_REPLICA what rank 0 does. A variable of ON_READ is this rank's own there; read outside of `run` it is the
-sum, mean or rank 0's value, and reading is then COLLECTIVE. A variable without aggregation (the default) takes what is
-equal on all ranks, which is compared when the step runs: other values are refused by name.
+In `strategy.run`, assigning to a variable with aggregation SUM or MEAN assigns the sum or mean over ranks, and to one
+with ONLY_FIRST_REPLICA rank 0's value. A variable with synchronization ON_READ is local to each rank in `run`; outside
+of `run` it reads as the sum, the mean or rank 0's value, and reading is COLLECTIVE. A variable without aggregation (the
+default) takes only values that are equal on all ranks. They are compared when the step runs, and the error names the
+variable.
 
-Of Keras's own variables, those of metrics take part: what ranks add to them in `strategy.run` is added up at once, so
-that a metric's result is that of all rows on every rank, there and outside. The optimizers look after the others.
+Of Keras's variables only those of metrics follow these rules: what ranks add to them in `strategy.run` is summed at
+once, so that on every rank a metric's result covers all rows, in `run` and outside. The optimizers take care of the
+others.
 
-Steps that see the global batch (strategy.function, fit) mean what they mean in one process, and come to none of this.
+Steps that see the global batch (strategy.function, fit) work as in one process and use none of this.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ updating = Setting("updating", False)
 
 
 def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
-    """Raises ConfigError for a variable that cannot be what its arguments ask for."""
+    """Raises ConfigError for a variable whose arguments cannot be honoured."""
     if of_keras.get():
         return
     if synchronization == tf.VariableSynchronization.NONE:
@@ -59,7 +61,8 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
 
 
 def adopt(variable: tf.Variable) -> tf.Variable:
-    """Makes a new variable one of several ranks', unless it is one of Keras's layers or optimizers."""
+    """Gives a new variable the behaviour for several ranks, unless it belongs to one of Keras's layers or
+    optimizers."""
     kind: Any = type(variable)
     if not of_keras.get():
         variable.__class__ = _class_for(kind)
@@ -77,7 +80,7 @@ def _class_of_metric(base: type) -> type:
 
 
 class _OfMetric(_Mixin):
-    """A variable of a metric: all ranks hold what all of them have added."""
+    """A variable of a metric: every rank holds the sum of what all ranks have added."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:
@@ -106,7 +109,7 @@ def _class_for(base: type) -> type:
                     "supported.",
                     f"{self.name}.{name}",
                     _in_replica().rank,
-                    "Reduce the whole change over ranks and use assign_add, or let a Keras optimizer apply it",
+                    "Reduce the whole update over ranks and use assign_add, or let a Keras optimizer apply it",
                 )
             return getattr(base, name)(self, *args, **kwargs)
 
@@ -117,7 +120,7 @@ def _class_for(base: type) -> type:
 
 
 class _OfSeveralRanks(_Mixin):
-    """What a tf.Variable of several ranks does differently."""
+    """The behaviour of a tf.Variable of several ranks."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign(_assigned(self, value), *args, **kwargs)
@@ -151,7 +154,8 @@ def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
         if on_read and variable.aggregation == _SUM and not updating.get() and not tracing.sees_global_batch():
             if how != "assign":
                 _refuse(
-                    "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",
+                    "A variable with synchronization ON_READ and aggregation SUM is a sum over ranks, so it cannot "
+                    "be added to outside of strategy.run.",
                     variable.name,
                     communicator.rank(),
                     "Assign it a value, or add in strategy.run",
@@ -172,7 +176,7 @@ def _equal(variable: Any, how: str, value: tf.Tensor, rank: int) -> tf.Tensor:
 
     Raises: ConfigError: it is not the same on all ranks; in a graph, TensorFlow's error with the same words.
     """
-    received = f"{variable.name}.{how} of a value that is not the same on all ranks"
+    received = f"{variable.name}.{how} with a value that differs between ranks"
     fingerprint = tf.raw_ops.Fingerprint(data=tf.reshape(tf.io.serialize_tensor(value), [1]), method="farmhash64")
     mine = tf.cast(fingerprint[0], tf.int64)  # bytes
     least_and_most = ops.all_reduce(tf.stack([mine, -mine]), op="min", name=f"variable/{_label(variable)}/compared")

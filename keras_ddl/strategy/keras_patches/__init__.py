@@ -1,10 +1,11 @@
-"""The table of what a Strategy replaces in Keras: how fit reads, calls back and saves. None of it is mathematics.
+"""The table of what a Strategy replaces in Keras: how fit reads data, calls callbacks and saves. No mathematics is
+replaced.
 
 A patch is a function of Keras's original and of the arguments of a call, or a class in place of Keras's. Patches are
 installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy and
-otherwise does what Keras does. A version of Keras that they were not written for is a warning, and one that lacks
-something that they replace is refused. None changes what is computed: losses, metrics, optimizers and layers are as
-Keras made them.
+otherwise does what Keras does. A version of Keras that the patches were not written for gives a warning; a version that
+lacks something that they replace is refused. No patch changes what is computed: losses, metrics, optimizers and layers
+stay as Keras made them.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _lock = threading.Lock()
 def install(*, shards: bool = False) -> None:
     """Installs the patches, once per process; `shards`: also those of optimizers whose slots are in shards.
 
-    Raises: DependencyError: this Keras lacks something that is to be replaced. Nothing is replaced then, and no later
-        call does without it: some of the patches alone would silently train wrongly.
+    Raises: DependencyError: this Keras lacks something that is to be replaced. Nothing is replaced then, and every
+        later call fails in the same way, because only some of the patches would silently train wrongly.
     """
     with _lock:
         _install()
@@ -62,9 +63,8 @@ def install(*, shards: bool = False) -> None:
 def _install() -> None:
     if not keras.__version__.startswith(TESTED):
         stack_position.warn(
-            f"keras_ddl was tested with Keras {', '.join(TESTED)} and changes parts of Keras that are not public. "
-            f"Received: Keras {keras.__version__}. Compare a short run with one on a single rank, or install a tested "
-            "version."
+            f"keras_ddl was tested with Keras {', '.join(TESTED)} and changes private parts of Keras. Received: "
+            f"Keras {keras.__version__}. Compare a short run with a run on one rank, or install a tested version."
         )
     _replace(_table())
     other_files.install()
@@ -81,8 +81,8 @@ def _replace(table: list[tuple[Any, str, Any]]) -> None:
         if not hasattr(owner, name):
             where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
             raise DependencyError(
-                f"keras_ddl replaces {where}.{name}, which Keras {keras.__version__} does not have. Install Keras "
-                f"{TESTED[-1]}."
+                f"keras_ddl must replace {where}.{name} of Keras. Received: Keras {keras.__version__}, which does "
+                f"not have it. Install Keras {TESTED[-1]}."
             )
     for owner, name, patch in table:
         setattr(owner, name, patch if isinstance(patch, type) else _patched(getattr(owner, name), patch))
@@ -122,7 +122,8 @@ def _table() -> list[tuple[Any, str, Any]]:
 
 
 def _table_of_shards() -> list[tuple[Any, str, Any]]:
-    """Returns the same for a Strategy with shards or a layout: how what is spread over ranks is made, and finished."""
+    """Returns the same for a Strategy with shards or a layout: how variables that are spread over ranks are made and
+    finished."""
     return [
         (BaseOptimizer, "build", variables.build),
         (TFVariable, "_initialize_with_initializer", variables.initialize_with_initializer),

@@ -1,10 +1,11 @@
-"""What becomes a Strategy's although it was made outside of its scope: fine-tuning goes on after the scope.
+"""Models and optimizers that join a Strategy although they were made outside of its scope, as in fine-tuning.
 
 A model is trained on all ranks if it or any part of it, a layer or a model inside, was made in the scope, or is a clone
-of such a model. An optimizer is the Strategy's as soon as a model is compiled with it, or has it when fit begins. Their
-variables, which each rank has made alone then, get rank 0's values when fit begins, and each rank keeps all of them.
+of such a model. An optimizer joins the Strategy when a model is compiled with it, or when fit begins. Each rank has
+made the variables of such models and optimizers alone, so they get rank 0's values when fit begins, and each rank keeps
+all of them.
 
-A model no part of which was made in the scope stays outside: each rank may train it alone, in its own time.
+A model without any part from the scope stays outside: each rank may train it alone, in its own time.
 
 Patched: keras/src/backend/tensorflow/layer.py, models/cloning.py (3.15.1).
 """
@@ -51,10 +52,10 @@ def _strategy_of_part(part: Any) -> StrategyInterface | None:
 
 
 def adopt_model(model: Any) -> StrategyInterface | None:
-    """Returns the Strategy that trains a model, which has become its if only parts of it were made in the scope; None:
-    there is none. Cost: a look at each layer of a model that is of no Strategy yet.
+    """Returns the Strategy that trains a model, or None. A model that has only parts from a scope joins that Strategy
+    here. Cost: a look at each layer of a model that has no Strategy yet.
 
-    Raises: ConfigError: its parts were made under several Strategies.
+    Raises: ConfigError: parts of the model were made under several Strategies.
     """
     strategy = strategy_of(model)
     if strategy is not None or keras_compat.other_strategy_of(model) is not None:
@@ -71,9 +72,9 @@ def adopt_model(model: Any) -> StrategyInterface | None:
 
 
 def adopt_optimizer(optimizer: Any, strategy: StrategyInterface) -> None:
-    """Makes an optimizer a Strategy's, if it is of none.
+    """Lets an optimizer without a Strategy join one.
 
-    Raises: ConfigError: it was made under another one.
+    Raises: ConfigError: the optimizer was made under another Strategy.
     """
     theirs = strategy_of(optimizer)
     if theirs is None and keras_compat.other_strategy_of(optimizer) is None:
@@ -83,7 +84,7 @@ def adopt_optimizer(optimizer: Any, strategy: StrategyInterface) -> None:
 
 
 def adopt_optimizers(model: Any, strategy: StrategyInterface) -> None:
-    """Makes all optimizers of a model the Strategy's, also those that are not compile's: before it is trained."""
+    """Lets all optimizers of a model join the Strategy before training, not only the compiled one."""
     for each in models.optimizers_of(model):
         for part in models.optimizers_in(each):
             if strategy_of(part) is None:

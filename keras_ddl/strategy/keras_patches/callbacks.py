@@ -1,6 +1,7 @@
-"""The list that calls the callbacks: writers write on rank 0, all ranks stop together and start from the same state.
+"""The list that calls the callbacks: writers write on rank 0, and all ranks stop together and start from the same
+state.
 
-It stands in the place of keras/src/callbacks/callback_list.py's (3.15.1) where Keras's trainer makes one.
+It replaces the list of keras/src/callbacks/callback_list.py (3.15.1) that Keras's trainer makes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Silent(keras.callbacks.Callback):
 
 
 def adopted(callbacks: Any) -> Any:
-    """Returns what a program passes as `callbacks`; a list of Keras's class becomes one of this module's."""
+    """Returns what a program passes as `callbacks`; a Keras CallbackList becomes this module's CallbackList."""
     if type(callbacks) is _KerasList:
         callbacks.__class__ = CallbackList
         if callbacks.model is not None:
@@ -58,8 +59,9 @@ def _hook(
     *,
     before: Callable[[CallbackList], None] = lambda _: None,
 ) -> Callable[..., None]:
-    """A method that lets callbacks make variables on one rank, as rank 0's do that load or trace a model, also when fit
-    is called inside the scope, where making a variable is otherwise COLLECTIVE. before, then: on all ranks.
+    """Returns a hook in which callbacks may make variables on one rank, as callbacks on rank 0 that load or trace a
+    model do, even if fit is called inside the scope, where making a variable is otherwise COLLECTIVE. before, then: run
+    on all ranks.
     """
     original = getattr(_KerasList, name)
 
@@ -117,7 +119,7 @@ class CallbackList(_KerasList):
         return contextlib.nullcontext() if self._strategy is None else of_one_rank(True)
 
     def set_model(self, model: Any) -> None:
-        """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
+        """On ranks other than 0, replaces callbacks that write. Callbacks that save the state of others go last."""
         strategy = strategy_of_ranks(model)
         for callback in self.callbacks:  # it may have served on another rank, or for another model
             hushed_writers.let_write(callback)
@@ -149,7 +151,7 @@ class CallbackList(_KerasList):
         return [] if survival is None else [saves for one in self.callbacks if (saves := Saves.of(one)) is not None]
 
     def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
-        """Returns what runs on a rank other than 0 in the place of a callback."""
+        """Returns the object that runs in place of a callback on a rank other than 0."""
         kind, finished = writers.writing_class(callback), None if survival is None else survival.finished
         if kind is None:
             return callback
@@ -160,7 +162,7 @@ class CallbackList(_KerasList):
         return callback
 
     def set_params(self, params: Any) -> None:
-        """Where a job goes on without a lost rank, only rank 0 and the standbys know of `verbose`."""
+        """Hides `verbose` from ranks other than 0, except from standbys in a job that continues without a lost rank."""
         super().set_params(params)
         strategy = self._strategy
         if params and strategy is not None and strategy.job.goes_on and strategy.rank != 0:
@@ -169,7 +171,7 @@ class CallbackList(_KerasList):
                     callback.set_params({**params, "verbose": 0})
 
     def become_first(self, *, may_lack_last: bool) -> None:
-        """This rank is rank 0 now (survival.py): its writers write from here on."""
+        """Called when this rank becomes rank 0 (survival.py): its writers write from now on."""
         keras_callbacks.finish_batch_hooks(self)
         with of_one_rank(True):
             for number, callback in enumerate(self.callbacks):
@@ -183,7 +185,7 @@ class CallbackList(_KerasList):
                 saves.become_first()
 
     def flush(self, within_epoch: bool = False) -> None:
-        """Where a job goes on without rank 0, what TensorBoard has in memory must not be lost with it."""
+        """Writes what TensorBoard has in memory, so that it is not lost with rank 0 in a job that continues."""
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
             for callback in self.callbacks:
@@ -193,14 +195,14 @@ class CallbackList(_KerasList):
                     keras_callbacks.flush_points(callback)
 
     def compare(self) -> None:
-        """Compares the weights of all ranks, if they train and a rank was lost. COLLECTIVE."""
+        """Compares the weights of all ranks if they train and a rank was lost. COLLECTIVE."""
         if self._drift is not None and self._strategy is not None:
             self._drift.compare()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """After all callbacks: one model, one epoch to begin with, and rank 0's values everywhere.
+        """After all callbacks, checks that ranks have one model, and gives all ranks rank 0's first epoch and values.
 
-        Last, so that what a callback has restored on rank 0 is included.
+        This comes last, so that it includes what a callback has restored on rank 0.
         """
         with sharded_slots.deferring_restored_values(True):
             self._begin_training(logs)
@@ -234,7 +236,7 @@ class CallbackList(_KerasList):
             strategy.survival.begin_fit(self)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """On one rank, and then nobody can join any more."""
+        """Ends admission, so that no rank can join any more."""
         with self._of_one_rank():
             super().on_train_end(logs)
         self._follow_rank_0()
@@ -243,7 +245,8 @@ class CallbackList(_KerasList):
         self._end_joining()
 
     def _follow_rank_0(self) -> None:
-        """All ranks have what rank 0's callbacks have made of the weights when training ended. COLLECTIVE."""
+        """Gives all ranks the weights of rank 0, which its callbacks may have changed when training ended.
+        COLLECTIVE."""
         strategy = self._strategy
         if strategy is not None and self._drift is not None:
             held = of_rank_0.Held(self.model, strategy.job, with_optimizers=True)
@@ -256,15 +259,15 @@ class CallbackList(_KerasList):
             strategy.survival.end_fit()
 
     def agreed_state(self) -> list[Any]:
-        """Returns the objects whose plain attributes are what the ranks have agreed on in this fit."""
+        """Returns the objects whose plain attributes hold what the ranks have agreed on in this fit."""
         return [each for each in (self._drift, self._saves) if each is not None]
 
     def checksums(self) -> dict[str, int]:
-        """Returns name -> checksum, of all that the ranks must hold alike."""
+        """Returns name -> checksum of everything that must be equal on all ranks."""
         return {} if self._drift is None else self._drift.checksums()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """After all callbacks: Python's generator, which will shuffle a PyDataset, is the same on all ranks."""
+        """After all callbacks, makes Python's random generator, which shuffles a PyDataset, equal on all ranks."""
         with self._of_one_rank():
             super().on_epoch_begin(epoch, logs)
         strategy = self._strategy
@@ -280,7 +283,7 @@ class CallbackList(_KerasList):
         self._set_agreed_stop(any(stop for stop, _ in gathered))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
+        """After all callbacks, compares the ranks' weights, and stops on all ranks if any rank wants to stop."""
         self._finish_step("epoch_end")
         survival = None if self._strategy is None else self._strategy.survival
         if survival is not None and survival.has_newcomers:
@@ -298,7 +301,7 @@ class CallbackList(_KerasList):
             self._agree_to_stop_training()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """After all callbacks: the step begins in the timeline, if one is being written."""
+        """After all callbacks, begins the step in the timeline, if one is being written."""
         with self._of_one_rank():
             super().on_train_batch_begin(batch, logs)
         if self._figures is not None:
@@ -306,8 +309,8 @@ class CallbackList(_KerasList):
         self._step_begin = time.monotonic() if recording.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Before: what rank 0 is about to save is that of all ranks. After: stop on all ranks if any wants to, where a
-        callback could ask for it.
+        """Before the callbacks, gathers what rank 0 is about to save. After them, stops on all ranks if any rank wants
+        to stop, if a callback could ask for it.
         """
         if self._step_begin is not None:
             recording.add_span(f"step {batch}", self._step_begin)
@@ -330,15 +333,16 @@ class CallbackList(_KerasList):
             self._agree_to_stop_training()
 
     def _finish_step(self, moment: str) -> None:
-        """Where a job goes on without a lost rank: what a rank that is behind gets from another one must be what the
-        step has written, and not also what callbacks have made of it, which they will make of it on that rank again.
+        """Ends the step in a job that continues without a lost rank. A rank that is behind must get from another rank
+        what the step wrote, without what callbacks made of it, because callbacks on the rank that is behind will do
+        this again.
         """
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
             communicator.barrier(name=agreement.name_of(self.model, moment))
 
     def _begin_loop(self, kind: str, call: str) -> None:
-        """evaluate or predict begins. COLLECTIVE, with one exchange."""
+        """Called when evaluate or predict begins. COLLECTIVE, with one exchange."""
         strategy = self._strategy
         if strategy is None:
             return
@@ -378,13 +382,13 @@ class CallbackList(_KerasList):
 
 
 def _swap_gathered(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
-    """Exchanges weights and averages, also those in shards. COLLECTIVE where there are some."""
+    """Exchanges weights and averages, even those in shards. COLLECTIVE if some are in shards."""
     with gathered_slots.gathered(gathered_slots.slots_of(callback.model)):
         keras_callbacks.original_swap(callback, *functions)
 
 
 def _agree_on_global_seed(model: keras.Model) -> None:
-    """Gives Keras's global seed generator, which is no variable of the model, rank 0's state on all ranks."""
+    """Gives Keras's global seed generator, which does not belong to the model, rank 0's state on all ranks."""
     generator = keras_compat.global_seed_generator()
     mine = None if generator is None else generator.state.numpy()
     state = communicator.broadcast_object(mine, name=agreement.name_of(model, "global_seed"))
@@ -402,20 +406,20 @@ def _agree_on_steps(callbacks: CallbackList) -> None:
     require_equal_values(
         [f"{steps} steps x {epochs} epochs" for (steps, epochs), _ in gathered],
         "All ranks must train for the same number of steps and epochs.",
-        "Give every rank all the data, not its part of it: keras_ddl takes each rank's rows out of every batch.",
+        "Give every rank all the data, not its part of it: keras_ddl takes each rank's rows from every batch.",
     )
     _warn_of_rates([rates for _, rates in gathered], communicator.rank())
 
 
 def _rates_and_step(model: Any) -> tuple[list[float], int]:
-    """The learning rates that are numbers, and the steps made with them."""
+    """Returns the learning rates that are numbers, and the steps made with them."""
     optimizers = models.optimizers_with_rates(model)
     rates = [learning_rate_variable(each) for each in optimizers]
     return [float(rate.numpy()) for rate in rates if rate is not None], models.steps_taken(optimizers) or 0
 
 
 def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
-    """Says that all ranks will use rank 0's learning rates, unless rank 0 alone has restored an earlier training."""
+    """Warns that all ranks will use rank 0's learning rates, unless only rank 0 has restored an earlier training."""
     rates, steps = zip(*gathered)
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
@@ -423,7 +427,7 @@ def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
 
 
 def _may_stop(callbacks: Any, kind: str) -> bool:
-    """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
+    """Whether a callback has its own code that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
     never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint)
     for callback in callbacks.callbacks:

@@ -1,4 +1,4 @@
-"""Patch of Keras's `compile`, and which models are refused, or warned of because each rank trains them alone.
+"""Patch of Keras's `compile`, and checks that refuse models or warn of models that each rank trains alone.
 
 Patched: keras/src/trainers/trainer.py (3.15.1).
 """
@@ -27,7 +27,7 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
 def compile_model(
     original: Callable[..., Any], model: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any
 ) -> Any:
-    """Compiles inside the scope, wherever `compile` stands; refuses what would go wrong later."""
+    """Compiles inside the scope even if `compile` is called outside; refuses what would go wrong later."""
     strategy = adopting.adopt_model(model)
     check_scope(model, strategy)
     parts = models.optimizers_in(optimizer)
@@ -63,10 +63,10 @@ def _check_optimizer(model: Any, optimizer: Any, strategy: StrategyInterface | N
 
 
 def _without_xla(original: Callable[..., Any], model: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Returns the arguments, for an optimizer that reduces gradients itself: jit_compile="auto" means no.
+    """Returns the arguments for an optimizer that reduces gradients itself, with jit_compile="auto" turned into False.
 
-    Scripts with such an optimizer say experimental_run_tf_function=False, which Keras does not know any more: Horovod
-    asked for it.
+    Scripts with such an optimizer also pass experimental_run_tf_function=False, which Horovod asked for and Keras no
+    longer knows.
     """
     kwargs = {name: value for name, value in kwargs.items() if name != "experimental_run_tf_function"}
     try:
@@ -87,33 +87,34 @@ def _refuse_xla(bound: inspect.BoundArguments, model: Any, where: str) -> None:
 
 
 def check_scope(model: Any, strategy: StrategyInterface | None) -> None:
-    """Raises ConfigError when a model made outside a scope is used inside one."""
+    """Raises ConfigError if a model made outside a scope is used inside one."""
     current = keras_compat.scope_strategy() if strategy is None else None
     if current is not None:
         raise ConfigError(outside_message("A model", model.name, current))
 
 
 def warn_if_alone(model: Any) -> None:
-    """Warns, once, of a model that each rank trains alone while others of this process are trained by all ranks."""
+    """Warns once about a model that each rank trains alone while all ranks train other models of this process."""
     others = [strategy for strategy in one_per_job.alive() if strategy.size > 1]
     if others and model not in _warned:
         _warned.add(model)
         stack_position.warn(
-            f"Model {model.name!r} was made outside the scope of the keras_ddl.Strategy of this process: rank "
-            f"{others[0].rank} trains it alone, on all of the data. Make it under `with strategy.scope():` to train "
-            "it on all ranks."
+            f"Model {model.name!r} was made outside the scope of the keras_ddl.Strategy of this process, so each "
+            f"rank trains it alone, on all of the data (rank {others[0].rank}). Make it under `with "
+            "strategy.scope():` to train it on all ranks."
         )
     elif _trains_unreduced(model) and model not in _warned:
         _warned.add(model)
         stack_position.warn(
             f"Optimizer {model.optimizer.name!r} of model {model.name!r} does not reduce gradients, but other "
-            "optimizers of this process do: each rank trains this model alone. A model that was loaded, cloned, "
+            "optimizers of this process do, so each rank trains this model alone. A model that was loaded, cloned, "
             "unpickled or made from a configuration has a plain optimizer. Compile it with a DistributedOptimizer."
         )
 
 
 def _trains_unreduced(model: Any) -> bool:
-    """Whether Keras's own step would apply this rank's gradients, where the program has them reduced elsewhere."""
+    """Whether Keras's own step would apply this rank's unreduced gradients in a program that reduces gradients
+    elsewhere."""
     parts = models.optimizers_in(getattr(model, "optimizer", None))
     if not parts or not models.has_keras_train_step(model):
         return False

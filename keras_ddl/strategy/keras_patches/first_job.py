@@ -1,4 +1,4 @@
-"""The line that a machine's first job ends with: where the time went, and how to see more."""
+"""The last line of a machine's first job: where the time went, and how to see more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def say(until_fit: float, until_step: float, rest: float, steps: int) -> None:
-    """Prints the line, unless an earlier job of this user has on this machine.
+    """Prints the line, unless an earlier job of this user has printed it on this machine.
 
     Args:
         until_fit, until_step, rest: seconds from the start of the process to fit, from there to the end of the first

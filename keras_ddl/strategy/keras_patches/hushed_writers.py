@@ -1,9 +1,9 @@
-"""Callbacks of classes that a program derives from one that writes, on ranks other than 0.
+"""Callbacks whose class a program derives from a writing callback, on ranks other than 0.
 
-The program's code in them runs on every rank: it may add to the logs, change a rate, or stop. What it inherits writes
-on rank 0 alone. So elsewhere the hooks of the class that writes, however they are called (by `super()`, by name, or by
-the list of callbacks where the program has none of its own), are passed to what follows the training in the writer's
-place (standby.py).
+The program's code in such a callback runs on every rank: it may add to the logs, change a rate, or stop. Inherited
+hooks write on rank 0 only. On other ranks calls of the inherited hooks (by `super()`, by name, or by the list of
+callbacks if the program does not override them) go to an object that follows the training in the writer's place
+(standby.py).
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ _KEY = "keras_ddl_follower"  # an attribute of callbacks that do not write
 
 
 class Follower(Protocol):
-    """What hears the hooks of the class that writes."""
+    """Receives the hooks of the writing class."""
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None: ...
 
 
 def hush(callback: Any, kind: type, follower: Follower) -> None:
-    """Has `follower` hear what this callback inherits of `kind`, a class that writes, in place of running it."""
+    """Passes calls of the hooks that this callback inherits from `kind`, a writing class, to `follower` instead of
+    running them."""
     _replace_hooks(kind)
     vars(callback)[_KEY] = follower
 
 
 def follower_of(callback: Any) -> Any:
-    """Returns what hears for a callback that is hushed; None: it writes itself."""
+    """Returns the follower of a hushed callback; None: the callback writes itself."""
     return vars(callback).get(_KEY)
 
 
 def let_write(callback: Any) -> None:
-    """Has a callback write itself from now on."""
+    """Lets a callback write itself from now on."""
     vars(callback).pop(_KEY, None)
 
 
 @contextlib.contextmanager
 def writing(callback: Any) -> Iterator[None]:
-    """Inside, the hooks of the class that writes run."""
+    """Inside, the hooks of the writing class run."""
     follower = vars(callback).pop(_KEY, None)
     try:
         yield
@@ -54,14 +55,14 @@ def writing(callback: Any) -> Iterator[None]:
 
 
 def arguments_of(hook: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the arguments of a hook by position, the last of which are the logs."""
+    """Returns the arguments of a hook by position; the last one is the logs."""
     names = ("epoch", "logs") if "epoch" in hook else ("batch", "logs") if "batch" in hook else ("logs",)
     return tuple(args[n] if n < len(args) else given.get(name) for n, name in enumerate(names))
 
 
 @functools.cache
 def _replace_hooks(kind: Any) -> None:
-    """Replaces what a class that writes does in hooks, for those of its objects that are hushed."""
+    """Replaces the hooks of a writing class for its hushed objects."""
     for hook in writers.HOOKS:
         if getattr(kind, hook, None) is not getattr(keras.callbacks.Callback, hook):
             setattr(kind, hook, _heard(hook, getattr(kind, hook)))
@@ -84,7 +85,7 @@ def _heard(hook: str, original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_writing(kind: type, original: Callable[..., None]) -> Callable[..., None]:
-    """Returns what replaces `set_model`, in which some describe the model."""
+    """Returns the replacement of `set_model`, in which some callbacks write a description of the model."""
 
     @functools.wraps(original)
     def method(self: Any, model: Any) -> None:

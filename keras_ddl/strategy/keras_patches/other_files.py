@@ -1,8 +1,8 @@
-"""What Keras and TensorFlow write besides Keras's models: once, whoever calls, by the mechanism of saving.py.
+"""Makes functions that write files other than Keras's models write once, whichever ranks call them, as saving.py does.
 
-`ONCE` has each function of their public interfaces that writes files under a name that it is given, once where all
-ranks call it; `LEFT` those that stay as they are, and why. tests/strategy/test_written_files.py looks for such
-functions in the packages, and fails when there is one in neither.
+`ONCE` has the public functions of Keras and TensorFlow that write files under a given name, and now write once if all
+ranks call them. `LEFT` has those that stay unchanged, with the reason. tests/strategy/test_written_files.py looks for
+such functions in the packages and fails if one is in neither table.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Writing:
     """How a function writes.
 
     Attributes:
-        path: its arguments that are joined to the path that it writes.
-        is_whole: what it writes appears by one rename, as one file or directory. returns_path: and it returns the path.
-        in_turn: each rank carries it out, one after another: the later ones find what the first has written.
+        path: its arguments that, joined, are the path that it writes.
+        is_whole: what it writes appears by one rename, as one file or directory. returns_path: it also returns the
+            path.
+        in_turn: all ranks run it, one after another; later ranks find what the first has written.
     """
 
     path: tuple[str, ...]
@@ -63,14 +64,14 @@ ONCE: dict[str, Writing] = {
     # Behind `write` and `save`, and CheckpointManager's `save`.
     "tensorflow.train.Checkpoint._write": Writing(("file_prefix",), is_whole=False, returns_path=True),
 }
-_OF_MODELS = "saving.py sees to it, in what stands behind it"
-_PRIMITIVE = "as `open`: what is written, and by whom, is the program's affair"
-_OWN_NAME = "each process writes a file of a name of its own, so nothing is lost; pass it on one rank to have one"
+_OF_MODELS = "saving.py replaces the function behind it"
+_PRIMITIVE = "like `open`: the program decides what is written, and by which rank"
+_OWN_NAME = "each process writes a file with its own name, so nothing is lost; use it on one rank to get one file"
 LEFT: dict[str, str] = {
     "keras.Model.export": _OF_MODELS,
     "keras.utils.FeatureSpace.save": _OF_MODELS,
     "keras.saving.KerasFileEditor.resave_weights": "KerasFileEditor.save stands behind it",
-    "keras.saving.KerasFileEditor.add_object": "its path is one inside the file",
+    "keras.saving.KerasFileEditor.add_object": "its path is a path inside the file",
     "keras.export.ExportArchive.write_out": "saved_model.save stands behind it",
     "keras.Model.save": _OF_MODELS,
     "keras.Model.save_weights": _OF_MODELS,
@@ -83,7 +84,7 @@ LEFT: dict[str, str] = {
     "tensorflow.io.TFRecordWriter": _PRIMITIVE,
     "tensorflow.io.gfile": _PRIMITIVE,
     "tensorflow.data.experimental.TFRecordWriter": _PRIMITIVE,
-    "tensorflow.data.Dataset.cache": "TensorFlow refuses a second process: give each rank a name of its own",
+    "tensorflow.data.Dataset.cache": "TensorFlow refuses a second process: give each rank its own name",
     "tensorflow.data.experimental.save": "Dataset.save stands behind it",
     "tensorflow.data.experimental.distributed_save": "the workers of tf.data's service write",
     "tensorflow.data.experimental.snapshot": "processes agree among each other by the files themselves",
@@ -97,7 +98,7 @@ LEFT: dict[str, str] = {
 
 
 def install() -> None:
-    """Replaces what `ONCE` names, under each name that Keras and TensorFlow have for it."""
+    """Replaces the functions in `ONCE`, under every public name that they have."""
     for name, how in ONCE.items():
         package, *parts = name.split(".")
         owner: Any = keras if package == "keras" else tf
@@ -161,7 +162,7 @@ def _replacing(original: Any, name: str, how: Writing) -> Any:
 
 
 def _strategy() -> StrategyInterface | None:
-    """Returns a Strategy of this job; None: nothing is written by several ranks, or not now."""
+    """Returns a Strategy of this job; None if several ranks do not write, or not at this moment."""
     if not tf.executing_eagerly():  # a step that is traced: there rank 0 writes
         return None
     return next((each for each in one_per_job.alive() if each.is_several), None)
@@ -176,7 +177,7 @@ def _path(arguments: Mapping[str, Any], how: Writing) -> str | None:
 
 
 def _content_of(arguments: Mapping[str, Any], strategy: StrategyInterface) -> int:
-    """Returns a number that is equal on ranks that pass the same, as far as that can be told."""
+    """Returns a number that is equal on ranks that pass equal arguments, as far as this can be told."""
     content = 0
     for name, value in arguments.items():
         content = zlib.crc32(f"{name} {_told(value, strategy)}".encode(), content)

@@ -1,4 +1,5 @@
-"""Rank 0's progress bar, which is the job's: rows per second of all ranks, beside logs that are those of all anyway."""
+"""Rank 0's progress bar, which shows the job: rows per second of all ranks, beside logs, which cover all ranks
+anyway."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _said: set[str] = set()  # by this process, before a bar
 
 
 class _Rows(float):
-    """Keras writes four digits after the point of whatever a bar shows."""
+    """A number of rows per second in a short format, because a bar of Keras prints four decimals of any number."""
 
     def __truediv__(self, other: Any) -> _Rows:
         return _Rows(float(self) / other)
@@ -25,7 +26,8 @@ class _Rows(float):
 
 
 class JobBar(keras.callbacks.ProgbarLogger):
-    """Keras's, with "rows/s" before the logs of training. As in its time per step, the first step does not count."""
+    """Keras's bar, with "rows/s" before the logs of training. The first step does not count, as in Keras's time per
+    step."""
 
     never_stops_within_epoch = True
     of_this_process = (
@@ -44,7 +46,8 @@ class JobBar(keras.callbacks.ProgbarLogger):
     target: int | None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Says once, and again when it changes, who trains: the rest looks as in one process."""
+        """Prints once, and again after a change, how many ranks train. Otherwise the output looks like that of one
+        process."""
         super().on_train_begin(logs)
         strategy: StrategyInterface = keras_compat.strategy_of(self.model)
         words = _who_trains(strategy)
@@ -79,7 +82,7 @@ class JobBar(keras.callbacks.ProgbarLogger):
         super().on_epoch_end(epoch, self._with_speed(logs))
 
     def show(self, params: Any) -> None:
-        """Shows from now on what it has drawn in silence. Rows are counted from here."""
+        """Makes a silent bar visible from now on, and starts counting rows."""
         length: int | None = self.target  # of an epoch of unknown length: known from the second on
         if params:
             self.set_params(params)
@@ -111,6 +114,6 @@ def _who_trains(strategy: StrategyInterface) -> str:
 
 
 def adopt(callback: Any) -> None:
-    """Makes a bar of Keras's the job's."""
+    """Turns one of Keras's bars into the bar of the job."""
     if type(callback) is keras.callbacks.ProgbarLogger:
         callback.__class__ = JobBar

@@ -1,5 +1,5 @@
-"""How Keras reads data: this rank's rows, agreed shuffling, checks before the first step, and fits that go on inside an
-epoch (`data/position.py`).
+"""How Keras reads data: this rank's rows, agreed shuffling, checks before the first step, and fits that resume inside
+an epoch (`data/position.py`).
 
 Replaced: TFEpochIterator, and `_maybe_symbolic_build` of keras/src/backend/tensorflow/trainer.py (3.15.1).
 """
@@ -34,7 +34,7 @@ _from_rank_0: weakref.WeakSet[DatasetFromRank0] = weakref.WeakSet()  # of EpochI
 
 
 def close_streams() -> None:
-    """Ends what is read ahead for fit, evaluate or predict, when the outermost of them has ended."""
+    """Stops reading ahead for fit, evaluate or predict when the outermost of these calls has ended."""
     if not trainer_calls.running():
         for dataset in list(_from_rank_0):
             dataset.close()
@@ -42,13 +42,14 @@ def close_streams() -> None:
 
 
 def rows_of(iterator: tf.data.Iterator) -> BatchRows:
-    """Returns what is known of the batches of an iterator: nothing, unless an EpochIterator has made it."""
+    """Returns what is known about the batches of an iterator; nothing, unless an EpochIterator made it."""
     reader = _readers[iterator]() if iterator in _readers else None
     return UNKNOWN if reader is None else reader.batch_rows
 
 
 def learn_rows(iterator: tf.data.Iterator, counts: Sequence[Sequence[int | None]]) -> BatchRows:
-    """Returns what is known of the batches of an iterator, with what the rows of the first tell (BatchRows.learn)."""
+    """Returns what is known about the batches of an iterator, completed by the rows of the first batch
+    (BatchRows.learn)."""
     rows = rows_of(iterator).learn(counts)
     reader = _readers[iterator]() if iterator in _readers else None
     if reader is not None:
@@ -57,7 +58,7 @@ def learn_rows(iterator: tf.data.Iterator, counts: Sequence[Sequence[int | None]
 
 
 class EpochIterator(_KerasIterator):
-    """Keras's, for the rows of a rank."""
+    """Keras's EpochIterator, for the rows of a rank."""
 
     def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
         self._reading: Reading | None = None
@@ -82,16 +83,16 @@ class EpochIterator(_KerasIterator):
 
     @property
     def element_spec(self) -> Any:
-        """The type specs of the batches, of this rank's rows."""
+        """The type specs of batches of this rank's rows."""
         return self._distributed_dataset.element_spec
 
     @property
     def shuffles_by_agreement(self) -> bool:
-        """Whether arrays are shuffled by seeds that the ranks agree on, because the script has set none."""
+        """Whether arrays are shuffled with seeds that the ranks agree on, because the script has set no seed."""
         return self._shuffle_seed is not None
 
     def _init_from_rank_0(self, strategy: StrategyInterface, args: Any, kwargs: dict[str, Any]) -> None:
-        """Other ranks do not look at the data at all."""
+        """Reads on rank 0 only; other ranks do not look at their data at all."""
         number, self.reads_on_rank_0 = agree_number(), True
 
         def make() -> tf.data.Dataset:
@@ -159,9 +160,9 @@ class EpochIterator(_KerasIterator):
             )
         elif strategy.job.goes_on and strategy.rank == 0:
             stack_position.warn(
-                "fit can continue without a lost rank only if every rank can read all data. Received: a dataset from "
-                "which each rank reads its own part. The job will end if a rank is lost. Give fit the same dataset on "
-                "all ranks."
+                "fit can continue without a lost rank only if every rank can read all data. Received: a dataset "
+                "from which each rank reads its own part, so the job will end if a rank is lost. Give fit the same "
+                "dataset on all ranks."
             )
         if not strategy.is_several:
             return
@@ -170,11 +171,11 @@ class EpochIterator(_KerasIterator):
     def _rows_of_arrays(
         self, adapter: Any, strategy: StrategyInterface, rank: int, size: int, number: int
     ) -> tf.data.Dataset:
-        """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
-        has set no seed.
+        """Reads this rank's rows only. Shuffles in the same way on all ranks and differently in each epoch, even if the
+        script has set no seed.
 
-        A global seed alone would do the first but not the second: under one, the permutation that Keras draws inside
-        the dataset is the same in every epoch. When the script itself has set a seed, Keras's order is left as it is.
+        A global seed alone would not shuffle differently in each epoch, because the permutation that Keras draws inside
+        the dataset is then always the same. If the script itself has set a seed, Keras's order is kept.
         """
         shuffle_rows = tf.random.shuffle
         read = epoch_iterators.arrays_of(adapter)
@@ -197,7 +198,7 @@ class EpochIterator(_KerasIterator):
         return super()._get_iterator()
 
     def _enumerate_iterator(self) -> Iterator[Any]:
-        """An epoch begins at the reading's position."""
+        """Begins an epoch at the reading's position."""
         epoch = super()._enumerate_iterator
         for first, last, iterator in epoch() if self._reading is None else self._reading.epoch(epoch):
             _readers[iterator] = weakref.ref(self)
@@ -214,7 +215,8 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
 
 
 def maybe_symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-    """Builds nothing: as without a strategy, the first step does when it is traced, since it sees the same program."""
+    """Builds nothing: as without a strategy, the first step builds the model when it is traced, because it sees the
+    same program."""
     if strategy_of(model) is None:
         return original(model, iterator=iterator, data_batch=data_batch)
     return None

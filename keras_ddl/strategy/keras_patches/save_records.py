@@ -1,12 +1,12 @@
-"""Files that all ranks write: each is written once, completely, and is there when the call returns, on every rank.
+"""Writes a file that all ranks save once and completely; on every rank the file exists when the call returns.
 
-Nothing here is collective, so a script may save on one rank (`if keras_ddl.rank() == 0:`), on all, or on each to a path
-of its own. The ranks of a host meet at a lock instead: the first to come writes, and one that comes with the same call
-later finds in the job's record that it has been carried out. Hosts that share a file system write once each; that is
-also right, because what is written appears under its name by one rename, and is the same.
+Nothing here is collective, so a script may save on one rank (`if keras_ddl.rank() == 0:`), on all ranks, or on each
+rank to its own path. Instead the ranks of a host use a lock: the first rank writes, and a rank that later makes the
+same call finds in the job's record that the call is done. Hosts that share a file system write once each. That is also
+right, because they write the same, and the file gets its name by one rename.
 
-A lock ends with the process that holds it, so no rank waits for one that is gone, and nobody holds the record of a job
-that was killed: the next one removes it.
+A lock ends with the process that holds it, so no rank waits for a dead one. Nobody holds the record of a killed job, so
+the next job removes it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ _PREFIX = "keras_ddl-saves-"
 
 @dataclass(frozen=True)
 class Call:
-    """A call that writes, by which ranks find what others have written in the same one.
+    """A call that writes. Ranks compare calls to find what others have written in the same call.
 
     Attributes:
-        name: of the function, with what else tells its calls apart; without spaces. content: a digest of the rest.
-        weights: of the model's, where it writes a model. agreed: of the model's when all ranks last had the same.
-        times: how often the ranks had compared them by then; 0: they have not.
+        name: of the function, with other things that distinguish its calls; without spaces. content: a digest of the
+            rest.
+        weights: digest of the model's weights, if the call writes a model. agreed: digest of the weights when all ranks
+            last had the same.
+        times: how often the ranks had compared the weights by then; 0: never.
     """
 
     name: str
@@ -75,7 +77,7 @@ class _Entry:
 
 
 class SaveRecords:
-    """What the ranks of this job have written on this host, by path. `job` is a string that only they share."""
+    """What the ranks of this job have written on this host, by path. `job`: a string that only these ranks share."""
 
     def __init__(self, job: str, rank: int) -> None:
         self.rank = rank
@@ -95,11 +97,13 @@ class SaveRecords:
     def claim(self, path: str, call: Call, appears_as: str | None = None) -> Iterator[bool]:
         """Yields whether this rank is to carry out `call`, which writes `path`; waits while another rank does.
 
-        A rank whose weights are those that all ranks had last does not replace what a lower rank, which has changed its
-        own since, has written: that is what one process would have written.
+        A lower rank that has since changed its weights may already have written the file. A rank that still has the
+        weights that all ranks last shared does not replace it, because one process would have written the changed
+        weights.
 
         Args:
-            call: equal on all ranks that write the same. appears_as: the file by which one sees that it is written.
+            call: equal on all ranks that write the same. appears_as: the file whose existence shows that the call is
+                done.
         Raises: DeadlineError: another rank has been writing for KERAS_DDL_DEADLINE_SECONDS.
         """
         path = _name_of(path)
@@ -134,12 +138,12 @@ class SaveRecords:
 
     @contextlib.contextmanager
     def in_turn(self, name: str) -> Iterator[None]:
-        """Inside, this rank is the only one of its host, however long that takes."""
+        """Inside, this rank is the only rank of its host; it waits for that as long as it takes."""
         with self._locked(name, math.inf):
             yield
 
     def is_written(self, path: str) -> bool:
-        """Whether another rank has written `path` in a call to which this rank has not come yet."""
+        """Whether another rank has written `path` in a call that this rank has not made yet."""
         path = _name_of(path)
         if not self._file_of(path).exists():
             return False
@@ -171,7 +175,7 @@ class SaveRecords:
             yield file
 
     def _hold(self) -> None:
-        """Makes the folder, and holds it until this process ends."""
+        """Makes the folder of records, and holds its lock until this process ends."""
         while self._held is None:
             with contextlib.suppress(FileNotFoundError):  # another job has taken it for abandoned in between
                 private_directory(self.folder)
@@ -195,5 +199,5 @@ def _is_own_directory(status: os.stat_result) -> bool:
 
 
 def _name_of(path: str) -> str:
-    """Returns one name for all names of a file; a URL, such as gs://bucket/model.keras, as it is."""
+    """Returns one name for all names of a file; a URL, such as gs://bucket/model.keras, unchanged."""
     return path if "://" in path else os.path.realpath(path)

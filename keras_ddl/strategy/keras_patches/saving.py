@@ -31,7 +31,8 @@ is_saving = Setting("saving", False)  # whether this is within a call that write
 
 
 def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function that writes `filepath` so that one rank of each host writes it, completely or not at all."""
+    """Calls a function that writes `filepath` so that one rank of each host writes the file, completely or not at
+    all."""
     strategy = strategy_of_ranks(model)
     if strategy is None or not isinstance(filepath, (str, os.PathLike)) or is_saving.get():
         return original(model, filepath, *args, **kwargs)
@@ -48,11 +49,11 @@ def write_once(
     is_whole: bool = True,
     appears_as: str | None = None,
 ) -> tuple[bool, Any]:
-    """Has one rank of each host carry out `call`, which writes `path`. Returns whether this one has, and the result.
+    """Makes one rank of each host carry out `call`, which writes `path`. Returns whether this rank did, and the result.
 
     Args:
-        write: writes what it is given the path of. is_whole: that appears by one rename, from a hidden path.
-        appears_as: the file by which one sees that it is written; None: `path`.
+        write: writes to the path that it is given. is_whole: the result appears by one rename from a hidden path.
+        appears_as: the file whose existence shows that the call is done; None: `path`.
     """
     with of_one_rank(True), is_saving(True), strategy.saves.claim(path, call, appears_as) as mine:
         if not mine:
@@ -63,7 +64,7 @@ def write_once(
 
 
 def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls `original` with the hidden path; what it prints names the real one."""
+    """Calls `original` with the hidden path; its output names the real path."""
     if staged == path:
         return original(model, path, *args, **kwargs)
     printed = io.StringIO()
@@ -75,14 +76,14 @@ def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *ar
 
 
 def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -> Any:
-    """With overwrite=False: asks nobody about a file that another rank has written in this very call."""
+    """With overwrite=False: does not ask about a file that another rank has written in the same call."""
     if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive() if strategy.size > 1):
         return True
     return original(filepath)
 
 
 def _call_of(name: str, model: Any, job: Job) -> Call:
-    """Returns what is equal on all ranks if they make the same call with the same weights and optimizer state."""
+    """Returns a Call that is equal on all ranks that make the same call with the same weights and optimizer state."""
     held = of_rank_0.Held(model, job, with_optimizers=True)
     last = of_rank_0.agreed(model)
     steps = models.steps_taken(each for each in models.optimizers_of(model) if each.built) or 0
@@ -90,9 +91,9 @@ def _call_of(name: str, model: Any, job: Job) -> Call:
 
 
 class MidEpochSaves:
-    """Gives rank 0 the complete values of what is spread over the ranks, before a callback of rank 0 saves
-    (ModelCheckpoint, BackupAndRestore): of accumulated gradients in the middle of an epoch, where save_freq is a
-    number, and of slots in shards.
+    """Gives rank 0 complete values of variables that are spread over the ranks before a callback on rank 0 saves
+    (ModelCheckpoint, BackupAndRestore): of slots in shards, and within an epoch, if save_freq is a number, of
+    accumulated gradients.
     """
 
     def __init__(self, callbacks: Any, job: Job) -> None:
@@ -107,7 +108,8 @@ class MidEpochSaves:
         self._is_on = within and (models.accumulates(model) or has_slots)
 
     def before_batch_end(self, batch: int) -> bool:
-        """Returns whether rank 0 is about to save. COLLECTIVE, where rank 0 has such a callback and there are parts."""
+        """Returns whether rank 0 is about to save. COLLECTIVE if rank 0 has such a callback and variables are spread
+        over ranks."""
         if not self._is_on:
             return False
         model, savers = self._callbacks.model, self._savers(within=True)
@@ -122,7 +124,7 @@ class MidEpochSaves:
         return due
 
     def gathered_slots(self) -> Any:
-        """Returns a context in which rank 0 can save what is in shards. COLLECTIVE where rank 0 has such a callback."""
+        """Returns a context in which rank 0 can save variables in shards. COLLECTIVE if rank 0 has such a callback."""
         slots = gathered_slots.slots_of(self._callbacks.model) if self._has_slots else []
         return gathered_slots.gathered(slots, on_rank=0)
 

@@ -1,10 +1,10 @@
-"""Callbacks that write on rank 0, on the other ranks of a job that goes on when a rank is lost.
+"""Stand-ins for writing callbacks on ranks that may become rank 0, in a job that continues when a rank is lost.
 
-A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next one bring their
-writers to where the lost ones were: what these had written stays. Of what was to be written since the last call that
-all ranks have finished (survival.py) nobody knows whether it was, so it is written again: a file of CSVLogger is
-compared with the rows that it should have, and points of TensorBoard may come twice, with equal values. Models are
-saved while all ranks wait, because other callbacks change them.
+A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next rank 0 bring their
+writers to the state of the lost ones, whose files stay. Nobody knows whether output since the last call that all ranks
+have finished (survival.py) was written, so it is written again: the file of CSVLogger is compared with the rows that it
+should have, and points of TensorBoard may appear twice, with equal values. Models are saved while all ranks wait,
+because other callbacks change models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Call = tuple[str, tuple[Any, ...]]
 
 
 class Standby(keras.callbacks.Callback):
-    """Follows the training in the place of `writer`, or of what a callback inherits (hushed_writers.py).
+    """Follows the training in place of `writer`, or of the hooks that a callback inherits (hushed_writers.py).
 
     Args:
         finished: returns how many calls this rank has finished together with all others.
@@ -49,11 +49,12 @@ class Standby(keras.callbacks.Callback):
         self._kind: Any = None if writers.only_writes(writer) else writers.writing_class(writer)
 
     def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
-        """Returns the writer, at the moment of the training that this rank has reached.
+        """Returns the writer, in the state that the training has reached on this rank.
 
         Args:
-            may_lack_last: writes again what was to be written since the last call that all ranks have finished.
-            has_begun: the ranks have agreed on what this training starts from. Before that, the writer starts itself.
+            may_lack_last: write again the output since the last call that all ranks have finished.
+            has_begun: the ranks have agreed on the state that this training starts from. Before that, the writer starts
+                by itself.
         """
         if not may_lack_last or self._last_at != self._finished():
             self._settle()
@@ -70,10 +71,10 @@ class Standby(keras.callbacks.Callback):
         return self.writer
 
     def begin_late(self) -> None:
-        """This rank has joined others in the middle of a training, of which rank 0 has written the part before."""
+        """Called when this rank joins in the middle of a training whose earlier part rank 0 has written."""
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
-        """Takes a hook of this rank's training."""
+        """Receives a call of a hook in this rank's training."""
         if self._last_at != self._finished():
             self._settle()
             self._last_at = self._finished()
@@ -88,7 +89,7 @@ class Standby(keras.callbacks.Callback):
         (self._kind or type(self.writer)).set_model(self.writer, self.model)
 
     def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
-        """Notes a hook that the writer on rank 0 has run."""
+        """Notes a call of a hook that the writer on rank 0 has run."""
         if hook.endswith("_begin"):
             self._open[hook] = args
             return
@@ -121,7 +122,7 @@ for _hook in writers.HOOKS:
 
 
 class _Backup(Standby):
-    """Of BackupAndRestore, which restores when training begins and never again. Its saves are `Saves` on all ranks."""
+    """The standby of BackupAndRestore, which restores only when training begins. Its saves are `Saves` on all ranks."""
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         if hook in ("on_epoch_end", "on_train_batch_end"):
@@ -138,14 +139,14 @@ class _Backup(Standby):
 
 
 class _OwnBackup(Standby):
-    """Of a program's subclass of BackupAndRestore, of which only the hooks are known."""
+    """The standby of a program's subclass of BackupAndRestore, of which only the hooks are known."""
 
     def _bring_up(self) -> None:
         self._set_model()
 
 
 class _TensorBoard(Standby):
-    """Of TensorBoard, which counts batches, and has described the model before."""
+    """The standby of TensorBoard, which counts batches and has already written a description of the model."""
 
     def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
         super()._follow(hook, args)
@@ -165,7 +166,7 @@ class _TensorBoard(Standby):
 
 
 class _Rows(Standby):
-    """Of CSVLogger: writes its rows to memory, and makes the file equal to them."""
+    """The standby of CSVLogger: keeps rows in memory, and later makes the file equal to them."""
 
     def __init__(self, writer: Any, finished: Callable[[], int]) -> None:
         super().__init__(writer, finished)
@@ -196,7 +197,7 @@ class _Rows(Standby):
 
 
 def _make_equal(path: str, begin: int, text: bytes) -> None:
-    """Makes a file end with `text`, from byte `begin` on, and leaves alone what is equal."""
+    """Makes a file have `text` from byte `begin` to its end, and rewrites only what differs."""
     written = b""
     if tf.io.gfile.exists(path):
         with tf.io.gfile.GFile(path, "rb") as file:
@@ -214,7 +215,7 @@ def _make_equal(path: str, begin: int, text: bytes) -> None:
 
 
 class _Bar(Standby):
-    """Of the progress bar, which is drawn on every rank, in silence here."""
+    """The standby of the progress bar, which is drawn on every rank but hidden here."""
 
     def set_params(self, params: Any) -> None:
         super().set_params(params)
@@ -237,7 +238,7 @@ class _Bar(Standby):
 
 
 def standby_of(writer: Any, finished: Callable[[], int]) -> Standby:
-    """Returns what stands in for a callback that writes."""
+    """Returns the stand-in for a writing callback."""
     if type(writer) in _KINDS and not (set(writers.HOOKS) & set(vars(writer))):
         return _KINDS[type(writer)](writer, finished)
     kind = next((standby for kind, standby in _KINDS_OF_OTHERS.items() if isinstance(writer, kind)), Standby)
@@ -245,7 +246,7 @@ def standby_of(writer: Any, finished: Callable[[], int]) -> Standby:
 
 
 class _Forever(Standby):
-    """Stands in where rank 0 cannot be lost, and nobody takes its place."""
+    """The stand-in in a job in which rank 0 cannot be lost, so no rank takes its place."""
 
     def __init__(self, writer: Any) -> None:
         super().__init__(writer, lambda: 0)
@@ -256,9 +257,9 @@ class _Forever(Standby):
 
 
 def hush(writer: Any, kind: type, finished: Callable[[], int] | None) -> None:
-    """Has a callback whose class a program derives from `kind` run the program's part only.
+    """Makes a callback whose class a program derives from `kind` run only the program's code.
 
-    finished: as `standby_of` takes it; None: rank 0 cannot be lost.
+    finished: as in `standby_of`; None: rank 0 cannot be lost.
     """
     if issubclass(kind, keras.callbacks.CSVLogger):
         follower: Standby = _Rows(writer, finished or (lambda: 0))
@@ -270,13 +271,13 @@ def hush(writer: Any, kind: type, finished: Callable[[], int] | None) -> None:
 
 
 def standing_in(callback: Any) -> Standby | None:
-    """Returns what stands in for a callback, or for what it inherits, on this rank; None: nothing does."""
+    """Returns the stand-in for a callback, or for its inherited hooks, on this rank, or None."""
     standby = callback if isinstance(callback, Standby) else hushed_writers.follower_of(callback)
     return standby if isinstance(standby, Standby) else None
 
 
 def become_writer(standby: Standby, callback: Any, **options: bool) -> Any:
-    """Returns what writes from now on in the place of `callback`. options: as `Standby.become_writer` takes them."""
+    """Returns the object that writes from now on in place of `callback`. options: as in `Standby.become_writer`."""
     if callback is not standby:
         hushed_writers.let_write(callback)
         standby.set_model(callback.model)
@@ -297,31 +298,32 @@ _KINDS_OF_OTHERS: dict[type, type[Standby]] = {
 
 
 class Saves:
-    """The saves of a ModelCheckpoint or a BackupAndRestore: all ranks come to each, and rank 0 makes it."""
+    """The saves of a ModelCheckpoint or a BackupAndRestore: all ranks take part in each save, and rank 0 makes it."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
 
     @classmethod
     def of(cls, callback: Any) -> Saves | None:
-        """Returns those of a callback, or of what stands in for it; None: it has none."""
+        """Returns the Saves of a callback or of its stand-in, or None."""
         callback = callback.writer if isinstance(callback, Standby) else callback
         is_saver = isinstance(callback, keras.callbacks.ModelCheckpoint)
         return cls(callback) if is_saver or type(callback) is keras.callbacks.BackupAndRestore else None
 
     def share(self) -> None:
-        """Has the callback save by `save`, on all ranks."""
+        """Makes the callback save by `save`, on all ranks."""
         keras_callbacks.replace_save(self._callback, self.save)
 
     def leave_to_rank_0(self, is_other: bool) -> None:
-        """Has the callback save itself, where rank 0 cannot be lost or there is no other. is_other: on another rank."""
+        """Lets the callback save by itself, if rank 0 cannot be lost or is the only rank. is_other: this is another
+        rank."""
         decides = is_other and isinstance(self._callback, keras.callbacks.ModelCheckpoint)
         keras_callbacks.replace_save(
             self._callback, functools.partial(decide_only, self._callback) if decides else None
         )
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Takes the place of the callback's own method. COLLECTIVE."""
+        """Replaces the callback's own save. COLLECTIVE."""
         made = []
 
         def save() -> None:
@@ -333,14 +335,15 @@ class Saves:
             decide_only(self._callback, *args, **kwargs)
 
     def become_first(self) -> None:
-        """This rank is rank 0 now: removes what the lost one has not completed."""
+        """Called when this rank becomes rank 0: removes what the lost rank 0 has not completed."""
         path = keras_callbacks.path_of_saves(self._callback)
         sweep_temporaries(path.parent)
         sweep_temporaries(path)
 
 
 def decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
-    """Takes the place of saving: the best value is tracked on all ranks, the file is rank 0's."""
+    """Replaces saving on ranks other than 0: the best value is tracked on all ranks, but only rank 0 writes the
+    file."""
     verbose, checkpoint.verbose = checkpoint.verbose, 0
     try:
         keras_callbacks.note_best(checkpoint, epoch, batch, logs)

@@ -1,7 +1,8 @@
 """The train_function, test_function and predict_function of a model on several ranks.
 
-Keras's loops call such a function for each execution of one or more steps. It chooses the `Execution` for the batches
-at hand and runs it: a function that Keras has made for such batches, which calls `Strategy.run` for each step.
+Keras's loops call such a function for each execution of one or more steps. The function chooses and runs the
+`Execution` for the batches at hand: a function that Keras has made for such batches and that calls `Strategy.run` for
+each step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from keras_ddl.strategy.step.failing_together import Caller, CommonTrace
 
 _ENDED, _FAILED = "ended", "failed"  # in place of the rows of a first batch
 _OWN_DATA = "data of which each rank reads its own part"
-_OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes rows of its own"
+_OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes its own rows"
 
 
 class _KerasFunction(Caller):
@@ -52,9 +53,9 @@ class _KerasFunction(Caller):
         self._executed: list[Execution] = []  # the same
 
     def _call(self, run: Callable[[], Any], rows_of_ranks: str = "") -> Any:
-        """Calls `run` on all ranks together; again, where some are lost and a job goes on that may.
+        """Calls `run` on all ranks together; calls it again if ranks are lost and the job can continue.
 
-        rows_of_ranks: what of the batch only one rank has.
+        rows_of_ranks: the part of the batch that only one rank has.
         """
         if self._survival is None:
             return self.together(run)
@@ -111,7 +112,7 @@ class _KerasFunction(Caller):
 
 
 class IteratorFunction(_KerasFunction):
-    """A train_function or test_function: executes steps on an iterator of batches.
+    """A train_function or test_function, which executes steps on an iterator of batches.
 
     Args:
         program_step: the function that Keras passes to `Strategy.run`.
@@ -125,7 +126,8 @@ class IteratorFunction(_KerasFunction):
         self._by_iterator: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, iterator: Any) -> Any:
-        """COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of one batch."""
+        """Executes steps. COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of
+        one batch."""
         if self._survival is not None and self._step == "train_step" and fits.is_outermost(self._model):
             self._survival.between_steps(self)
         try:
@@ -140,7 +142,8 @@ class IteratorFunction(_KerasFunction):
             raise
 
     def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
-        """Executes steps on global batches, each kept until its step has ended: it may run again, on other rows."""
+        """Executes steps on global batches. Each batch is kept until its step has ended, because the step may run again
+        on other rows."""
         returned = None
         for number in range(self._model.steps_per_execution):
             try:
@@ -217,9 +220,9 @@ class IteratorFunction(_KerasFunction):
         return execution, iterator if typed is None else typed
 
     def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator | None, BatchRows]:
-        """Returns an iterator over the same batches, and what the rows of the first tell. COLLECTIVE.
+        """Returns an iterator over the same batches, and what the rows of the first batch tell. COLLECTIVE.
 
-        Raises: RankMismatchError, on all ranks: the data of some has ended.
+        Raises: RankMismatchError, on all ranks: the data of some ranks has ended.
         """
         first: Any = None
         failure: Exception | None = None
@@ -237,8 +240,8 @@ class IteratorFunction(_KerasFunction):
         ended = [rank for rank, each in enumerate(of_ranks) if each == _ENDED]
         if ended and len(ended) < len(of_ranks) and _FAILED not in of_ranks:
             raise RankMismatchError(
-                f"All ranks must have equally many batches. Received: no batch on rank(s) {ended}, but at least one on "
-                f"the other ranks (rank {self._job.rank}). Give every rank the same data."
+                f"All ranks must have the same number of batches. Received: no batch on rank(s) {ended}, but at "
+                f"least one on the other ranks (rank {self._job.rank}). Give every rank the same data."
             )
         counts = [each for each in of_ranks if isinstance(each, list)]
         if rows_or_end == _ENDED:  # it ends in the step, too
@@ -260,7 +263,7 @@ class IteratorFunction(_KerasFunction):
         return self._model.distribute_strategy.run(self._program_step, args=(batch,))
 
     def _run_without_batch(self, iterator: Any) -> None:
-        """Runs what one process has run of the step's graph when it finds in it that the data has ended."""
+        """Runs the part of the step's graph that one process has run when the graph finds that the data has ended."""
         if iterator in self._by_iterator and self._model.steps_per_execution == 1 and not self._model.run_eagerly:
             kind = self._by_iterator[iterator][0].kind
             if kind is not None and 0 in kind.traces:
@@ -272,7 +275,7 @@ class IteratorFunction(_KerasFunction):
 
 
 class PredictFunction(_KerasFunction):
-    """A predict_function: executes steps on a list of batches. `make`: Keras's `make_predict_function`."""
+    """A predict_function, which executes steps on a list of batches. `make`: Keras's `make_predict_function`."""
 
     def __init__(self, model: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
         super().__init__(model, "predict_step", strategy)
@@ -280,7 +283,7 @@ class PredictFunction(_KerasFunction):
         self._local = Execution(model, "predict_step", is_local=True)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
-        """COLLECTIVE in `predict`. In `predict_on_batch` the step is this rank's alone, and waits for no other."""
+        """Executes steps. COLLECTIVE in `predict`; in `predict_on_batch` the step runs on this rank alone."""
         loop = trainer_calls.innermost()
         if not isinstance(loop, trainer_calls.Loop) or loop.method != "predict" or loop.model is not self._model:
             return self._execute(self._local, batches)
@@ -314,7 +317,7 @@ class PredictFunction(_KerasFunction):
 
 
 def name_of_step(model: Any, function: Any) -> str:
-    """Returns which step of `model` a function is: a program may set its own in place of the method."""
+    """Returns which step of `model` a function is, because a program may have replaced the method."""
     for name in ("train_step", "test_step"):
         if function == getattr(model, name):  # bound methods are equal, and not identical
             return name

@@ -22,7 +22,7 @@ from keras_ddl.strategy.step import accumulation
 
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Agrees on random states before, makes all ranks stop together, and reports errors as keras_ddl's."""
+    """Runs fit after ranks agree on random states; all ranks stop together, and errors become keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
     try:
         return replayed_calls.call_of_trainer(
@@ -65,13 +65,13 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _callbacks(given: Any) -> list[Any]:
-    """Returns the callbacks that the program has passed: in a list, in Keras's, or one alone."""
+    """Returns the callbacks that the program has passed as a list, a Keras CallbackList or a single callback."""
     given = getattr(given, "callbacks", given)
     return [] if given is None else [*given] if isinstance(given, (list, tuple)) else [given]
 
 
 def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same on all ranks; the progress bar is rank 0's."""
+    """Runs evaluate or predict in the same way on all ranks; only rank 0 shows the progress bar."""
     returned = _evaluate_or_predict(method, original, model, *args, **kwargs)
     observer = observing.observer()
     if observer is not None and method == "predict":
@@ -106,7 +106,7 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
 
 
 def _end_together(strategy: StrategyInterface) -> None:
-    """Where rank 0 may be lost: its callbacks have written all, or those of another rank do."""
+    """If rank 0 may be lost, makes sure that its callbacks, or those of its successor, have written everything."""
     if strategy.job.goes_on:
         communicator.barrier(name="keras_ddl/end")
 
@@ -114,7 +114,7 @@ def _end_together(strategy: StrategyInterface) -> None:
 def _bind(
     original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: StrategyInterface
 ) -> inspect.BoundArguments:
-    """Binds the arguments; the progress bar is rank 0's, whatever `verbose` the one script asks for."""
+    """Binds the arguments; whatever `verbose` says, only rank 0 shows the progress bar."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     if strategy.rank != 0 and not strategy.job.goes_on:  # there the callbacks see to it: rank 0 may be another one
         bound.arguments["verbose"] = 0
@@ -123,7 +123,7 @@ def _bind(
 
 
 def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """The end of an epoch or of an evaluation."""
+    """Called at the end of an epoch or an evaluation."""
     fit, strategy = fits.of(model), strategy_of_ranks(model)
     if fit is not None:
         logs = logs or fit.logs_before or logs  # an epoch that is resumed after its last batch
@@ -138,7 +138,8 @@ def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: A
 
 
 def make_function(original: Callable[..., Any], model: Any, step_function: Any) -> Any:
-    """train_function and test_function, on several ranks: the step is traced on the rows that one process would see."""
+    """Makes train_function or test_function for several ranks: the step is traced on the rows that one process would
+    see."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
         function = original(model, step_function)
@@ -149,7 +150,7 @@ def make_function(original: Callable[..., Any], model: Any, step_function: Any) 
 
 
 def make_predict_function(original: Callable[..., Any], model: Any, force: Any = False) -> None:
-    """As `make_function`, for predict_function."""
+    """Like `make_function`, for predict_function."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
         original(model, force)
@@ -175,7 +176,7 @@ def _set_stop_training(model: Any, value: bool) -> None:
 
 
 def stop_on_all_ranks(model: Any) -> None:
-    """Stops training after this batch. To be called by all ranks alike, which then need not agree on it."""
+    """Stops training after this batch. All ranks call it, so they need not agree on it."""
     model.stop_training = True
     fit = fits.of(model)
     if fit is not None and fit.agreed_stop is not None:

@@ -1,4 +1,4 @@
-"""Patches of what creates Keras's variables: whose they are, and slots of optimizers in shards (sharded_slots.py).
+"""Patches of the functions that create Keras's variables, for their owners and for slots in shards (sharded_slots.py).
 
 Patched: keras/src/optimizers/base_optimizer.py, backend/tensorflow/core.py, backend/tensorflow/optimizer.py (3.15.1).
 """
@@ -17,7 +17,7 @@ from keras_ddl.strategy.variable_origin import of_keras
 
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Makes the tf.Variable of a keras.Variable, which is none of the program's own (distribute_loop/variables.py)."""
+    """Makes the tf.Variable of a keras.Variable, marked as not made by the program (distribute_loop/variables.py)."""
     with of_keras(True):
         value = laid_out.initial_value(variable, value)
         value = undecided.initial_value(variable, value)
@@ -30,7 +30,7 @@ def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 
 
 def initialize_with_initializer(original: Callable[..., Any], variable: Any, initializer: Any) -> None:
-    """Makes this rank's slice or chunk of a keras.Variable alone, where its initializer can."""
+    """Makes only this rank's slice or chunk of a keras.Variable, if its initializer can do this."""
     made = laid_out.from_initializer(variable, initializer)
     if made is None:
         made = sharded_weights.from_initializer(variable, initializer)
@@ -41,7 +41,7 @@ def initialize_with_initializer(original: Callable[..., Any], variable: Any, ini
 
 
 def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
-    """Refuses optimizers of which it is not known that each entry of a slot is computed by itself."""
+    """Refuses optimizers that are not known to compute each entry of a slot independently."""
     sharded_slots.check_entrywise(optimizer)
     return original(optimizer, variables)
 
@@ -49,7 +49,7 @@ def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
 def add_variable_from_reference(
     original: Callable[..., Any], self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
 ) -> Any:
-    """Shards a slot from the moment it is made: no rank ever has all slots in full."""
+    """Shards a slot as soon as it is made, so that no rank ever has all slots in full."""
     is_in_shards = mesh_slots.making_in_shards(sharded_slots.is_in_shards(self, reference_variable, name))
     creating = sharded_slots.creating_slot(self, reference_variable, name)
     with laid_out.following(reference_variable), is_in_shards, creating:
@@ -59,7 +59,8 @@ def add_variable_from_reference(
 
 
 def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_list: Any) -> Any:
-    """At the end of fit the averages of weights, which are slots, take the weights' place. COLLECTIVE then."""
+    """Copies averages of weights, which are slots, into the weights at the end of fit. COLLECTIVE if the averages are
+    in shards."""
     averages = averaged_weights(optimizer)
     if not gathered_slots.slots_in(averages):
         return original(optimizer, var_list)

@@ -21,13 +21,13 @@ def device_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "mod
         layout_map[".*dense.*kernel"] = (None, "model")
         strategy = keras_ddl.Strategy(layout=layout_map)
 
-    Calls `keras_ddl.init`, if the program has not. The last axis is of consecutive ranks, which launchers place on one
-    host: make it the model axis.
+    Calls `keras_ddl.init` if the program has not. The last axis consists of consecutive ranks, which launchers place on
+    one host: make it the model axis.
 
     Args:
         shape: the extent of each axis; their product is the number of ranks.
-        axis_names: of the axes. The first shares out the batch, as in keras.distribution.ModelParallel.
-    Raises: ConfigError: the product is not the number of ranks, or there are not as many names as extents.
+        axis_names: names of the axes. The first axis shares out the batch, as in keras.distribution.ModelParallel.
+    Raises: ConfigError: the product is not the number of ranks, or the numbers of names and extents differ.
     """
     topology = communicator.init()
     shape, axis_names = tuple(shape), tuple(axis_names)

@@ -1,4 +1,4 @@
-"""`Strategy(layout=N)`: chooses a layout for the variables of a step, and shows it as a script makes it."""
+"""`Strategy(layout=N)`: chooses a layout for the variables of a step, and prints it as code for a script."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Axes = tuple[str | None, ...]
 
 
 def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: str, rank: int) -> None:
-    """Decides how the mesh holds the variables of a step of which it is not decided yet. COLLECTIVE.
+    """Decides how the mesh holds those variables of a step that are undecided so far. COLLECTIVE.
 
-    program: the step, traced on the global batch. placements: of its arguments. step: what messages call it.
+    program: the step, traced on the global batch. placements: of its arguments. step: its name in messages.
     """
     values: dict[int, Value] = {}  # by id of the variable
     variables: list[UndecidedVariable] = []
@@ -42,7 +42,7 @@ def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: 
         [f"{path}: {axes.get(unit)}" for path, unit in zip((each.path for each in units), units)],
         "keras_ddl/chosen_layout",
         "All ranks must choose the same layout.",
-        "Make the model the same way on every rank.",
+        "Make the model in the same way on every rank.",
         entry="variable",
     )
     for unit, each in zip(units, weights):
@@ -94,7 +94,7 @@ def _quoted(key: str) -> str:
 
 
 def written(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
-    """Returns a layout as few keys of a LayoutMap: paths, and expressions for those that differ by a number or a word.
+    """Returns a layout as few LayoutMap keys: paths, and expressions for paths that differ by a number or a word.
 
     paths: of all variables. axes: of those that are cut, by path.
     """
@@ -108,7 +108,7 @@ def written(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
 
 
 def _of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
-    """Returns keys for paths that differ by their numbers: expressions for as many of these as have no part in it."""
+    """Returns keys for paths that differ only in numbers: an expression for each number that makes no difference."""
     numbers = [re.findall(r"\d+", path) for path in paths]
     places = range(len(numbers[0]))
     for open_ in sorted(itertools.product((True, False), repeat=len(places)), reverse=True, key=sum):
@@ -126,7 +126,7 @@ def _of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
 
 
 def _merged(keys: Mapping[str, Axes]) -> dict[str, Axes]:
-    """Returns the keys with (a|b) in place of those that differ in one part of the path."""
+    """Returns the keys, merged with (a|b) if they differ in one part of the path."""
     parts = {tuple(key.split("/")): each for key, each in keys.items()}
     longest = max(map(len, parts), default=0)
     for at in range(longest):

@@ -1,15 +1,15 @@
-"""Variables that a layout cuts along the model axis: each rank has its slice of them.
+"""Variables that a layout cuts along the model axis: each rank has a slice.
 
-Keras makes them, and their value is at once a `LaidOutVariable`: for Keras a variable of the full shape, which has no
-memory of its own; beside it this rank's slice. A step that is traced on the global batch reads and assigns it as ever,
-and the cut computes with the slices (cut/model_axis.py). Outside of steps it can be read where it has been gathered
-(shards/gathered_slots.py), and assigned the same on all ranks.
+When Keras makes such a variable, its value becomes a `LaidOutVariable`: for Keras a variable of the full shape, which
+has no memory of its own, and beside it this rank's slice. A step that is traced on the global batch reads and assigns
+it as usual, and the cut computes with the slices (cut/model_axis.py). Outside of steps the variable can be read if it
+has been gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
 
-A rank makes its slice of what one of Keras's initializers draws (first_values.py). What other initializers give is made
-in full, and sliced before the next is: no rank ever has two of them.
+A rank makes only its slice of the value of one of Keras's initializers (first_values.py). Values of other initializers
+are made in full and sliced one by one, so no rank ever has two of them.
 
-In a job that goes on when a rank is lost, and that has one data rank, each slice has a mirror on another model rank
-(cut/mirrors.py); lost_slices.py shares slices out anew.
+In a job that continues when a rank is lost and that has one data rank, each slice has a mirror on another model rank
+(cut/mirrors.py); lost_slices.py redistributes slices.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ following: Setting[Any] = Setting("reference_of_slot", None)
 
 
 class LaidOutVariable(ShardedWeight):
-    """A variable of which each rank of the model axis has a slice.
+    """A variable, of which each rank of the model axis has a slice.
 
-    While a job goes on with one model rank, which has all of it, it is a variable like any other: `is_complete`.
+    While a job continues with one model rank, that rank has the complete variable, which is then like any other
+    (`is_complete`).
 
     Attributes:
-        job: whose. axis: that is cut; NO_AXIS: it is not cut (undecided.py).
-        first_value: returns what it was made with, if that is the same on every rank: of what an optimizer keeps.
+        job: the job of the variable. axis: the axis that is cut; NO_AXIS: none (undecided.py).
+        first_value: returns the first value, if it is equal on every rank, as for optimizer variables.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class LaidOutVariable(ShardedWeight):
         return share
 
     def variable_with(self, number: int) -> Any:
-        """Returns the tf.Variable of this rank with a slice that it has: its own, a mirror, or the only one."""
+        """Returns the tf.Variable of this rank that holds a given slice: its own slice, a mirror, or the complete
+        variable."""
         if self.is_complete:
             return self
         return self.chunk if number == self.share.rank else self.share.mirror
@@ -112,7 +114,7 @@ class LaidOutVariable(ShardedWeight):
 
 
 def _never() -> tf.Tensor:
-    raise AssertionError("the first values of a weight are not kept")
+    raise AssertionError("the first values of weights are not kept")
 
 
 def slice_variable(variable: LaidOutVariable, slices: Slices, value: tf.Tensor | None = None) -> Any:
@@ -127,8 +129,9 @@ def slice_variable(variable: LaidOutVariable, slices: Slices, value: tf.Tensor |
 
 
 def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshSlot | None:
-    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: neither does a layout cut it nor
-    is it a slot in shards, or what ranks have of it cannot be made alone. COLLECTIVE, where it is either.
+    """Returns the value for a new Keras variable, from rank 0's initializer. None: no layout cuts the variable and it
+    is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE if a layout cuts it or it is a slot in
+    shards.
     """
     shape, job = models.declared_shape(variable), job_of_new_variable()
     if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
@@ -152,9 +155,9 @@ def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshS
 
 
 def initial_value(variable: Any, value: Any) -> Any:
-    """Returns what a Keras variable is to be made with: a LaidOutVariable if a layout cuts it, else `value`.
+    """Returns the value for a new Keras variable: a LaidOutVariable if a layout cuts it, else `value`.
 
-    COLLECTIVE, where a layout cuts it. `value`: its first value, or a function that returns it.
+    COLLECTIVE if a layout cuts it. `value`: its first value, or a function that returns it.
     """
     job = job_of_new_variable()
     if job is None or isinstance(value, tf.Variable) or (of_one_rank.get() and not callable(value)):
@@ -177,21 +180,21 @@ def initial_value(variable: Any, value: Any) -> Any:
 
 
 def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
-    """Whether the variable that is made now is a slot for the shards of the data ranks."""
+    """Whether the variable that is being made is a slot in shards among the data ranks."""
     assert job.mesh is not None
     return making_in_shards.get() and job.mesh.data.size > 1 and shape == tuple(following.get().shape)
 
 
 def _is_same_on_all_ranks(job: Job) -> bool:
-    """Whether a variable is made now without asking other ranks: what an optimizer keeps begins with a constant, and
-    some ranks may not make it when one is lost, or while one rank builds it for all.
+    """Whether the variable that is being made needs no communication: optimizer variables begin with a constant, and
+    some ranks may not make them when a rank is lost or while one rank builds them for all.
     """
     return following.get() is not None and (job.goes_on or of_one_rank.get())
 
 
 def job_of_new_variable() -> Job | None:
-    """Returns the job whose layout counts for a variable that is made now; None: none does. An optimizer's follow those
-    of the weights wherever it is built.
+    """Returns the job whose layout applies to the variable that is being made, or None. Optimizer variables follow the
+    weights wherever the optimizer is built.
     """
     weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
@@ -206,7 +209,8 @@ def _name(variable: Any, collective: str) -> str:
 
 
 def note_made(variable: Any) -> None:
-    """Remembers a Keras variable that was just made outside of scopes and steps, to be named if a layout cuts it."""
+    """Remembers a Keras variable that was just made outside of scopes and steps, so that an error can name it if a
+    layout cuts it."""
     if keras_compat.scope_strategy() is None and tracing.tracing_for.get() is None:
         inner = models.inner_variable(variable)
         if isinstance(inner, ResourceVariable):  # one of another strategy has no handle of its own
@@ -214,7 +218,7 @@ def note_made(variable: Any) -> None:
 
 
 def refuse_made_outside(job: Job, variables: Iterable[Any]) -> None:
-    """Raises ConfigError where a layout cuts one of these Keras variables, which is not cut, as it was made outside of
+    """Raises ConfigError if a layout should cut one of these Keras variables but cannot, because it was made outside of
     the scope.
     """
     if job.mesh is None:
@@ -239,7 +243,7 @@ def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
 
 
 def weight_of_slot() -> Any:
-    """Returns the tf.Variable of the weight for which an optimizer makes a slot now; None: it makes none."""
+    """Returns the tf.Variable of the weight for which an optimizer is making a slot, or None."""
     reference = following.get()
     return models.inner_variable(reference) if reference is not None else None
 
@@ -251,8 +255,8 @@ def laid_out_of_handle(handle: Any) -> LaidOutVariable | None:
 
 
 def slice_of(variable: Any) -> tf.Variable | None:
-    """Returns this rank's slice of a keras.Variable that a layout cuts; the ranks of its model position have the same.
-    None: no layout cuts it.
+    """Returns this rank's slice of a keras.Variable that a layout cuts; ranks of the same model position have the same
+    slice. None: no layout cuts it.
     """
     cut = sharded_variable(variable)
     return cut.chunk if isinstance(cut, LaidOutVariable) else None

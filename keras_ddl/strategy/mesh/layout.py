@@ -19,10 +19,10 @@ _NAMED = 4  # names in a message
 
 
 class DataLayout:
-    """Names, for each axis of the arguments that have rows, the axis of the mesh along which it is cut, or None.
+    """Names, for each axis of arguments with rows, the mesh axis that cuts it, or None.
 
-    Attributes: axis: of arguments, that the model axis cuts.
-    Raises: ConfigError: it does not begin with the batch axis, or does not name the model axis once.
+    Attributes: axis: the axis of arguments that the model axis cuts.
+    Raises: ConfigError: it does not begin with the batch axis, or does not name the model axis exactly once.
     """
 
     def __init__(self, axes: Sequence[str | None], batch_axis: str, model_axis: str | None, rank: int) -> None:
@@ -31,8 +31,8 @@ class DataLayout:
         rest = [each for each in self._axes[1:] if each is not None]
         if self._axes[:1] != (batch_axis,) or model_axis is None or rest != [model_axis]:
             raise ConfigError(
-                f"data_layout must begin with the batch axis of the mesh, {batch_axis!r}, name the model axis, "
-                f"{model_axis!r}, once, and have None for all other axes of the data. Received: "
+                f"data_layout must begin with the mesh's batch axis {batch_axis!r}, name its model axis "
+                f"{model_axis!r} once, and have None for all other axes of the data. Received: "
                 f"data_layout={self._axes!r} (rank {rank}). For sequences [batch, positions, ...] write "
                 f"({batch_axis!r}, {model_axis or 'model'!r})."
             )
@@ -44,8 +44,8 @@ class DataLayout:
     def of_arguments(
         self, values: Sequence[tf.Tensor], placements: Sequence[cut.Placement], model_size: int, step: str
     ) -> list[int | None]:
-        """Returns for each argument of a step the axis along which model ranks cut it, or None. Warns, on rank 0 and
-        once for each step, if there is none.
+        """Returns for each argument of a step the axis along which model ranks cut it, or None. Rank 0 warns, once for
+        each step, if no argument is cut.
         """
         axes = [
             self.axis if isinstance(placement, cut.Sharded) and self._divides(value.shape, model_size) else None
@@ -57,7 +57,8 @@ class DataLayout:
             stack_position.warn(
                 f"data_layout cuts an argument along axis {self.axis} only if the extent of that axis is known when "
                 f"the step is traced and is a multiple of {model_size}, the number of model ranks. Received: {step}, "
-                f"where no argument qualifies: shapes {shapes}. Every model rank gets all of the data."
+                f"where no argument qualifies: shapes {shapes}. Every model rank gets all of the data. Use data "
+                f"whose extent there is known and a multiple of {model_size}, or leave out data_layout."
             )
         return axes
 
@@ -71,17 +72,18 @@ class DataLayout:
 class Layout:
     """A layout of variables over a mesh with a batch axis and a model axis.
 
-    Keys are looked up as Keras does for the version that is installed: a key that is the path of a variable, else a
-    regular expression that matches it, at most one.
+    Keys are looked up as the installed version of Keras does: a key that is the path of the variable, else a regular
+    expression that matches the path, at most one.
 
     Args:
-        layout_map: a keras.distribution.LayoutMap. size, rank: of this job, for checks and messages.
-        is_to_choose: it is empty, and choice.py chooses what each variable that is made is cut along.
-        data_layout: as Strategy takes it, or None.
+        layout_map: a keras.distribution.LayoutMap. size, rank: those of this job, for checks and messages.
+        is_to_choose: the layout_map is empty, and choice.py chooses the axis along which each new variable is cut.
+        data_layout: as in Strategy, or None.
     Attributes:
-        data: which arguments are cut as well; None: none.
-        data_size, model_size: the extents of the axes. model_axis: the name of the second; None: there is only one.
-    Raises: ConfigError: the mesh is none of this job.
+        data: which arguments are also cut; None: no argument is.
+        data_size, model_size: the extents of the axes. model_axis: the name of the second axis; None: there is only
+            one.
+    Raises: ConfigError: the mesh does not fit this job.
     """
 
     def __init__(
@@ -121,9 +123,9 @@ class Layout:
         self._is_of_smaller_mesh = False
 
     def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> Layout:
-        """Returns this layout over the mesh that is left when ranks are lost. `rank`: of this process, there.
+        """Returns this layout over the mesh that is left when ranks are lost. `rank`: this process's rank in that mesh.
 
-        A new variable whose extent the model ranks that are left do not divide is replicated, with a warning.
+        A new variable is replicated, with a warning, if the remaining model ranks do not divide its extent.
         """
         layout = copy.copy(self)
         layout.data_size, layout.model_size, layout._rank = data_size, model_size, rank
@@ -131,7 +133,7 @@ class Layout:
         return layout
 
     def position(self, rank: int) -> str:
-        """Returns the position of a rank on the mesh, in words."""
+        """Returns the position of a rank on the mesh, for messages."""
         data, model = divmod(rank, self.model_size)
         return f"{self._batch_axis} {data}" + (f", {self.model_axis} {model}" if self.model_axis else "")
 
@@ -172,9 +174,10 @@ class Layout:
             )
 
     def axis_of(self, path: str, shape: Sequence[int | None]) -> int | None:
-        """Returns the axis of a variable that is cut along the model axis; None: every rank has all of it.
+        """Returns the axis of a variable that is cut along the model axis; None: every rank has the complete variable.
 
-        Raises: ConfigError: several keys match; the layout is of another number of axes, or does not divide.
+        Raises: ConfigError: several keys match, the layout has another number of axes, or the model ranks do not divide
+            the extent.
         """
         try:
             layout = self._map[path]
@@ -213,9 +216,9 @@ class Layout:
         return axis
 
     def check_effects(self) -> None:
-        """Warns, once and on rank 0, of keys that have matched no variable so far.
+        """Warns once, on rank 0, about keys that have matched no variable so far.
 
-        Raises: ConfigError: none has.
+        Raises: ConfigError: no key has matched.
         """
         unmatched = [key for key in self._unmatched if not _is_of_output(key)]
         of_outputs = [key for key in self._unmatched if _is_of_output(key)]
@@ -230,13 +233,13 @@ class Layout:
             stack_position.warn(f"layout: these keys match no variable, and have no effect: {unmatched}.")
         if of_outputs and self._rank == 0:
             stack_position.warn(
-                "layout: keys for outputs of layers have no effect, because the layout of the variables decides. "
-                f"Received: {of_outputs}. Leave them out."
+                "layout: keys for outputs of layers have no effect, because the layout of variables determines "
+                f"them. Received: {of_outputs}. Leave them out."
             )
         self._unmatched = []
 
     def along_batch(self) -> list[str]:
-        """Returns the keys that also cut variables along the batch axis: along it, every rank has all of them."""
+        """Returns the keys that also name the batch axis, along which variables are not cut."""
         along = [key for key, layout in self._map.items() if self._batch_axis in layout.axes]
         return [key for key in along if not _is_of_output(key)]
 
@@ -246,17 +249,18 @@ class Layout:
         return key == path or alone[path] is not None
 
     def describe(self) -> list[str]:
-        """Returns what must be equal on all ranks: the mesh, and each key with its layout."""
+        """Returns the text that must be equal on all ranks: the mesh, and each key with its layout."""
         mesh = f"mesh {self.data_size} x {self.model_size}, axes {self._batch_axis}, {self.model_axis}"
         keys = [f"{key}: {tuple(layout.axes)}" for key, layout in self._map.items()]
         return [mesh, *keys, *([] if self.data is None else [self.data.describe()])]
 
     def refuse_made_outside(self, path: str, shape: Sequence[int | None]) -> None:
-        """Raises ConfigError if a key cuts this variable, which was made outside of the scope and so is not cut."""
+        """Raises ConfigError if a key should cut this variable, which is not cut because it was made outside of the
+        scope."""
         if self.axis_of(path, shape) is not None:
             raise self._error(
                 "a variable that a key cuts must be made under the scope of the Strategy",
-                f"{path!r} of shape {tuple(shape)}, which was made outside of it",
+                f"{path!r} of shape {tuple(shape)}, which was made outside the scope",
                 "Make the layer inside `with strategy.scope():`; if the layer makes its variables in its first call, "
                 "make that call there, too.",
             )
@@ -266,10 +270,10 @@ class Layout:
 
 
 def _is_of_output(key: str) -> bool:
-    """Whether a key is that of a layer's output, as Keras names it: the layer's path and "/output"."""
+    """Whether a key names a layer's output, as in Keras: the layer's path and "/output"."""
     return key.endswith("/output")
 
 
 def _first(names: Sequence[str]) -> str:
-    """Returns a few names for a message."""
+    """Returns the first few names, for a message."""
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

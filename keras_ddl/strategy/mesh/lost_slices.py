@@ -1,12 +1,12 @@
-"""Shares slices out anew when ranks of a mesh are lost.
+"""Redistributes slices when ranks of a mesh are lost.
 
-Each slice lies on every rank of its model position, one for each data rank; where there is one data rank only, also on
-another model rank, as its mirror (cut/mirrors.py). So what a lost rank had is there, unless all ranks with a slice are
-lost together. Ranks exchange what they lack, no rank has more than its share, and what stays where it is stays.
+Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
+rank has a mirror of the slice (cut/mirrors.py). So a lost rank's slices still exist, unless all ranks with a slice are
+lost together. Ranks exchange only the slices that they lack, and no rank has more than its share.
 
-Another rank may be lost meanwhile, and those that are left begin again. So a rank keeps its slices until every rank has
-its next ones, which are of the next generation. If some have taken theirs by then, the others have made their own, and
-take them as well. A rank that has no place in the new mesh gives what it has, and gets nothing.
+If another rank is lost meanwhile, the remaining ranks begin again. So a rank keeps its slices until every rank has made
+its next ones, the next generation. If some ranks have already switched to theirs, all others have made theirs and
+switch, too. A rank without a place in the new mesh sends what it has and gets nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NAME = "keras_ddl/slices"
 
 
 class Place(NamedTuple):
-    """What one rank has of each variable: slice `rank` of `size`, and if `offset` is not 0, the mirror of another.
+    """What one rank has of each variable: slice `rank` of `size`, and the mirror of another slice if `offset` is not 0.
 
-    Rank r's slice is also in the mirror of model rank (r + offset) % size.
+    The mirror of rank r's slice is on model rank (r + offset) % size.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     offset: int
 
     def slices(self) -> list[int]:
-        """Returns the numbers of the slices that this rank has, its own first."""
+        """Returns the numbers of this rank's slices, its own first."""
         return [self.rank, (self.rank - self.offset) % self.size] if self.offset else [self.rank]
 
 
@@ -48,11 +48,12 @@ Places: TypeAlias = Sequence[Place | None]  # by rank; None: it has none, or of 
 
 
 class _Known(NamedTuple):
-    """What a rank says before slices are shared out.
+    """What a rank reports before slices are redistributed.
 
     Attributes:
-        generation: of its slices. made: the mesh for which it has made the next ones; None: for none. stays: in it.
-        variables: number -> whether it can be made anew, if not all ranks have it.
+        generation: of its slices. made: the mesh for which it has made the next slices, or None. stays: whether it is
+            in that mesh.
+        variables: number -> whether the variable can be made anew if not all ranks have it.
     """
 
     generation: int
@@ -62,7 +63,7 @@ class _Known(NamedTuple):
 
 
 class _Next(NamedTuple):
-    """The mesh that is to be formed. rank, place: of this process in it; None: it has none."""
+    """The mesh that is to be formed. rank, place: of this process in it; None: it has no place."""
 
     mesh: NewMesh
     rank: int | None
@@ -71,7 +72,7 @@ class _Next(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A part of a slice on its way: rows `first` to `end`, along the cut axis of the variable, of slice `old`."""
+    """A part of a slice to be sent: rows `first` to `end` of slice `old`, along the cut axis of the variable."""
 
     old: int
     first: int
@@ -83,7 +84,7 @@ class LostSlices:
     """The slices of one job.
 
     Args: job: whose mesh has just been made. layout: over it.
-    Attributes: layout: by which the ranks have shared the slices out.
+    Attributes: layout: the layout by which slices are distributed now.
     """
 
     def __init__(self, job: Job, layout: Layout) -> None:
@@ -94,13 +95,15 @@ class LostSlices:
         self._others: list[LaidOutVariable] = []
 
     def share_out(self, topology: Topology, least: int) -> NewMesh | str:
-        """Gives each rank that stays its slices of every variable. COLLECTIVE. All have finished the same steps.
+        """Gives each rank that stays its slices of every variable. COLLECTIVE. All ranks have finished the same steps.
 
-        Args: topology: of the ranks that are left. least: with fewer in the mesh nothing is done.
-        Returns: the mesh that the ranks are to form; or, on every rank, why they cannot: then nothing has changed.
-        Raises: RankLostError: another rank was lost; to be called again with those that are left.
-        Cost: one all_to_all of each variable, of what is to lie elsewhere; and the slices from before beside the next,
-            as in a step before it commits.
+        Args: topology: of the remaining ranks. least: the least number of ranks in the mesh; with fewer, nothing is
+            done.
+        Returns: the mesh that the ranks are to form; or, on every rank, the reason why they cannot, and nothing has
+            changed.
+        Raises: RankLostError: another rank was lost; call it again with the remaining ranks.
+        Cost: one all_to_all per variable, of the parts that move; memory for old and new slices together, as in a step
+            before its commit.
         """
         variables = [each for each in all_slots() if isinstance(each, LaidOutVariable) and each.job is self.job]
         made = None if self._next is None else self._next.mesh
@@ -147,13 +150,14 @@ class LostSlices:
         return mesh
 
     def begin_others_anew(self) -> None:
-        """Gives variables that not all ranks had made their first values. The mesh is formed."""
+        """Gives first values to variables that not all ranks had made, after the mesh is formed."""
         for each in self._others:
             if each.first_value is not None:
                 each.begin_anew(each.first_value(), self.job)
 
     def _take(self, generation: int) -> None:
-        """Stores what was made for a generation, unless this rank has it, or has no place in its mesh."""
+        """Stores the slices that were made for a generation, unless this rank has stored them or has no place in the
+        mesh."""
         if generation == self._generation or self._next is None:
             return
         mesh, rank, place, variables = self._next
@@ -167,7 +171,7 @@ class LostSlices:
     def _next_share(
         self, slot: LaidOutVariable, places: Places, next_places: Places, rank: int, generation: int
     ) -> Share | None:
-        """Returns what rank `rank`, this one, is to have of a variable; None: nothing. COLLECTIVE."""
+        """Returns what this rank, `rank`, is to have of a variable, or None. COLLECTIVE."""
         size = next(each.size for each in next_places if each is not None)
         shape = tuple(slot.shape.as_list())
         slices = Slices(shape, size, slot.axis)
@@ -196,7 +200,7 @@ def _place_in(layout: Layout, job: Job) -> Place:
 
 
 def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
-    """Returns the place of each rank that is left, in the mesh that they are to form. hosts: of these ranks."""
+    """Returns the place of each remaining rank in the mesh that they are to form. hosts: of these ranks."""
     offset = mirror_offset([hosts[each] for each in mesh.staying]) if mesh.data_size == 1 else 0
     places: list[Place | None] = [None] * len(hosts)
     for number, rank in enumerate(mesh.staying):
@@ -205,15 +209,15 @@ def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
 
 
 def _is_only_on_some(everyone: Sequence[_Known], numbers: set[int]) -> bool:
-    """Whether a variable is lost because not all ranks have it. Those with lower numbers than others that all have are
-    of models that are gone, and that some ranks have not forgotten yet.
+    """Whether a variable is lost because not all ranks have it. A variable with a lower number than one that all ranks
+    have belongs to a deleted model that some ranks have not forgotten yet.
     """
     last = max(numbers, default=-1)
     return any(number > last and not is_slot for each in everyone for number, is_slot in each.variables.items())
 
 
 def _lacking(places: Places, next_places: Places, rank: int) -> list[int]:
-    """Returns the slices that a rank is to have, and does not have."""
+    """Returns the slices that a rank is to have but lacks."""
     old, new = places[rank], next_places[rank]
     if new is None:
         return []
@@ -221,7 +225,7 @@ def _lacking(places: Places, next_places: Places, rank: int) -> list[int]:
 
 
 def _pieces(number: int, extent: int, old_extent: int, places: Places, to: int) -> list[_Piece]:
-    """Returns the parts of a slice that rank `to` is to have, in their order, and who gives them."""
+    """Returns the parts of a slice that rank `to` is to have, in order, and the ranks that send them."""
     first, end = number * extent, (number + 1) * extent
     olds = range(first // old_extent, (end - 1) // old_extent + 1)
     return [
@@ -231,7 +235,8 @@ def _pieces(number: int, extent: int, old_extent: int, places: Places, to: int) 
 
 
 def _giver(places: Places, old: int, to: int) -> int:
-    """Returns who gives a part of a slice to rank `to`: this itself, if it has it, or one of those that do in turn."""
+    """Returns which rank sends a part of a slice to rank `to`: `to` itself if it has the part, else one of the others
+    in turn."""
     having = [rank for rank, each in enumerate(places) if each is not None and old in each.slices()]
     return to if to in having else having[to % len(having)]
 
@@ -239,7 +244,7 @@ def _giver(places: Places, old: int, to: int) -> int:
 def _exchanged(
     slot: LaidOutVariable, needed: Sequence[dict[int, list[_Piece]]], old_extent: int, rank: int
 ) -> dict[int, tf.Tensor]:
-    """Returns the slices that this rank, `rank`, lacks, by number. COLLECTIVE. needed: by rank, slice -> pieces."""
+    """Returns, by number, the slices that this rank, `rank`, lacks. COLLECTIVE. needed: by rank, slice -> pieces."""
     order = [slot.axis, *(each for each in range(slot.shape.rank) if each != slot.axis)]
     given = {old for slices in needed for pieces in slices.values() for old, *_, giver in pieces if giver == rank}
     rows_of = {old: tf.transpose(slot.variable_with(old).read_value(), order) for old in given}

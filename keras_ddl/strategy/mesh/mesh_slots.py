@@ -1,9 +1,8 @@
 """Optimizer slots in shards on a mesh: Strategy(layout=..., sharding="optimizer").
 
-What an optimizer keeps for a weight is cut along the model axis as the weight is, if a layout cuts it, and the slice is
-shared out among the data ranks of that model position in flat shards. The step is cut accordingly: along the model axis
-the slot is a variable with a slice, which has no memory of its own, and along the batch this variable is in shards
-(cut/sharding.py).
+If a layout cuts a weight, its slots are cut along the model axis in the same way, and the data ranks of a model
+position hold flat shards of the slice. The step is cut accordingly: along the model axis the slot is a variable with a
+slice, which has no memory of its own, and along the batch this variable is in shards (cut/sharding.py).
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an 
 
 
 class MeshSlot(ShardedVariable):
-    """A slot of which each data rank of a model position has a flat shard of the slice.
+    """A slot; each data rank of a model position has a flat shard of its slice.
 
-    Attributes: slice_handle: of the variable with the slice, as the cut along the model axis sees it; it has no value.
+    Attributes: slice_handle: handle of a variable without value that stands for the slice in the cut along the model
+        axis.
     """
 
     def __init__(self, value: FirstValue, name: str, job: Job, axis: int | None) -> None:

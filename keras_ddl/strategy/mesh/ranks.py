@@ -19,8 +19,9 @@ class Mesh:
     """Rank r of the job has the data position r // model_size, and the model position r % model_size.
 
     Attributes:
-        layout: of variables over it.
-        data, model: communicators of the ranks that differ from this one along the batch axis, or the model axis, only.
+        layout: of variables over the mesh.
+        data, model: communicators of the ranks that differ from this one only along the batch axis, or only along the
+            model axis.
     """
 
     layout: Layout
@@ -28,7 +29,7 @@ class Mesh:
     model: Communicator
 
     def row_ranks(self) -> range:
-        """Returns the ranks of the job that share the rows of this one: those of its model axis."""
+        """Returns the ranks of the job with the same rows as this one: those of its model axis."""
         first = self.data.rank * self.model.size
         return range(first, first + self.model.size)
 
@@ -36,7 +37,7 @@ class Mesh:
 def all_gather_slices(slice_: tf.Tensor, axis: int, name: str, model: Communicator) -> tf.Tensor:
     """Returns the slices of all ranks of a model axis, put together along `axis`. COLLECTIVE.
 
-    Cost: two copies of the result, where `axis` is not the first.
+    Cost: two copies of the result if `axis` is not the first.
     """
     order = [axis, *(each for each in range(slice_.shape.rank) if each != axis)]
     rows = ops.all_gather(tf.transpose(slice_, order), name=name, comm=model)
@@ -44,7 +45,7 @@ def all_gather_slices(slice_: tf.Tensor, axis: int, name: str, model: Communicat
 
 
 def make(layout: Layout, topology: Topology) -> Mesh | None:
-    """Returns the mesh of a job; None where nothing is cut along a model axis. COLLECTIVE.
+    """Returns the mesh of a job; None if nothing is cut along a model axis. COLLECTIVE.
 
     Raises: RankMismatchError: the layouts of the ranks differ.
     """
@@ -54,7 +55,7 @@ def make(layout: Layout, topology: Topology) -> Mesh | None:
         layout.describe(),
         "keras_ddl/layout",
         "All ranks must have the same mesh and LayoutMap, with the keys in the same order.",
-        "Make it the same way on every rank.",
+        "Make them in the same way on every rank.",
         entry="entry",
     )
     if topology.rank == 0:
@@ -63,7 +64,7 @@ def make(layout: Layout, topology: Topology) -> Mesh | None:
 
 
 def connect(layout: Layout, topology: Topology) -> Mesh | None:
-    """Makes the communicators of a mesh that all ranks agree on; None: as `make`. COLLECTIVE."""
+    """Makes the communicators of a mesh that all ranks agree on; returns None as `make` does. COLLECTIVE."""
     errors.name_positions(None)
     if layout.model_size == 1:
         return None
@@ -78,7 +79,7 @@ def connect(layout: Layout, topology: Topology) -> Mesh | None:
 
 
 def _position_of(layout: Layout, own: int, message: str, rank: int) -> tuple[int, str]:
-    """Returns the number among all ranks, and the position, of the rank that has the number `rank` in a message."""
+    """Returns the number in the job, and the mesh position, of the rank that a message calls `rank`."""
     if f"{_MODEL}/" in message or f"'{_MODEL}'" in message:
         rank += own // layout.model_size * layout.model_size
     elif f"{_BATCH}/" in message or f"'{_BATCH}'" in message:
@@ -87,18 +88,18 @@ def _position_of(layout: Layout, own: int, message: str, rank: int) -> tuple[int
 
 
 def _warn(layout: Layout, topology: Topology) -> None:
-    """Warns of what a mesh costs, or does not do, other than a reader of the layout may expect."""
+    """Warns about costs and limits of a mesh that a reader of the layout may not expect."""
     keys = layout.along_batch()
     warn_of_hosts(layout, topology)
     if keys:
         stack_position.warn(
-            f"layout: variables are not cut along the batch axis: every data rank keeps its own copy of {keys}. "
-            "That is the same result, with more memory."
+            f"layout: variables are not cut along the batch axis, so every data rank keeps its own copy of {keys}. "
+            "The result is the same but takes more memory."
         )
 
 
 def warn_of_hosts(layout: Layout, topology: Topology) -> None:
-    """Warns of a model axis that lies on several hosts."""
+    """Warns about a model axis that spans several hosts."""
     size = layout.model_size
     hosts = topology.hosts
     apart = next((r for r in range(0, topology.size, size) if len(set(hosts[r : r + size])) > 1), None)

@@ -1,5 +1,5 @@
-"""Goes on with a smaller mesh when ranks are lost: slices are shared out, ranks without a place in it leave, and the
-others make the communicators of its axes.
+"""Continues with a smaller mesh when ranks are lost: redistributes slices, lets ranks without a place leave, and makes
+the communicators of the new axes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
-    """Returns the layout over the mesh that goes on; None: there is none."""
+    """Returns the layout over the mesh that continues, or None."""
     return next((each.lost_slices.layout for each in strategies if each.lost_slices is not None), None)
 
 
 def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
-    """Returns why a job with these Strategies does not go on; None: it may. The same on all ranks."""
+    """Returns why a job with these Strategies cannot continue; None: it can. Equal on all ranks."""
     count = sum(each.lost_slices is not None for each in strategies)
     if count == 0 or count == 1 and all(each.job.shards_from_elements is None for each in strategies):
         return None
@@ -38,12 +38,13 @@ def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
 
 
 def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology], None]) -> str | None:
-    """Shares out the slices of a mesh, if there is one, and forms the next. COLLECTIVE over the ranks that are left.
+    """Redistributes the slices of a mesh, if there is one, and forms the next mesh. COLLECTIVE over the remaining
+    ranks.
 
-    Args: renew: has the Strategies go on with the ranks of a topology.
-    Returns: None; or what is lost.
-    Raises: RankLostError: another rank was lost; to be called again when those that are left have met. TooFewError.
-        SystemExit: this rank has no place in the mesh.
+    Args: renew: lets the Strategies continue with the ranks of a topology.
+    Returns: None, or a message that says what is lost.
+    Raises: RankLostError: another rank was lost; call it again when the remaining ranks have met. TooFewError.
+        SystemExit: this rank has no place in the new mesh.
     """
     slices = next((each.lost_slices for each in strategies if each.lost_slices is not None), None)
     if slices is None:
@@ -65,7 +66,7 @@ def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology
 
 
 def _form(slices: LostSlices, mesh: NewMesh, topology: Topology, renew: Callable[[Topology], None]) -> None:
-    """Forms a mesh of which the slices are shared out. COLLECTIVE."""
+    """Forms a mesh whose slices are already distributed. COLLECTIVE."""
     if len(mesh.staying) < topology.size:
         if topology.rank not in mesh.staying:
             renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
@@ -85,12 +86,12 @@ def _form(slices: LostSlices, mesh: NewMesh, topology: Topology, renew: Callable
 
 
 def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:
-    """Says on rank 0 which mesh goes on. lost: ranks of the one before."""
+    """Prints on rank 0 which mesh continues. lost: ranks of the mesh before."""
     if before is not None and after is not None and communicator.rank() == 0:
         names = ", ".join(f"rank {rank} ({before.position(rank)})" for rank in lost)
         print(
-            f"keras_ddl: of the mesh {before.data_size} x {before.model_size}, {names} was lost; {after.data_size} x "
-            f"{after.model_size} continue.",
+            f"keras_ddl: the mesh {before.data_size} x {before.model_size} has lost {names}; a mesh of "
+            f"{after.data_size} x {after.model_size} continues.",
             file=sys.stderr,
             flush=True,
         )

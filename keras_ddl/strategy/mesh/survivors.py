@@ -1,14 +1,14 @@
-"""Which mesh the ranks form that are left when some are lost, and which of them have no place in it.
+"""Which mesh the remaining ranks form when some are lost, and which of them have no place in it.
 
-A mesh of D x M is one of D' x M' afterwards. No rank then needs more memory than before, so M' is at least M; and as
-the sums of the model axis are many and nothing hides them, it is less than 2 M. Among these the largest mesh is taken,
-and of equal ones that with the fewest model ranks:
+A mesh of D x M becomes one of D' x M'. No rank may need more memory than before, so M' is at least M. The model axis
+has many sums that nothing hides, so M' is less than 2 M. Among these meshes the largest is taken, and of equally large
+ones the one with the fewest model ranks:
 
     2 x 2 without a rank: 1 x 3, if 3 divides all that is cut; else 1 x 2, and one rank leaves
     4 x 2 without a rank: 3 x 2, and one rank leaves
     8 x 2 without a rank: 5 x 3, if 3 divides; else 7 x 2, and one rank leaves
 
-Only where fewer ranks are left than M, M' is smaller, as large as the layout allows: each rank then has larger slices.
+Only if fewer than M ranks are left, M' is smaller, but as large as the layout allows; each rank then has larger slices.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 
 class NewMesh(NamedTuple):
-    """The mesh with which a job goes on.
+    """The mesh with which a job continues.
 
-    Attributes: data_size, model_size: extents of its axes. staying: ranks of those that are left, in their new order.
+    Attributes: data_size, model_size: extents of its axes. staying: the remaining ranks that stay, in their new order.
     """
 
     data_size: int
@@ -34,10 +34,10 @@ class NewMesh(NamedTuple):
 
 
 def largest_mesh(model_size: int, hosts: Sequence[int], extents: Collection[int]) -> NewMesh:
-    """Returns the mesh of the ranks that are left.
+    """Returns the largest mesh that the remaining ranks can form.
 
     Args:
-        model_size: of the mesh before. hosts: of each rank that is left, as in Topology.
+        model_size: of the mesh before. hosts: of each remaining rank, as in Topology.
         extents: of all axes that are cut, which the new number of model ranks must divide.
     """
     left = len(hosts)
@@ -55,7 +55,8 @@ def _divides(size: int, extents: Collection[int]) -> bool:
 
 
 def _staying(hosts: Sequence[int], model_size: int, leaving: int) -> tuple[int, ...]:
-    """Returns which ranks stay, if so many leave: first those that alone on their host would not fill a model axis."""
+    """Returns which ranks stay if a number of ranks leave. Ranks that do not fill a model axis on their host leave
+    first."""
     gone: set[int] = set()
     counts = Counter(hosts)
     for host in sorted(counts, key=lambda each: (counts[each] % model_size, -each)):

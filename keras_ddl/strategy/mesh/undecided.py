@@ -1,8 +1,8 @@
-"""Variables of which it is not decided yet how a mesh holds them: `Strategy(layout=N)` chooses a layout when it
-builds the first step that uses them (choice.py).
+"""Variables whose layout is not chosen yet: `Strategy(layout=N)` chooses it when it builds the first step that uses
+them (choice.py).
 
-Until then each rank has all of such a variable. What an optimizer keeps for a weight is made while the step is traced
-that the choice is made for, and has no memory before: no rank ever has all of it, where it is cut.
+Until then each rank has the complete variable. Slots of a weight are made while that step is traced and have no memory
+before the choice, so no rank ever has a complete slot if it is cut.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 class UndecidedVariable(LaidOutVariable):
-    """A variable that is complete on every rank until it is decided along which axis it is cut, if any.
+    """A variable that is complete on every rank until it is decided whether, and along which axis, it is cut.
 
     Args:
-        initial: returns its first value, the same on all ranks.
+        initial: returns its first value, equal on all ranks.
         path: of the Keras variable.
-        weight: whose slot it is; None: it is none.
-        is_deferred: it gets memory when it is decided, or first read.
+        weight: the weight whose slot it is; None: it is not a slot.
+        is_deferred: it gets memory only when it is decided or first read.
     Attributes:
         is_decided: whether it is complete, or cut, for good.
     """
@@ -71,7 +71,7 @@ class UndecidedVariable(LaidOutVariable):
 
     @property
     def slots(self) -> list[UndecidedVariable]:
-        """What optimizers keep for it in variables of its shape."""
+        """The optimizers' slots for it that have its shape."""
         return [slot for each in self._slots if (slot := each()) is not None]
 
     @property
@@ -90,13 +90,13 @@ class UndecidedVariable(LaidOutVariable):
         return not self.is_complete and self.axis == NO_AXIS
 
     def complete(self) -> None:
-        """Gives it its first value, if it has none."""
+        """Gives the variable its first value, if it has none."""
         if self.is_deferred:
             with tf.init_scope():
                 self.begin_anew(self._first(), self.job)
 
     def decide(self, axis: int | None) -> None:
-        """Cuts it along an axis from now on, or leaves it complete; its slots, too."""
+        """Cuts the variable and its slots along an axis from now on, or leaves them complete."""
         for each in self.slots:
             if not each.is_decided:
                 each.decide(axis)
@@ -124,10 +124,10 @@ class UndecidedVariable(LaidOutVariable):
 
 
 def initial_value(variable: Any, value: Any) -> Any:
-    """Returns what a Keras variable is to be made with: an UndecidedVariable where a layout is to be chosen, else
-    `value`: its first value, or a function that returns it, or a tf.Variable.
+    """Returns the value for a new Keras variable: an UndecidedVariable if a layout is to be chosen, else `value` (its
+    first value, a function that returns it, or a tf.Variable).
 
-    COLLECTIVE, where a layout is to be chosen.
+    COLLECTIVE if a layout is to be chosen.
     """
     job = laid_out.job_of_new_variable()
     if job is None or job.mesh is None or not job.mesh.layout.is_to_choose:
@@ -167,6 +167,6 @@ def initial_value(variable: Any, value: Any) -> Any:
 
 
 def undecided_of_handle(handle: Any) -> UndecidedVariable | None:
-    """Returns the variable with this resource handle, if it is not decided how it is held; else None."""
+    """Returns the undecided variable with this resource handle, or None."""
     variable = slot_of_handle(handle)
     return variable if isinstance(variable, UndecidedVariable) and not variable.is_decided else None

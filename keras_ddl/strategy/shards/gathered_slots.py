@@ -1,4 +1,4 @@
-"""Slots in shards (sharded_slots.py), outside of steps: gathered to be read and saved, scattered when restored."""
+"""Slots in shards (sharded_slots.py) outside of steps: gathered to be read and saved, scattered when restored."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _gathered: list[tuple[Sequence[ShardedVariable], int | None]] = []
 
 
 def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
-    """Returns the slots in shards among variables, in their order; also while one rank has all entries of them."""
+    """Returns the slots in shards among variables, in order, even while one rank has all their entries."""
     return [each for each in map(sharded_slots.slot_of, variables) if each is not None]
 
 
 def spread_in(variables: Iterable[Any]) -> list[ShardedVariable]:
-    """Returns the slots in shards among variables of which no rank has all entries. The same on all ranks."""
+    """Returns the slots in shards among variables of which no rank has all entries. Equal on all ranks."""
     return [each for each in slots_in(variables) if not each.is_complete]
 
 
 def slots_of(owner: Any) -> list[ShardedVariable]:
-    """Returns the slots in shards of a model's optimizers, or of an optimizer; of a model also the variables that a
+    """Returns the slots in shards of an optimizer or of a model's optimizers; for a model also the variables that a
     layout cuts.
     """
     is_one = isinstance(owner, keras.optimizers.Optimizer)
@@ -45,9 +45,9 @@ def slots_of(owner: Any) -> list[ShardedVariable]:
 
 @contextlib.contextmanager
 def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> Iterator[None]:
-    """Inside, these slots can be read, complete, on every rank or on one. COLLECTIVE when it begins.
+    """Inside, the complete slots can be read on every rank or on one. COLLECTIVE on entry.
 
-    Cost: one all_gather of each; the memory of all of them where they are read.
+    Cost: one all_gather of each slot; memory for all of them on ranks that can read them.
     """
     before = [each.gathered for each in slots]
     _gathered.append((slots, on_rank))
@@ -66,11 +66,11 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
 
 
 def require_same_assignments(slots: Sequence[ShardedVariable]) -> None:
-    """Checks that slots were assigned the same on all ranks outside of steps, before they are gathered: otherwise each
-    rank's chunk would be of other values. COLLECTIVE, where there are slots.
+    """Checks, before slots are gathered, that outside of steps they were assigned the same values on all ranks;
+    otherwise chunks would belong to different values. COLLECTIVE if there are slots.
 
     Raises: DriftError, on every rank.
-    Cost: one exchange of some bytes for each of them.
+    Cost: one exchange of a few bytes per slot.
     """
     if not slots:
         return
@@ -86,14 +86,14 @@ def require_same_assignments(slots: Sequence[ShardedVariable]) -> None:
 
 
 def are_readable_everywhere(slots: Iterable[ShardedVariable]) -> bool:
-    """Whether these slots are gathered on all ranks: the same on all."""
+    """Whether these slots are gathered on all ranks; equal on all ranks."""
     everywhere = {id(each) for some, on_rank in _gathered if on_rank is None for each in some}
     return all(id(each) in everywhere for each in slots)
 
 
 def gather_again(slot: ShardedVariable) -> None:
-    """After ranks have set their chunks of a slot: where it is gathered, its new values can be read. COLLECTIVE there,
-    of one all_gather.
+    """Call it after ranks have set their chunks of a slot. If the slot is gathered, its new values can then be read.
+    COLLECTIVE in that case: one all_gather.
     """
     if any(each is slot for some, _ in _gathered for each in some):
         value = _gather(slot)
@@ -103,7 +103,7 @@ def gather_again(slot: ShardedVariable) -> None:
 
 @contextlib.contextmanager
 def without_values(slots: Sequence[ShardedVariable]) -> Iterator[None]:
-    """Inside, a graph that reads these slots can be traced and saved, to be served elsewhere: without their values."""
+    """Inside, a graph that reads these slots can be traced and saved without their values, to be served elsewhere."""
     for each in slots:
         each.is_without_values = True
     try:
@@ -128,7 +128,7 @@ def _gather(slot: ShardedVariable) -> tf.Tensor:
 
 
 def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
-    """Raises ConfigError, on every rank, where some of these slots are gathered, because the step would change them."""
+    """Raises ConfigError, on every rank, if some of these slots are gathered, because the step would change them."""
     if (
         any(some for some, _ in _gathered)
         and not inference.get()
@@ -142,10 +142,10 @@ def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]
 
 
 def scatter_restored(slots: Sequence[ShardedVariable], root: int = 0) -> None:
-    """Gives all ranks their chunks of the values that rank `root` has restored. COLLECTIVE, where there are slots.
+    """Gives all ranks their chunks of the values that rank `root` has restored. COLLECTIVE if there are slots.
 
-    Raises: ConfigError, on every rank: slots were assigned on some ranks only, or not the same on all of them: then no
-        rank has the values of the others' chunks.
+    Raises: ConfigError, on every rank: slots were assigned on some ranks only, or with different values, so no rank has
+        the values of the others' chunks.
     """
     if slots:
         history.left_to_join(lambda: _forget_restored(slots), lambda: _scatter_restored(slots, root))

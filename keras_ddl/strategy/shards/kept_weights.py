@@ -1,9 +1,9 @@
-"""What `get_weights` returns of a weight that is spread over ranks: this rank's part of it, for `set_weights`.
+"""What `get_weights` returns for a weight that is spread over ranks: this rank's part, for `set_weights`.
 
-Callbacks keep the best weights of a training, or an average of some, and set them later. Ranks that all do so each keep
-their part, so no rank ever needs memory for all of a weight. A part can be copied, computed with entry by entry, and
-set again; whoever wants to see its numbers reads them inside `with strategy.whole_model(model):`, where `get_weights`
-returns complete arrays.
+Callbacks keep the best weights of a training, or an average, and set them later. If all ranks do so, each keeps its
+part, so no rank ever needs memory for a complete weight. A part can be copied, used in entry-by-entry arithmetic, and
+set again. To see its numbers, read them inside `with strategy.whole_model(model):`, where `get_weights` returns
+complete arrays.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _calls = itertools.count()
 
 
 class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
-    """This rank's part of the values that a weight had, and the mirror of another rank's where there is one.
+    """This rank's part of the values that a weight had, and the mirror of another rank's part if there is one.
 
     Attributes:
-        shape, dtype: of all of the weight. share: as it was shared out then, without its variables. parts: the entries
-            that those had.
-        number: of the call of get_weights, the same on all ranks that make the same calls.
-    Raises: ConfigError, when it is read as an array.
+        shape, dtype: of the complete weight. share: how it was distributed then, without the variables. parts: the
+            entries that the variables had.
+        number: number of the call of get_weights, equal on all ranks that make the same calls.
+    Raises: ConfigError, when the part is read as an array.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
         return self._with([each.astype(dtype) for each in self.parts])
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        """Computes entry by entry, with numbers and with other parts that are shared out alike."""
+        """Computes entry by entry with numbers and with other parts that are distributed in the same way."""
         for each in inputs:
             is_part = isinstance(each, KeptWeight) and each.shape == self.shape and _are_alike(each.share, self.share)
             if not is_part and (isinstance(each, KeptWeight) or np.ndim(each)):
@@ -90,9 +90,9 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
         return f"<KeptWeight of {self.name!r} shape={self.shape} dtype={self.dtype}, a part on each rank>"
 
     def set(self, variable: Any) -> None:
-        """Gives these values to a Keras variable. To be called on all ranks alike.
+        """Gives these values to a Keras variable. Call it on all ranks.
 
-        Raises: ConfigError: it is not spread over the ranks as the weight was.
+        Raises: ConfigError: the variable is not spread over the ranks as the weight was.
         """
         slot = sharded_variable(variable)
         if slot is None or not _are_alike(slot.share, self.share):
@@ -126,7 +126,7 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def get_weights(original: Callable[..., list[Any]], layer: Any) -> list[Any]:
-    """Returns arrays; of each weight that is spread over ranks, and not gathered on all of them, a KeptWeight."""
+    """Returns arrays, but a KeptWeight for each weight that is spread over ranks and not gathered on all of them."""
     slots = [sharded_variable(each) for each in layer.weights]
     if gathered_slots.are_readable_everywhere(slot for slot in slots if slot is not None):
         return original(layer)
@@ -135,7 +135,7 @@ def get_weights(original: Callable[..., list[Any]], layer: Any) -> list[Any]:
 
 
 def set_weights(original: Callable[..., None], layer: Any, weights: Sequence[Any]) -> None:
-    """Sets what `get_weights` has returned, or arrays."""
+    """Sets arrays, or what `get_weights` returned."""
     if not any(isinstance(each, KeptWeight) for each in weights):
         original(layer, weights)
         return
@@ -163,15 +163,15 @@ def _variables(share: Share) -> list[Any]:
 
 
 def _are_alike(one: Share, other: Share) -> bool:
-    """Whether two variables of one shape are shared out alike."""
+    """Whether two variables of one shape are distributed in the same way."""
     axes = [getattr(each.layout, "axis", None) for each in (one, other)]
     same_kind = type(one.layout) is type(other.layout) and axes[0] == axes[1]
     return same_kind and one.place == other.place and one.generation == other.generation
 
 
 def part_of(variable: Any, value: np.ndarray) -> Any:
-    """Returns this rank's part of an array, as `get_weights` returns it of the variable; or the array, if each rank has
-    all of the variable. To be called on all ranks alike.
+    """Returns this rank's part of an array, as `get_weights` would for the variable; or the array, if each rank has the
+    complete variable. Call it on all ranks.
     """
     slot = sharded_variable(variable)
     if slot is None:
@@ -182,7 +182,7 @@ def part_of(variable: Any, value: np.ndarray) -> Any:
 
 
 def complete(kept: KeptWeight | None, name: str) -> np.ndarray | None:
-    """Returns all of a weight of which each rank has kept its part; None where a rank has none. COLLECTIVE.
+    """Returns a complete weight of which each rank has kept its part; None if a rank has no part. COLLECTIVE.
 
     name: of the collective. Cost: all parts, as Python objects, on every rank.
     """

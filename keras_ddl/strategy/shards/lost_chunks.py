@@ -1,10 +1,10 @@
-"""Shares slots out anew when ranks are lost or join: what a lost rank had is in mirrors (cut/mirrors.py).
+"""Redistributes slots when ranks are lost or join. A lost rank's chunks are in mirrors (cut/mirrors.py).
 
-Another rank may be lost meanwhile, and those that are left begin again. So a rank keeps its share until every rank has
-made its next one, which is of the next generation. If some have taken theirs by then, the others have made their own,
-and take it as well.
+If another rank is lost meanwhile, the remaining ranks begin again. So a rank keeps its share until every rank has made
+its next one, of the next generation. If some ranks have already switched to theirs, all others have made theirs and
+switch, too.
 
-A newcomer has the same slots, with no values: it gives nothing, and gets a share like any other rank.
+A newcomer has the same slots without values: it sends nothing and gets a share like any other rank.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
 
     Args:
         is_new: this rank is a newcomer, which has made no step yet.
-    Returns: None; or, on every rank, what is lost because no rank has it: then nothing has changed.
-    Raises: RankLostError: another rank was lost; to be called again with those that are left. CollectiveError, in a
+    Returns: None; or, on every rank, a message that says what is lost because no rank has it, and nothing has changed.
+    Raises: RankLostError: another rank was lost; call it again with the remaining ranks. CollectiveError, in a
         newcomer: it lacks slots that the others have.
-    Cost: one all_gather of each slot, whose complete value is in memory until the next; and of all slots the share from
-        before beside the next one.
+    Cost: one all_gather of each slot, whose complete value is in memory until the next one's; and memory for the old
+        and new shares of all slots together.
     """
     if job.shards_from_elements is None:
         return None
@@ -60,8 +60,8 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
     if lost is not None:
         name = plain_name(lost.name)
         return (
-            "Each shard of an optimizer is on two ranks, and one of the two must remain. Received: both ranks were "
-            f"lost together, and with them a part of {name}."
+            "Each shard is on two ranks, one of which must remain. Received: both ranks were lost together, and "
+            f"with them a part of {name}."
         )
     next_places = [(rank, job.size, job.mirror_offset) for rank in range(job.size)]
     for slot in slots:
@@ -79,7 +79,7 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
 
 
 def _owners(places: Places) -> dict[int, int] | None:
-    """Returns for each chunk, by its rank of before, which of the ranks of now gives it; None: one is lost."""
+    """Returns, for each chunk by its earlier rank, which present rank sends it; None: a chunk is lost."""
     rank_now = {each[0]: rank for rank, each in enumerate(places) if each is not None}
     _, size, offset = next(each for each in places if each is not None)
     owners: dict[int, int] = {}
@@ -92,7 +92,7 @@ def _owners(places: Places) -> dict[int, int] | None:
 
 
 def _gathered(slot: ShardedVariable, places: Places, rank: int) -> tf.Tensor:
-    """Returns the complete value, of chunks and mirrors. COLLECTIVE. rank: of this process."""
+    """Returns the complete value, made of chunks and mirrors. COLLECTIVE. rank: of this process."""
     owners = _owners(places)
     assert owners is not None
     _, size, _ = next(each for each in places if each is not None)

@@ -1,11 +1,11 @@
 """Optimizer slots of large weights in shards: Strategy(sharding='optimizer').
 
-A slot is a variable that an optimizer keeps for a weight, as Adam's moments. Keras creates it, and its value is
-replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own;
-beside it this rank's chunk (cut/flat_shards.py) and, in a job that goes on when a rank is lost, the mirror of another
-rank's (cut/mirrors.py). A step that is traced on the global batch reads and assigns it as
-ever, and the cut computes with the chunks. Anything else that reads it is refused, unless it has been gathered
-(gathered_slots.py): there is no way to read a number that is not the slot's.
+A slot is a variable that an optimizer keeps for a weight, such as Adam's moments. When Keras creates a slot, its value
+is replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own,
+and beside it this rank's chunk (cut/flat_shards.py) and, in a job that continues when a rank is lost, the mirror of
+another rank's chunk (cut/mirrors.py). A step that is traced on the global batch reads and assigns it as usual, and the
+cut computes with the chunks. Any other read is refused unless the slot has been gathered (gathered_slots.py), so nobody
+can read a wrong value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ deferring_restored_values = Setting("deferring_slots", False)
 
 
 class _Numbering:
-    """Numbers slots as they are made."""
+    """Numbers slots in the order in which they are made."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -60,13 +60,13 @@ _numbering = _Numbering()
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one rank stores of a slot, as the ranks of one moment have shared it out.
+    """What one rank stores of a slot under one distribution of the slot over ranks.
 
     Attributes:
-        layout: which entries are whose. rank: whose `chunk` this is. offset: of mirrors: rank r's chunk is also in the
-            mirror of rank (r + offset) % layout.size; 0: there are none.
-        chunk, mirror: variables; None where one rank has all entries, which are then in the slot itself.
-        generation: how often the slot had been shared out anew; OF_NEWCOMER: the values are no rank's.
+        layout: which rank has which entries. rank: the rank with this `chunk`. offset: of mirrors: rank r's chunk is
+            also in the mirror of rank (r + offset) % layout.size; 0: there are no mirrors.
+        chunk, mirror: variables; None if one rank has all entries, which are then in the slot itself.
+        generation: how often the slot has been redistributed; OF_NEWCOMER: a newcomer's slot without valid values.
     """
 
     layout: Layout | Slices | MeshLayout
@@ -78,11 +78,11 @@ class Share:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The rank, of how many, and the offset of mirrors."""
+        """The rank, the number of ranks, and the offset of mirrors."""
         return self.rank, self.layout.size, self.offset
 
     def assign(self, value: tf.Tensor | FirstValue) -> None:
-        """Takes this rank's share of a complete value, or of one that has yet to be made."""
+        """Stores this rank's share of a complete value, or of a value that has yet to be made."""
         self._assign(self.chunk, value, self.rank)
         if self.mirror is not None:
             self._assign(self.mirror, value, (self.rank - self.offset) % self.layout.size)
@@ -99,17 +99,18 @@ class Share:
 class ShardedVariable(UninitializedVariable):
     """A variable whose entries are spread over the ranks, a chunk on each.
 
-    While a job goes on with one rank, which has all entries, it is a variable like any other: `is_complete`.
+    While a job continues with one rank, that rank has all entries, and the variable is like any other (`is_complete`).
 
     Attributes:
         share: what this rank stores. next_share: what it will store as soon as every rank has its own
             (lost_chunks.py).
-        number: of those that this process has made: the same on all ranks, which make them in the same order.
+        number: counts the slots of this process; equal on all ranks, because they make slots in the same order.
         initial: returns its first value.
         gathered: all entries, while they can be read (gathered_slots.py).
-        restored: inside `deferring_restored_values`, the value that this rank has restored for all.
-        is_without_values: while a graph is traced to be served elsewhere: reads are allowed, and give nothing.
-        assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
+        restored: inside `deferring_restored_values`, the value that this rank has restored for all ranks.
+        is_without_values: a graph is being traced to be served elsewhere, so reads are allowed but return no values.
+        assignments: number of assignments outside of steps, and a checksum of the last one, for comparison between
+            ranks.
     """
 
     def __init__(
@@ -142,11 +143,11 @@ class ShardedVariable(UninitializedVariable):
         return self.share.chunk
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
-        """Stores this rank's share of a complete value, as of a slot that has just been made."""
+        """Stores this rank's share of a complete value, like that of a new slot."""
         self._store(self.share_of(value, job, 0))
 
     def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
-        """Returns what this rank stores of a complete value, with the ranks that a job has now."""
+        """Returns what this rank stores of a complete value, given the job's present ranks."""
         layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
 
         def variable(rank: int, name: str) -> Any:
@@ -161,11 +162,11 @@ class ShardedVariable(UninitializedVariable):
             return share
 
     def all_gathered(self, name: str) -> tf.Tensor:
-        """Returns all entries. COLLECTIVE. `name`: of the collective."""
+        """Returns all entries. COLLECTIVE. `name`: name of the collective."""
         return tf.reshape(ops.all_gather(self.chunk.read_value(), name=name), self.shape)
 
     def take_next_share(self, generation: int) -> None:
-        """Stores what it is to store from now on, if that is the share of this generation."""
+        """Switches to the next share, if it is of this generation."""
         if self.next_share is not None and self.next_share.generation == generation:
             share, self.next_share = self.next_share, None
             self._store(share)
@@ -218,7 +219,7 @@ class ShardedVariable(UninitializedVariable):
         return self
 
     def note_assignment(self, content: np.ndarray) -> None:
-        """Counts an assignment outside of steps. `content`: tells what was assigned, the same on all ranks."""
+        """Counts an assignment outside of steps. `content`: describes what was assigned, equal on all ranks."""
         self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +259,7 @@ def _in_traced_step() -> bool:
 
 
 def sharded_variable(variable: Any) -> ShardedVariable | None:
-    """Returns the ShardedVariable that a keras.Variable or tf.Variable has or is; None: it is not in shards."""
+    """Returns the ShardedVariable that a keras.Variable or tf.Variable has or is; None if it is not in shards."""
     slot = slot_of(variable)
     return slot if slot is not None and not slot.is_complete else None
 
@@ -270,7 +271,7 @@ def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
 
 
 def slot_of_handle(handle: Any) -> ShardedVariable | None:
-    """As `sharded_variable_of_handle`, also while the rank has all entries."""
+    """Like `sharded_variable_of_handle`, even while the rank has all entries."""
     slot = _slots.get(id(handle))
     return slot if slot is not None and slot.handle is handle else None
 
@@ -282,24 +283,27 @@ def chunk_of_handle(handle: Any) -> tf.Tensor | None:
 
 
 def slot_of(variable: Any) -> ShardedVariable | None:
-    """As `sharded_variable`, also while one rank has all entries."""
+    """Like `sharded_variable`, even while one rank has all entries."""
     inner = variable if isinstance(variable, ShardedVariable) else models.inner_variable(variable)
     return inner if isinstance(inner, ShardedVariable) else None
 
 
 def all_slots() -> list[ShardedVariable]:
-    """Returns the slots of this process that are in shards, or were until one rank was left, as they were made."""
+    """Returns, in the order of creation, the slots of this process that are in shards or were until one rank was
+    left."""
     return sorted(_slots.values(), key=lambda each: each.number)
 
 
 def numbers_in(variables: Iterable[Any]) -> tuple[list[int | None], int]:
-    """Returns the numbers of the slots among variables, None for others; and the number of the slot to be made next."""
+    """Returns the numbers of the slots among variables, None for other variables, and the number of the next new
+    slot."""
     slots = map(slot_of, variables)
     return [None if each is None else each.number for each in slots], _numbering.next
 
 
 def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int]) -> bool:
-    """Numbers slots in a newcomer as `numbers_in` has returned on another rank. False: it has others than that."""
+    """Numbers slots in a newcomer as `numbers_in` returned on another rank. Returns False if the newcomer has other
+    slots."""
     slots = list(map(slot_of, variables))
     of_others, _numbering.next = numbers
     places = [[place for place, each in enumerate(some) if each is not None] for some in (slots, of_others)]
@@ -312,14 +316,14 @@ def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int
 
 
 def disown_new_slots() -> None:
-    """In a newcomer, which gets their values from the others: those that it has made until now have none."""
+    """In a newcomer: marks the slots made so far as without values, because they get their values from the others."""
     for each in _slots.values():
         if each.share.generation == 0:
             each.share = replace(each.share, generation=OF_NEWCOMER)
 
 
 def local_variables(variable: Any) -> list[Any]:
-    """Returns the variables with what this rank stores of `variable`: its chunk and another's mirror, or all of it."""
+    """Returns the variables in which this rank stores `variable`: its chunk and a mirror, or the complete variable."""
     slot = sharded_variable(variable)
     if slot is None:
         return [variable]
@@ -330,8 +334,8 @@ def local_variables(variable: Any) -> list[Any]:
 
 
 def _sharding_job(optimizer: Any) -> Job | None:
-    """Returns the job that has an optimizer's slots in shards, or None. The optimizer was made under its Strategy, or
-    is first used in a step of it.
+    """Returns the job that has an optimizer's slots in shards, or None. The optimizer was made under the job's
+    Strategy, or is first used in one of its steps.
     """
     strategy = keras_compat.strategy_of(optimizer)
     job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
@@ -354,8 +358,8 @@ def check_entrywise(optimizer: Any) -> None:
 
 
 def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractContextManager[Any]:
-    """Returns the context in which to create a slot for the weight `reference`: if it will be in shards, it is created
-    at once, also while a step is traced, which would create all slots in full together at its end.
+    """Returns the context in which to create a slot for the weight `reference`. A slot that will be in shards is
+    created at once, even while a step is traced, because tracing would create all complete slots together at its end.
     """
     return tf.init_scope() if is_in_shards(optimizer, reference, name) else contextlib.nullcontext()
 
@@ -367,8 +371,8 @@ def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
-    """Replaces the value of a slot that Keras has just created for the weight `reference` by a ShardedVariable, if it
-    is large. On a mesh that has been done (mesh/mesh_slots.py).
+    """Replaces the value of a slot that Keras has just created for the weight `reference` by a ShardedVariable, if the
+    slot is large. On a mesh mesh/mesh_slots.py has already done this.
     """
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)

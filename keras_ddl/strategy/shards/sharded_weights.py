@@ -1,12 +1,13 @@
 """Large weights in shards: Strategy(sharding='weights'), which is stage 3 of ZeRO.
 
-Keras makes them, and their value is at once a `ShardedWeight`: for Keras a variable of the full shape, which has no
-memory of its own; beside it this rank's chunk, as of a slot. A step that is traced on the global batch reads and
-assigns it as ever, and the cut gathers it where all of it is needed (cut/gathered_weights.py). Outside of steps it can
-be read where it has been gathered (gathered_slots.py), and assigned the same on all ranks.
+When Keras makes such a weight, its value becomes a `ShardedWeight`: for Keras a variable of the full shape, which has
+no memory of its own, and beside it this rank's chunk, as for a slot. A step that is traced on the global batch reads
+and assigns it as usual, and the cut gathers the weight where an operation needs all of it (cut/gathered_weights.py).
+Outside of steps the weight can be read if it has been gathered (gathered_slots.py), and assigned with the same value on
+all ranks.
 
-A rank makes its chunk of what one of Keras's initializers draws (first_values.py). What other initializers give is made
-in full, and becomes a chunk before the next is made: no rank ever has two of them.
+A rank makes only its chunk of the value of one of Keras's initializers (first_values.py). Values of other initializers
+are made in full and reduced to a chunk one by one, so no rank ever has two of them.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 class ShardedWeight(ShardedVariable):
-    """A variable in shards that models use: graphs that read it outside of steps find it where it has been gathered."""
+    """A variable in shards that models use. Graphs that read it outside of steps work if it has been gathered."""
 
     @property
     def gathered(self) -> tf.Tensor | None:
-        """All entries, while they can be read. Graphs that read the variable as it is find them, too."""
+        """All entries, while they can be read. Graphs that read the variable directly get them, too."""
         return self._gathered
 
     @gathered.setter
@@ -74,8 +75,8 @@ class ShardedWeight(ShardedVariable):
 
 
 def from_initializer(variable: Any, initializer: Any) -> ShardedWeight | None:
-    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: it is no large weight, or its
-    chunks cannot be made alone. COLLECTIVE, where it is a large weight.
+    """Returns the value for a new Keras variable, from rank 0's initializer; None: it is not a large weight, or its
+    chunks cannot be made alone. COLLECTIVE if it is a large weight.
     """
     shape, job = models.declared_shape(variable), _job(variable)
     if job is None or shape is None or not is_large(job, shape):
@@ -90,9 +91,9 @@ def from_initializer(variable: Any, initializer: Any) -> ShardedWeight | None:
 
 
 def initial_value(variable: Any, value: Any) -> Any:
-    """Returns what a Keras variable is to be made with: a ShardedWeight if it is a large weight, else `value`.
+    """Returns the value for a new Keras variable: a ShardedWeight if it is a large weight, else `value`.
 
-    COLLECTIVE, where it is one. `value`: its first value, or a function that returns it.
+    COLLECTIVE if it is a large weight. `value`: its first value, or a function that returns it.
     """
     job = _job(variable)
     if job is None or isinstance(value, tf.Variable):
@@ -108,7 +109,7 @@ def initial_value(variable: Any, value: Any) -> Any:
 
 
 def _job(variable: Any) -> Job | None:
-    """Returns the job that has a variable in shards, if it is large, which is made now; None: none does."""
+    """Returns the job that keeps the variable that is being made in shards, if it is large; else None."""
     strategy = keras_compat.scope_strategy()
     job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
     if job is None or not job.shards_weights or not variable.trainable or of_one_rank.get():
@@ -122,7 +123,8 @@ def _name(variable: Any, collective: str) -> str:
 
 
 def _first_value(initializer: Any, dtype: str) -> tf.Tensor:
-    """Returns the value of a weight that other ranks have yet to make, in a step that not all of them have begun."""
+    """Returns the first value of a weight that other ranks have not made yet, because they have not begun the step that
+    makes it."""
     if initializer is None:
         raise ConfigError(
             "If a rank is lost in the first step, weights in shards that this step created start again from their "

@@ -1,7 +1,7 @@
-"""Which boxes of the complete tensors this rank stores of variables that are spread over ranks.
+"""Which boxes of the complete tensor this rank stores, for variables that are spread over ranks.
 
-A checkpoint is written and read in these (model_state.py), so that no rank has all of a variable. What cannot be
-written so is gathered, as for any other reader (gathered_slots.py).
+Checkpoints are written and read in these boxes (model_state.py), so that no rank has a complete variable. Variables
+that cannot be written in boxes are gathered, as for any other reader (gathered_slots.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, deferring_r
 
 
 def boxes_of(slot: ShardedVariable) -> list[Box] | None:
-    """Returns the boxes whose entries this rank stores, in its order; None: it stores them otherwise."""
+    """Returns the boxes whose entries this rank stores, in its order; None if its entries are not boxes."""
     layout = slot.share.layout
     if isinstance(layout, Slices):
         is_stored_so = tuple(slot.chunk.shape) == layout.shape_of_slice
@@ -34,7 +34,7 @@ def boxes_of(slot: ShardedVariable) -> list[Box] | None:
 
 
 def is_written_here(slot: ShardedVariable) -> bool:
-    """Whether this rank writes its boxes: of ranks that have the same, the first one does."""
+    """Whether this rank writes its boxes; of ranks with the same boxes, the first one does."""
     layout, rank = slot.share.layout, communicator.rank()
     if isinstance(layout, MeshLayout):
         return layout.axis is not None or rank % layout.model == 0
@@ -42,7 +42,7 @@ def is_written_here(slot: ShardedVariable) -> bool:
 
 
 def slot_in_parts(variable: Any) -> ShardedVariable | None:
-    """Returns the ShardedVariable that a variable has or is, if ranks store boxes of it. The same on all ranks."""
+    """Returns the ShardedVariable that a variable has or is, if ranks store boxes of it. Equal on all ranks."""
     slot = sharded_variable(variable)
     return slot if slot is not None and boxes_of(slot) is not None else None
 
@@ -52,7 +52,7 @@ def restore(slot: ShardedVariable, read: Callable[[Sequence[Box]], tf.Tensor], s
 
     Args:
         read: returns the entries of boxes of the complete tensor, one box after the other.
-        source: from where they come, equal on all ranks.
+        source: where the entries come from, equal on all ranks.
     """
     share = slot.share
     if slot.gathered is not None:
@@ -68,9 +68,10 @@ def restore(slot: ShardedVariable, read: Callable[[Sequence[Box]], tf.Tensor], s
 
 
 def send_along_batch(slots: Iterable[ShardedVariable], data: Communicator) -> None:
-    """Gives the ranks of the other data positions the slices that those of the first have. COLLECTIVE.
+    """Sends slices from the ranks of the first data position to those of the others. COLLECTIVE.
 
-    `data`: of the ranks that differ from this one along the batch axis only. Cost: a broadcast of each slice.
+    `data`: communicator of the ranks that differ from this one only along the batch axis. Cost: a broadcast of each
+    slice.
     """
     for slot in slots:
         if isinstance(slot, LaidOutVariable):

@@ -1,12 +1,12 @@
 """Gradients that an optimizer accumulates over several steps before it updates.
 
 Within an epoch of fit each rank accumulates the gradients of its own rows, and nothing is summed over ranks until the
-update. Before the program may look at the accumulators (in a callback, at the end of an epoch, after fit) the ranks'
-parts are summed, and every rank has the total, as one process has. In the next step rank 0 continues from the total and
-the others from zero, so that the update sums the same.
+update. Before the program may read the accumulators (in a callback, at the end of an epoch, after fit) the ranks' parts
+are summed, and every rank has the total, as one process does. In the next step rank 0 continues from the total and the
+others from zero, so that the update sums the same values.
 
-In a job that goes on when a rank is lost, a part would be lost with its rank; and on a mesh the total is a sum over the
-data ranks alone. There each step sums its gradients over ranks, and every rank accumulates the total.
+In a job that continues when a rank is lost, a part would be lost with its rank, and on a mesh the total is a sum over
+the data ranks only. In these two cases each step sums its gradients over ranks, and every rank accumulates the total.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks have p
 
 
 def begin_step(model: Any, rank: int) -> None:
-    """Prepares a training step of fit that accumulates parts: on the first since `combine`, clears the accumulators of
+    """Prepares a training step of fit that accumulates parts: the first one after `combine` clears the accumulators of
     all ranks but 0. Not collective.
     """
     if model in _in_parts or model.run_eagerly or not models.accumulates(model):

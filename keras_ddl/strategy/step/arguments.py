@@ -1,10 +1,10 @@
-"""The arguments of a step: which have the rows of the batch, their types when the step is traced, their placements.
+"""The arguments of a step: which have rows of the batch, their types when the step is traced, and their placements.
 
-A dense tensor with the rows of the batch is sharded: each rank has its rows of it. All else is replicated. A ragged or
-sparse tensor consists of several components (values, splits, indices), whose rows are not those of the batch, even
-where an extent happens to be equal. They are replicated: where each rank passes rows of its own, the step gathers those
-of all ranks. How many rows such a tensor has is declared to the cut, so that what the step computes from it, with a row
-for each of its rows, can be sharded again.
+A dense tensor with the rows of the batch is sharded: each rank has its rows. Everything else is replicated. A ragged or
+sparse tensor consists of several components (values, splits, indices), whose rows are not those of the batch, even if
+an extent happens to be equal. The components are replicated; if each rank passes its own rows, the step gathers the
+rows of all ranks. The cut is told how many rows such a tensor has, so that results with one row for each of its rows
+can be sharded again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class _Leaf:
     """A leaf of the arguments.
 
     Attributes:
-        constant: its value if it is no tensor: part of what is traced.
+        constant: its value if it is not a tensor, which is then part of the trace.
         spec: its type if it is a tensor, with this rank's rows.
-        has_rows: it has the rows of a batch, `batch`: 0, or one of another size. is_gathered: the step gathers the rows
-            of all ranks.
-        first, last: the range of its components (of a dense tensor: one) among those of all arguments.
+        has_rows: it has the rows of batch number `batch` (0, or a batch of another size). is_gathered: the step gathers
+            the rows of all ranks.
+        first, last: the range of its components (a dense tensor has one) among those of all arguments.
     """
 
     constant: Any = None
@@ -56,7 +56,7 @@ class _Leaf:
         return self.has_rows and not self.is_composite
 
     def spec_of_all(self, rows: int | None) -> Any:
-        """Returns its type with the rows of all ranks, of which there are `rows` in the batch."""
+        """Returns its type with the rows of all ranks; the batch has `rows`."""
         if self.has_rows or self.is_gathered:
             return with_rows(self.spec, rows if self.has_rows and self.batch == 0 else None)
         return self.spec
@@ -70,15 +70,16 @@ class Arguments:
     """The arguments of a call of a step.
 
     Args:
-        structure: tensors (dense, ragged, sparse), and anything else, which is a constant of the step.
-        has_rows: takes the place of a leaf and a tensor; returns whether it has the rows of the batch.
-        batch_of: takes the place of a leaf that has rows; returns which batch's: 0, or that of one of another size.
-        own_rows: each rank passes rows of its own.
-        gathers_others: tensors whose rows are not the batch's are gathered, unless they are scalars.
+        structure: tensors (dense, ragged, sparse) and other values, which are constants of the step.
+        has_rows: given the place of a leaf and its tensor, returns whether it has the rows of the batch.
+        batch_of: given the place of a leaf with rows, returns the number of their batch: 0, or that of a batch of
+            another size.
+        own_rows: each rank passes its own rows.
+        gathers_others: gather tensors whose rows are not the batch's, except scalars.
     Attributes:
         tensors: the components of all tensors, in the order in which the traced step takes them.
-        types: what must be equal on all ranks: the structure, and the types of ragged and sparse tensors.
-    Raises: ConfigError: other tensors that consist of several, where each rank has rows of its own.
+        types: the structure and the types of ragged and sparse tensors, which must be equal on all ranks.
+    Raises: ConfigError: another type of composite tensor, while each rank passes its own rows.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class Arguments:
                 continue
             if own_rows and not isinstance(leaf, _WITH_ROWS):
                 raise ConfigError(
-                    "A step to which each rank passes its own rows takes only dense, ragged and sparse tensors: rows "
-                    f"of other types cannot be concatenated. Received: {type(leaf).__name__}. Pass its component "
-                    'tensors, or use strategy.function(..., batches="global").'
+                    "A step to which each rank passes its own rows takes only dense, ragged and sparse tensors, "
+                    f"because rows of other types cannot be concatenated. Received: {type(leaf).__name__}. Pass its "
+                    'component tensors, or use strategy.function(..., batches="global").'
                 )
             is_dense = isinstance(leaf, tf.Tensor)
             of_batch = isinstance(leaf, _WITH_ROWS) and has_rows(place, leaf)
@@ -128,12 +129,12 @@ class Arguments:
         ]
 
     def key(self, of_constant: Callable[[Any], Hashable]) -> Hashable:
-        """Returns what must be equal of two calls, beside the components' shapes, so that one trace serves both."""
+        """Returns what two calls must have in common, besides the components' shapes, for one trace to serve both."""
         constants = [None if each.spec is not None else (of_constant(each.constant),) for each in self._leaves]
         return self.types, tuple(constants), tuple((each.dtype, each.shape.rank) for each in self.tensors)
 
     def without_tensors(self) -> Arguments:
-        """Returns what a trace may keep."""
+        """Returns the arguments without tensors, which a trace may keep."""
         kept = copy.copy(self)
         kept.tensors = []
         return kept
@@ -143,7 +144,7 @@ class Arguments:
     def specs(self, rows: int | None, of_batch: Sequence[Any] | None = None) -> list[Any]:
         """Returns the type of each tensor (one for a ragged or sparse one), for a batch of `rows` rows.
 
-        of_batch: types of all tensors, of which those with the rows of the batch are taken.
+        of_batch: types of all tensors; those with the rows of the batch are used.
         """
         specs = [each.spec_of_all(rows) for each in self._of_tensors]
         if of_batch is None:
@@ -151,7 +152,8 @@ class Arguments:
         return [other if each.has_rows else own for each, own, other in zip(self._of_tensors, specs, of_batch)]
 
     def shapes(self, specs: Sequence[Any]) -> list[tuple[int | None, ...]]:
-        """Returns the shapes of the components of such tensors; extents that change with every batch are open."""
+        """Returns the shapes of the components of tensors of these types; extents that change with every batch are
+        open."""
         shapes: list[Any] = []
         for each, spec in zip(self._of_tensors, specs):
             spec = with_rows(spec, None) if each.is_composite and each.has_rows else spec
@@ -177,13 +179,13 @@ class Arguments:
     # ---- what this rank's graph is built on
 
     def sharded(self) -> Iterator[tuple[int, int]]:
-        """Yields for each sharded tensor which batch's rows it has, and its place among the components."""
+        """Yields for each sharded tensor the number of its batch, and its place among the components."""
         for each in self._leaves:
             if each.is_sharded:
                 yield each.batch, each.first
 
     def replicated(self) -> list[tf.Tensor]:
-        """Returns the components of which every rank uses everything, as it was passed."""
+        """Returns the components that every rank uses in full, as they were passed."""
         used = [each for each in self._of_tensors if not each.has_rows and not each.is_gathered]
         return [tensor for each in used for tensor in self.tensors[each.first : each.last]]
 
@@ -193,7 +195,7 @@ class Arguments:
         return next((rows_of(each.packed(tensors, each.spec_of_all(None))) for each in dense_first), None)
 
     def gathered(self, tensors: Sequence[tf.Tensor], rank: int, scope: str, report: Report) -> list[tf.Tensor]:
-        """Returns the components, with all ranks' rows in place of what is gathered. COLLECTIVE."""
+        """Returns the components; gathered ones have the rows of all ranks. COLLECTIVE."""
         components = list(tensors)
         for place, each in enumerate(self._leaves):
             if each.is_gathered:
@@ -206,7 +208,7 @@ class Arguments:
     def declare_rows(self, extents: Extents, values: Sequence[Value]) -> list[Value]:
         """Declares to the cut which ragged and sparse tensors have the rows of the batch.
 
-        values: of the components. Returns: those of them that were declared.
+        values: values of the components. Returns: the values that were declared.
         """
         declared: list[Value] = []
         for each in self._of_tensors:
@@ -217,7 +219,7 @@ class Arguments:
 
 
 def is_tensor(leaf: Any) -> bool:
-    """Whether an argument is a tensor of some kind, and no variable, which a step may assign."""
+    """Whether an argument is a tensor of some kind, but not a variable, which a step may assign."""
     return tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable)
 
 

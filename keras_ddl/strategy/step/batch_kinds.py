@@ -1,9 +1,9 @@
-"""Kinds of global batches: for each, one process traces a step once, and so do the ranks.
+"""Kinds of global batches. One process traces a step once for each kind, and so do the ranks.
 
 Keras wraps its steps in `tf.function(reduce_retracing=True)`, which decides by the types of a batch whether an earlier
-trace serves it. By the types of a rank's rows it would decide otherwise than by those of the global batch: the
-program's Python would run more or less often than in one process, and kernels that count what they have drawn would
-begin anew. So the same decision is made here for global batches, alike on all ranks.
+trace serves it. For the types of a rank's rows it would decide differently than for the global batch: the program's
+Python would run more or less often than in one process, and kernels that count their draws would begin anew. So this
+module makes the same decision for global batches, identically on all ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class BatchKind:
     """The batches that one trace serves.
 
     Attributes:
-        structure: of the batch, and what in it is no tensor. specs: of its tensors, with the rows of all ranks.
-        traces: the step, traced for it: once for each position among the steps of an execution.
-        built: the pairs (position, is_single of the execution) that are built into graphs of this rank.
+        structure: of the batch, with values that are not tensors. specs: of its tensors, with the rows of all ranks.
+        traces: traces of the step for this kind, one for each position among the steps of an execution.
+        built: the pairs (position, is_single of the execution) that have been built into graphs of this rank.
     """
 
     def __init__(self, structure: str, specs: tuple[tf.TypeSpec, ...]) -> None:
@@ -32,7 +32,7 @@ class BatchKind:
         self.built: set[tuple[int, bool]] = set()
 
     def serves(self, structure: str, specs: tuple[tf.TypeSpec, ...]) -> bool:
-        """Whether batches of these types are also of this kind."""
+        """Whether batches of these types are of this kind."""
         return structure == self.structure and all(map(_is_among, specs, self.specs))
 
 
@@ -46,24 +46,24 @@ class BatchKinds:
         return bool(self._kinds)
 
     def clear(self) -> None:
-        """Forgets all kinds, and what was traced for them."""
+        """Forgets all kinds and their traces."""
         self._kinds.clear()
 
     def only_trace(self) -> BatchKind | None:
-        """Returns the kind that all batches were of, if one step of it was traced; else None."""
+        """Returns the kind of all batches so far, if there is one and one step of it was traced; else None."""
         kind = self._kinds[0] if len(self._kinds) == 1 else None
         return kind if kind is not None and list(kind.traces) == [0] else None
 
     def rebuild(self) -> None:
-        """The graphs of the ranks are made anew, of what was traced."""
+        """Makes the graphs of the ranks anew from the existing traces."""
         for kind in self._kinds:
             kind.built.clear()
 
     def of(self, batch: Any) -> BatchKind:
         """Returns the kind of a batch. `batch`: its structure, with the type specs of the global batch for tensors.
 
-        As tf.function(reduce_retracing=True) does: the most specific one that serves it; else a new one, of which the
-        extents are open in which it differs from those before.
+        As in tf.function(reduce_retracing=True), this is the most specific kind that serves the batch, or else a new
+        kind in which extents are open that differ from earlier kinds.
         """
         leaves = tf.nest.flatten(batch)
         specs = tuple(leaf for leaf in leaves if is_spec_of_tensor(leaf))
@@ -82,16 +82,16 @@ class BatchKinds:
 
 
 def trace_for_all(function: Any, batch: Any, kind: BatchKind) -> None:
-    """Traces a tf.function of this rank's part of a batch for all parts of batches of a kind, whatever their rows."""
+    """Traces a tf.function of this rank's part of a batch for all batches of a kind, whatever their numbers of rows."""
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         parts = _parts(tf.nest.flatten(global_batch(batch, None)), kind, itertools.repeat(None))
         function.get_concrete_function(tf.nest.pack_sequence_as(batch, parts))
 
 
 def iterator_for_all(iterator: tf.data.Iterator, kind: BatchKind, rows: Sequence[int | None]) -> tf.data.Iterator:
-    """Returns an iterator over this rank's parts of batches, of which the types are those of all batches of the kind.
+    """Returns an iterator over this rank's parts of batches, with types that fit all batches of the kind.
 
-    rows: of this rank, for each of the flattened components; None where they are not known.
+    rows: this rank's rows of each flattened component; None: unknown.
     """
     spec = iterator.element_spec
     leaves = tf.nest.flatten(spec)

@@ -17,9 +17,9 @@ Plan = Callable[[Sequence[int], Sequence[str]], list[list[int]]]
 
 
 class Local(NamedTuple):
-    """What a rank has of the arguments of a step, in their placements.
+    """A rank's part of the arguments of a step, with placements.
 
-    Attributes: batch: whose rows are sharded.
+    Attributes: batch: the batch whose rows are sharded.
     """
 
     tensors: Sequence[tf.Tensor]
@@ -79,9 +79,10 @@ def on_mesh(
     snapshots: cut.Snapshots,
     options: Mapping[str, Any],
 ) -> tuple[list[tf.Tensor], tf.types.experimental.ConcreteFunction]:
-    """As `along_batch`, and returns also what was cut along the model axis, which the graph needs alive.
+    """Like `along_batch`, but also returns what was cut along the model axis, which must stay alive as long as the
+    graph.
 
-    What differs between batches is the rows that ranks of one model axis share: each has read its own.
+    Ranks of one model axis share rows, although each has read its own copy of the batch.
     """
     tensors, placements, batch = local
     outers = [outer for _, outer in program.captured]
@@ -135,8 +136,8 @@ def on_mesh(
 
 
 def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | None]:
-    """Returns what gives for the handle of a slice that data ranks share out, among these that a step captures, that of
-    this rank's chunk; None for others.
+    """Returns a function from the handle of a captured slice to the handle of this rank's chunk of it, or None if data
+    ranks do not share the slice out.
     """
     slots = [each for each in map(sharded_variable_of_handle, outers) if isinstance(each, mesh_slots.MeshSlot)]
     chunks = {id(each.slice_handle): each.chunk.handle for each in slots}
@@ -144,7 +145,7 @@ def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | 
 
 
 def mirrored_slices(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], bool]:
-    """Returns what says of the handle of a slice, among the variables that a step captures, whether it has a mirror."""
+    """Returns a function that says whether a captured slice, given its handle, has a mirror."""
     cut_variables = [each for each in map(laid_out.laid_out_of_handle, outers) if each is not None]
     mirrored = {id(each.chunk.handle) for each in cut_variables if each.share.mirror is not None}
     return lambda outer: id(outer) in mirrored
@@ -156,6 +157,6 @@ def _mirror(share: sharded_slots.Share) -> cut.Mirror:
 
 
 def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
-    """Returns a gathered argument, of which it is known how many rows it has if that of the batch is."""
+    """Returns a gathered argument with a static number of rows, if that of the batch is static."""
     tensor.set_shape([batch.local if isinstance(batch.local, int) else None, *tensor.shape[1:]])
     return tensor

@@ -1,8 +1,8 @@
-"""What a traced step reads that is neither an argument nor a variable of numbers, as ranks compare it.
+"""What a traced step reads besides arguments and numeric variables, in a form that ranks can compare.
 
-A tensor that the program has made itself, a lookup table, a variable of strings: tracing stores a reference to it in
-the graph, and every rank has its own. What is drawn without a seed, adapted to other data, or listed from a set may
-have other values on each rank.
+Examples are a tensor that the program has made, a lookup table, or a variable of strings. Tracing stores a reference in
+the graph, and every rank has its own object. Objects that are drawn without a seed, adapted to different data, or
+listed from a set may differ between ranks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _TABLE_REMEDY = (
     "Give every rank the same entries in the same order: adapt to the same data, and write sorted(...) around a set, "
     "whose order differs between processes unless PYTHONHASHSEED is the same."
 )
-_OUTSIDE = "Read it outside of the step, and pass what was read as an argument."
+_OUTSIDE = "Read it outside of the step, and pass the result as an argument."
 _ORDER_REMEDY = (
-    "Use the variables of a model in the same order on every rank: a list of layers has a fixed order, a set has not."
+    "Use the variables of a model in the same order on every rank: a list of layers has a fixed order, but a set "
+    "does not."
 )
 # Attributes of operations on tables: types of keys and values.
 _TYPES = (("Tin", "Tout"), ("Tkeys", "Tvalues"), ("key_dtype", "value_dtype"))
@@ -44,8 +45,8 @@ _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents 
 class Read(NamedTuple):
     """Something that a step reads.
 
-    Attributes: digest: 8 bytes that differ where it does. kind: what it is. outer: what the graph captures. line:
-        returns where the program reads it. show: returns its value in a few words.
+    Attributes: digest: 8 bytes that differ if the value does. kind: what it is. outer: the captured tensor. line:
+        returns the program's line that reads it. show: returns a short text of its value.
     """
 
     digest: bytes
@@ -57,11 +58,11 @@ class Read(NamedTuple):
 
 
 def reads_of(step: str, program: cut.Program, places: Mapping[int, int], rank: int) -> list[Read]:
-    """Returns what a program captures, in the order in which it does; of variables of numbers, only what they are.
+    """Returns what a program captures, in order; for numeric variables only their kind.
 
-    places: of variables that ranks number alike, by id of the handle.
+    places: by id of the handle, the numbers of variables that all ranks number in the same way.
 
-    Cost: reads all of it once, tensors on a CPU in place.
+    Cost: reads all values once, tensors on a CPU in place.
     Raises: ConfigError: it captures something that cannot be compared.
     """
     agreed = {id(each.handle) for each in program.graph.variables}  # others are used by their handle alone
@@ -107,7 +108,7 @@ def _read(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, r
 def _of_variable(
     outer: tf.Tensor, dtype: tf.DType, kind: str, place: int | None, is_agreed: bool, line: Callable[[], str]
 ) -> Read:
-    """is_agreed: it gets rank 0's value, or each rank has its own part of it."""
+    """is_agreed: the variable gets rank 0's value, or each rank has its own part of it."""
     kind = f"variable {'' if place is None else f'{place} of the model, '}{kind}"
     if is_agreed:
         return Read(_digest(kind), kind, outer, line, lambda: "", _ORDER_REMEDY)
@@ -136,7 +137,7 @@ def _of_resource(
 
 
 def _types_in(operations: Sequence[tf.Operation]) -> tuple[tf.DType, tf.DType] | None:
-    """Returns the types of keys and values of a table, as operations on it say them; None: they say none."""
+    """Returns the types of keys and values of a table, as told by operations on it; None: unknown."""
     for operation in operations:
         for keys, values in _TYPES:
             if {keys, values} <= set(operation.node_def.attr):
@@ -145,7 +146,8 @@ def _types_in(operations: Sequence[tf.Operation]) -> tuple[tf.DType, tf.DType] |
 
 
 def _types_found_in(resource: tf.Tensor) -> tuple[tf.DType, tf.DType] | None:
-    """Returns the types of keys and values of a resource that may be a table; None: it is none of the usual types."""
+    """Returns the types of keys and values of a resource that may be a table; None: it is not a table of a usual
+    type."""
     for keys, values in itertools.product((tf.string, tf.int64, tf.int32), (tf.int64, tf.int32, tf.string, tf.float32)):
         none = tf.zeros([0], keys) if keys != tf.string else tf.constant([], tf.string)
         default = tf.zeros([], values) if values != tf.string else tf.constant("")
@@ -177,7 +179,7 @@ def _of_table(types: tuple[tf.DType, tf.DType] | None, table: tf.Tensor, line: C
 
 
 def _unordered(keys: tf.Tensor, values: tf.Tensor) -> bytes:
-    """Returns a digest of the pairs of rows of two tensors, in whatever order a table returns its entries."""
+    """Returns a digest of the pairs of rows of two tensors that does not depend on their order."""
     count = int(keys.shape[0])
     if not count:
         return b""

@@ -1,8 +1,8 @@
-"""The rows of a batch by component: what the ranks tell each other of them, and the batches that a step is cut along.
+"""The numbers of rows of a batch's components: how ranks exchange them, and along which batches a step is cut.
 
-A batch of Keras may consist of several, each with rows of its own: unlabelled images and fewer labelled ones. Each is
-shared by rows over all ranks. Which components belong together is known before a step is built (data/rows.py); that it
-holds for every batch is checked with the numbers of rows, which the ranks exchange at the start of a step.
+A batch of Keras may consist of several batches with different numbers of rows: unlabelled images and fewer labelled
+ones. Each of them is shared by rows over all ranks. Which components belong together is known before a step is built
+(data/rows.py). The ranks check this for every batch with the numbers of rows that they exchange at the start of a step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ComponentRows:
     """The rows of the components of a batch, in the graph of a step.
 
     Args:
-        structure: the arguments of the step, with this rank's rows. count: the rows of this rank's batch.
-        rows: what is known of them. step: which is to be cut.
+        structure: the arguments of the step, with this rank's rows. count: the number of rows of this rank's batch.
+        rows: what is known about the rows. step: the step that is to be cut.
     """
 
     def __init__(self, structure: Any, count: tf.Tensor, rows: BatchRows, step: CutStep) -> None:
@@ -39,13 +39,13 @@ class ComponentRows:
 
     @property
     def exchanged(self) -> tf.Tensor:
-        """This rank's numbers of rows ([n] int64), the first of them that of the batch."""
+        """This rank's numbers of rows ([n] int64); the first one is that of the batch."""
         return tf.stack([rows for _, rows in self._exchanged])
 
     def check(self, gathered: tf.Tensor) -> tf.Tensor:
-        """Checks, alike on all ranks, that components which belong together have the same rows.
+        """Checks, with the same result on all ranks, that components which belong together have equal numbers of rows.
 
-        gathered: what all ranks have `exchanged`, [ranks, n]. Returns: the rows of the batch, [ranks].
+        gathered: `exchanged` of all ranks, [ranks, n]. Returns: the rows of the batch, [ranks].
         """
         first = [[batch for batch, _ in self._exchanged].index(batch) for batch, _ in self._exchanged]
         if first == list(range(len(first))):
@@ -73,7 +73,7 @@ class ComponentRows:
     def further_batches(self, arguments: Arguments, concrete: ConcreteFunction) -> list[cut.Batch]:
         """Returns the rows of the batches beside the first, in the graph of the step. `concrete`: as it was traced.
 
-        The tensors of `arguments` are from then on those after the check.
+        The tensors of `arguments` then wait for the check.
         """
         known: dict[int, int] = {}
         for batch, component in arguments.sharded():
@@ -99,7 +99,7 @@ class ComponentRows:
 
 
 def arguments_by_component(structure: Any, rows: BatchRows, step: CutStep) -> Arguments:
-    """Returns the arguments of a step, with this rank's rows, of which the components of all batches are sharded."""
+    """Returns the arguments of a step, with this rank's rows; the components of all batches are sharded."""
     others, batches = rows.of_others, _batches_of_components(structure, rows, step)
     return Arguments(
         structure,
@@ -111,9 +111,10 @@ def arguments_by_component(structure: Any, rows: BatchRows, step: CutStep) -> Ar
 
 
 def _batches_of_components(structure: Any, rows: BatchRows, step: CutStep) -> dict[int, int]:
-    """Returns the batch of each dense component that has not the rows of the first, by its place; others are gathered.
+    """Returns, by place, the batch of each dense component that does not belong to the first batch; other components
+    are gathered.
 
-    The places of `rows` are those of the step's arguments, too: they are one batch.
+    The places in `rows` are also those of the step's arguments, because these are one batch.
     """
     if not step.shards_further_batches:
         return {}

@@ -1,7 +1,7 @@
 """Traces a step as one process would, on the global batch, and builds this rank's part of its graph.
 
-`Strategy.function` and the steps of Keras (keras_step.py) share it. While a step is traced no strategy is active and no
-part of Keras is changed, so the graph is that of one process; keras_ddl/cut builds the rank's graph from it.
+`Strategy.function` and Keras's steps (keras_step.py) share this module. While a step is traced, no strategy is active
+and no part of Keras is changed, so the graph is that of one process; keras_ddl/cut builds the rank's graph from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-from keras_ddl import communicator, config, cut, ops
+from keras_ddl import communicator, config, cut, device, ops
 from keras_ddl.communicator import comparison
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -42,11 +42,11 @@ _REMEDIES = {
 
 
 class CutStep:
-    """A step of the program, its traces, and what failed calls of it leave to restore.
+    """A step of the program, its traces, and what must be restored after a failed call.
 
     Args:
-        name: what messages call the step. scope: begins the names of its collectives, the same on all ranks.
-        job: whose ranks share the batch.
+        name: the name of the step in messages. scope: prefix of the names of its collectives, equal on all ranks.
+        job: the job whose ranks share the batch.
     """
 
     def __init__(self, name: str, scope: str, job: Job) -> None:
@@ -80,24 +80,24 @@ class CutStep:
 
     @property
     def shards_further_batches(self) -> bool:
-        """Whether batches of other sizes than the first are cut, too; else every rank computes all of them."""
+        """Whether further batches of other sizes are cut, too; else every rank computes them in full."""
         return self._job.mesh is None and self._job.settings.batch_statistics == "global"
 
     @property
     def _row_ranks(self) -> range:
-        """The ranks that compute the rows of this one: on a mesh all those of its model axis."""
+        """The ranks that compute the same rows as this one: on a mesh all ranks of its model axis."""
         mesh = self._job.mesh
         return range(self.rank, self.rank + 1) if mesh is None else mesh.row_ranks()
 
     def tables(self) -> list[str]:
-        """Returns a table of the collectives of each trace, under the step's name; one of those that are equal."""
+        """Returns a table of the collectives of each trace, under the step's name; equal tables appear once."""
         lost = self.when_a_rank_is_lost()
         texts = dict.fromkeys(report.text() for report in self.reports)
         return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
     def why_not_again(self) -> str | None:
-        """Returns why the ranks that are left cannot make this step again when one is lost: rule, what was received,
-        remedy. None: they can, in a job that goes on.
+        """Returns why the remaining ranks cannot repeat this step when a rank is lost: rule, what was received, remedy.
+        None: they can, in a job that continues.
         """
         if self.rows_of_ranks:
             return (
@@ -119,7 +119,7 @@ class CutStep:
         return None
 
     def when_a_rank_is_lost(self) -> str:
-        """Returns a line on what becomes of this step then."""
+        """Returns a line that says what happens to this step when a rank is lost."""
         reason = self.why_not_again()
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
@@ -139,13 +139,13 @@ class CutStep:
         self._has_failed = True
 
     def complete(self) -> None:
-        """Writes, after a failed run that other ranks have committed, what only this rank has computed of it."""
+        """Writes, after a failed run that other ranks have committed, the values that only this rank has computed."""
         for each in self._snapshots:
             each.complete()
         self.eager_copies.redo()
 
     def begin(self) -> None:
-        """Forgets what a failed run has left."""
+        """Forgets what a failed run has left behind."""
         if self._has_failed:
             self._has_failed = False
             for each in self._snapshots:
@@ -153,31 +153,32 @@ class CutStep:
         self.eager_copies.forget()
 
     def forget_graphs(self) -> None:
-        """Forgets what was built for other ranks than there are now; what was traced stays."""
+        """Forgets what was built for earlier ranks; traces stay."""
         self._snapshots.clear()
         self._staging.clear()
         self._without_batch.clear()
         self.reports.clear()
 
     def optimization(self) -> AbstractContextManager[None]:
-        """Returns the context in which the graphs of this step run: TensorFlow optimizes them as this device needs."""
+        """Returns the context in which the graphs of this step run, so that TensorFlow optimizes them as this device
+        needs."""
         return tf_compat.optimized_once() if "CPU" in self._job.device else nullcontext()
 
     @property
     def committed(self) -> tf.Operation:
-        """The commit of the step that was built last, after which its variables are written."""
+        """The commit of the last built step, after which its variables are written."""
         return self._snapshots[-1].committed
 
     def forget_traces(self) -> None:
-        """Begins anew: the next call traces, on all ranks."""
+        """Forgets all traces, so that the next call traces on all ranks."""
         self._known.clear()
         self._used.clear()
         self._programs.clear()
         self.reports.clear()
 
     def trace_digest(self, concrete: ConcreteFunction, variables: Iterable[tf.Variable]) -> tuple[bytes, bytes]:
-        """Returns two digests, of the trace and of what it reads besides variables, that are equal on ranks that have
-        the same. variables: known to all, in one order.
+        """Returns two digests, of the trace and of what it reads besides variables, which are equal on ranks with the
+        same step. variables: known to all ranks, in the same order.
         """
         places = {each.handle.ref(): place for place, each in enumerate(variables)}
         program = self.program_of(concrete)
@@ -191,7 +192,8 @@ class CutStep:
         return same_step.TracedStep(self.name, program, concrete.graph.structured_outputs, owners, self.rank)
 
     def keep_only(self, concrete: ConcreteFunction) -> list[tf.Variable]:
-        """Forgets all traces but one, which all ranks have. Returns the variables of which they must have one value."""
+        """Forgets all traces except one that all ranks have. Returns the variables that must have the same value on all
+        ranks."""
         self.reports.clear()
         self._programs = {key: each for key, each in self._programs.items() if key == id(concrete)}
         self._traced, self._used, self._known, self._trained, self._unrepeatable = [], [], set(), set(), {}
@@ -211,15 +213,15 @@ class CutStep:
     ) -> ConcreteFunction:
         """Returns `step` as a concrete function of the global batch. COLLECTIVE.
 
-        All ranks compare what they have traced and what it reads (same_step.py), and variables that no step has used
-        before get rank 0's values, however the script made them.
+        All ranks compare their traces and what these read (same_step.py). Variables that no step has used before get
+        rank 0's values, however the script made them.
 
         Args:
             following: steps, with their specs, that one process traces in the same graph.
-            parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
+            parts: called after tracing, returns the variables of which each rank stores a part of a sum.
             owners: see same_step.TracedStep.
-            is_alone: other ranks do not trace it now, and its variables are to get their values later (`keep_only`).
-        Cost: 64 bytes per rank, in one exchange. Every variable that is new and every captured value is read once.
+            is_alone: other ranks do not trace it now, and its variables get their values later (`keep_only`).
+        Cost: 64 bytes per rank, in one exchange. Every new variable and every captured value is read once.
         Raises: RankMismatchError: on every rank; the step then counts as not traced.
         """
         self.traces += 1
@@ -237,7 +239,7 @@ class CutStep:
         return concrete
 
     def _agree(self, traced: same_step.TracedStep, variables: Sequence[tf.Variable]) -> None:
-        """Makes sure that all ranks compute the same in a step that they have traced. COLLECTIVE."""
+        """Makes sure that all ranks have traced the same step. COLLECTIVE."""
         numbers = _whole_numbers_of(variables)
         # One at a time: a variable that was written row by row is read into memory of its own.
         values = comparison.digest(description(each.read_value() for each in numbers))
@@ -250,7 +252,7 @@ class CutStep:
         gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
 
     def _not_known(self, concrete: ConcreteFunction, parts: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Returns the variables that no trace before has used, in an order that is the same on all ranks."""
+        """Returns the variables that no earlier trace has used, in the same order on all ranks."""
         known = self._known.union(each.ref() for each in parts)
         return [each for each in variables_of(concrete) if each.ref() not in known]
 
@@ -263,7 +265,7 @@ class CutStep:
         self._used += variables
 
     def used_variables(self) -> list[tf.Variable]:
-        """Returns the variables that its traces use, in an order that is the same on all ranks."""
+        """Returns the variables that its traces use, in the same order on all ranks."""
         return list(self._used)
 
     def program_of(self, concrete: ConcreteFunction) -> cut.Program:
@@ -274,7 +276,7 @@ class CutStep:
         return program
 
     def run_without_batch(self, concrete: ConcreteFunction) -> None:
-        """Runs what one process runs of a traced step whose batch never comes, because the data has ended."""
+        """Runs what one process runs of a traced step if its batch never comes because the data has ended."""
         if id(concrete) not in self._without_batch:
             self._without_batch[id(concrete)] = self._writes_without_batch(concrete)
         write = self._without_batch[id(concrete)]
@@ -318,9 +320,10 @@ class CutStep:
         """Builds this rank's part of a traced step in the graph that is being traced; returns its outputs, complete.
 
         Args:
-            local: what this rank has of each argument, in its placement.
-            report: gets what is built.
-            begins_with: what the all_gather that begins the step has gathered, which becomes the first of its plan.
+            local: this rank's part of each argument, with placement.
+            report: records what is built.
+            begins_with: the result of the all_gather that begins the step, which becomes the first collective of its
+                plan.
             options: as `cut.build_step` takes them.
         """
         scope = f"{self.scope}/{cut.trace_digest(program).hex()[:8]}"  # ranks that traced other steps do not meet
@@ -353,6 +356,8 @@ class CutStep:
                 collectives.begin_with(begins_with)
             outputs = building.along_batch(self._job, program, arguments, collectives, self._snapshots[-1], options)
             collectives.follow_plan()
+        if self._job.size > 1 and "GPU" in self._job.device and report.is_alike_on_ranks:
+            device.compute_alike()
         self.reports.append(report)
         self._show(report)
         observer = observing.observer()
@@ -362,25 +367,26 @@ class CutStep:
         return outputs
 
     def batch_without_rows(self) -> cut.Batch:
-        """Returns the batch of a step whose arguments have no rows, as one row of the first data rank's."""
+        """Returns the batch of a step whose arguments have no rows: one row, on the first data rank."""
         rank = self.rank if self._job.mesh is None else self._job.mesh.data.rank
         return cut.Batch(1, int(rank == 0), min(rank, 1))
 
     def batch_of_chunks(self, total: Any) -> cut.Batch:
-        """Returns a batch of which each rank has the rows that `data.chunk` says."""
+        """Returns a batch of which each rank has the rows that `data.chunk` assigns to it."""
         ranks = self._row_ranks
         first, end = chunk(total, ranks[0], self.size)[0], chunk(total, ranks[-1], self.size)[1]
         return cut.Batch(total, end - first, first)
 
     def batch_of_counts(self, counts: Any, total: int | None = None) -> cut.Batch:
-        """Returns a batch with so many rows of each rank: numbers, or a tensor ([ranks] int64) of the step's graph."""
+        """Returns a batch with given numbers of rows per rank: numbers, or a tensor ([ranks] int64) of the step's
+        graph."""
         add = tf.reduce_sum if tf.is_tensor(counts) else sum
         ranks = self._row_ranks
         own = counts[self.rank] if len(ranks) == 1 else add(counts[ranks[0] : ranks[-1] + 1])
         return cut.Batch(add(counts) if total is None else total, own, add(counts[: ranks[0]]))
 
     def _plan(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
-        """Groups what is summed into buckets. `sizes`: bytes, in the order in which they become ready."""
+        """Groups sums into buckets. `sizes`: bytes, in the order in which the sums become ready."""
         last = len(sizes) - 1
         bound = self._job.bucket_size.bound(sum(sizes))
         # `plan_buckets` expects the order of layers. Here gradients are in the order in which they become ready.
@@ -388,12 +394,12 @@ class CutStep:
         return [[last - i for i in bucket] for bucket in plan]
 
     def warn_of_kernels_that_begin_anew(self, concrete: ConcreteFunction) -> None:
-        """As in notices.py, on rank 0."""
+        """Like the function of notices.py, on rank 0."""
         if self.rank == 0:
             notices.warn_of_kernels_that_begin_anew(self.name, concrete)
 
     def _show(self, report: cut.Report) -> None:
-        """Shows, on rank 0, what a step that was just traced moves."""
+        """Shows, on rank 0, what a newly traced step moves."""
         if self.rank == 0:
             others = (each.text() for each in self.reports if each is not report)
             if config.get("EXPLAIN_STEP") and report.text() not in others:
@@ -402,13 +408,13 @@ class CutStep:
 
 
 def variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:
-    """Returns all variables that a traced step uses, whoever made them, in an order that is the same on all ranks."""
+    """Returns all variables that a traced step uses, whoever made them, in the same order on all ranks."""
     by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
 
 
 def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
-    """Gives all ranks the values that rank `root` has of variables of numbers, except of those in shards."""
+    """Gives all ranks rank `root`'s values of numeric variables, except those in shards."""
     if numbers := _whole_numbers_of(variables):
         ops.broadcast_variables(numbers, root=root)
 
@@ -422,7 +428,7 @@ def _whole_numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
 
 
 class Outputs:
-    """The outputs of a traced step: tensors, and what in its structure is none."""
+    """The outputs of a traced step: tensors, and the other values in its structure."""
 
     def __init__(self, concrete: ConcreteFunction) -> None:
         self._structure = concrete.graph.structured_outputs

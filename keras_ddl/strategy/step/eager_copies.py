@@ -1,7 +1,7 @@
-"""What a step that runs eagerly has written: undone where it fails, written again where other ranks have committed it.
+"""Undoes what an eager step has written if the step fails, and writes it again if other ranks have committed the step.
 
-A traced step says which variables it uses. An eager one does not: it may write a teacher that only its closure knows,
-or Keras's global seed generator. So all variables of the process count.
+A traced step shows which variables it uses. An eager step does not: it may write variables of a model that only its
+closure knows, or Keras's global seed generator. So all variables of the process are copied.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _Copy = tuple[tf.Tensor, tf.Tensor]  # handle, value
 class EagerCopies:
     """The values that variables had before a step, and after it.
 
-    Cost: a look at every object of the process and a read of every variable in each step; memory for what the step
-    writes, once more, as long as it runs.
+    Cost: a look at every object of the process and a read of every variable in each step; memory for a second copy of
+        what the step writes, while it runs.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class EagerCopies:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Inside, a step runs, and makes variables, of which the first values are copied, too."""
+        """Inside, a step runs. First values of variables that it makes are copied, too."""
         self._before = [copy for each in _variables() for copy in _copies_of(each)]
 
         def note(make: Callable[..., Any], **kwargs: Any) -> Any:
@@ -50,12 +50,12 @@ class EagerCopies:
             self._before = []
 
     def redo(self) -> None:
-        """Gives all variables the values that the step has computed, where it was undone."""
+        """Gives all variables the values that the step computed, after it was undone."""
         _write(self._after)
         self.forget()
 
     def forget(self) -> None:
-        """The step has committed, or a new one begins."""
+        """Forgets all copies, because the step has committed or a new one begins."""
         self._before, self._after = [], []
 
 
@@ -66,7 +66,7 @@ def _variables() -> Iterator[Any]:
 
 
 def _copies_of(variable: Any) -> list[_Copy]:
-    """Returns a copy of a variable that has a value of its own; [] for others."""
+    """Returns [copy] of a variable with a value of its own; [] for other variables."""
     is_plain = issubclass(type(variable), ResourceVariable) and type(variable).handle is ResourceVariable.handle
     handle = getattr(variable, "handle", None) if is_plain else None
     if not tf_compat.is_eager(handle) or variable.dtype in (tf.resource, tf.variant) or variable.name.startswith(_OWN):

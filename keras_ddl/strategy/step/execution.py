@@ -1,8 +1,8 @@
-"""An execution of Keras's: one call of a model's train_function, test_function or predict_function.
+"""One execution in Keras: a call of a model's train_function, test_function or predict_function.
 
-It runs one step, or several (`steps_per_execution`), each through `Strategy.run`. In one process Keras makes one
-function for all batches, and TensorFlow traces it for each kind of them. Here a model has an `Execution` for each kind
-of global batch (batch_kinds.py) and each way in which this rank has its rows of it, with a function of its own.
+It runs one step or several (`steps_per_execution`), each through `Strategy.run`. In one process Keras makes one
+function for all batches, and TensorFlow traces it for each kind of batch. Here a model has an `Execution`, with its own
+function, for each kind of global batch (batch_kinds.py) and each way in which this rank has its rows.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from keras_ddl.strategy.trainer_calls import TrainerCall
 
 @dataclass(eq=False)
 class Execution(TrainerCall):
-    """What `Strategy.run` has to know of the execution in which Keras calls it.
+    """What `Strategy.run` must know about the execution in which Keras calls it.
 
     Attributes:
-        model, step: whose step it runs, and which: "train_step" | "test_step" | "predict_step", whatever the program
-            calls its function.
-        rows: what is known of the rows of its batches. kind: of the batches, None where it is not known.
+        model, step: the model, and which of its steps runs: "train_step", "test_step" or "predict_step", whatever the
+            program calls the function.
+        rows: what is known about the rows of its batches. kind: kind of the batches; None: unknown.
         accumulates_parts: each rank accumulates its part of the gradients (accumulation.py).
         is_local: the rows are those that the caller has passed, and the step is this rank's alone (predict_on_batch).
-        is_single: Keras passes a batch and no iterator, and traces another function for it, whose kernels have their
-            own state, in one process as well.
-        traces: of its steps, in the graph of the function that was traced last.
-        steps_traced: in the graph of the function that is traced now: each of several steps has a trace of its own.
+        is_single: Keras passes a batch instead of an iterator. Even in one process it traces another function for this,
+            whose kernels have their own state.
+        traces: traces of its steps in the graph of the last traced function.
+        steps_traced: number of steps traced so far in the graph that is being traced; each of several steps has its own
+            trace.
     """
 
     step: str
@@ -51,9 +52,10 @@ class Execution(TrainerCall):
     _graph: weakref.ref[Any] | None = field(default=None, init=False)  # of the function that was traced last
 
     def run(self, data: Any, make_function: Callable[[Execution, Any], Callable[[Any], Any]]) -> Any:
-        """Executes the steps on `data`, which is this rank's. `make_function`: makes what does so, from the first data.
+        """Executes the steps on this rank's `data`. `make_function`: makes the function that does this, from the first
+        data.
 
-        In it only Keras calls `Strategy.run`: the program's code runs as in one process (tracing.py).
+        In the function only Keras calls `Strategy.run`; the program's code runs as in one process (tracing.py).
         """
         with self.entered(), order.translate_errors():
             if self._function is not None:
@@ -63,23 +65,24 @@ class Execution(TrainerCall):
                 return self._function(data)
 
     def begin_step(self) -> None:
-        """A step is traced. Where TensorFlow traces the function again, its first step comes again."""
+        """Called when a step is traced. If TensorFlow traces the function again, counting restarts at its first
+        step."""
         graph = tf_compat.outermost_graph()
         if self._graph is None or self._graph() is not graph:
             self._graph, self.traces, self.steps_traced = weakref.ref(graph), [], 0
 
     def written(self) -> list[Any]:
-        """Returns all variables that its steps may write, in the same order on all ranks: where they are traced, what
-        the traces use, whoever made it. An eager step is undone and redone by each rank for itself (eager_copies.py):
-        here those of the model must do.
+        """Returns all variables that its steps may write, in the same order on all ranks: for traced steps all
+        variables that the traces use, whoever made them; for eager steps, which each rank undoes and redoes by itself
+        (eager_copies.py), the variables of the model.
         """
         if not self.traces:
             return models.written_by_steps(self.model)
         return list({id(each): each for concrete in self.traces for each in variables_of(concrete)}.values())
 
     def specs_of_steps(self, tensors: int) -> list[Sequence[Any]]:
-        """Returns the types of the `tensors` tensors of the step that is traced now, as its kind has them, and of those
-        that follow in the execution; [] where they are not known.
+        """Returns the types of the `tensors` tensors of the step that is being traced, as its kind has them, and of the
+        following steps of the execution; [] if they are unknown.
         """
         if self.kind is None or tensors == 0 or len(self.kind.specs) % tensors:
             return []

@@ -1,12 +1,12 @@
 """A call of a step that fails on one rank fails on all of them, with that rank's error.
 
 All ranks make the same calls of steps. A rank whose call raises cancels the collectives of the others (an alarm), so
-that their calls fail as well. Then all ranks exchange their errors, and raise that of the lowest rank that had one of
-its own. No collective of the failed calls is pending then, and the program may catch the error and continue.
+that their calls fail, too. Then all ranks exchange their errors, and raise that of the lowest rank with an error of its
+own. At that point no collective of the failed calls is pending, so the program may catch the error and continue.
 
-A graph ends only when the collectives that it has started end. They may wait for ranks that wait for other collectives,
-which this rank will never start. So a thread checks now and then whether TensorFlow has cancelled a graph that still
-runs, and raises the alarm.
+A graph ends only when the collectives that it has started end. These may wait for ranks that wait for other
+collectives, which this rank will never start. So a thread checks now and then whether TensorFlow has cancelled a graph
+that still runs, and raises the alarm.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _callers: weakref.WeakSet[Caller] = weakref.WeakSet()
 
 
 class CommonTrace(NamedTuple):
-    """What a rank has traced, for comparison with what other ranks have. `kind`: of the batches that it takes."""
+    """A rank's trace, for comparison with other ranks' traces. `kind`: of the batches that it takes."""
 
     concrete: ConcreteFunction
     kind: str
 
 
 class Caller:
-    """Base of what calls one step on all ranks. Before a failed call raises, variables that it has written are
+    """Base class of callers of one step on all ranks. Before a failed call raises, variables that it has written are
     restored, and traces that not all ranks have are forgotten.
     """
 
@@ -75,29 +75,31 @@ class Caller:
         _callers.add(self)
 
     def may_have_traced(self, is_python: bool) -> bool:
-        """Whether this call has traced, or was doing so when it failed. `is_python`: with an error of Python code."""
+        """Whether this call has traced, or was tracing when it failed. `is_python`: it failed with an error of Python
+        code."""
         return self.cut_step.traces != self._traces_before
 
     def forget_traces(self) -> None:
-        """Forgets what was traced: a rank has failed before its graph ran, and ranks trace together."""
+        """Forgets the traces, because a rank has failed before its graph ran, and ranks must trace together."""
         self.cut_step.forget_traces()
 
     def trace_ahead(self, rows: BatchRows) -> None:
-        """Traces the step as it will run on such batches, before this rank is one of those that run it."""
+        """Traces the step as it will run on such batches, before this rank joins those that run it."""
 
     def common_trace(self) -> CommonTrace | None:
-        """Returns the trace that this rank has of the step; None: none, or several."""
+        """Returns this rank's trace of the step; None if it has none or several."""
         return None
 
     def together(self, call: Callable[[], _T]) -> _T:
-        """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
+        """Returns `call()`. COLLECTIVE: all ranks make the same calls, and an exception of one rank is raised on
+        all."""
         self._traces_before = self.cut_step.traces
         self.cut_step.begin()
         return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)
 
 
 def forget_all_traces(but: Caller | None = None) -> None:
-    """Makes all steps of the process begin anew, except one. To be called on all ranks between calls."""
+    """Makes all steps of the process except one forget their traces. Call it on all ranks between calls."""
     for each in list(_callers):
         if each is not but:
             each.forget_traces()
@@ -131,7 +133,7 @@ def _manager() -> tf_compat.CancellationManager:
 
 
 class _Call:
-    """A call under way."""
+    """A running call."""
 
     def __init__(self, manager: tf_compat.CancellationManager) -> None:
         self.manager = manager
@@ -184,20 +186,20 @@ def _check_calls() -> None:
 
 @dataclass
 class _Report:
-    """A rank's failure. `kind`: the pickled class of its own error; None: it failed only because another rank did."""
+    """A rank's failure. `kind`: the pickled class of its own error; None if it failed only because another rank did."""
 
     kind: bytes | None
     text: str
     in_tracing: bool
 
     def is_like(self, other: _Report) -> bool:
-        """Whether both ranks had the same error of their own; numbers in it may differ."""
+        """Whether both ranks had the same error of their own; numbers in the texts may differ."""
         mine, theirs = (_NUMBER.sub("0", each.text) for each in (self, other))
         return self.kind == other.kind and self.kind is not None and mine == theirs
 
 
 def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
-    """Returns what this rank raises."""
+    """Returns the error that this rank raises."""
     caller.cut_step.restore()
     if isinstance(error, _OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
         return error
@@ -232,9 +234,9 @@ def _report(error: Exception, caller: Caller) -> _Report:
 
 
 def _of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
-    """Returns the error of another rank: of its class if that can be made here, in its words.
+    """Returns another rank's error with its text, and of its class if that can be made here.
 
-    `is_alike`: this rank had such an error, too. Its report for the launcher says so.
+    `is_alike`: this rank had the same error, which its report for the launcher says.
     """
     words = f"{errors.name_of_rank(rank)}: {report.text}"
     try:

@@ -1,4 +1,4 @@
-"""`Strategy.function`: a training step of one's own, the same on any number of ranks as in one process.
+"""`Strategy.function`: runs your own training step on any number of ranks with the result of one process.
 
 The step is traced as one process would trace it, on the global batch, and its graph is cut into ranks (keras_ddl/cut).
 No part of Keras is changed for it.
@@ -31,7 +31,7 @@ from keras_ddl.strategy.step.tracing import sees_global_batch
 
 
 class StepFunction(Caller):
-    """What `Strategy.function` returns. See there."""
+    """The result of `Strategy.function`, which documents it."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StepFunction(Caller):
         self._scope = f"{self.__name__}_{number}"
         super().__init__(CutStep(self.__name__, self._scope, strategy.job))
         if batches == "rank":
-            self.cut_step.rows_of_ranks = "batches='rank', rows of each rank's own"
+            self.cut_step.rows_of_ranks = "batches='rank', with each rank's own rows"
         self._calls = 0
         self._rows = 0.0  # of the last call, of all ranks, for those who watch the job
         self._traced: dict[Hashable, _Traced] = {}
@@ -68,7 +68,7 @@ class StepFunction(Caller):
         return self.cut_step.rank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
+        """Runs the step. COLLECTIVE. Returns: the result of one process, on every rank."""
         used = list[Any]()
         if sees_global_batch() or not tf.executing_eagerly():
             return self._run(args, kwargs, used)
@@ -91,7 +91,7 @@ class StepFunction(Caller):
         return returned
 
     def _run(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
-        """Runs the step. used: becomes the variables that a step of several ranks uses."""
+        """Runs the step. used: receives the variables that a step of several ranks uses."""
         if self.cut_step.size == 1 or sees_global_batch():  # within another step of the global batch
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
@@ -133,7 +133,7 @@ class StepFunction(Caller):
             return traced(arguments.tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Returns the step as a method of `instance`: each object's is traced for itself, as by tf.function."""
+        """Returns the step as a method of `instance`. It is traced separately for each object, as by tf.function."""
         if instance is None:
             return self
         key = id(instance)  # what is compared by its fields has no hash
@@ -159,7 +159,7 @@ class StepFunction(Caller):
         return "\n\n".join(f"{report.text()}\n{lost}" for report in self.cut_step.reports)
 
     def _compare(self, arguments: Arguments) -> None:
-        """Checks now and then, as often as batches are compared, that the arguments of all ranks are the same."""
+        """Checks, as often as batches are compared, that the arguments of all ranks are the same."""
         call, every = self._calls - 1, config.get("DATA_CHECK_BATCHES")
         if not every or not (call < order.FIRST or call % every == 0):
             return
@@ -171,19 +171,19 @@ class StepFunction(Caller):
             look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look], others]
         same = "the same global batch"
         if self._batches == "rank":
-            same = "tensors of the same dtypes and extents, equal ones where they have other rows than the first"
+            same = "tensors of the same dtypes and shapes, with equal values unless they have as many rows as the first"
         comparison.require_equal(
             look,
             f"{self._scope}/arguments",
             f"{self.__name__}: all ranks must call a step with {same}.",
-            "Read the same data in the same order on every rank. If each rank has rows of its own, use "
-            'strategy.function(step, batches="rank"); they may be those of strategy.experimental_distribute_dataset '
-            'under keras_ddl.Strategy(reader="rank0"), where rank 0 reads and every rank gets its rows.',
+            "Read the same data in the same order on every rank. If each rank has its own rows, use "
+            'strategy.function(step, batches="rank"). To let rank 0 read for all, take the rows from '
+            'strategy.experimental_distribute_dataset under keras_ddl.Strategy(reader="rank0").',
             received=lambda _, __, other: f"in call {call} rank {other}'s arguments differ from rank 0's",
         )
 
     def _find(self, arguments: Arguments, rows: int | None) -> _Traced:
-        """Returns the trace for arguments, of which this rank was passed `rows` rows."""
+        """Returns the trace for arguments with `rows` rows on this rank."""
         key = arguments.key(_constant)
         if self._reduce_retracing:
             return self._find_open(key, arguments, rows)
@@ -198,8 +198,9 @@ class StepFunction(Caller):
         return self._traced[key]
 
     def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
-        """As tf.function(reduce_retracing=True) does for the global batch. Where each rank passes rows of its own,
-        their number is open from the first call on: how many all ranks have would have to be asked in each call.
+        """Finds a trace as tf.function(reduce_retracing=True) does, for the global batch. If each rank passes its own
+        rows, their number is open from the first call on, because otherwise each call would have to ask how many rows
+        all ranks have.
         """
         specs = arguments.specs(None if self._batches == "rank" else rows)
         kind = self._kinds.setdefault(key, BatchKinds()).of(specs)
@@ -222,7 +223,7 @@ class StepFunction(Caller):
     def build(
         self, program: cut.Program, arguments: Arguments, batch: _TracedBatch, local: list[tf.Tensor]
     ) -> list[Any]:
-        """Builds this rank's part of a traced step. local: its arguments in the graph that is being traced."""
+        """Builds this rank's part of a traced step. local: the rank's arguments in the graph that is being traced."""
         report = cut.Report()
         rows = arguments.rows_in(local) if batch.rows is None else batch.rows
         return self.cut_step.build(
@@ -249,7 +250,7 @@ class StepFunction(Caller):
 
 class _TracedBatch(NamedTuple):
     """The batches that a trace takes: `shapes` of the components, `rows` of this rank and `counts` of all ranks, as far
-    as these are known.
+    as they are known.
     """
 
     shapes: tuple[tuple[int | None, ...], ...]
@@ -258,9 +259,9 @@ class _TracedBatch(NamedTuple):
 
 
 class _Traced:
-    """The step for arguments of one kind.
+    """The step, traced for arguments of one kind.
 
-    Attributes: batch: which. variables: that the step uses, in the same order on all ranks.
+    Attributes: batch: the batches it takes. variables: those that the step uses, in the same order on all ranks.
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class _Traced:
             return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
     def forget_graph(self) -> None:
-        """Has this rank's part built anew before the next call."""
+        """Makes the next call build this rank's part anew."""
         self._run = None
 
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
@@ -315,7 +316,8 @@ def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[.
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Arrays and tensors are arguments of the traced step; numbers, strings, variables and objects constants of it."""
+    """Arrays and tensors are arguments of the traced step; numbers, strings, variables and objects are its
+    constants."""
     return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
 

@@ -1,7 +1,7 @@
 """Pauses Python's search for cyclic garbage while a step is traced, cut and run for the first time.
 
-That makes hundreds of thousands of objects that stay. Python takes them for a reason to look at all objects of the
-process again: 0.3 s in one with TensorFlow, and there is nothing to free.
+These phases make hundreds of thousands of objects that stay. Because of their number Python would search all objects of
+the process again, which takes 0.3 s with TensorFlow and finds nothing to free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Inside, no thread of the process collects cyclic garbage, unless the program does so explicitly."""
+    """Inside, no thread collects cyclic garbage, unless the program does so explicitly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
 """Steps of Keras (train_step, test_step, predict_step) on several ranks: what one process would compute.
 
-Keras calls them through `Strategy.run`, with this rank's rows of the batch. In a graph the step is traced on the global
-batch and cut into ranks (cut_step.py). When it runs eagerly there is no graph to cut: the rows of all ranks are
-gathered, and every rank computes the step on all of them, which is right, and no faster than one process.
+Keras calls steps through `Strategy.run` with this rank's rows of the batch. In a graph the step is traced on the global
+batch and cut into ranks (cut_step.py). An eager step has no graph to cut: the rows of all ranks are gathered, and every
+rank computes the step on all of them, which is correct but no faster than one process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME, _NAME_OF_NEEDED = "rows", "needed_rows"
 class RowsTrained:
     """The rows of all training steps of Keras since the process began.
 
-    Cost: some 7 us of a core in a step, where they are counted.
+    Cost: about 7 us of a core per step, if rows are counted.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class RowsTrained:
             self._count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="keras_ddl_rows_trained")
 
     def add(self, counts: tf.Tensor) -> None:
-        """Counts the rows of a step that is traced, or run, now ([ranks] int64). No rank waits for it."""
+        """Counts the rows of the step that is being traced or run ([ranks] int64). No rank waits for this."""
         self._count.assign_add(tf.reduce_sum(counts))
 
     def __int__(self) -> int:
@@ -59,8 +59,8 @@ class RowsTrained:
 def execution_of(function: Any) -> Execution | None:
     """Returns the execution that calls `Strategy.run(function)`; None: the function is no step of Keras.
 
-    Keras calls it in the innermost execution of this thread. Where the program itself passes a step of a model, nothing
-    but the model and the step are known.
+    Keras calls `Strategy.run` in the innermost execution of this thread. If the program itself passes a step of a
+    model, only the model and the step are known.
     """
     call = trainer_calls.innermost()
     if isinstance(call, Execution) and not sees_global_batch():
@@ -82,7 +82,7 @@ class KerasSteps:
     # In a tf.function of the program's own, autograph would convert the cut as well: half a minute for five layers.
     @do_not_convert
     def run(self, execution: Execution, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls a step with this rank's rows. COLLECTIVE. Returns: what one process would get."""
+        """Calls a step with this rank's rows. COLLECTIVE. Returns: the result of one process."""
         has_part = self._job.mesh is not None or self._job.shards_weights and self._job.size > 1
         if has_part and (execution.is_local or tf.executing_eagerly()):
             what = "predict_on_batch" if execution.is_local else "run_eagerly=True"
@@ -101,7 +101,7 @@ class KerasSteps:
         return self._run_cut(execution, function, arguments)
 
     def explain(self, model: Any) -> str:
-        """See Strategy.explain."""
+        """Implements `Strategy.explain`."""
         tables = [table for step in self._steps.get(model, {}).values() for table in step.tables()]
         if not tables:
             raise ConfigError(
@@ -111,7 +111,7 @@ class KerasSteps:
         return "\n\n".join(tables)
 
     def step_of(self, model: Any, name: str) -> CutStep:
-        """Returns the step of this name, which need not have been traced."""
+        """Returns the step with this name, traced or not."""
         steps = self._steps.setdefault(model, {})
         if name not in steps:
             label = plain_name(model.name)
@@ -143,8 +143,8 @@ class KerasSteps:
         return outputs
 
     def _commit_eagerly(self, execution: Execution, step: CutStep, outputs: Any) -> None:
-        """Ends a step that has run eagerly. COLLECTIVE. In the first steps and now and then, ranks compare what it has
-        written and returns: what it read has left no graph to be compared.
+        """Ends a step that has run eagerly. COLLECTIVE. In the first steps and now and then, ranks compare what the
+        step wrote and returned, because there is no graph that shows what it read.
 
         Cost: a barrier; with what is compared, 32 bytes per rank, and each variable is read once.
         """
@@ -207,7 +207,7 @@ class KerasSteps:
         return Outputs(concrete).packed(outputs)
 
     def trace_alone(self, execution: Execution, function: Callable[..., Any], batch: Any) -> None:
-        """Traces a step that takes one batch, before this rank is one of those that make it.
+        """Traces a step that takes one batch, before this rank joins those that run it.
 
         batch: this rank's part, in a graph.
         """
@@ -258,7 +258,7 @@ class KerasSteps:
 
 
 def _accumulators(execution: Execution) -> list[tf.Variable]:
-    """The variables in which each rank accumulates its part of gradients between updates."""
+    """Returns the variables in which each rank accumulates its part of gradients between updates."""
     return [each.value for each in models.accumulators_of(execution.model)] if execution.accumulates_parts else []
 
 

@@ -1,4 +1,4 @@
-"""What is said of a step that was just traced: what it moves, what is slow in it, and what it cannot have."""
+"""Messages about a newly traced step: what it moves, what is slow in it, and what it must not contain."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 
 
 def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
-    """Warns where a trace is built into a second graph of this rank, for batches that come in another form: kernels
-    that store the state of their random numbers begin anew there, and go on in one process.
+    """Warns if a trace is built into a second graph of this rank, for batches in another form: kernels that store the
+    state of their random numbers begin anew there, but would continue in one process.
     """
     drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
     if drawing is not None:
@@ -30,13 +30,13 @@ def refuse_collectives(name: str, rank: int, concrete: Any) -> None:
     own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
     if own is not None:
         raise ConfigError(
-            f"{name}: this step sees the global batch, as one process does, so it must not reduce or gather itself. "
-            f"Received: {own} (rank {rank}). Leave the collective out, or use it in a loop of strategy.run."
+            f"{name}: this step sees the global batch, as one process does, so it must not contain collectives. "
+            f"Received: {own} (rank {rank}). Leave the collectives out, or use them in a loop of strategy.run."
         )
 
 
 def warn_of_what_is_slow(name: str, report: cut.Report) -> None:
-    """Warns of what every rank computes in full, and of large gathers."""
+    """Warns about operations that every rank computes in full, and about large gathers."""
     for operation, reason in report.kept_of_batch():
         stack_position.warn(
             f"{name}: {operation} is {reason}, and is replicated: every rank computes all of it. That is correct, "

@@ -1,8 +1,8 @@
-"""Whether all ranks have traced the same step and read the same in it, before it runs for the first time.
+"""Checks, before a step first runs, that all ranks have traced the same step and read the same values in it.
 
-A step is compared by one digest: its operations with their attributes and constants, and what it reads besides its
-arguments (captured_values.py). Variables of numbers are left out: they get rank 0's values. Only where digests differ
-do ranks look for the first thing that does, to name it.
+Ranks compare one digest of a step: its operations with attributes and constants, and what it reads besides its
+arguments (captured_values.py). Numeric variables are left out, because they get rank 0's values. If digests differ,
+ranks look for the first difference, to name it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
 class _Entry(NamedTuple):
-    """A part of a step, or what it reads. what: returns which it is. show: returns what this rank has."""
+    """A part of a step, or a value that it reads. what: returns its description. show: returns this rank's version."""
 
     digest: bytes
     what: Callable[[], str]
@@ -39,8 +39,8 @@ class TracedStep:
     """A traced step, as ranks compare it.
 
     Args:
-        name: for messages. returned: the structure that it returns. owners: objects that may keep what it captures (the
-            model, or the function that was traced), to be named.
+        name: for messages. returned: the structure that it returns. owners: objects that may hold what it captures (the
+            model or the traced function), to name it in messages.
     """
 
     def __init__(self, name: str, program: cut.Program, returned: Any, owners: Sequence[Any], rank: int) -> None:
@@ -52,19 +52,19 @@ class TracedStep:
         self._reads = reads_of(name, program, places, rank)
 
     def digest(self) -> bytes:
-        """Returns 32 bytes that differ where ranks have traced something else, or read something else in it."""
+        """Returns 32 bytes that differ if ranks have traced or read different things."""
         return hashlib.sha256(self.digest_of_reads() + self.digest_of_trace()).digest()
 
     def digest_of_reads(self) -> bytes:
-        """As `digest`, of what it reads."""
+        """Like `digest`, for what the step reads."""
         return hashlib.sha256(b"".join(each.digest for each in self._reads)).digest()
 
     def digest_of_trace(self) -> bytes:
-        """As `digest`, of what was traced."""
+        """Like `digest`, for what was traced."""
         return hashlib.sha256(cut.trace_digest(self._program) + self._returned.encode()).digest()
 
     def explain(self, scope: str) -> RankMismatchError:
-        """Returns the error that says what differs. COLLECTIVE over all ranks, under a name that `scope` begins."""
+        """Returns the error that says what differs. COLLECTIVE over all ranks; `scope` begins the collective's name."""
         mine = [*self._entries()]
         digests = communicator.all_gather_object([each.digest for each in mine], name=f"{scope}/traced_parts")
         longest = max(range(len(digests)), key=lambda rank: len(digests[rank]))
@@ -99,7 +99,7 @@ class TracedStep:
 
 
 def _side_by_side(first: tuple[str, ...] | None, other: tuple[str, ...] | None, ranks: str) -> str:
-    """Returns what rank 0 and others have, in words. None: nothing."""
+    """Returns, for a message, what rank 0 and others have. None: nothing."""
     if first is None or other is None:
         texts = ["nothing more" if each is None else " ".join(filter(None, each[:2])) for each in (first, other)]
     elif first[:2] == other[:2]:
@@ -112,14 +112,14 @@ def _side_by_side(first: tuple[str, ...] | None, other: tuple[str, ...] | None, 
 
 
 def _leaf(leaf: Any) -> Any:
-    """What is no tensor in a result is Python's: numbers and strings are compared, objects by their type."""
+    """Describes a value in a result that is not a tensor: numbers and strings are compared, objects by their type."""
     if tf.is_tensor(leaf):
         return "tensor"
     return leaf if type(leaf) in _PLAIN else type(leaf).__name__
 
 
 def _place_in(owner: Any, tensor: tf.Tensor) -> str:
-    """Returns where an object keeps what a step captures, e.g. "layer 'features', attribute w"; "" if not found."""
+    """Returns where an object holds what a step captures, e.g. "layer 'features', attribute w"; "" if not found."""
     if isinstance(owner, keras.layers.Layer):
         found = models.attribute_with(owner, lambda value: _holds(value, tensor))
         return "" if found is None else f"layer {found[0].name!r}, attribute {found[1]}"
@@ -132,14 +132,15 @@ def _place_in(owner: Any, tensor: tf.Tensor) -> str:
 
 
 def _holds(value: Any, tensor: tf.Tensor) -> bool:
-    """Whether a value is what was captured, or a table or a variable with that handle."""
+    """Whether a value is the captured tensor, or a table or a variable with that handle."""
     if value is tensor:
         return True
     return any(getattr(value, name, None) is tensor for name in ("resource_handle", "handle"))
 
 
 def _names_of(function: Any) -> Mapping[str, Any]:
-    """Returns what a function can name: variables around it and of its module, and attributes of its object."""
+    """Returns the names that a function can use: variables around it and of its module, and attributes of its
+    object."""
     function = getattr(function, "python_function", function)
     owner = getattr(function, "__self__", None)
     names = dict(getattr(owner, "__dict__", {}))

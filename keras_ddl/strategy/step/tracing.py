@@ -1,4 +1,4 @@
-"""Whether this thread runs a step as one process would, and for which job it is traced."""
+"""Whether this thread runs a step as one process would, and for which job it traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ tracing_for: Setting[Job | None] = Setting("job_of_step", None)
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
-    """Inside, the program's code means what it means in one process: it sees the batch of all ranks."""
+    """Inside, the program's code behaves as in one process: it sees the batch of all ranks."""
     with _sees_global_batch(True), outside_strategies():
         yield
 
@@ -28,9 +28,10 @@ def as_one_process() -> Iterator[None]:
 def as_one_graph(
     step: Callable[..., Any], following: Sequence[tuple[Callable[..., Any], Sequence[tf.TensorSpec]]]
 ) -> Callable[..., Any]:
-    """Returns `step`, to be traced by itself, so that the program's Python runs as where one graph has several steps.
+    """Returns `step` for separate tracing, so that the program's Python runs as often as if one graph had several
+    steps.
 
-    A tf.function that makes variables is traced again, whole: in one process the steps that follow run before this one
+    A tf.function that makes variables is traced again in full: in one process the following steps run before this one
     runs again.
 
     Args:

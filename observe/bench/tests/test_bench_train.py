@@ -144,11 +144,11 @@ def test_rows_of_a_network_can_be_learned_and_other_seeds_are_of_the_same_classe
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--network", "cnn", "mine:subject"], "give --network or MODULE:FUNCTION"),
+        (["--network", "cnn", "mine:subject"], "give either --network or MODULE:FUNCTION"),
         (["nowhere:subject"], "module:function with a module that can be imported. Received: 'nowhere:subject'"),
         (["mine"], "Received: 'mine'"),
         (["--ranks", "1,x"], "is not a list of numbers of ranks"),
-        (["--ranks", "4", "--strong", "--batch", "3"], "a row for each rank or more. Received: --batch 3 for 4 ranks"),
+        (["--ranks", "4", "--strong", "--batch", "3"], "at least one row per rank. Received: --batch 3 for 4 ranks"),
         (["--predict", "hosts=4"], "hosts=N,devices=N,link=SPEED"),
         (["--predict", "hosts=4,link=fast"], "Received: 'hosts=4,link=fast'"),
     ],
@@ -168,7 +168,7 @@ def test_bench_train_mistakes_are_told_before_anything_starts(
 def test_places_of_hosts_are_taken_host_by_host() -> None:
     assert rounds._part(None, 3) is None
     assert rounds._part("h0:2,h1:2", 3) == "h0:2,h1:1" and rounds._part("h0:2,h1", 2) == "h0:2"
-    with pytest.raises(ConfigError, match="places for all ranks"):
+    with pytest.raises(ConfigError, match="slots for all ranks"):
         rounds._part("h0:2,h1", 4)
 
 

@@ -1,7 +1,7 @@
 """Measures training steps on 1, 2, ... ranks, for `keras-ddl bench train` and benchmarks/.
 
 networks.py    the built-in networks and their rows
-subject.py     the model and data to train: a built-in network, or what the user's function returns
+subject.py     the model and data to train: a built-in network, or the result of the user's function
 step_times.py  seconds of the steps of a fit
 overlap.py     communication of a step and how much of it is exposed, from a timeline
 rank.py        measures on each rank

@@ -1,4 +1,4 @@
-"""The networks of the training benchmarks: with little and much arithmetic per byte of gradients, dense and sparse.
+"""The networks of the training benchmarks: with little or much arithmetic per byte of gradients, dense or sparse.
 
 Keras is imported only when a network is built, because the command line lists their names.
 """
@@ -21,7 +21,7 @@ _TOKENS_OF_CLASS, _OWN_TOKENS = 2, 0.8
 
 @dataclass(frozen=True)
 class Network:
-    """`make` builds the model; `batch`: rows per rank; `shape`: of a row; `tokens`: number of tokens, 0 for floats."""
+    """`make`: builds the model. `batch`: rows per rank. `shape`: a row's. `tokens`: number of tokens, 0 for floats."""
 
     make: Callable[[], keras.Model]
     batch: int
@@ -37,9 +37,9 @@ class Network:
         return rng.normal(size=(count, *self.shape)).astype("float32"), labels
 
     def learnable_rows(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `rows`, with labels that can be learned: each class has its own mean, or its own tokens in most places.
+        """Returns `rows` with learnable labels: each class has its own mean, or its own tokens in most places.
 
-        seed: other seeds give other rows of the same classes.
+        seed: different seeds give different rows of the same classes.
         """
         rng = np.random.default_rng([seed, 1])
         labels = rng.integers(0, CLASSES, size=count)

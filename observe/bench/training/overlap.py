@@ -1,8 +1,8 @@
 """Measures from a timeline how much of a step's communication is exposed, and how much overlaps the backward pass.
 
-A rank's backward pass ends when it has submitted its last bucket. Communication before that is hidden behind computing;
-later communication is exposed, because the optimizer waits for it. Sums in the forward pass (BatchNormalization's
-statistics) are a few bytes; the time for which the forward pass waits for them is not counted.
+A rank's backward pass ends when the rank has submitted its last bucket. Earlier communication is hidden behind
+computation; later communication is exposed, because the optimizer waits for it. Sums in the forward pass
+(BatchNormalization's statistics) are a few bytes; the forward pass's wait for them is not counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def watched(train: Callable[[], object]) -> Traffic | None:
 
     None: KERAS_DDL_TIMELINE is being written, or the timeline part is not installed.
 
-    A bucket in progress when backward ends counts in proportion to its time before.
+    A bucket in progress when the backward pass ends counts in proportion to its time before that.
     """
     if recording.is_on() or parts.is_missing("timeline"):
         train()
@@ -90,7 +90,7 @@ def _of_step(step: list[timeline.Collective]) -> Traffic:
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> float:
-    """Returns the length of the union of (begin, end) intervals; one that ends before it begins is empty."""
+    """Returns the length of the union of (begin, end) intervals; an interval that ends before it begins is empty."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         covered += max(0.0, end - max(begin, reached))

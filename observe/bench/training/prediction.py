@@ -16,7 +16,7 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 @dataclass(frozen=True)
 class Links:
-    """Hosts with equal numbers of devices. `link`, `inside`: bytes/s of a host, of a device; `latency`: seconds."""
+    """Hosts with equal numbers of devices. `link`, `inside`: bytes/s of a host and of a device. `latency`: seconds."""
 
     hosts: int
     devices: int
@@ -28,7 +28,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step of `ranks` devices on `hosts` hosts. Seconds; efficiency as in rounds.Row."""
+    """A predicted step of `ranks` devices on `hosts` hosts. Times in seconds; efficiency as in rounds.Row."""
 
     ranks: int
     hosts: int
@@ -81,12 +81,12 @@ def _bandwidth(text: str) -> float:
 
 
 def predicted(plan: Plan, measurements: Measurements, links: Links) -> list[Predicted]:
-    """Returns steps on 1, 2, 4, ... hosts up to those of `links`.
+    """Returns steps on 1, 2, 4, ... hosts up to the number in `links`.
 
-    step = compute + the exchange that compute does not hide. Compute is the measured step of one device, for strong
-    scaling divided by the devices. The exchange is an all-reduce of all gradients, dense. The share of compute that can
-    hide it is the mean time from a byte's submission to the end of backward, over the step, in the largest job. Waiting
-    for other devices is not modelled.
+    step = compute + the part of the exchange that compute does not hide. Compute is the measured step of one device,
+    divided by the devices for strong scaling. The exchange is an all-reduce of all gradients as dense tensors. The
+    share of compute that can hide it is measured in the largest job: the mean time from a byte's submission to the end
+    of the backward pass, over the step. Waiting for other devices is not modelled.
 
     Raises: DependencyError: the cost_model part is not installed.
     """

@@ -15,16 +15,16 @@ from keras_ddl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The settings of a measurement.
 
     Attributes:
-        name: of the network, or module:function.
-        batch: rows per rank; of all ranks together if `strong`.
+        name: name of the network, or module:function.
+        batch: rows per rank; rows of all ranks together if `strong`.
         strong: the global batch is the same on any number of ranks.
-        steps: per turn.
-        cores: that each rank computes on, as its device; 0: all that it may use.
+        steps: steps per turn.
+        cores: cores on which each rank computes, as its device; 0: all that it may use.
         to_accuracy: also train to this accuracy; None: do not.
-        epochs: limit for that training.
+        epochs: limit on the epochs of that training.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Reached:
-    """A training to an accuracy: seconds, epochs, and whether the accuracy was reached."""
+    """The result of a training to an accuracy: seconds, epochs, and whether the accuracy was reached."""
 
     seconds: float
     epochs: int
@@ -55,10 +55,10 @@ class Sample:
 
     Attributes:
         step: seconds of a step, the median of a turn.
-        traffic: an overlap.Traffic, of all ranks; None on one rank, and while KERAS_DDL_TIMELINE is written.
-        gradient_bytes: of the trainable variables.
-        hosts, cores: of the job, and of this rank's host.
-        machine: a line about it.
+        traffic: the overlap.Traffic of all ranks; None on one rank, and while KERAS_DDL_TIMELINE is written.
+        gradient_bytes: bytes of the trainable variables.
+        hosts, cores: number of hosts of the job, and of cores of this rank's host.
+        machine: a line about the host.
     """
 
     step: float
@@ -113,7 +113,7 @@ def measure(plan: Plan, train: bool) -> Sample:
 
 
 def take_cores(count: int, rank: int) -> None:
-    """Restricts this process to `count` cores, other ones than its neighbours' if there are enough; 0: to all."""
+    """Restricts this process to `count` cores, different from its neighbours' if there are enough; 0: to all cores."""
     cores = sorted(os.sched_getaffinity(0))
     if 0 < count < len(cores):
         os.sched_setaffinity(0, {cores[(rank * count + number) % len(cores)] for number in range(count)})

@@ -1,4 +1,4 @@
-"""The table, JSON and plot of `keras-ddl bench train`, with how each figure was obtained."""
+"""Writes the table, JSON and plot of `keras-ddl bench train`, and a legend of how each figure was obtained."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ HOW = {
     "speed": "measured: batch / step, of all ranks together",
     "efficiency": "measured: step of ONE device, plain Keras without a Strategy, over this step",
     "communication": "timeline: milliseconds in which sums of gradients ran",
-    "exposed": "timeline: those of them after backward had ended, which the step waits for",
-    "waiting": "timeline: milliseconds after backward in which none ran: other ranks were not ready",
-    "on wire": "timeline: share of the gradients' bytes that was summed before backward ended",
+    "exposed": "timeline: the part of comm after the backward pass, for which the step waits",
+    "waiting": "timeline: milliseconds after the backward pass without a sum: other ranks were not ready",
+    "on wire": "timeline: share of the gradients' bytes that was summed before the backward pass ended",
     "to accuracy": "measured once: seconds of training until the accuracy was reached, without validation and tracing",
 }
 

@@ -1,7 +1,7 @@
 """Runs jobs of 1, 2, ... ranks in turn, and summarizes their measurements.
 
-Each round starts one job for every number of ranks, one after the other, so that drift of the machine's speed affects
-all alike. Figures are medians over the rounds.
+Each round starts one job for every number of ranks, one after the other, so that changes of the machine's speed affect
+all jobs alike. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from keras_ddl.launch.run_function import run
 
 @dataclass(frozen=True)
 class Row:
-    """One number of ranks. Seconds are medians over the rounds.
+    """The results for one number of ranks. Seconds are medians over the rounds.
 
     Attributes:
-        ranks, hosts, batch: of the job; batch: rows of all ranks together.
-        step: of the slowest rank.
-        rows_per_second: of all ranks.
-        efficiency: 1 for one rank. Weak scaling: step of one rank / step; strong: that / ranks.
+        ranks, hosts: number of ranks and hosts of the job.
+        batch: rows of all ranks together.
+        step: seconds of a step on the slowest rank.
+        rows_per_second: rows of all ranks per second.
+        efficiency: 1 for one rank. Weak scaling: step of one rank / step. Strong scaling: that / ranks.
         communication, exposed, waiting, lead: as in overlap.Traffic; None on one rank.
-        wire: share of the gradients' bytes that were reduced before backward ended; None on one rank.
-        sharers: ranks that share a core; 1 if each has as many cores as it takes.
+        wire: share of the gradients' bytes that were reduced before the backward pass ended; None on one rank.
+        sharers: ranks that share a core; 1 if each has as many cores as it uses.
         reached: the training to an accuracy.
     """
 
@@ -47,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measurements:
-    """A row for each number of ranks, and what is equal for all."""
+    """A row for each number of ranks, and the figures common to all."""
 
     rows: list[Row]
     gradient_bytes: int
@@ -57,7 +58,7 @@ class Measurements:
 def measured(
     plan: Plan, ranks: Sequence[int], rounds: int, hosts: str | None = None, say: Callable[[str], object] = print
 ) -> Measurements:
-    """Runs the jobs of all rounds. say: gets a message when a job begins."""
+    """Runs the jobs of all rounds. say: called with a message when a job begins."""
     samples: dict[int, list[list[Sample]]] = {count: [] for count in ranks}
     for turn in range(rounds):
         for count in ranks:
@@ -69,7 +70,7 @@ def measured(
 
 
 def summary(plan: Plan, samples: dict[int, list[list[Sample]]]) -> Measurements:
-    """Returns the medians. samples: by number of ranks, round and rank."""
+    """Returns the medians. samples: samples by number of ranks, round and rank."""
     steps = {
         count: statistics.median(max(sample.step for sample in one) for one in turns)
         for count, turns in samples.items()
@@ -102,9 +103,9 @@ def summary(plan: Plan, samples: dict[int, list[list[Sample]]]) -> Measurements:
 
 
 def _part(hosts: str | None, count: int) -> str | None:
-    """Returns the hosts for `count` ranks, first hosts first: of "h0:4,h1:4", "h0:4,h1:2" for 6.
+    """Returns the hosts for `count` ranks, filling the first hosts first: "h0:4,h1:2" for 6 ranks of "h0:4,h1:4".
 
-    Raises: ConfigError: the hosts take fewer ranks.
+    Raises: ConfigError: the hosts have fewer slots.
     """
     if hosts is None:
         return None
@@ -117,6 +118,6 @@ def _part(hosts: str | None, count: int) -> str | None:
         left -= places
     if left:
         raise ConfigError(
-            f"bench train: --hosts must have places for all ranks. Received: --hosts {hosts} for {count} ranks."
+            f"bench train: --hosts must have slots for all ranks. Received: --hosts {hosts} for {count} ranks."
         )
     return ",".join(taken)

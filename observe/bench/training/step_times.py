@@ -13,7 +13,7 @@ import keras_ddl
 class StepTimes(keras.callbacks.Callback):
     """Records the seconds of each step and of the epoch, as the script sees them.
 
-    meet: a step ends when all ranks have ended it.
+    meet: count a step as ended when all ranks have ended it.
     """
 
     never_stops_within_epoch = True  # otherwise the ranks would agree on stopping after every step

@@ -1,7 +1,7 @@
-"""The model and data that `keras-ddl bench train` trains: a built-in network, or what the user's function returns.
+"""The model and data that `keras-ddl bench train` trains: a built-in network, or the result of the user's function.
 
-The function is called on every rank, in the scope of a Strategy (on one rank without), with the number of rows of a
-global batch, that of all ranks together:
+The function is called on every rank, in the scope of a Strategy (on a single rank without one), with the number of rows
+of a global batch, which all ranks share:
 
     def subject(batch: int):
         return model, data                   # compiled; data of batches of `batch` rows
@@ -36,7 +36,7 @@ class Subject(NamedTuple):
 
 
 def check(name: str) -> None:
-    """Raises: ConfigError: `name` is no built-in network, and no module:function with an importable module."""
+    """Raises: ConfigError: `name` is neither a built-in network nor module:function with an importable module."""
     if name in NETWORKS:
         return
     module, _, function = name.partition(":")
@@ -59,7 +59,7 @@ def add_folder() -> None:
 
 
 def units_of_row(name: str) -> tuple[str, int]:
-    """Returns the unit of speed, and how many a row has: "words" for rows of tokens, otherwise "rows"."""
+    """Returns the unit of speed ("words" for rows of tokens, else "rows"), and the number of units in a row."""
     network = NETWORKS.get(name)
     return ("words", network.shape[0]) if network and network.tokens else ("rows", 1)
 
@@ -71,7 +71,7 @@ def make(name: str, batch: int, *, learnable: bool, rate: float = 0.01) -> Subje
         learnable: for built-in networks, many batches that can be learned; otherwise one random batch, repeated, so
             that reading costs nothing.
         rate: learning rate for built-in networks.
-    Raises: ConfigError: the function does not return what it must.
+    Raises: ConfigError: the function returns something else.
     """
     network = NETWORKS.get(name)
     if network is None:

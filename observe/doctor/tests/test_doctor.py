@@ -51,6 +51,16 @@ def test_doctor_compares_hosts():
     assert worst(list(ranks.compare([one, {**one, "host": "h1"}]))) is Severity.OK
 
 
+def test_doctor_says_which_rank_has_which_gpu():
+    missing = Finding(Severity.WARNING, "GPUs", "TensorFlow sees none", "install")
+    of_ranks = [("h0", "GPU 0 (H100)", "a", None), ("h0", "GPU 1 (H100)", "b", None), ("h1", "", "", missing)]
+    own, other = ranks.compare_gpus([*of_ranks, of_ranks[2]])
+    assert own == Finding(Severity.OK, "GPUs of ranks", "rank 0: GPU 0 (H100), rank 1: GPU 1 (H100)", "", "h0")
+    assert other.host == "h1" and other.found == missing.found
+    (shared,) = ranks.compare_gpus([of_ranks[0], of_ranks[0]])
+    assert shared.severity is Severity.WARNING and "one rank for each GPU" in shared.remedy
+
+
 @pytest.mark.parametrize("offset, error, is_found", [(1.3, 0.1, True), (1.3, 0.4, False), (-1.3, 0.1, True)])
 def test_doctor_takes_clocks_for_different_only_beyond_what_the_round_trip_leaves_open(offset, error, is_found):
     told = [{"host": "h0", "offset": 0.0, "offset_error": 0.0}, {"host": "h1", "offset": offset, "offset_error": error}]

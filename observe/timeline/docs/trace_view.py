@@ -1,6 +1,6 @@
-"""What `keras-ddl trace view` shows of a made-up job, drawn by Chromium: `python observe/timeline/docs/trace_view.py`.
+"""Draws the output of `keras-ddl trace view` for a made-up job: `python observe/timeline/docs/trace_view.py`.
 
-Needs Chromium, so the picture is kept and not drawn again with the pages.
+It needs Chromium, so the picture is committed and not drawn again with the pages.
 """
 
 import shutil

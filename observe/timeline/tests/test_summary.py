@@ -39,7 +39,7 @@ def test_summary_parts_of_a_step_are_those_that_were_made_and_add_up(tmp_path):
 def test_summary_counts_sums_that_forward_waits_for_and_not_those_that_travel_during_backward(tmp_path):
     found = summary_of(Job(statistics=True, slow_input=2e-3), tmp_path)
     assert [each.exposed for each in found.ranks] == [near(3e-3 + 3e-3)] * 4
-    assert found.stragglers == [] and "No rank holds up the others" in " ".join(sentences(found))
+    assert found.stragglers == [] and "No rank delays others much" in " ".join(sentences(found))
 
 
 def test_summary_leaves_a_traced_step_out_of_means_and_says_so(tmp_path):

@@ -1,1 +1,1 @@
-"""A directory of PYTHONPATH for programs that are verified: Python runs its sitecustomize.py before anything else."""
+"""A directory of PYTHONPATH for verified programs: Python runs its sitecustomize.py before anything else."""

@@ -1,4 +1,4 @@
-"""Runs before a program that is verified: has its training recorded, and leaves the program as it is."""
+"""Runs before a verified program: makes its training recorded, and does not change the program."""
 
 import importlib.machinery
 import importlib.util

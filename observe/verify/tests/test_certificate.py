@@ -88,7 +88,7 @@ def test_certificate_of_equal_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert text.startswith("EQUAL: 2 ranks compute what one process computes")
     assert len(runs.made) == 3  # the program's own precision is float64, and nothing is to be tried again
     words = ("yes, bitwise", "Svd (2), 3 % of its arithmetic", "compression='bfloat16'", "1 in kernels", "by verify")
-    for each in (*words, "links to directories outside were not copied, what is written there stays: data, far"):
+    for each in (*words, "links to directories outside were not copied, so files written there stay: data, far"):
         assert each in text, text
 
 

@@ -138,7 +138,7 @@ def test_recording_returns_what_was_written(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "rank-2")
     assert Recording(tmp_path).ranks_differ(3) == "rank 1 recorded 1 events, rank 0 2"
     (tmp_path / "rank-1" / "events.jsonl").write_text("\n".join(lines))
-    assert Recording(tmp_path).ranks_differ(3) == "2 of 3 ranks recorded anything"
+    assert Recording(tmp_path).ranks_differ(3) == "only 2 of 3 ranks recorded anything"
     assert Recording(tmp_path).ranks_differ(2) == ""
 
 

@@ -37,7 +37,7 @@ RUNS = {
 }
 OWN_SERVICE = "Use tf.data.experimental.service"
 NO_SESSION = "Scripts of Keras 3 need no session"
-OF_TENSORFLOW_1 = "It is a name of TensorFlow 1"
+OF_TENSORFLOW_1 = "This is a name of TensorFlow 1"
 # Command -> why it ends at once, in the last line of the error.
 REFUSED = {
     "tensorflow2/tensorflow2_mnist_data_service.py config": "keras_ddl does not replace horovod.runner",

@@ -1,4 +1,4 @@
-"""`import ddl` as IBM's scripts have it. Everything is in keras_ddl.ddl."""
+"""The module that IBM's scripts import as `ddl`; the code is in keras_ddl.ddl."""
 
 import sys
 

@@ -55,7 +55,7 @@ Status HostTransport::GatherOn(const void* in, void* out, size_t bytes, int time
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun).count();
     if (timeout_ms >= 0 && waited >= timeout_ms) {
       for (size_t peer = 0; arrived != nullptr && peer < size; ++peer) arrived[peer] = gather_[peer] == nullptr;
-      return {DDL_DEADLINE_EXCEEDED, "not all ranks have come"};
+      return {DDL_DEADLINE_EXCEEDED, "not all ranks have arrived"};
     }
     const auto left = timeout_ms < 0 ? kLookPause.count() : timeout_ms - waited;
     Wait(HasUnsent() ? 1 : static_cast<int>(std::min<int64_t>(left, kLookPause.count())));

@@ -240,7 +240,7 @@ Status HostTransport::Lost(int peer) const {
           "rank " + std::to_string(peer) +
               (is_silent ? " died, or its host cannot be reached: its connection has ended (" +
                                std::string(std::strerror(error)) + ")"
-                         : " died: its connection has ended without a farewell. See the end of its output")};
+                         : " died: its connection ended unexpectedly. See the end of its output")};
 }
 
 bool HostTransport::HasUnsent() const {
@@ -307,7 +307,7 @@ Status HostTransport::Take(const DatagramHeader& header, const char* bytes, size
   if (header.offset == 0 && peer.coming == nullptr) Begin(header);
   Message* const message = peer.coming;
   if (message == nullptr || header.offset != message->arrived || header.total - header.offset < length) {
-    return {DDL_INTERNAL, Text("a message has come in pieces that do not fit", header.from, length)};
+    return {DDL_INTERNAL, Text("the pieces of a message do not fit together", header.from, length)};
   }
   if (!message->dropped && length > 0) {
     if (message->receive == nullptr && message->kept == nullptr) {

@@ -1,0 +1,95 @@
+"""What is said of a host's GPUs, with a driver's library that the tests compile. TensorFlow's own: tests/device."""
+
+import subprocess
+
+import pytest
+
+from keras_ddl import packages
+from keras_ddl.launch import gpus
+from keras_ddl.launch.finding import Severity
+
+DRIVER = """
+#include <cstring>
+extern "C" {
+int cuInit(unsigned) { return FAILS; }
+int cuDeviceGetCount(int* count) { *count = 2; return 0; }
+int cuDriverGetVersion(int* version) { *version = 12080; return 0; }
+int cuDeviceGet(int* device, int index) { *device = 7 + index; return 0; }
+int cuDeviceGetName(char* name, int, int device) { std::strcpy(name, device == 7 ? "A100" : "H100"); return 0; }
+int cuDeviceGetUuid(char* uuid, int device) { std::memset(uuid, device, 16); return 0; }
+int cuGetErrorName(int, const char** name) { *name = "CUDA_ERROR_NO_DEVICE"; return 0; }
+}
+"""
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Returns what makes the driver's library one of two GPUs, whose start returns `fails`."""
+
+    def make(fails=0):
+        path = tmp_path / f"libcuda{fails}.so"
+        command = ["g++", "-shared", "-fPIC", f"-DFAILS={fails}", "-x", "c++", "-", "-o", path]
+        subprocess.run(command, input=DRIVER, text=True, check=True)
+        monkeypatch.setattr(gpus, "_DRIVER", str(path))
+
+    return make
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """The files of a host with two GPUs and a TensorFlow for CUDA."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    monkeypatch.setattr(packages, "is_for_cuda", lambda: True)
+    return tmp_path
+
+
+def test_driver_tells_the_gpus_or_why_there_are_none(driver):
+    driver()
+    assert gpus.ask_driver() == gpus.Driver("", (12, 8), ("A100", "H100"), ("07" * 16, "08" * 16))
+    assert (gpus.identity_of(1), gpus.identity_of(2)[:4]) == ("08" * 16, "2 of")
+    driver(fails=100)
+    assert gpus.ask_driver().problem == "the driver fails: error 100, CUDA_ERROR_NO_DEVICE"
+
+
+def test_host_names_its_gpus(root, driver):
+    driver()
+    found = gpus.check_host({}, root)
+    assert found.severity is Severity.OK and "0: A100, 1: H100; the driver runs CUDA 12.8" in found.found
+
+
+@pytest.mark.parametrize("visible", ["", " ", "-1"])
+def test_host_says_that_the_environment_hides_gpus(root, visible):
+    found = gpus.check_host({"CUDA_VISIBLE_DEVICES": visible}, root)
+    assert found.severity is Severity.NOTE and f"2 here, hidden by CUDA_VISIBLE_DEVICES={visible!r}" == found.found
+
+
+def test_host_says_what_is_missing(root, driver, monkeypatch):
+    monkeypatch.setattr(gpus, "_DRIVER", "no-such-library.so")
+    found = gpus.check_host({}, root)
+    assert "no-such-library.so" in found.found and "Install NVIDIA's driver" in found.remedy
+    driver(fails=100)
+    assert "CUDA_ERROR_NO_DEVICE" in gpus.check_host({}, root).found
+    monkeypatch.setattr(packages, "is_for_cuda", lambda: False)
+    found = gpus.check_host({}, root)
+    assert "a build for CPUs" in found.found and "tensorflow[and-cuda]" in found.remedy
+    assert found.severity is Severity.WARNING
+
+
+def test_container_without_its_hosts_gpus_is_told_apart_from_a_host_without_gpus(tmp_path):
+    assert gpus.check_host({}, tmp_path) is None
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").touch()
+    assert "--gpus all" in gpus.check_host({}, tmp_path).remedy
+
+
+def test_libraries_that_tensorflow_did_not_find_are_named(root, driver, monkeypatch):
+    driver()
+    here = gpus.check_host
+    monkeypatch.setattr(gpus, "check_host", lambda: here({}, root))
+    assert gpus.check_tensorflow(["A100", "H100"]).severity is Severity.OK
+    found = gpus.check_tensorflow([])
+    assert "did not find libcudart, " in found.found and "libcudnn" in found.found
+    monkeypatch.setattr(gpus, "_LIBRARIES", ())
+    assert "TF_CPP_MIN_LOG_LEVEL=0" in gpus.check_tensorflow([]).remedy
