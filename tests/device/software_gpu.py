@@ -18,15 +18,8 @@ from keras_ddl import packages
 
 NATIVE = Path(__file__).with_name("native")
 _FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-fPIC",
-    "-shared",
-    "-fvisibility=hidden",
-    "-DEIGEN_MAX_ALIGN_BYTES=64",
+    *("-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-DEIGEN_MAX_ALIGN_BYTES=64"),
+    *("-Wall", "-Wextra", "-Werror"),
 ]
 
 

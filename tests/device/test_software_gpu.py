@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from device import software_gpu
 
+from device import software_gpu
 from harness.launching import without_mpi
 from harness.rank_program import rank
 from harness.rank_tests import rank_tests, run_ranks
