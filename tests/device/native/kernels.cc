@@ -75,6 +75,7 @@ FUNCTION(Minimum, (T a, T b), b < a ? b : a);
 FUNCTION(SquaredDifference, (T a, T b), (a - b) * (a - b));
 FUNCTION(ReluGrad, (T gradient, T x), x > T(0) ? gradient : T(0));
 FUNCTION(TanhGrad, (T y, T gradient), (gradient * (T(1) - y * y)));
+FUNCTION(Second, (T, T b), b);
 FUNCTION(Sqrt, (T a), sqrt(a));
 FUNCTION(Rsqrt, (T a), T(1) / sqrt(a));
 FUNCTION(Square, (T a), (a * a));
@@ -267,6 +268,20 @@ struct Update : OnVariable {
   }
 };
 
+template <class T>
+struct GradientDescent : OnVariable {
+  using OnVariable::OnVariable;
+  void Run(OpKernelContext* context, Tensor* value) override {
+    const T *before = Data<T>(*value), *rate = Data<T>(context->input(1)), *gradient = Data<T>(context->input(2));
+    OP_REQUIRES_OK(context, MakeOwn(context, value));
+    T* after = Data<T>(*value);
+    const Count count = value->NumElements();
+    Enqueue(context, [=] {
+      for (Count i = 0; i < count; ++i) after[i] = before[i] - *rate * gradient[i];
+    });
+  }
+};
+
 template <class T, class Index>
 struct Gather : OnVariable {
   using OnVariable::OnVariable;
@@ -280,8 +295,8 @@ struct Gather : OnVariable {
   }
 };
 
-template <class T, class Index>
-struct ScatterAdd : OnVariable {
+template <class T, class Index, class F>
+struct Scatter : OnVariable {
   using OnVariable::OnVariable;
   void Run(OpKernelContext* context, Tensor* value) override {
     const Tensor &rows = context->input(1), &updates = context->input(2);
@@ -293,7 +308,10 @@ struct ScatterAdd : OnVariable {
     const Index* index = Data<Index>(rows);
     Enqueue(context, [=] {
       if (after != before) std::copy_n(before, all, after);
-      for (Count i = 0; i < count; ++i) after[index[i / width] * width + i % width] += from[is_scalar ? 0 : i];
+      for (Count i = 0; i < count; ++i) {
+        T* at = after + index[i / width] * width + i % width;
+        *at = F()(*at, from[is_scalar ? 0 : i]);
+      }
     });
   }
 };
@@ -313,7 +331,9 @@ void RegisterRows() {
     return of_op.HostMemory("resource").TypeConstraint<T>("dtype").template TypeConstraint<Index>("Tindices");
   };
   Register<Gather<T, Index>>(define(Definition("ResourceGather")));
-  Register<ScatterAdd<T, Index>>(define(Definition("ResourceScatterAdd")));
+  Register<Scatter<T, Index, Add>>(define(Definition("ResourceScatterAdd")));
+  Register<Scatter<T, Index, Subtract>>(define(Definition("ResourceScatterSub")));
+  Register<Scatter<T, Index, Second>>(define(Definition("ResourceScatterUpdate")));
 }
 
 template <class T>
@@ -353,6 +373,7 @@ void RegisterAll() {
   Register<Bias<T, false>>(define(Definition("BiasAdd")));
   Register<Bias<T, true>>(define(Definition("BiasAddGrad")));
   Register<Transpose<T>>(define(Definition("Transpose")).template TypeConstraint<int32_t>("Tperm").HostMemory("perm"));
+  Register<GradientDescent<T>>(define(Definition("ResourceApplyGradientDescent")).HostMemory("var"));
   RegisterUpdates<T>();
   RegisterRows<T, int32_t>();
   RegisterRows<T, int64_t>();
