@@ -80,6 +80,7 @@ FUNCTION(Sqrt, (T a), sqrt(a));
 FUNCTION(Rsqrt, (T a), T(1) / sqrt(a));
 FUNCTION(Square, (T a), (a * a));
 FUNCTION(Negative, (T a), -a);
+FUNCTION(Reciprocal, (T a), T(1) / a);
 FUNCTION(Relu, (T a), a > T(0) ? a : T(0));
 FUNCTION(Tanh, (T a), tanh(a));
 #undef FUNCTION
@@ -366,6 +367,7 @@ void RegisterAll() {
   Register<Unary<T, Rsqrt>>(define(Definition("Rsqrt")));
   Register<Unary<T, Square>>(define(Definition("Square")));
   Register<Unary<T, Negative>>(define(Definition("Neg")));
+  Register<Unary<T, Reciprocal>>(define(Definition("Reciprocal")));  // Grappler's, for 1 / x
   Register<Unary<T, Relu>>(define(Definition("Relu")));
   Register<Unary<T, Tanh>>(define(Definition("Tanh")));
   Register<AddN<T>>(define(Definition("AddN")));
