@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.parallel]
 HOROVOD = "integrations/horovod/tests"
 RUNS = {
     "ops": ["tests/ops/test_ops_on_ranks.py::test_ops_of_two"],
-    "strategy": ["tests/strategy/test_strategy.py::test_of_two"],  # also checkpoints, shards and mixed precision
+    "strategy": ["tests/strategy/test_strategy.py::test_of_two"],  # also checkpoints and shards
     "programs": ["tests/strategy/test_strategy.py::test_further"],
     "shards": ["tests/strategy/test_strategy.py::test_shards"],
     "mesh": ["tests/strategy/test_mesh.py::test_mesh"],
@@ -26,11 +26,11 @@ RUNS = {
     ],
     "Horovod": [f"{HOROVOD}/test_horovod.py::test_horovod_of_two"],
     "Horovod's training": [f"{HOROVOD}/test_horovod_training.py::test_training"],  # also in sessions
-    "DDL": ["integrations/ddl/tests/test_ddl.py::test_ddl"],  # also in sessions
 }
 # Checks that say something else on a software GPU, and why.
 OTHERWISE = {
     "check_jit_compile_is_refused": "XLA has no compiler for it, which TensorFlow says first",
+    "check_mixed_precision_gathers_halves": "the scale of its loss adds int64 in a tf.cond, and it has no such kernel",
 }
 
 
