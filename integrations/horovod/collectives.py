@@ -142,7 +142,8 @@ def broadcast_(
     comm = communicator_of(process_set)
     assign = ops.broadcast_variables(variables, root_in(process_set, root_rank), comm=comm)
     with tf.control_dependencies([] if assign is None else [assign]):
-        return [tf.identity(variable) for variable in variables]
+        # tf.identity of a variable without a resource may have been read before.
+        return [each.read_value() if hasattr(each, "read_value") else tf.identity(each) for each in variables]
 
 
 @as_tensorflow_errors

@@ -80,6 +80,8 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
         functions.update(vars(module))
     if "tensorflow" in sys.modules:
         _leave_datasets_untuned()
+    if "keras" in sys.modules and "SOFTWARE_GPU_DEVICES" in os.environ:
+        _leave_keras_without_xla()
     gc.freeze()  # what modules hold: otherwise every full collection goes through all of TensorFlow again
     gc.set_threshold(20_000)  # traces make objects by the thousand that stay as long as their graph
     for name in names:
@@ -112,6 +114,15 @@ def _leave_datasets_untuned() -> None:
         return original(dataset.with_options(options))
 
     DatasetV2._apply_debug_options = untuned
+
+
+def _leave_keras_without_xla() -> None:
+    """Has no model of one process compiled by XLA, as Keras does where TensorFlow sees a GPU: XLA has no compiler for
+    software GPUs, and draws other random numbers on the CPU.
+    """
+    from keras.src.trainers import trainer
+
+    trainer.model_supports_jit = lambda model: False
 
 
 def _run_check(function: Any) -> tuple[str, str]:

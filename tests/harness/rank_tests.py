@@ -50,12 +50,13 @@ def rank_tests(
     launches: Sequence[int | tuple[int, str]],
     *,
     check_timeout: float = 240,
-    env: Mapping[str, str | None] | None = None,
+    env: Mapping[str, str | None] | Callable[[], Mapping[str, str | None]] | None = None,
     mpi: bool = True,
 ) -> Callable[..., None]:
     """Returns a pytest function that runs the checks of `program` for every launch: np, or (np, mode).
 
     `program`: several files share the launches, which cost seconds each.
+    `env`: variables to set, or with None to unset; or a function that returns them, for what takes time.
     `mpi`: whether mpirun starts the ranks; else they meet as those of `keras-ddl run` on one host.
     `check_timeout`: seconds any one check may take; a rank that takes longer is stopped and its stacks are shown. The
     longest take 20 s where cores are free.
@@ -73,7 +74,8 @@ def rank_tests(
         if launch not in results:
             seconds[launch] = {}
             chosen = _selected(request, launch)
-            results[launch] = _run_checks(programs, chosen, *launch, check_timeout, env, seconds[launch], mpi)
+            variables = env() if callable(env) else env
+            results[launch] = _run_checks(programs, chosen, *launch, check_timeout, variables, seconds[launch], mpi)
         outcome, text = results[launch][check]
         request.node.user_properties.append(("seconds", seconds[launch].get(check, 0.0)))
         if outcome == "skipped":

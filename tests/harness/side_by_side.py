@@ -119,7 +119,7 @@ def turn(kind: str, following: str | None = None) -> Iterator[None]:
 def _begin(kind: str) -> contextlib.ExitStack:
     """A lock for each kind is shared by the tests of that kind that run; locks end with their process."""
     files = contextlib.ExitStack()
-    locks = {each: files.enter_context((_folder() / each).open("w")) for each in (*_KINDS, "door")}
+    locks = {each: files.enter_context((folder() / each).open("w")) for each in (*_KINDS, "door")}
     while not _enter(kind, locks):
         time.sleep(0.02)
     files.callback(fcntl.flock, locks[kind], fcntl.LOCK_UN)  # closing would not do: forked children may hold it open
@@ -130,7 +130,7 @@ def _begin(kind: str) -> contextlib.ExitStack:
 def _slot() -> Iterator[None]:
     """Waits for one of the ORDINARY_AT_ONCE slots."""
     with contextlib.ExitStack() as files:
-        slots = [files.enter_context((_folder() / f"slot-{n}").open("w")) for n in range(ORDINARY_AT_ONCE)]
+        slots = [files.enter_context((folder() / f"slot-{n}").open("w")) for n in range(ORDINARY_AT_ONCE)]
         while (mine := next((each for each in slots if _lock(each)), None)) is None:
             time.sleep(0.02)
         try:
@@ -139,10 +139,11 @@ def _slot() -> Iterator[None]:
             fcntl.flock(mine, fcntl.LOCK_UN)
 
 
-def _folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    return folder
+def folder() -> Path:
+    """Returns the directory of what this user's test processes share."""
+    path = Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def _enter(kind: str, locks: Mapping[str, IO[str]]) -> bool:

@@ -1,0 +1,46 @@
+"""Tests of the core and of parts once more, on software GPUs: tests/device/native/device.cc."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from device import software_gpu
+from harness.source_modules import ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.parallel]
+
+HOROVOD = "integrations/horovod/tests"
+RUNS = {
+    "ops": ["tests/ops/test_ops_on_ranks.py::test_ops_of_two"],
+    "strategy": ["tests/strategy/test_strategy.py::test_of_two"],  # also checkpoints and shards
+    "programs": ["tests/strategy/test_strategy.py::test_further"],
+    "shards": ["tests/strategy/test_strategy.py::test_shards"],
+    "mesh": ["tests/strategy/test_mesh.py::test_mesh"],
+    "survival": [
+        "tests/strategy/test_survival.py::test_a_rank_is_killed_in_the_middle_of_a_step",
+        "tests/strategy/test_survival.py::test_a_spare_takes_the_place_of_a_killed_rank",
+        "tests/strategy/test_survival.py::test_models",
+    ],
+    "Horovod": [f"{HOROVOD}/test_horovod.py::test_horovod_of_two"],
+    "Horovod's training": [f"{HOROVOD}/test_horovod_training.py::test_training"],  # also in sessions
+}
+# Checks that say something else on a software GPU, and why.
+OTHERWISE = {
+    "check_jit_compile_is_refused": "XLA has no compiler for it, which TensorFlow says first",
+    "check_mixed_precision_gathers_halves": "the scale of its loss adds int64 in a tf.cond, and it has no such kernel",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_on_software_gpus(name):
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", "-k", f"not ({' or '.join(OTHERWISE)})"]
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    # In a folder of their own these tests do not wait for this one.
+    with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
+        variables |= {**software_gpu.environment(), "TMPDIR": folder}
+        command = [sys.executable, "-m", "pytest", *options, *RUNS[name]]
+        ended = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert ended.returncode == 0, ended.stdout.decode()
