@@ -21,13 +21,14 @@ extensions = [
     "settings_table",
 ]
 # The sources are the repository, so that a link is the same in a checkout and on the site. Sphinx reads docs/, the
-# pages of each part in its own docs/, the README of each folder of the code, and the figures beside the benchmarks.
+# pages of each part in its own docs/, the README of each folder of the code, and the figures beside the benchmarks and
+# tests.
 root_doc = "docs/index"
 FIRST = {folder.partition("/")[0] for folder in FOLDERS}
 include_patterns = ["docs/**.md", *(f"{folder}/docs/**.md" for folder in FOLDERS)]
 include_patterns += [f"{folder}/**README.md" for folder in ("keras_ddl", "examples", *sorted(FIRST))]
-include_patterns += ["benchmarks/results/*.md"]
-READ = FIRST | {"benchmarks", "docs", "examples", "keras_ddl"}
+include_patterns += ["benchmarks/results/*.md", "tests/launch/failures.md"]
+READ = FIRST | {"benchmarks", "docs", "examples", "keras_ddl", "tests"}
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in READ]
 exclude_patterns += ["docs/extensions", "**/tests", "**/__pycache__"]
 

@@ -95,13 +95,13 @@ def command(
     """Write OUTPUT/<version>/, a SavedModel, from the checkpoint directory CHECKPOINTS.
 
     \b
-    keras-ddl export checkpoints saved_model
-    keras-ddl export checkpoints saved_model --which best --metric val_accuracy --version 3
-    keras-ddl export checkpoints saved_model --signature serving_default:probabilities,embedding
-    keras-ddl export checkpoints saved_model --encoded-images from_image:scale=1/255
+    keras-ddl export ckpt/ saved_model/
+    keras-ddl export ckpt/ saved_model/ --which best --metric val_accuracy --version 3
+    keras-ddl export ckpt/ saved_model/ --signature serving_default:probabilities,embedding
+    keras-ddl export ckpt/ saved_model/ --encoded-images from_image:scale=1/255
     keras-ddl export --check saved_model/3
     keras-ddl export logs/model-300 saved_model --outputs scores=logits:0
-    keras-ddl export checkpoints onnx --format onnx
+    keras-ddl export ckpt/ onnx/ --format onnx
 
     Your code is not needed. The SavedModel has no operation of keras_ddl. A process without keras_ddl compares its
     outputs with those of the model in training.

@@ -116,7 +116,7 @@ def export_saved_model(
         scan.raise_for_problems(str(base.path))
         if intact is not None:
             intact.result()
-        clock.lap("verify")
+        clock.lap("check files")
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(durable.staging_directory(final.parent))
         _fill(staged, base, read(source, base))

@@ -383,7 +383,7 @@ def check_environment() -> None:
         near = difflib.get_close_matches(name, [row.environment_name for row in VARIABLES.values()], n=1, cutoff=0)[0]
         raise ConfigError(
             f"Every {PREFIX}* variable must be one of keras_ddl's settings. Received: "
-            f"{name}={os.environ[name]!r}. The nearest is {near}; `keras-ddl info` lists all."
+            f"{name}={os.environ[name]!r}. The nearest is {near}; `keras-ddl info --all` lists all."
         )
     for row in VARIABLES.values():
         get(row.name)

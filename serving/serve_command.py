@@ -91,8 +91,8 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
     keras-ddl serve digits=saved_model translate=/models/translate --port 0
     keras-ddl serve --model-config-file models.config
 
-    The server has TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and also takes TensorFlow Serving's
-    flags (serving/docs/serving.md). It is for trying a model and for small services. To serve the same directory with
+    The server has TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and also takes the flags of
+    tensorflow_model_server. It is for trying a model and for small services. To serve the same directory with
     TensorFlow Serving itself:
 
     \b
@@ -130,7 +130,7 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
         if not _is_loopback(settings.host):
             click.echo(
                 f"keras-ddl serve: {settings.host} can be reached from other machines. This server is for trying a "
-                "model; TensorFlow Serving is the server for production (serving/docs/serving.md).",
+                "model; TensorFlow Serving is the server for production.",
                 err=True,
             )
         sys.stdout.flush()

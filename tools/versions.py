@@ -39,9 +39,10 @@ TENSORFLOW = {
 }
 OURS = ("3.15", "2.21")
 PAIRS = [
-    *((keras, OURS[1]) for keras in KERAS),
-    *((OURS[0], tensorflow) for tensorflow in TENSORFLOW if tensorflow != OURS[1]),
-    ("nightly", "2.22"),
+    (keras, tensorflow)
+    for tensorflow in TENSORFLOW
+    for keras in KERAS
+    if keras == OURS[0] or tensorflow == OURS[1] or (keras, tensorflow) == ("nightly", "2.22")
 ]
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""The directive `settings` of Markdown pages: the table of keras_ddl/config.py, which `keras-ddl info` prints too."""
+"""The directive `settings` of pages: the table of keras_ddl/config.py, which `keras-ddl info --all` prints too."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_second_export_takes_the_next_version_and_keeps_the_first(zoo: dict[str,
     result = export.export_saved_model(zoo["root"] / "ckpt" / "sequential_cnn", out, validate="process")
     assert result.version == 2 and result.path == out / "2"
     assert "in a clean process as the trained model did" in result.proof
-    assert list(result.seconds) == ["import tensorflow", "verify", "copy weights", "validate", "publish"]
+    assert list(result.seconds) == ["import tensorflow", "check files", "copy weights", "validate", "publish"]
     assert (out / "1" / "variables" / "variables.index").read_bytes() == before
     assert [entry.name for entry in out.iterdir() if entry.name.startswith(".")] == []
     by_step = export.export_saved_model(zoo["root"] / "ckpt" / "sequential_cnn", out, version="step", validate="off")

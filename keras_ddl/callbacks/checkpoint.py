@@ -55,7 +55,7 @@ class Checkpoint(keras.callbacks.Callback):
         mode: 'min', 'max', or 'auto': the direction of the compiled metric, or that of Keras's names (accuracy, auc,
             loss, `<any>_loss`, ...). A custom metric without a direction needs 'min' or 'max'.
         save_best: keep the best checkpoint beside the newest ones.
-        keep: how many of the newest checkpoints to keep.
+        keep: how many of the newest checkpoints to keep; the best one is kept beside them.
         save_freq: 'epoch', or a number of optimizer steps (of the optimizer with the most steps). Checkpoints within an
             epoch have no validation metrics and no outputs to compare an export with, and cannot be best.
         save_minutes: also save when this many minutes have passed since the last checkpoint, by rank 0's clock.
@@ -67,7 +67,8 @@ class Checkpoint(keras.callbacks.Callback):
             inputs are known. A model that cannot be served fails there. `ExportBase` changes what is written, and
             `Publish` exports during training.
         verbose: 1: print a line for each checkpoint.
-        removed: arguments of earlier versions; an error names the replacement.
+        removed: arguments that Checkpoint had during its development, before any release; an error names the
+            replacement.
     Raises: ConfigError: bad arguments (when created); mode='auto' and a metric without a direction (at train begin).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
         a write has failed (at the next step). ExportError: the model cannot be served, or its training step does not

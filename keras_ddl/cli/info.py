@@ -30,11 +30,13 @@ _DISTRIBUTIONS = (
 )
 
 
-@click.command("info", short_help="Show versions, MPI, the machine, its GPUs and the settings in effect.")
-def command() -> None:
-    """Show versions, MPI, the machine, its GPUs and the settings in effect."""
+@click.command("info", short_help="Show versions, MPI, the machine, its GPUs and the settings.")
+@click.option("--all", "all_settings", is_flag=True, help="Also show the settings that have their default.")
+def command(all_settings: bool) -> None:
+    """Show versions, MPI, the machine, its GPUs and the settings that you have changed."""
     sections = [("Software", software()), ("MPI", mpi()), ("Machine", machine()), ("GPUs", gpus())]
-    sections.append(("Settings", settings()))
+    changed = settings(with_defaults=all_settings)
+    sections.append(("Settings", changed or [("", "all have their default; keras-ddl info --all lists them")]))
     if handed_over := _variables(are_set_by_keras_ddl=True):  # in a rank
         sections.append(("Set by keras-ddl for this process", handed_over))
     for title, rows in sections:
@@ -81,7 +83,7 @@ def mpi() -> list[tuple[str, str]]:
 
 
 def _native_text(native: dict[str, str]) -> str:
-    return native.get("problem") or f"{native['family']}: {native['version']} ({native['path']})"
+    return native.get("problem") or f"{native['family']}: {native['version']} ({os.path.normpath(native['path'])})"
 
 
 def machine() -> list[tuple[str, str]]:
@@ -123,9 +125,9 @@ def gpus() -> list[tuple[str, str]]:
     return rows
 
 
-def settings() -> list[tuple[str, str]]:
-    """Returns every variable that a user may set, its value and the source of the value."""
-    rows = _variables(are_set_by_keras_ddl=False)
+def settings(*, with_defaults: bool) -> list[tuple[str, str]]:
+    """Returns the variables that the user has set, or all that a user may set: name, value and its source."""
+    rows = _variables(are_set_by_keras_ddl=False, with_defaults=with_defaults)
     rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
     if os.environ.get("TF_CONFIG"):
         note = "TensorFlow's; `keras-ddl run --tf-config` starts the cluster it names."
@@ -135,11 +137,11 @@ def settings() -> list[tuple[str, str]]:
     return rows
 
 
-def _variables(*, are_set_by_keras_ddl: bool) -> list[tuple[str, str]]:
+def _variables(*, are_set_by_keras_ddl: bool, with_defaults: bool = False) -> list[tuple[str, str]]:
     """Returns (name, value with source and meaning) of users' settings, or of variables set by keras_ddl itself."""
     rows = []
     for row in config.VARIABLES.values():
-        if row.is_set_by_keras_ddl != are_set_by_keras_ddl or (are_set_by_keras_ddl and not config.is_set(row.name)):
+        if row.is_set_by_keras_ddl != are_set_by_keras_ddl or not (with_defaults or config.is_set(row.name)):
             continue
         try:
             value, source = config.get(row.name), "environment" if config.is_set(row.name) else "default"

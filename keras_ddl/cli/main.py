@@ -15,7 +15,7 @@ from keras_ddl.launch.sinks import open_standard_streams
 
 # Module and help line, so that --help imports no module. Parts add commands between these two.
 _FIRST = {"run": ("keras_ddl.cli.run", "Run a program on several ranks.")}
-_LAST = {"info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect.")}
+_LAST = {"info": ("keras_ddl.cli.info", "Show versions, MPI, the machine, its GPUs and the settings.")}
 _USAGE_STATUS = 2
 
 
@@ -59,7 +59,7 @@ def group() -> None:
     \b
     with keras_ddl.Strategy().scope():          put this around the lines that make and compile the model
     keras-ddl run -np 2 python train.py         train on 2 ranks of this machine
-    keras-ddl export checkpoints saved_model    make a SavedModel of the newest checkpoint
+    keras-ddl export ckpt/ saved_model/         make a SavedModel of the newest checkpoint
     """
 
 

@@ -199,7 +199,7 @@ def command(
     \b
     keras-ddl run -np 2 python train.py --epochs 3
     keras-ddl run --hosts h0:2,h1:2 -- python -m my_package.train
-    keras-ddl run -np 2:4 --spares 1 --restarts 3 train.py
+    keras-ddl run -np 2:4 --spares 1 --restarts 3 python train.py
 
     Shows the output of rank 0 as it arrives, and complete lines of other ranks. If a rank fails, the job ends: the
     traceback of the rank that failed first is printed last, and its exit status is returned. With -np MIN:MAX the other

@@ -100,6 +100,6 @@ def _line(finding: Finding) -> str:
 def _refusal(findings: Sequence[Finding]) -> str:
     lines = "\n".join(f"    {_line(finding)}" for finding in findings)
     return (
-        "The hosts of a job must be reachable and have the same versions. Received:\n"
+        "The hosts of a job must be reachable by ssh and have the same versions. Received:\n"
         f"{lines}\nKERAS_DDL_PREFLIGHT=0 starts the ranks without these checks."
     )

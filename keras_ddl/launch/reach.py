@@ -12,7 +12,6 @@ from keras_ddl.launch.finding import Finding, Severity
 from keras_ddl.launch.mpirun import Host
 
 _SECONDS = 5.0
-_SUBJECT = "reachable"
 # Parts of settings by which mpirun reaches hosts in another way than by the ssh in PATH.
 _OTHER_WAYS = ("plm", "launcher", "bootstrap", "rsh")
 
@@ -30,9 +29,10 @@ class Reach:
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._findings: dict[str, Finding] = {}
         here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
-        names = [host.name for host in hosts if host.name not in here]
+        self._names = [host.name for host in hosts if host.name not in here]
         self._threads = [
-            threading.Thread(target=self._check, args=(name,), name="keras_ddl-reach", daemon=True) for name in names
+            threading.Thread(target=self._check, args=(name,), name="keras_ddl-reach", daemon=True)
+            for name in self._names
         ]
         for thread in self._threads:
             thread.start()
@@ -43,8 +43,9 @@ class Reach:
             thread.join(2 * _SECONDS)
 
     def findings(self) -> dict[str, Finding]:
-        """Returns the results so far: name of a host that cannot be reached -> why."""
-        return dict(self._findings)
+        """Returns the results so far, in the order of the hosts: name of a host that cannot be reached -> why."""
+        found = dict(self._findings)
+        return {name: found[name] for name in self._names if name in found}
 
     def _check(self, name: str) -> None:
         where = ssh_address(name)
@@ -66,10 +67,8 @@ class Reach:
                 f"{why} from its port {where[1]} within {_SECONDS:g} s",
                 "Check that the host is up and that no firewall blocks the port.",
             )
-        expected = "an ssh server, through which ranks are started"
-        self._findings[name] = Finding(
-            Severity.ERROR, _SUBJECT, f"{problem} (expected: {expected})", f"{remedy} Try: ssh {name} true.", name
-        )
+        remedy += f" Try: ssh {name} true."
+        self._findings[name] = Finding(Severity.ERROR, f"ssh to host {name}", problem, remedy)
 
 
 def ssh_address(name: str) -> tuple[str, int] | None:

@@ -186,7 +186,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         except KerasDdlError as error:
             yield Finding(Severity.ERROR, row.environment_name, str(error))
     for name in config.unknown():
-        remedy = "`keras-ddl info` lists all variables of keras_ddl. Correct or unset it."
+        remedy = "`keras-ddl info --all` lists all variables of keras_ddl. Correct or unset it."
         yield Finding(Severity.ERROR, name, "not a variable of keras_ddl", remedy)
 
 

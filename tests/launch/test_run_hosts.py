@@ -186,7 +186,7 @@ def test_run_host_that_does_not_answer_ends_the_job_in_seconds(tmp_path: Path):
         env = {"PATH": f"{ssh.parent}:{os.environ['PATH']}"}
         ended = run(["run", "--hosts", "h1:2", "python", write_program(tmp_path, "")], tmp_path, env=env)
     assert ended.status == 1 and ended.seconds < START_SECONDS, ended
-    assert "reachable on host h1: nothing listens on its port" in ended.err and "Try: ssh h1 true." in ended.err, ended
+    assert "    ssh to host h1: nothing listens on its port" in ended.err and "Try: ssh h1 true." in ended.err, ended
 
 
 @pytest.mark.long

@@ -116,14 +116,14 @@ def test_serving_page_queries_the_readme_model(
         monkeypatch.chdir(readme)
         exec(compile(here(textwrap.dedent(client[0])), "client.py", "exec"), {})
     outputs.append(capsys.readouterr().out)
-    _, by_command, by_rest, status, metadata, refused, by_grpc = outputs
+    _, by_command, from_json, by_rest, status, metadata, refused, by_grpc = outputs
     expected = np.array(json.loads(by_rest[by_rest.index("{") :])["predictions"])
     assert expected.shape == (2, 10)
     assert list(expected.argmax(1)) == [0, 1]  # the first two digits
     assert json.loads(status)["model_version_status"][0]["state"] == "AVAILABLE"
     assert "serving_default" in json.loads(metadata)["metadata"]["signature_def"]["signature_def"]
     assert refused == refusal
-    for shown in (by_command, by_grpc):
+    for shown in (by_command, from_json, by_grpc):
         numbers = re.findall(r"[\d.]+(?:e-?\d+)?", shown[shown.index("[[") :])
         np.testing.assert_allclose(np.array(numbers, float), expected.ravel(), atol=1e-5)
 
