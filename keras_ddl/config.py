@@ -144,7 +144,12 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 _TABLE = (
-    Variable("MODE", "text", "p", "Topology: 'p' follows the hosts; 'x:LxH[xR]' sets the dimensions of the box."),
+    Variable(
+        "MODE",
+        "text",
+        "p",
+        "Topology: 'p' follows the hosts; 'x:LxH[xR]' sets its dimensions, and L consecutive ranks share memory.",
+    ),
     Variable(
         "RACK",
         "text",
@@ -155,7 +160,8 @@ _TABLE = (
         "WARN_AFTER_SECONDS",
         "seconds",
         30.0,
-        "A collective that waits this long names the missing ranks on stderr. Longer than a first step's tracing.",
+        "A collective that waits this long names the missing ranks on stderr. The default is longer than tracing a "
+        "first step takes.",
     ),
     Variable(
         "DEADLINE_SECONDS",
@@ -167,16 +173,16 @@ _TABLE = (
         "LOST_AFTER_SECONDS",
         "seconds, 1 or more",
         8.0,
-        "A host without a sign of life for this long counts as lost (RankLostError). Longer than a saturated link "
-        "delays messages. Ranks of one host are watched through the operating system instead.",
+        "A host without a sign of life for this long counts as lost (RankLostError). The default is longer than a "
+        "saturated link delays messages. Ranks of one host are watched through the operating system instead.",
     ),
     Variable("STAGING_BYTES", "bytes", 64 << 20, "Limit on the shared memory in which a host's ranks reduce."),
     Variable(
         "FEEDBACK_BYTES",
         "bytes",
         4 << 30,
-        "Limit on a rank's memory for the rounding errors of compressed sums, which the next sums add. Above it the "
-        "errors of the least recent sums are dropped, with a warning.",
+        "Limit on a rank's memory for the rounding errors of compressed sums, which are added to the next sums. Above "
+        "it the errors of the least recent sums are dropped, with a warning.",
     ),
     Variable(
         "CMA",
@@ -192,7 +198,7 @@ _TABLE = (
         "auto",
         "How PyTorch's tensors on GPUs travel. 'auto': by NCCL where all ranks are on one host, each with a GPU of its "
         "own, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
-        "with the bits of CPU tensors.",
+        "with the same bits as for CPU tensors.",
     ),
     Variable(
         "BUCKET_BYTES",
@@ -243,8 +249,8 @@ _TABLE = (
         "bytes",
         64 << 20,
         "Strategy(sharding='weights') gathers at most this many bytes of weights at a time in a step, or as many as "
-        "one operation needs. With more, gathers run further ahead, and weights that are used again soon are gathered "
-        "only once. Rank 0's value counts.",
+        "one operation needs. A higher limit lets gathers run further ahead, and weights that are used again soon "
+        "are then gathered only once. Rank 0's value counts.",
     ),
     Variable(
         "ISA",

@@ -84,9 +84,9 @@ def assemble(name: str, spec: Any, tensors: Mapping[str, Any]) -> Any:
     # Known sizes become constants, so that layers see them and no request can claim a huge one.
     sizes = spec.shape.as_list()
     shape = tf.stack([sent[i] if size is None else tf.constant(size, tf.int64) for i, size in enumerate(sizes)])
-    fits = f"{name + _SHAPE} is {sizes}, where None is open"
-    inside = f"{name + _INDICES} are of 0 or more and below {name + _SHAPE}"
-    pairs = f"{name + _INDICES} has a row for each of {name + _VALUES}"
+    fits = f"{name + _SHAPE} must be {sizes}, where None is any size"
+    inside = f"{name + _INDICES} must be 0 or more, and below {name + _SHAPE}"
+    pairs = f"{name + _INDICES} must have one row for each entry of {name + _VALUES}"
     checks = [
         tf.debugging.assert_equal(sent, shape, fits),
         tf.debugging.assert_non_negative(sent, fits),

@@ -54,9 +54,9 @@ def test_components_have_the_names_of_their_attributes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answers["words_indices"], rows["words_indices"])
     np.testing.assert_array_equal(answers["steps_row_splits"], rows["steps_row_splits"])
     for name, wrong, words in [
-        ("words_indices", np.array([[0, 1], [3, 0]]), "words_indices are of 0 or more and below"),
-        ("words_indices", np.array([[0, -1], [2, 0]]), "words_indices are of 0 or more"),
-        ("words_dense_shape", np.array([3, 1 << 40]), r"words_dense_shape is \[None, 6\]"),
+        ("words_indices", np.array([[0, 1], [3, 0]]), "words_indices must be 0 or more, and below"),
+        ("words_indices", np.array([[0, -1], [2, 0]]), "words_indices must be 0 or more"),
+        ("words_dense_shape", np.array([3, 1 << 40]), r"words_dense_shape must be \[None, 6\]"),
         ("words_dense_shape", np.array([-1, 6]), "words_"),
         ("steps_row_splits", np.array([], np.int64), "slice index 0"),
         ("steps_row_splits", np.array([0, 2, 1, 3]), "monotonic"),

@@ -190,8 +190,8 @@ class Tracer:
         except (AssertionError, ValueError, NotImplementedError) as error:
             raise ExportError(
                 f"A servable graph must fit into a SavedModel. Received: {type(error).__name__}: {error}. Make tables "
-                f"and other resources attributes of a layer of the model, or of the tf.Module whose method a "
-                f"signature's function is."
+                "and other resources attributes of a layer of the model or, if a signature's function is a method of "
+                "a tf.Module, of that module."
             ) from error
         for name in set(traced) & set(signatures.METHODS):
             _set_method(self.staged / "saved_model.pb", name, signatures.METHODS[name])
@@ -235,7 +235,7 @@ class Tracer:
         missing = [key for key in weights if key not in entries]
         if missing:
             raise ExportError(
-                f"Every weight must be saved under its own key. Received: none for {missing}; please report it."
+                f"Every weight must be saved under its own key. Received: no key for {missing}; please report it."
             )
         rest = {key: dtype for key, (dtype, _) in entries.items() if key not in set(weights)}
         tensors = bundle.read(str(folder / "variables"), rest)

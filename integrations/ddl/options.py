@@ -80,7 +80,7 @@ def translate_mode(mode: str) -> str:
     if match is None:
         letters = ", ".join(f"{letter} ({what})" for letter, what in MODES.items())
         raise ConfigError(
-            f"-mode must be one of {letters}, and dimensions: ranks of a host x hosts (x racks). "
+            f"-mode must be one of {letters}. Dimensions may follow: ranks of a host x hosts (x racks). "
             f"Received: {mode!r}. Example: 'p:4x2'."
         )
     return mode if match[2] else "p"  # with its letter, so that messages name what was written

@@ -54,7 +54,7 @@ _ABSENT = {
             *("LocalGradientAggregationHelper", "check_extension", "is_version_greater_equal_than", "refs_to_vars"),
             *("split_list", "vars_to_refs"),
         ),
-        "Horovod has it for its own code.",
+        "It is internal to Horovod.",
     ),
 }
 

@@ -145,12 +145,12 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Returns 0: keras_ddl does not use NCCL. GPU tensors pass through host memory."""
+    """Returns 0: TensorFlow's tensors on GPUs do not travel by NCCL, but through host memory."""
     return 0
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """Returns False: keras_ddl's own libraries do not use CUDA, even if TensorFlow does."""
+    """Returns False: collectives on TensorFlow's tensors do not use CUDA, even if TensorFlow does."""
     return False
 
 

@@ -41,11 +41,11 @@ def DistributedOptimizer(
     """Makes an optimizer average its gradients over the ranks, then clip and apply them.
 
     It modifies and returns `optimizer` itself, which keeps its class, state and configuration, so saved files load
-    without keras_ddl. A LossScaleOptimizer stays one, around an optimizer that reduces; the ranks agree on skipped
-    steps. Models are compiled with jit_compile=False, because XLA has no kernel for collectives. The optimizer gets a
-    method register_local_var(variable), which makes that variable's gradients stay local to each rank. A copy by
-    copy.deepcopy also reduces. Pickled or saved copies, and copies made from its configuration, are plain Keras
-    optimizers and do not reduce.
+    without keras_ddl. In a LossScaleOptimizer the inner optimizer reduces; the ranks agree on skipped steps. Models are
+    compiled with jit_compile=False, because XLA has no kernel for collectives. The optimizer gets a method
+    register_local_var(variable), which makes that variable's gradients stay local to each rank. A copy by copy.deepcopy
+    also reduces. Pickled or saved copies, and copies made from its configuration, are plain Keras optimizers and do not
+    reduce.
 
     An optimizer of tf.compat.v1.train is also modified and returned: compute_gradients returns averages, which a script
     may change before it passes them to apply_gradients. apply_gradients averages only gradients that were not computed

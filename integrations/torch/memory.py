@@ -36,7 +36,7 @@ def check(call: str, tensors: Sequence[torch.Tensor], *, ordered: bool = False) 
     for tensor in tensors:
         if tensor.device.type not in ("cpu", "cuda"):
             raise ConfigError(
-                f"{call}: backend 'ddl' takes tensors of CPUs and of CUDA. Received: one on {tensor.device}. Use "
+                f"{call}: backend 'ddl' takes CPU and CUDA tensors. Received: a tensor on {tensor.device}. Use "
                 "tensor.cpu()."
             )
         if tensor.device != tensors[0].device:

@@ -68,7 +68,7 @@ class InMemorySnapshots:
 
     def missing(self) -> str:
         """What `go_back` lacks when it returns None, for a message."""
-        return "good window"
+        return "good window to return to."
 
     def _copy(self) -> _Copy:
         accumulation.combine(self._model)
@@ -113,7 +113,10 @@ class SavedSnapshots:
 
     def missing(self) -> str:
         """What `go_back` lacks when it returns None, for a message."""
-        return f"intact checkpoint of step {self._confirmed} or before in {self._directory} (keep more of them)"
+        return (
+            f"intact checkpoint of step {self._confirmed} or earlier in {self._directory} to return to: let Checkpoint "
+            "keep more."
+        )
 
     def _restore(self) -> int | None:
         intact = [each.step for each in ckpt.list_checkpoints(self._directory) if each.problem is None]

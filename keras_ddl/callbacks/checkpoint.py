@@ -39,7 +39,7 @@ _LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Writes checkpoints of the complete state of a run, and once the base graph that `keras-ddl export` needs.
+    """Writes checkpoints of the complete state of a run and, once, the base graph that `keras-ddl export` needs.
 
     Rank 0 writes in a thread while training continues; if variables are cut over ranks, each rank writes its parts. A
     checkpoint appears under its name only when it is complete and on disk, so a job that is killed at any moment leaves

@@ -52,7 +52,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         ceiling: a loss that a successful training stays below, such as that of a model that ignores its input; None:
             no limit. Training goes back only to states after windows below it.
         grace: windows until the loss must be below the ceiling.
-        directory: that of a `Checkpoint` of this fit, to whose checkpoints training goes back; default: copies in
+        directory: that of a `Checkpoint` of this fit; training goes back to its checkpoints. Default: copies in
             memory, twice the size of weights and optimizer state.
         factor: multiplies the learning rate each time training goes back.
         retries: how often training goes back before it stops.
@@ -181,7 +181,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         back = self._go_back(self._good) if self._good is not None else None
         self._must_reset = back is not None
         if back is None or self._gone_back == self.retries:
-            why = "" if self._good is None else f" There is no {self._good.missing()} to return to."
+            why = "" if self._good is None else f" There is no {self._good.missing()}"
             if back is not None:
                 why = f" Training has gone back {self.retries} times; the weights are those of step {back}."
             self._say(f"{finding} Training stops.{why} Lower the learning rate, clip gradients, or check the data.")

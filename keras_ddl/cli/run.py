@@ -253,7 +253,7 @@ def command(
     placement = Placement(wanted, job.hosts, discovery, least, most)
     attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
     if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
-        why = f"the number of tasks that train in it differs from the number of ranks ({job.num_ranks})"
+        why = f"its number of training tasks differs from the number of ranks ({job.num_ranks})"
         click.echo(f"keras-ddl: the ranks do not get TF_CONFIG: {why}.", err=True)
     if dry_run:
         if discovery is not None:
@@ -417,10 +417,10 @@ def parse_env(settings: tuple[str, ...], files: tuple[str, ...] = ()) -> dict[st
         name, equals, value = setting.partition("=")
         if not name or any(map(str.isspace, name)) or "\0" in setting or (not equals and name not in os.environ):
             # Not the line itself, which may be a secret.
-            received = repr(setting) if not number else f"line {number} of {origin}, which is not"
+            received = repr(setting) if not number else f"line {number} of {origin}, which is neither"
             raise ConfigError(
-                f"{'--env-file' if number else '--env'} must be NAME=VALUE, or the NAME of a variable that is set. "
-                f"Received: {received}."
+                f"{'Each line of --env-file' if number else '--env'} must be NAME=VALUE, or the NAME of a variable "
+                f"that is set. Received: {received}."
             )
         result[name] = value if equals else os.environ[name]
     return result

@@ -173,8 +173,8 @@ class Communicator:
         transport = self.native().sub_transport(ranks, tag=number) if len(ranks) > 1 else None
         world_ranks = tuple(self.world_ranks[r] for r in ranks)
         note = (
-            f" (Ranks of communicator {label!r}, in which 0 to {len(ranks) - 1} are ranks "
-            f"{', '.join(map(str, world_ranks))} of all.)"
+            f" (These are ranks of communicator {label!r}: its ranks 0 to {len(ranks) - 1} are ranks "
+            f"{', '.join(map(str, world_ranks))} of the job.)"
         )
         options = settings() | options
         native = binding.Communicator(transport, place.group, place.dims[1:], **options, id=number, note=note)

@@ -204,8 +204,8 @@ def _warn_about_launcher(launcher: Launcher | None) -> None:
     if launcher is not None and launcher.name == "Open MPI" and launcher.name != used:
         why = f"was built for {used}" if len(native_library.mpi_families()) == 1 else f"sees only {used}"
         stack_position.warn(
-            f"The ranks were started by Open MPI's mpirun, but keras_ddl {why}, which may refuse to start now. "
-            f"{_remedy()}",
+            f"The ranks were started by Open MPI's mpirun, but keras_ddl {why}, and this MPI may refuse to "
+            f"start now. {_remedy()}",
             RuntimeWarning,
         )
 

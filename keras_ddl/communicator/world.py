@@ -50,8 +50,8 @@ def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
     A process that `keras-ddl run` started on one host, or on several with -np MIN:MAX, needs no MPI. A process that
-    mpirun or srun started, also for `keras-ddl run`, initialises MPI. A process that was started alone is rank 0 of
-    size 1. Afterwards an uncaught exception ends all ranks.
+    mpirun or srun started, even on behalf of `keras-ddl run`, initialises MPI. A process that was started alone is rank
+    0 of size 1. Afterwards an uncaught exception ends all ranks.
 
     Args:
         mode: the topology, 'p' or 'x:LxH[xR]', equal on all ranks (see `parse_mode` of keras_ddl.topology). Default:
@@ -138,7 +138,7 @@ def regroup() -> Topology:
     """
     recorded = history.of_job()
     if isinstance(recorded, history.Record):
-        recorded.close("keras_ddl.regroup(), which the other ranks have called, and a newcomer does not")
+        recorded.close("keras_ddl.regroup(), which the other ranks have called but a newcomer does not call")
     return regroup_with()
 
 
@@ -166,8 +166,9 @@ def leave(why: str) -> Topology:
 
 
 def join_others(is_over: Callable[[], bool]) -> Topology | None:
-    """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over them and the newcomer. None: `is_over` ended the
-    wait.
+    """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over them and the newcomer.
+
+    Returns None if `is_over` ended the wait.
     """
     with _state.lock:
         launcher = _check_can_regroup()
@@ -196,7 +197,8 @@ def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topol
         members = _state.membership = ask()
         try:
             place, transport = meeting.without_mpi(launcher, "p", members)
-            _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
+            started_as = ", ".join(map(str, members.members))
+            _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were started as ranks {started_as}.)")
         except (RankLostError, DeadlineError, CollectiveError):  # another one was lost, or stood still, meanwhile
             attempts[members.members] += 1
             if attempts[members.members] == _MEETINGS:  # all live, and do not reach one another

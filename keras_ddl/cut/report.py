@@ -64,7 +64,7 @@ class Report:
             lines.append(f"{each.kind:<14}{size:>14}  {len(each.values):>7}  {each.reason}{where}")
         count = sum(each.count for each in self.entries)
         known = sum(each.bytes or 0 for each in self.entries)
-        rest = " and what is not known before it runs" if any(each.bytes is None for each in self.entries) else ""
+        rest = ", plus sizes known only when it runs" if any(each.bytes is None for each in self.entries) else ""
         lines.append(f"{count} collectives per step, {known:,} bytes{rest}")
         if self.own_statistics or self.statistics_left:
             lines.append(
@@ -132,7 +132,7 @@ class Report:
     def mirrored(self, bytes_: int, count: int) -> None:
         """Notes that each rank sent the new values of `count` shards, in one collective, to the rank with their
         mirrors."""
-        reason = "of shards, on another rank: not lost together with this rank"
+        reason = "of shards, kept on another rank in case this rank is lost"
         self.entries.append(Entry("mirror", bytes_, ["shard"] * count, reason, ""))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:

@@ -92,9 +92,9 @@ def _zero_rows(spec: Any) -> Any:
                 splits = [tf.zeros([1], leaf.row_splits_dtype)] * leaf.ragged_rank
                 return tf.RaggedTensor.from_nested_row_splits(values, splits)
         raise ConfigError(
-            "If each rank makes batches from its own data, all components must be tensors with rows: a rank whose data "
-            f"ends early continues with empty batches. Received: {leaf}. Give every rank the same number of batches "
-            "(.repeat() and steps_per_epoch), or leave out this component."
+            "If each rank makes batches from its own data, all components must be tensors with rows, because a rank "
+            f"whose data ends early continues with batches of no rows. Received: {leaf}. Give every rank the same "
+            "number of batches (.repeat() and steps_per_epoch), or leave out this component."
         )
 
     return tf.nest.map_structure(one, spec)

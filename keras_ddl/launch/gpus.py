@@ -14,7 +14,7 @@ from keras_ddl.launch.finding import Finding, Severity
 # TensorFlow's build for CUDA loads them when it looks for GPUs, and sees none if one is not there.
 _LIBRARIES = ("cudart", "cublas", "cublasLt", "cufft", "cusolver", "cusparse", "cudnn")
 _DRIVER = "libcuda.so.1"
-_IN_CONTAINERS = "In a container: start it with the GPUs, as by docker run --gpus all."
+_IN_CONTAINERS = "If this is a container, start it with its GPUs: docker run --gpus all."
 _OWN_MESSAGE = (
     "`TF_CPP_MIN_LOG_LEVEL=0 python -c \"import tensorflow; tensorflow.config.list_physical_devices('GPU')\"` shows "
     "TensorFlow's own message."
@@ -85,7 +85,7 @@ def check_host(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
         hidden = f"{len(files)} here, hidden by CUDA_VISIBLE_DEVICES={visible!r}"
         return Finding(Severity.NOTE, "GPUs", hidden, "Unset it if ranks should use them.")
     if packages.is_for_cuda() is False:
-        found = f"{len(files)} here, but the TensorFlow that is installed is a build for CPUs"
+        found = f"{len(files)} here, but the installed TensorFlow is a CPU build"
         return _missing(found, packages.install_tensorflow(for_gpus=True))
     driver = ask_driver()
     if driver.problem:
@@ -116,7 +116,7 @@ def check_tensorflow(names: list[str]) -> Finding | None:
     needed = tf.sysconfig.get_build_info().get("cuda_version", "")
     newest = ask_driver().cuda
     if needed and int(needed.split(".")[0]) > newest[0]:
-        remedy = "Install a newer driver, or a TensorFlow for the CUDA of this one."
+        remedy = "Install a newer driver, or a TensorFlow built for this driver's CUDA."
         return _missing(f"TensorFlow is for CUDA {needed}, and the driver runs {_dotted(newest)} at most", remedy)
     loaded = Path("/proc/self/maps").read_text(errors="replace")
     if missing := [f"lib{each}" for each in _LIBRARIES if f"/lib{each}.so" not in loaded]:

@@ -269,7 +269,7 @@ def resume_hint(outcomes: Sequence[RankOutcome]) -> str:
     if not known:
         return ""
     last = max(known, key=lambda each: each["step"])
-    return f"keras-ddl: {last_checkpoint.resume_hint(last)} --restarts N does so by itself, N times.\n"
+    return f"keras-ddl: {last_checkpoint.resume_hint(last)} --restarts N does this automatically, up to N times.\n"
 
 
 def mpirun_messages(text: str) -> str:

@@ -173,8 +173,8 @@ def all_reduce_n(
     Returns: list of tensors, of the same shapes.
     Raises: as `all_reduce`, and CheckFailedError.
     Cost: that of one all_reduce of all bytes; `check` adds the baseline and its copy of the data. With compression half
-        the bytes travel between hosts, and rounding errors take the bytes of the tensors on each host, divided among
-        its ranks.
+        the bytes travel between hosts, and the ranks of a host together need as much memory for rounding errors as
+        the tensors take.
     """
     reduction = "adasum" if op == "adasum" and not mpi and check is None else reduction_of(op)
     if check is not None and not (isinstance(check, (int, float)) and check >= 0):
@@ -242,7 +242,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
         name, comm: as in `all_reduce`.
     Returns: shape [sum of n_r, ...]; [size] for scalars.
     Raises: as `all_reduce`.
-    Cost: the bytes of the other ranks' rows received per rank. Its gradient costs one all_reduce of the result.
+    Cost: each rank receives the bytes of the other ranks' rows. Its gradient costs one all_reduce of the result.
     """
     tensor = movable(tensor, "all_gather", tf.string)
     comm = communicator_of(comm)
@@ -268,7 +268,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
         name, comm: as in `all_reduce`.
     Returns: shape [...].
     Raises: as `all_reduce`; ConfigError for a root that is not a rank.
-    Cost: nbytes received per rank. Its gradient costs one all_reduce.
+    Cost: each rank receives nbytes. Its gradient costs one all_reduce.
     """
     return broadcast_n([tensor], root, name=name, comm=comm)[0]
 
@@ -291,7 +291,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
         root, comm: as in `broadcast`.
     Returns: None; in a TensorFlow 1 graph the tf.Operation that assigns, which a session must run.
     Raises: as `broadcast`; RankMismatchError names the first variable that differs between ranks.
-    Cost: the bytes of all variables received per rank, in requests of at most 256 MiB or one variable.
+    Cost: each rank receives the bytes of all variables, in requests of at most 256 MiB or one variable.
     """
     from keras_ddl.ops import variables as variable_lists
 

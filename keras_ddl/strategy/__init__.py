@@ -56,11 +56,11 @@ class Strategy(tf.distribute.Strategy):
             and PyTorch's DDP; the moving statistics are the mean over ranks, weighted by rows. Layers with
             synchronized=True always use the global batch.
         sharding: None: every rank has all variables. "optimizer": each rank keeps and updates its share of the
-            optimizer's variables for large weights (ZeRO stage 1). Ranks send as many bytes as without, and memory and
-            time of the update are divided by the number of ranks. "weights": each rank also keeps only its share of
+            optimizer's variables for large weights (ZeRO stage 1). Ranks send as many bytes as with None, and memory
+            and time of the update are divided by the number of ranks. "weights": each rank also keeps only its share of
             large weights made in the scope, which a step gathers before it uses them, and then frees (ZeRO stage 3).
-            Ranks send 1.5 times as many bytes. For Keras's entrywise optimizers, in fit and `function`; rank 0's
-            setting is used. See `whole_optimizer` and `whole_model`.
+            Ranks send 1.5 times as many bytes. Both work with Keras's entrywise optimizers, in fit and `function`; rank
+            0's setting is used. See `whole_optimizer` and `whole_model`.
         layout: cuts variables over model ranks; the results stay those of one process (docs/mesh.md). A
             keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`) says which variables
             are cut along which axis. Given a number of model ranks, a divisor of the number of ranks, keras_ddl chooses
@@ -252,8 +252,9 @@ class Strategy(tf.distribute.Strategy):
                 loss = train_step(x, y)
 
         `strategy.function` replaces tf.function in an otherwise unchanged loop: losses, metrics, clipping and several
-        optimizers work as in one process. The step is traced on the global batch, and its graph is cut into ranks.
-        Models and optimizers need no `strategy.scope()`; variables get rank 0's values when the step first uses them.
+        optimizers work as in one process. The step is traced on the global batch, and its graph is cut into one part
+        per rank. Models and optimizers need no `strategy.scope()`; variables get rank 0's values when the step first
+        uses them.
 
         Args:
             step: a function of tensors, or a tf.function. Tensors and arrays with as many rows (axis 0) as the first of
@@ -290,7 +291,7 @@ class Strategy(tf.distribute.Strategy):
         )
 
     def explain(self, model: Any) -> str:
-        """Returns what the steps of fit, evaluate and predict of `model` that were traced so far move between ranks.
+        """Returns what a model's traced steps (of fit, evaluate and predict) move between ranks.
 
         The result has a table for each trace, with bytes, reason and the program's line of each collective. Not
         collective. For a step of `function` call `train_step.explain()`.

@@ -90,8 +90,8 @@ class Admission(Joining):
             give_up(
                 DriftError(
                     "On a rank that joins a running job, callbacks must change state in the same way as on the "
-                    f"other ranks. Received: {name}, which they changed differently. Let callbacks keep their state "
-                    "in attributes: numbers, strings, arrays, random generators, or lists and dicts of such values."
+                    f"other ranks. Received: {name}, changed differently on this rank. Let callbacks keep their "
+                    "state in attributes: numbers, strings, arrays, random generators, or lists and dicts of these."
                 )
             )
 

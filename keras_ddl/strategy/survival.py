@@ -154,7 +154,7 @@ class Survival:
                     if is_cut or each.job.shards_from_elements is not None:
                         setting = "layout" if is_cut else "sharding='optimizer'"
                         raise ConfigError(
-                            f"Strategy({setting}) continues without help when a rank is lost, but cannot continue "
+                            f"Strategy({setting}) continues automatically when a rank is lost, but cannot continue "
                             "after keras_ddl.regroup(). Received: a step after keras_ddl.regroup() (rank "
                             f"{place.rank}). Do not catch RankLostError, or make the Strategy without "
                             f"{setting.partition('=')[0]}."

@@ -13,7 +13,7 @@ class TooFewError(RankLostError):
 
 
 OWN_COLLECTIVE = (
-    "Only fit, evaluate, predict and steps of strategy.function continue without help after a rank is lost. "
+    "Only fit, evaluate, predict and steps of strategy.function continue automatically after a rank is lost. "
     "Received: a collective outside of them, which may have combined values that differ between ranks. Catch "
     "RankLostError on all ranks and call keras_ddl.regroup()."
 )

@@ -39,7 +39,7 @@ class _Ranks(click.ParamType):
 @click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Steps per turn.")
 @click.option("--rounds", type=_COUNT, default=3, show_default=True, help="Turns for each number of ranks.")
 @click.option("--cores", type=click.IntRange(min=0), default=1, show_default=True,
-              help="Cores per device; 0: all that a rank may use, as for GPUs.")  # fmt: skip
+              help="Cores per device; 0: all that a rank may use, which suits GPUs.")  # fmt: skip
 @click.option("--to-accuracy", type=click.FloatRange(0, 1, min_open=True), metavar="A",
               help="Also train to this accuracy (on validation data, if there is any).")  # fmt: skip
 @click.option("--epochs", type=_COUNT, default=20, show_default=True, help="Most epochs for --to-accuracy.")

@@ -45,7 +45,7 @@ def check(directory: Path, root: Path) -> Iterator[Finding]:
         yield from _kind(where, mount)
     free = shutil.disk_usage(where).free
     if free < _GIB:
-        remedy = "A checkpoint with Adam takes three times the weights' bytes, and two of them exist for a while."
+        remedy = "A checkpoint with Adam takes three times the weights' bytes, and for a while two checkpoints exist."
         yield Finding(Severity.WARNING, "directory", f"{where} has {free / _GIB:.2f} GiB free", remedy)
     yield from _probe(where)
 

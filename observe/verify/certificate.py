@@ -152,8 +152,8 @@ def as_text(certificate: dict[str, Any]) -> str:
             lines += _difference(each["first_difference"])
         if each["precision"] == "float64" and each["dtypes"] not in ([], ["float64"]):
             lines.append(
-                f"float64: the program sets dtypes itself, so weights were {', '.join(each['dtypes'])}: this proves no "
-                "more than its own precision"
+                f"float64: the program sets dtypes itself, so weights were {', '.join(each['dtypes'])}: this run "
+                "proves no more than a run in the program's own precision"
             )
         if coarse := [name for name in each["compute_dtypes"] if name in ("bfloat16", "float16")]:
             lines.append(
@@ -168,8 +168,8 @@ def as_text(certificate: dict[str, Any]) -> str:
             lines.append(f"{_title(each)}: not compared in some steps, because rounding hides it: {some}")
         if each["flipped"]:
             some = ", ".join(f"{name} by {_shown(far)}" for name, far in each["flipped"].items())
-            lines.append(f"{_title(each)}: counts of rows differ where nothing else does: rounding has changed the "
-                         f"class of a row, or the metric is wrong, which float64 shows: {some}")  # fmt: skip
+            lines.append(f"{_title(each)}: counts of rows differ where nothing else does: either rounding has changed "
+                         f"the class of a row, or the metric is wrong; a float64 run shows which: {some}")  # fmt: skip
     rows = [("command", made["command"]), ("date", made["date"]), ("versions", _versions(made["versions"]))]
     rows += [
         ("compared", _compared(made["precisions"])),

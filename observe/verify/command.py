@@ -60,7 +60,7 @@ class _Command(click.Command):
     default=5,
     show_default=True,
     metavar="N",
-    help="Batches of each epoch, evaluation and prediction; 0: all of them.",
+    help="Batches to run of each epoch, evaluation and prediction; 0: all.",
 )
 @click.option(
     "--precision",

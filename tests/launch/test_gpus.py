@@ -73,7 +73,7 @@ def test_host_says_what_is_missing(root, driver, monkeypatch):
     assert "CUDA_ERROR_NO_DEVICE" in gpus.check_host({}, root).found
     monkeypatch.setattr(packages, "is_for_cuda", lambda: False)
     found = gpus.check_host({}, root)
-    assert "a build for CPUs" in found.found and "tensorflow[and-cuda]" in found.remedy
+    assert "a CPU build" in found.found and "tensorflow[and-cuda]" in found.remedy
     assert found.severity is Severity.WARNING
 
 

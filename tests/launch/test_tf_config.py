@@ -58,7 +58,7 @@ def test_run_does_not_hand_on_a_tf_config_of_other_tasks_than_ranks(tmp_path: Pa
     source, env = "print(os.environ.get('TF_CONFIG'))", {"TF_CONFIG": config_of("h0:1", "h1:1")}
     ended = run_program(tmp_path, source, np=3, env=env)
     assert ended.status == 0 and sorted(ended.out.splitlines()) == ["None", "[1] None", "[2] None"], ended
-    assert "the ranks do not get TF_CONFIG: the number of tasks that train in it differs" in ended.err, ended
+    assert "the ranks do not get TF_CONFIG: its number of training tasks differs" in ended.err, ended
 
 
 @pytest.mark.parametrize(

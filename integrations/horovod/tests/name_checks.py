@@ -274,4 +274,4 @@ def check_name_check_extension():
     refuses(lambda: hvd.handle_average_backwards_compatibility, "average=", error=AttributeError)
     refuses(lambda: hvd.gpu_available, "list_physical_devices", error=AttributeError)
     for name in ("check_extension", "split_list", "vars_to_refs", "refs_to_vars", "LocalGradientAggregationHelper"):
-        refuses(lambda name=name: getattr(hvd, name), "its own code", error=AttributeError)
+        refuses(lambda name=name: getattr(hvd, name), "internal to Horovod", error=AttributeError)

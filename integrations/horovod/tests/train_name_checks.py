@@ -254,7 +254,7 @@ def check_name_load_model():
 @row("keras.is_version_greater_equal_than", REFUSED, "undocumented, for Horovod's own code")
 def check_name_keras_broadcast_global_variables():
     refuses(lambda: hvd_keras.broadcast_global_variables(0), "BroadcastGlobalVariablesCallback")
-    refuses(lambda: hvd_keras.is_version_greater_equal_than, "its own code", error=AttributeError)
+    refuses(lambda: hvd_keras.is_version_greater_equal_than, "internal to Horovod", error=AttributeError)
 
 
 # ---- callbacks -------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def _show(mesh: Mesh, step: str, units: Sequence[Unit], axes: Mapping[Unit, int]
     cut = sum(unit.bytes for unit in axes)
     lines = [
         f"keras_ddl: layout={size} cuts {len(axes)} of {len(units)} variables of {step}, with "
-        f"{cut / total:.1%} of {total:,} bytes. To change it, make it in the script:",
+        f"{cut / total:.1%} of {total:,} bytes. To change this layout, define it in the script:",
         "",
         f"mesh = keras_ddl.device_mesh({(mesh.data.size, size)})",
         "layout_map = keras.distribution.LayoutMap(mesh)",

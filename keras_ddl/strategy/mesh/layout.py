@@ -57,8 +57,8 @@ class DataLayout:
             stack_position.warn(
                 f"data_layout cuts an argument along axis {self.axis} only if the extent of that axis is known when "
                 f"the step is traced and is a multiple of {model_size}, the number of model ranks. Received: {step}, "
-                f"where no argument qualifies: shapes {shapes}. Every model rank gets all of the data. Use data "
-                f"whose extent there is known and a multiple of {model_size}, or leave out data_layout."
+                f"where no argument qualifies: shapes {shapes}. Every model rank gets all of the data. Give data "
+                "with such an extent, or leave out data_layout."
             )
         return axes
 

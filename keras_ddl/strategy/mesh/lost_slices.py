@@ -135,8 +135,8 @@ class LostSlices:
         lost = set(range(model_size)).difference(*(each.slices() for each in places if each is not None))
         if of_all and lost:
             return (
-                "At least one rank must remain that holds each slice: each slice is on all ranks of one model "
-                "position, or on two neighbouring ranks if there is only one data rank. Received: all ranks with slice "
+                "For each slice, at least one rank that holds it must remain: all ranks at one model position hold the "
+                "same slice, or two neighbouring ranks if there is only one data rank. Received: all ranks with slice "
                 f"{min(lost)} of {model_size} were lost together, and with them a part of "
                 f"{plain_name(of_all[0].name)}."
             )

@@ -171,7 +171,10 @@ class StepFunction(Caller):
             look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look], others]
         same = "the same global batch"
         if self._batches == "rank":
-            same = "tensors of the same dtypes and shapes, with equal values unless they have as many rows as the first"
+            same = (
+                "tensors of the same dtypes and shapes, apart from the number of rows, and with equal values in "
+                "tensors that are not part of the batch"
+            )
         comparison.require_equal(
             look,
             f"{self._scope}/arguments",

@@ -17,10 +17,10 @@ from keras_ddl.bench.training.subject import units_of_row
 HOW = {
     "step": "measured: milliseconds of a step; the slowest rank's median over a turn, median over the rounds",
     "speed": "measured: batch / step, of all ranks together",
-    "efficiency": "measured: step of ONE device, plain Keras without a Strategy, over this step",
+    "efficiency": "measured: step time of ONE device (plain Keras, no Strategy) divided by this step time",
     "communication": "timeline: milliseconds in which sums of gradients ran",
     "exposed": "timeline: the part of comm after the backward pass, for which the step waits",
-    "waiting": "timeline: milliseconds after the backward pass without a sum: other ranks were not ready",
+    "waiting": "timeline: milliseconds after the backward pass in which no sum ran, because other ranks were not ready",
     "on wire": "timeline: share of the gradients' bytes that was summed before the backward pass ended",
     "to accuracy": "measured once: seconds of training until the accuracy was reached, without validation and tracing",
 }
