@@ -70,6 +70,9 @@ build() {
   cmake --build "$build/native" -j "$(nproc)" --target "${targets[@]}" > "$build/build.log" 2>&1 ||
     { tail -40 "$build/build.log"; return 1; }
   lay_out
+  # Two of them in a process crash: PyTorch has the system's.
+  readelf -d "$build/native/core/libkeras_ddl.so" | grep -q 'libstdc++' ||
+    { echo "libkeras_ddl.so holds a libstdc++ of its own (LDFLAGS=${LDFLAGS:-}): it crashes beside PyTorch"; return 1; }
   [[ $tests == OFF ]] && return
   cmake --build "$build/native" -j "$(nproc)" --target device_test stand_in_cuda stand_in_nccl > "$build/tests.log" 2>&1 ||
     { tail -40 "$build/tests.log"; return 1; }
