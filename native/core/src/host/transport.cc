@@ -236,11 +236,10 @@ void HostTransport::End(int number) {
 Status HostTransport::Lost(int peer) const {
   const int error = streams_.ErrorOf(peer);
   const bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
-  return {DDL_ABORTED,
-          "rank " + std::to_string(peer) +
-              (is_silent ? " died, or its host cannot be reached: its connection has ended (" +
-                               std::string(std::strerror(error)) + ")"
-                         : " died: its connection ended unexpectedly. See the end of its output")};
+  return {DDL_ABORTED, "rank " + std::to_string(peer) +
+                           (is_silent ? " died, or its host cannot be reached: its connection has ended (" +
+                                            std::string(std::strerror(error)) + ")"
+                                      : " died: its connection ended unexpectedly. See the end of its output")};
 }
 
 bool HostTransport::HasUnsent() const {
