@@ -174,7 +174,6 @@ class Newcomer(Joining):
                 "call model.build(input_shape)."
             )
         number_slots(model, state.slots)
-        sharded_slots.disown_new_slots()
         self._state_of_all = state
         self._restoration = Restoration(model, state.record, state.arrays)
         self._restoration.at_train_begin()

@@ -58,7 +58,7 @@ class Survives(Protocol):
 class State:
     """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks and of what their list has agreed on.
 
-    `slots`: numbers of those variables that are in shards, whose values it gets later (shards/lost_chunks.py).
+    `slots`: numbers of those variables that are in shards, whose values it gets later (state/generations.py).
     """
 
     finished: int

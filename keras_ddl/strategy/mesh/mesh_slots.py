@@ -27,7 +27,7 @@ class MeshSlot(ShardedVariable):
     """
 
     def __init__(self, value: FirstValue, name: str, job: Job, axis: int | None) -> None:
-        self._job, self._axis = job, axis
+        self._axis = axis
         super().__init__(value, name, job, lambda: value)
         self._slice = None
         if axis is not None:
@@ -39,14 +39,14 @@ class MeshSlot(ShardedVariable):
     def slice_handle(self) -> tf.Tensor:
         return self.handle if self._slice is None else self._slice.handle
 
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
         mesh = job.mesh
         assert mesh is not None
         layout = MeshLayout(tuple(value.shape.as_list()), self._axis, mesh.data.size, mesh.model.size)
         with tf.device(job.device):
             shape = [layout.chunk(job.rank)[1]]
             chunk = UninitializedVariable(trainable=False, shape=shape, dtype=value.dtype, name="chunk")
-            share = Share(layout, job.rank, 0, chunk, None, generation)
+            share = Share(layout, job.rank, 0, chunk, None)
             if not isinstance(value, FirstValue):
                 share.assign(value)
             elif value.is_constant or layout.slices is None:
@@ -57,7 +57,7 @@ class MeshSlot(ShardedVariable):
         return share
 
     def all_gathered(self, name: str) -> tf.Tensor:
-        mesh, slices = self._job.mesh, self.layout.slices
+        mesh, slices = self.job.mesh, self.layout.slices
         assert mesh is not None
         flat = ops.all_gather(self.chunk.read_value(), name=f"{name}/batch", comm=mesh.data)
         slice_ = tf.reshape(flat, self.layout.flat.shape)

@@ -64,10 +64,10 @@ class UndecidedVariable(LaidOutVariable):
         else:
             super().begin_anew(value, job)
 
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
         if self.axis == NO_AXIS:
-            return Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, value, None, generation)
-        return super().share_of(value, job, generation)
+            return Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, value, None)
+        return super().share_of(value, job)
 
     @property
     def slots(self) -> list[UndecidedVariable]:

@@ -28,6 +28,8 @@ from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
+from keras_ddl.state.placements import Place, holding
+from keras_ddl.state.plan import Holding
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
@@ -39,7 +41,6 @@ _ENTRYWISE = tuple(
 )
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank adds up its part of a sum there, and nothing travels
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
-OF_NEWCOMER = -1  # a generation
 # Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.
 deferring_restored_values = Setting("deferring_slots", False)
 
@@ -66,7 +67,7 @@ class Share:
         layout: which entries are whose. rank: whose `chunk` this is. offset: of mirrors: rank r's chunk is also in the
             mirror of rank (r + offset) % layout.size; 0: there are none.
         chunk, mirror: variables; None where one rank has all entries, which are then in the slot itself.
-        generation: how often the slot had been shared out anew; OF_NEWCOMER: the values are no rank's.
+        generation: how often the ranks had shared out anew what they have.
     """
 
     layout: Layout | Slices | MeshLayout
@@ -77,15 +78,18 @@ class Share:
     generation: int = 0
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """The rank, of how many, and the offset of mirrors."""
-        return self.rank, self.layout.size, self.offset
+    def place(self) -> Place:
+        return Place(self.rank, self.layout.size, self.offset)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The chunk, and the mirror if there is one."""
+        return [each for each in (self.chunk, self.mirror) if each is not None]
 
     def assign(self, value: tf.Tensor | FirstValue) -> None:
         """Takes this rank's share of a complete value, or of one that has yet to be made."""
-        self._assign(self.chunk, value, self.rank)
-        if self.mirror is not None:
-            self._assign(self.mirror, value, (self.rank - self.offset) % self.layout.size)
+        for variable, part in zip(self.variables, self.place.parts()):
+            self._assign(variable, value, part)
 
     def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
         if isinstance(value, FirstValue):
@@ -102,10 +106,10 @@ class ShardedVariable(UninitializedVariable):
     While a job goes on with one rank, which has all entries, it is a variable like any other: `is_complete`.
 
     Attributes:
-        share: what this rank stores. next_share: what it will store as soon as every rank has its own
-            (lost_chunks.py).
+        job: whose ranks share it out. share: what this rank stores. next_share: what it will store as soon as every
+            rank has its own (state/generations.py).
         number: of those that this process has made: the same on all ranks, which make them in the same order.
-        initial: returns its first value.
+        initial: returns its first value, the same on all ranks; None: that cannot be made again.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all.
         is_without_values: while a graph is traced to be served elsewhere: reads are allowed, and give nothing.
@@ -117,12 +121,12 @@ class ShardedVariable(UninitializedVariable):
         value: tf.Tensor | FirstValue,
         name: str,
         job: Job,
-        initial: Callable[[], tf.Tensor | FirstValue],
+        initial: Callable[[], tf.Tensor | FirstValue] | None,
         *,
         is_trained: bool = False,
     ) -> None:
         super().__init__(trainable=is_trained, shape=value.shape, dtype=value.dtype, name=name)
-        self.number, self.initial = _numbering.take(), initial
+        self.number, self.initial, self.job = _numbering.take(), initial, job
         self.is_complete = False
         self.next_share: Share | None = None
         self.begin_anew(value, job)
@@ -143,38 +147,81 @@ class ShardedVariable(UninitializedVariable):
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
         """Stores this rank's share of a complete value, as of a slot that has just been made."""
-        self._store(self.share_of(value, job, 0))
+        self._store(self.share_of(value, job))
 
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
         """Returns what this rank stores of a complete value, with the ranks that a job has now."""
-        layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
-
-        def variable(rank: int, name: str) -> Any:
-            shape = [layout.chunk(rank)[1]]
-            # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
-            return UninitializedVariable(trainable=False, shape=shape, dtype=value.dtype, name=name)
-
         with tf.device(job.device):
-            mirror = variable((job.rank - offset) % job.size, "mirror") if offset else None
-            share = Share(layout, job.rank, offset, variable(job.rank, "chunk"), mirror, generation)
+            share = self._share_at(self.place_in(job))
             share.assign(value)
-            return share
+        return share
+
+    def place_in(self, job: Job) -> Place:
+        """Returns the place of this rank among those that share the variable out."""
+        return Place(job.rank, job.size, job.mirror_offset)
+
+    def layout_for(self, size: int) -> Layout | Slices:
+        """Returns how so many ranks share it out."""
+        return Layout(tuple(self.shape.as_list()), size)
+
+    def _share_at(self, place: Place, stored: Sequence[Any] = (), generation: int = 0) -> Share:
+        """Returns the share of a rank with this place, of variables that are there, or new ones."""
+        layout = self.layout_for(place.size)
+        chunk, mirror = [*(stored or [self._part(layout.shape_of(part)) for part in place.parts()]), None][:2]
+        return Share(layout, place.number, place.offset, chunk, mirror, generation)
+
+    def _part(self, shape: Sequence[int], value: np.ndarray | None = None) -> Any:
+        # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
+        name = self.name.partition(":")[0]
+        part = UninitializedVariable(trainable=False, shape=shape, dtype=self.dtype, name=name)
+        if value is not None:
+            part.assign(value.reshape(shape))
+        return part
 
     def all_gathered(self, name: str) -> tf.Tensor:
         """Returns all entries. COLLECTIVE. `name`: of the collective."""
         return tf.reshape(ops.all_gather(self.chunk.read_value(), name=name), self.shape)
 
-    def take_next_share(self, generation: int) -> None:
-        """Stores what it is to store from now on, if that is the share of this generation."""
-        if self.next_share is not None and self.next_share.generation == generation:
+    # ---- as a leaf of the state that ranks share out anew (state/generations.py)
+
+    @property
+    def can_begin_anew(self) -> bool:
+        return self.initial is not None
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype.as_numpy_dtype)
+
+    def held(self) -> Holding:
+        return self.wanted(self.share.place)
+
+    def values(self) -> list[np.ndarray]:
+        return [np.asarray(each.read_value()) for each in ([self] if self.is_complete else self.share.variables)]
+
+    def wanted(self, place: Place | None) -> Holding:
+        return () if place is None else holding(self.layout_for(place.size), place)
+
+    def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:
+        self.next_share = None
+        if self.is_complete and place.size == 1:
+            return
+        if self.is_complete:
+            arrays = [self.values()[each] if isinstance(each, int) else each for each in arrays]
+        layout, before = self.layout_for(place.size), self.share.variables
+        with tf.device(self.job.device):
+            stored = [
+                before[each] if isinstance(each, int) else self._part(layout.shape_of(part), each)
+                for part, each in zip(place.parts(), arrays)
+            ]
+        self.next_share = self._share_at(place, stored, generation)
+
+    def take_next(self) -> None:
+        if self.next_share is not None:
             share, self.next_share = self.next_share, None
             self._store(share)
 
-    def stored_chunk(self, rank: int) -> tf.Tensor:
-        """Returns the entries of a rank whose chunk or mirror this rank has, flat."""
-        if self.is_complete:
-            return tf.reshape(self.read_value(), [-1])
-        return (self.chunk if rank == self.share.rank else self.share.mirror).read_value()
+    def forget_assignments(self) -> None:
+        self.assignments = (0, 0)
 
     def _store(self, share: Share) -> None:
         if share.layout.size == 1:
@@ -311,19 +358,10 @@ def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int
     return True
 
 
-def disown_new_slots() -> None:
-    """In a newcomer, which gets their values from the others: those that it has made until now have none."""
-    for each in _slots.values():
-        if each.share.generation == 0:
-            each.share = replace(each.share, generation=OF_NEWCOMER)
-
-
 def local_variables(variable: Any) -> list[Any]:
     """Returns the variables with what this rank stores of `variable`: its chunk and another's mirror, or all of it."""
     slot = sharded_variable(variable)
-    if slot is None:
-        return [variable]
-    return [slot.share.chunk] if slot.share.mirror is None else [slot.share.chunk, slot.share.mirror]
+    return [variable] if slot is None else slot.share.variables
 
 
 # ---- where Keras creates them
