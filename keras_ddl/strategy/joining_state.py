@@ -20,9 +20,10 @@ from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
+from keras_ddl.state.callback_state import Changes
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.interface import strategy_of
-from keras_ddl.strategy.noted import Noted
+from keras_ddl.strategy.keras_patches.standby import writers_of
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 from keras_ddl.strategy.step.cut_step import broadcast_numbers
@@ -82,13 +83,13 @@ class Joining:
         self._callbacks: CallbacksOfFit | None = None
         self._compares_batch = False
         self._is_new = False  # this rank has joined, and has made no step yet
-        self._at_begin = Noted([])
+        self._changes = Changes([])
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
         """Training begins: all callbacks have had their on_train_begin."""
         if fits.is_outermost(callbacks.model):
             self._callbacks = callbacks
-            self._at_begin = Noted(callbacks.callbacks)
+            self._changes = Changes(writers_of(callbacks.callbacks))
 
     def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
         """Forgets what a newcomer cannot have. All ranks that have met one do it between the same two calls, whether or

@@ -275,6 +275,11 @@ def standing_in(callback: Any) -> Standby | None:
     return standby if isinstance(standby, Standby) else None
 
 
+def writers_of(callbacks: Iterable[Any]) -> list[Any]:
+    """Returns callbacks as the program made them, the same on all ranks: the writer in place of its standby."""
+    return [each.writer if isinstance(each, Standby) else each for each in callbacks]
+
+
 def become_writer(standby: Standby, callback: Any, **options: bool) -> Any:
     """Returns what writes from now on in the place of `callback`. options: as `Standby.become_writer` takes them."""
     if callback is not standby:
