@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
+
     from keras_ddl.cut.flat_shards import Box
 
 
@@ -69,6 +69,8 @@ def split(entries: np.ndarray, boxes: Sequence[Box]) -> list[np.ndarray]:
 
 def joined(boxes: Sequence[Box], arrays: Mapping[Box, np.ndarray], dtype: Any) -> np.ndarray:
     """Returns the entries of boxes, one box after the other, as a new vector: from arrays that have them all."""
+    import numpy as np  # whoever only lists checkpoints needs no NumPy
+
     result = np.empty(sum(map(size, boxes)), dtype)
     for box, target in zip(boxes, split(result, boxes)):
         for other, array in arrays.items():
