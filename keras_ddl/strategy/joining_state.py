@@ -21,12 +21,12 @@ from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.state.callback_state import Changes
+from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import writers_of
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-from keras_ddl.strategy.step.cut_step import broadcast_numbers
 from keras_ddl.topology.launcher import find_launcher
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
@@ -124,7 +124,7 @@ class Joining:
             return
         equal = {each.value.ref() for each in variables}
         others = [each for each in caller.cut_step.keep_only(traced.concrete) if each.ref() not in equal]
-        self._survival.call(lambda: broadcast_numbers(others, root=0), lambda: others)
+        self._survival.call(lambda: replicate(numbers_of(sharded_slots.whole(others))), lambda: others)
 
 
 def remember(model: Any) -> None:

@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_ddl import communicator, ops
+from keras_ddl import communicator
 from keras_ddl.communicator import Communicator, history, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
 from keras_ddl.state.generations import Generations
+from keras_ddl.state.replicate import replicate
 from keras_ddl.strategy import one_per_job, sharing_out, trainer_calls
 from keras_ddl.strategy.admission import Admission
 from keras_ddl.strategy.interface import StrategyInterface
@@ -370,17 +371,10 @@ class Survival:
     ) -> None:
         """Gives ranks that are behind, of which this is one or not, what rank `root` has written and returned."""
         written = variables() if is_behind else self._written()
-        written = [each for each in written if sharded_slots.sharded_variable(each) is None]
+        written = sharded_slots.whole(written)
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
         try:
-            if numbers := [each for each in written if each.dtype not in (tf.string, tf.variant, tf.resource)]:
-                ops.broadcast_variables(numbers, root=root)
-            strings = [each for each in written if each.dtype == tf.string]
-            texts = [each.numpy() for each in strings] if communicator.rank() == root else None
-            if strings:
-                texts = communicator.broadcast_object(texts, root, name="keras_ddl/survival/strings")
-                for variable, value in zip(strings, texts if is_behind else ()):
-                    variable.assign(value)
+            replicate(written, root)
             returned = tf.nest.map_structure(_sent, self._returned) if communicator.rank() == root else None
             returned = communicator.broadcast_object(returned, root, name="keras_ddl/survival/returned")
         except BaseException:  # the root is lost, too: what has come of its state may never be complete

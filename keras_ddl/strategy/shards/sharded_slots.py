@@ -310,6 +310,11 @@ def sharded_variable(variable: Any) -> ShardedVariable | None:
     return slot if slot is not None and not slot.is_complete else None
 
 
+def whole(variables: Iterable[Any]) -> list[Any]:
+    """Returns those variables of which this rank has all entries."""
+    return [each for each in variables if sharded_variable(each) is None]
+
+
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable with this resource handle; None for all other tensors."""
     slot = slot_of_handle(handle)
