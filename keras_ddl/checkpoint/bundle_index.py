@@ -22,6 +22,7 @@ _HEADER = b""  # the key of the bundle's own entry
 
 def stored_boxes(prefix: str) -> dict[str, list[Box]]:
     """Returns key -> the boxes that are stored. Raises: OSError: the index is missing or none."""
+    from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import tensor_bundle_pb2
 
     data = Path(f"{prefix}.index").read_bytes()
@@ -37,7 +38,7 @@ def stored_boxes(prefix: str) -> dict[str, list[Box]]:
                 tuple((each.start, each.length if each.HasField("length") else extent) for each, extent in part)
                 for part in parts
             ] or [tuple((0, extent) for extent in shape)]
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, DecodeError) as error:
         raise OSError(f"not an index of a bundle: {error}") from error
     return boxes
 

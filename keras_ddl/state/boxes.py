@@ -19,11 +19,13 @@ def size(box: Box) -> int:
 
 def intersection(one: Box, other: Box) -> Box | None:
     """Returns the box of the entries that both have; None: there are none."""
-    common = tuple(
-        (max(first, begin), min(first + extent, begin + length) - max(first, begin))
-        for (first, extent), (begin, length) in zip(one, other, strict=True)
-    )
-    return common if all(extent > 0 for _, extent in common) else None
+    common = []
+    for (first, extent), (begin, length) in zip(one, other):
+        start, end = max(first, begin), min(first + extent, begin + length)
+        if end <= start:
+            return None
+        common.append((start, end - start))
+    return tuple(common)
 
 
 def without(box: Box, other: Box) -> list[Box]:

@@ -21,6 +21,7 @@ from keras_ddl.errors import CollectiveError
 from keras_ddl.state.exchange import exchange
 from keras_ddl.state.placements import NOTHING, Place
 from keras_ddl.state.plan import Holding, MissingBoxError, plan
+from keras_ddl.topology.mirrors import mirror_offset
 
 _NAME = "keras_ddl/share_out"
 
@@ -52,7 +53,7 @@ class Leaf(Protocol):
 
 
 class Arrangement(Protocol):
-    """Says which place each rank is to have."""
+    """Says which place each rank is to have, where not every rank holds a part of its own."""
 
     def describe(self) -> Any:
         """Returns what a rank knows that has its place."""
@@ -85,7 +86,7 @@ class _Next(NamedTuple):
     generation: int
     stays: bool
     leaves: list[Leaf]
-    arrangement: Arrangement
+    arrangement: Arrangement | None
 
 
 class Generations:
@@ -101,11 +102,18 @@ class Generations:
         self.not_on_all: list[Any] = []
 
     def share_out(
-        self, leaves: Sequence[Leaf], arrangement: Arrangement, hosts: Sequence[int], rank: int, *, is_new: bool = False
+        self,
+        leaves: Sequence[Leaf],
+        arrangement: Arrangement | None,
+        hosts: Sequence[int],
+        rank: int,
+        *,
+        is_new: bool = False,
     ) -> str | None:
         """Gives each rank its parts of every leaf. COLLECTIVE. All ranks have finished the same steps.
 
         Args:
+            arrangement: None: part n is rank n's, and has a mirror on another one.
             hosts: of the ranks. rank: of this process. is_new: it has made no step yet.
         Returns: None; or, on every rank, what is lost because no rank holds it: then nothing has changed.
         Raises: RankLostError: another rank was lost; to be called again with those that are left. CollectiveError, in a
@@ -143,9 +151,13 @@ class Generations:
                 leaf.forget_assignments()
         own = None
         if self._generation == newest:
-            own = {each.number: each.held() for each in of_all}, arrangement.describe()
+            own = {each.number: each.held() for each in of_all}, arrangement and arrangement.describe()
         gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
-        places = arrangement.arrange(next(each[1] for each in gathered if each is not None), of_all)
+        places: Sequence[Place | None]
+        if arrangement is None:
+            places = [Place(each, len(hosts), mirror_offset(hosts)) for each in range(len(hosts))]
+        else:
+            places = arrangement.arrange(next(each[1] for each in gathered if each is not None), of_all)
         planned = []
         for leaf in of_all:
             held = tuple(NOTHING if each is None else each[0][leaf.number] for each in gathered)
@@ -174,7 +186,8 @@ class Generations:
         if self._next is None or self._next.generation != generation or not self._next.stays:
             return
         self._generation = generation
-        self._next.arrangement.take()
+        if self._next.arrangement is not None:
+            self._next.arrangement.take()
         for leaf in self._next.leaves:
             leaf.take_next()
         self._next = None

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.mirrors import SharedOut
     from keras_ddl.state.plan import Holding
 
 NOTHING: Holding = ()
-
-
-class SharedOut(Protocol):
-    """How an array is shared out among ranks: `cut.flat_shards.Layout`, `cut.Slices` or `cut.MeshLayout`."""
-
-    def boxes(self, rank: int) -> list[Box]: ...
 
 
 class Place(NamedTuple):

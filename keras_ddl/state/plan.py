@@ -53,10 +53,10 @@ def plan(held: tuple[Holding, ...], wanted: tuple[Holding, ...], hosts: tuple[in
     moves: list[Move] = []
     for receiver, holding in enumerate(wanted):
         lacking = without_all(chain(*holding), chain(*held[receiver]))
-        if not lacking:
-            continue
         here = hosts[receiver]
         for box in sorted(holders, key=lambda each: all(hosts[rank] != here for rank in holders[each])):
+            if not lacking:
+                break
             found = [common for each in lacking if (common := intersection(each, box)) is not None]
             if found:
                 sender = min(holders[box], key=lambda rank: (hosts[rank] != here, sent[rank]))

@@ -5,30 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from keras_ddl import communicator
-from keras_ddl.state.generations import Generations, Leaf
-from keras_ddl.state.placements import Place
+from keras_ddl.state.generations import Generations
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.mesh import remeshing
 from keras_ddl.strategy.shards.sharded_slots import all_slots
 from keras_ddl.topology import Topology
-from keras_ddl.topology.mirrors import mirror_offset
-
-
-class FlatShards:
-    """Flat shards, one on each rank."""
-
-    def __init__(self, hosts: Sequence[int]) -> None:
-        self._hosts = hosts
-
-    def describe(self) -> None:
-        """Nothing needs to be known."""
-
-    def arrange(self, described: None, leaves: Sequence[Leaf]) -> list[Place]:
-        size, offset = len(self._hosts), mirror_offset(self._hosts)
-        return [Place(rank, size, offset) for rank in range(size)]
-
-    def take(self) -> None:
-        """Nothing else changes."""
 
 
 def share_out(
@@ -57,8 +38,7 @@ def share_out(
     topology, jobs = communicator.topology(), [each.job for each in spread]
     leaves = [each for each in all_slots() if any(each.job is job for job in jobs)]
     mesh = remeshing.SmallerMesh(meshes[0], topology) if meshes else None
-    arrangement = mesh or FlatShards(topology.hosts)
-    lost = generations.share_out(leaves, arrangement, topology.hosts, topology.rank, is_new=is_new)
+    lost = generations.share_out(leaves, mesh, topology.hosts, topology.rank, is_new=is_new)
     if lost is not None:
         return lost
     if mesh is not None:

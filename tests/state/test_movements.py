@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
+from collections.abc import Callable
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from cut.simulated import Exchange
 
+from harness.threads import results_of
 from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.flat_shards import Box, Layout
 from keras_ddl.state import boxes, exchange
@@ -97,59 +102,96 @@ def test_plans_are_kept() -> None:
     assert plan(*arguments) is plan(*arguments)
 
 
+class Ranks:
+    """Threads for ranks, which exchange what `exchange` sends."""
+
+    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._exchange, self._here = Exchange(size), threading.local()
+        self.sent: list[np.ndarray] = []  # [ranks, ranks] entries, of each collective
+        self.size = size
+        monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=self._all_to_all))
+
+    def _all_to_all(self, rows: np.ndarray, splits: list[int], name: str) -> tuple[tf.Tensor, None]:
+        rank = self._here.rank
+        given = self._exchange.meet(name, rank, (rows, splits))
+        if rank == 0:
+            self.sent.append(np.array([to for _, to in given]))
+        return tf.constant(np.concatenate([each[sum(to[:rank]) : sum(to[: rank + 1])] for each, to in given])), None
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        def of_rank(rank: int) -> Any:
+            self._here.rank = rank
+            return function(rank)
+
+        results = results_of(of_rank, range(self.size))
+        return [results[rank] for rank in range(self.size)]
+
+
+def stored(array: np.ndarray, holdings: tuple[Holding, ...]) -> list[list[np.ndarray]]:
+    """Returns the arrays of each rank."""
+    return [[boxes.joined(each, {whole_box(array): array}, array.dtype) for each in mine] for mine in holdings]
+
+
+def whole_box(array: np.ndarray) -> Box:
+    return replicated(array.shape)[0][0]
+
+
+def some_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    values = np.random.default_rng(2).integers(0, 100, shape)
+    return np.asarray(values).astype(tf.as_dtype(dtype).as_numpy_dtype)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
 def test_random_movements_between_ranks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, kind = random.Random(1), tf.as_dtype(dtype).as_numpy_dtype
-    for _ in range(60):
+    rng = random.Random(1)
+    for _ in range(40):
         shape, held, wanted, hosts = case(rng)
         try:
             moves = plan(held, wanted, hosts)
         except MissingBoxError:
             continue
-        array = np.random.default_rng(2).integers(0, 100, shape).astype(kind)
-        arrays = [
-            [np.concatenate([array[:0].ravel(), *(array[index(box)].ravel() for box in each)]) for each in mine]
-            if array.ndim
-            else [array.reshape(-1) if each else array.reshape(-1)[:0] for each in mine]
-            for mine in held
-        ]
-        rows = carried_out(moves, held, wanted, arrays, np.dtype(kind), monkeypatch)
-        for rank, results in enumerate(rows):
-            for each, result in zip(wanted[rank], results, strict=True):
-                found = arrays[rank][result] if isinstance(result, int) else result
-                assert found.dtype == kind
-                assert sum(map(boxes.size, each)) == found.size
-                assert all(np.array_equal(part, array[index(box)]) for box, part in zip(each, boxes.split(found, each)))
+        array = some_array(shape, dtype)
+        before, after = stored(array, held), stored(array, wanted)
+        results = Ranks(len(held), monkeypatch).run(
+            lambda rank: exchange.exchange(moves, held, wanted, rank, lambda: before[rank], array.dtype, "moved")  # noqa: B023
+        )
+        for mine, found, expected in zip(before, results, after, strict=True):
+            got = [mine[each] if isinstance(each, int) else each for each in found]
+            assert all(each.dtype == array.dtype for each in got)
+            assert [each.tolist() for each in got] == [each.tolist() for each in expected]
 
 
-def carried_out(
-    moves: Any, held: Any, wanted: Any, arrays: Any, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch
-) -> list[list[Any]]:
-    """Returns what `exchange` returns on each rank: at first to find out what ranks send, then with what they get."""
-    size = len(held)
-    sent: dict[int, tuple[np.ndarray, list[int]]] = {}
+def test_all_of_an_array_is_gathered_on_every_rank_or_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    array, offset = some_array((6, 8), "float32"), 1
+    layouts = [
+        (Layout((6, 8), 4), [0, 1, 2, 3]),
+        (Slices((6, 8), 2, 1), [0, 1, 0, 1]),
+        (MeshLayout((6, 8), 1, 2, 2), [0, 1, 2, 3]),
+    ]
+    for layout, parts in layouts:
+        for mirrors in (0, offset):
+            held = tuple(holding(layout, Place(part, layout.size, mirrors)) for part in parts)
+            before = stored(array, held)
+            for hosts, on_rank in itertools.product([(0, 0, 0, 0), (0, 0, 1, 1)], [None, 0, 3]):
+                ranks = Ranks(4, monkeypatch)
 
-    class _Sent(Exception):
-        pass
+                def gather(rank: int, held=held, before=before, hosts=hosts, on_rank=on_rank) -> Any:
+                    values = lambda: before[rank]  # noqa: E731
+                    return exchange.gather(held, (6, 8), hosts, rank, values, array.dtype, "all", on_rank=on_rank)
 
-    def run(rank: int, all_to_all: Any) -> Any:
-        monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=all_to_all))
-        return exchange.exchange(moves, held, wanted, rank, lambda: arrays[rank], dtype, "moved")
-
-    for rank in range(size if moves else 0):
-
-        def send(rows: np.ndarray, splits: list[int], name: str, rank: int = rank) -> Any:
-            sent[rank] = rows, splits
-            raise _Sent
-
-        with pytest.raises(_Sent):
-            run(rank, send)
-    results = []
-    for rank in range(size):
-        parts = [rows[sum(to[:rank]) : sum(to[: rank + 1])] for rows, to in (sent[each] for each in sorted(sent))]
-        received = np.concatenate(parts) if parts else None
-        results.append(run(rank, lambda *_, received=received, **__: (tf.constant(received, dtype), None)))
-    return results
+                for rank, result in enumerate(ranks.run(gather)):
+                    if on_rank in (None, rank):
+                        np.testing.assert_array_equal(result, array)
+                    else:
+                        assert result is None
+                on_host = np.array(hosts)[:, None] == np.array(hosts)
+                between = sum(each[~on_host].sum() for each in ranks.sent)
+                lacking = [
+                    array.size - entries_of(held, (6, 8))[[each == host for each in hosts]].any(axis=0).sum()
+                    for host in (0, 1)
+                ]
+                if hosts[-1]:  # each host gets once what it lacks
+                    assert between == (sum(lacking) if on_rank is None else lacking[hosts[on_rank]])
 
 
 def test_what_a_rank_holds_is_neither_read_nor_sent() -> None:

@@ -144,7 +144,7 @@ def check_what_is_cut_is_refused_outside_of_steps():
         lambda: model.predict_on_batch(X[:3]),
     ]
     for each in refused:
-        with pytest.raises(ConfigError, match="layout_map"):
+        with pytest.raises(ConfigError, match="that a layout"):
             each()
     with pytest.raises(tf.errors.InvalidArgumentError, match="a read in a graph"):
         tf.function(lambda: tf.add_n([tf.nn.l2_loss(each.value) for each in model.variables]))()

@@ -469,6 +469,16 @@ def test_with_too_few_ranks_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
     assert [slot.share for slot in ranks.slots[0]] == before
 
 
+def test_a_rank_without_a_place_has_what_it_had_when_the_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = MeshRanks(monkeypatch, 2, 2)
+    ranks.fails = lambda rank, name: name.endswith("made")
+    with mock.patch.object(remeshing, "largest_mesh", lambda *_: NewMesh(1, 2, (0, 1))):
+        ranks.share_out(0, 1, 2)
+    ranks.fails = _nobody
+    (reason,) = ranks.share_out(2)
+    assert "were lost together" in reason
+
+
 def test_what_not_all_ranks_have_made_begins_anew_or_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     value, axis = np.zeros(12), 0
     for initial, reason in ((lambda: tf.constant(value), None), (None, "must exist on all of them")):

@@ -32,7 +32,6 @@ from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
-from keras_ddl.strategy.mesh.ranks import all_gather_slices
 from keras_ddl.strategy.shards.sharded_slots import sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
@@ -74,13 +73,6 @@ class LaidOutVariable(ShardedWeight):
 
     def layout_for(self, size: int) -> Slices:
         return Slices(tuple(self.shape.as_list()), size, self.axis)
-
-    def all_gathered(self, name: str) -> tf.Tensor:
-        assert self.job.mesh is not None
-        complete = all_gather_slices(self.chunk.read_value(), self.axis, name, self.job.mesh.model)
-        if self.job.goes_on:  # then no rank may have finished two calls more than another
-            communicator.barrier(name=f"{name}/all")
-        return complete
 
     def local_part(self) -> LocalPart:
         """Returns what this rank has of the variable, for the cut along the model axis."""

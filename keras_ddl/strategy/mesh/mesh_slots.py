@@ -8,13 +8,11 @@ the slot is a variable with a slice, which has no memory of its own, and along t
 
 from __future__ import annotations
 
-from keras_ddl import ops
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import LocalPart, MeshLayout
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh.ranks import all_gather_slices
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
 
 making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an optimizer makes is to be in shards
@@ -55,15 +53,6 @@ class MeshSlot(ShardedVariable):
                 slice_ = value.share(layout.slices.runs(mesh.model.rank), layout.flat.shape)
                 chunk.assign(layout.flat.cut(slice_, mesh.data.rank))
         return share
-
-    def all_gathered(self, name: str) -> tf.Tensor:
-        mesh, slices = self.job.mesh, self.layout.slices
-        assert mesh is not None
-        flat = ops.all_gather(self.chunk.read_value(), name=f"{name}/batch", comm=mesh.data)
-        slice_ = tf.reshape(flat, self.layout.flat.shape)
-        if slices is None:
-            return slice_
-        return all_gather_slices(slice_, slices.axis, name, mesh.model)
 
     def local_part(self) -> LocalPart:
         """Returns what this rank has of the slot, for the cut along the model axis."""

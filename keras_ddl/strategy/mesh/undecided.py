@@ -78,19 +78,12 @@ class UndecidedVariable(LaidOutVariable):
     def is_spread(self) -> bool:
         return super().is_spread and not self.is_deferred
 
-    def all_gathered(self, name: str) -> tf.Tensor:
-        if self.axis != NO_AXIS:
-            return super().all_gathered(name)
-        self.complete()
-        return self.read_value()
-
     @property
     def is_deferred(self) -> bool:
         """Whether it has no memory yet."""
         return not self.is_complete and self.axis == NO_AXIS
 
     def complete(self) -> None:
-        """Gives it its first value, if it has none."""
         if self.is_deferred:
             with tf.init_scope():
                 self.begin_anew(self._first(), self.job)

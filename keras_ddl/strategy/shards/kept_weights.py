@@ -160,10 +160,8 @@ def _kept(slot: ShardedVariable, number: int) -> KeptWeight:
 
 
 def _are_alike(one: Share, other: Share) -> bool:
-    """Whether two variables of one shape are shared out alike."""
-    axes = [getattr(each.layout, "axis", None) for each in (one, other)]
-    same_kind = type(one.layout) is type(other.layout) and axes[0] == axes[1]
-    return same_kind and one.place == other.place and one.generation == other.generation
+    """Whether two variables are shared out alike."""
+    return all(getattr(one, each) == getattr(other, each) for each in ("layout", "place", "generation"))
 
 
 def part_of(variable: Any, value: np.ndarray) -> Any:

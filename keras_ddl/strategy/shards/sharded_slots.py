@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
@@ -178,9 +177,8 @@ class ShardedVariable(UninitializedVariable):
             part.assign(value.reshape(shape))
         return part
 
-    def all_gathered(self, name: str) -> tf.Tensor:
-        """Returns all entries. COLLECTIVE. `name`: of the collective."""
-        return tf.reshape(ops.all_gather(self.chunk.read_value(), name=name), self.shape)
+    def complete(self) -> None:
+        """Gives it its first value, if it has none yet."""
 
     # ---- as a leaf of the state that ranks share out anew (state/generations.py)
 
@@ -193,7 +191,12 @@ class ShardedVariable(UninitializedVariable):
         return np.dtype(self.dtype.as_numpy_dtype)
 
     def held(self) -> Holding:
-        return self.wanted(self.share.place)
+        return holding(self.layout, self.share.place)
+
+    def held_by_all(self) -> tuple[Holding, ...]:
+        """Returns what each rank of the job holds: of slices, ranks of one model position hold the same."""
+        size, offset = self.layout.size, self.share.offset
+        return tuple(holding(self.layout, Place(rank % size, size, offset)) for rank in range(self.job.size))
 
     def values(self) -> list[np.ndarray]:
         return [np.asarray(each.read_value()) for each in ([self] if self.is_complete else self.share.variables)]
