@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl.errors import KerasDdlError
 from keras_ddl.files import durable
+from keras_ddl.state.boxes import size
 
 if TYPE_CHECKING:
     from keras_ddl.cut.flat_shards import Box
@@ -48,7 +48,7 @@ class Part:
         """Returns a tensor for each box. A single one shares the memory of `values`."""
         import tensorflow as tf
 
-        sizes = [_size(box) for box in self.boxes]
+        sizes = list(map(size, self.boxes))
         pieces = [self.values] if len(sizes) == 1 else tf.split(tf.reshape(self.values, [-1]), sizes)
         return [tf.reshape(each, [extent for _, extent in box]) for each, box in zip(pieces, self.boxes)]
 
@@ -193,10 +193,6 @@ def _spec(shape: Sequence[int], box: Box) -> str:
 
 def _unescaped(name: str) -> str:
     return re.sub(r"\.(\.|S)", lambda match: "." if match[1] == "." else "/", name)
-
-
-def _size(box: Box) -> int:
-    return math.prod(extent for _, extent in box)
 
 
 @contextlib.contextmanager

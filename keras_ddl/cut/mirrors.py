@@ -17,14 +17,16 @@ from typing import Protocol
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.flat_shards import Box
 from keras_ddl.cut.variable_ops import ASSIGN
 from keras_ddl.cut.writes import Writes
 
 
 class SharedOut(Protocol):
-    """How a variable is distributed over ranks: `flat_shards.Layout` or `model_axis.Slices`."""
+    """How a variable is distributed over ranks: `flat_shards.Layout`, or `Slices` or `MeshLayout` of model_axis.py."""
 
     def shape_of(self, rank: int) -> tuple[int, ...]: ...
+    def boxes(self, rank: int) -> list[Box]: ...
 
 
 @dataclass(frozen=True)

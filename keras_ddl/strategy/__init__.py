@@ -21,7 +21,6 @@ from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
 from keras_ddl.strategy.mesh import layout_of, ranks
 from keras_ddl.strategy.mesh.layout import Layout
-from keras_ddl.strategy.mesh.lost_slices import LostSlices
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
@@ -122,10 +121,9 @@ class Strategy(tf.distribute.Strategy):
             self._check_rank_0_stays()
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
-        self.lost_slices: LostSlices | None = None
-        if self.job.goes_on and mesh_layout is not None:
-            self._check_goes_on_with_layout(mesh_layout)
-            self.lost_slices = LostSlices(self.job, mesh_layout)
+        self.mesh_layout = mesh_layout if self.job.goes_on else None
+        if self.mesh_layout is not None:
+            self._check_goes_on_with_layout(self.mesh_layout)
         self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 

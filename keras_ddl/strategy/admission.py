@@ -8,9 +8,10 @@ from keras_ddl import communicator
 from keras_ddl.communicator import history
 from keras_ddl.data import order
 from keras_ddl.errors import DriftError, RankMismatchError
+from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
-from keras_ddl.strategy.noted import plain_attributes
+from keras_ddl.strategy.keras_patches.standby import writers_of
 from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
@@ -39,7 +40,7 @@ class Admission(Joining):
         """Returns the Admission of a newcomer that has become a rank."""
         admission = cls(record, survival)
         admission._admitted_at = admitted_at
-        admission._callbacks, admission._at_begin = newcomer._callbacks, newcomer._at_begin
+        admission._callbacks, admission._changes = newcomer._callbacks, newcomer._changes
         admission._compares_batch = admission._is_new = admission.has_newcomers = True
         return admission
 
@@ -180,7 +181,7 @@ class Admission(Joining):
             position=(epochs, batches),
             record=record,
             arrays=arrays,
-            callbacks=self._at_begin.since(callbacks.callbacks),
+            callbacks=self._changes.since(writers_of(callbacks.callbacks)),
             agreed=[plain_attributes(each) for each in callbacks.agreed_state()],
             passes=order.passes(),
             slots=sharded_slots.numbers_in(agreement.all_variables(callbacks.model)),

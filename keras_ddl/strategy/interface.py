@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from keras_ddl.strategy.agreement.random_state import RandomState
     from keras_ddl.strategy.job import Job
     from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-    from keras_ddl.strategy.mesh.lost_slices import LostSlices
+    from keras_ddl.strategy.mesh.layout import Layout
     from keras_ddl.strategy.step.keras_step import KerasSteps
     from keras_ddl.topology import Topology
 
@@ -41,7 +41,7 @@ class StrategyInterface(Protocol):
     size: int
     topology: Topology
     job: Job
-    lost_slices: LostSlices | None  # shares them out anew, in a job that goes on with a layout
+    mesh_layout: Layout | None  # over the mesh of now, in a job that goes on with a layout
     random_state: RandomState
     saves: SaveRecords  # of several ranks
     keras_steps: KerasSteps

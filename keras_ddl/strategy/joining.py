@@ -23,6 +23,7 @@ from keras_ddl.communicator import history
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError
+from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.admission import Admission
 from keras_ddl.strategy.interface import strategy_of
@@ -36,8 +37,7 @@ from keras_ddl.strategy.joining_state import (
     number_slots,
     share_variables,
 )
-from keras_ddl.strategy.keras_patches.standby import standing_in
-from keras_ddl.strategy.noted import take_over, update
+from keras_ddl.strategy.keras_patches.standby import standing_in, writers_of
 from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together, garbage
@@ -140,7 +140,7 @@ class Newcomer(Joining):
         for each in callbacks.callbacks:
             if (standby := standing_in(each)) is not None:
                 standby.begin_late()
-        take_over(callbacks.callbacks, state.callbacks)
+        callback_state.set_states(callback_state.named(writers_of(callbacks.callbacks)), state.callbacks)
         for (
             variable,
             value,
@@ -148,7 +148,7 @@ class Newcomer(Joining):
             variable.value.assign(value)
         self._values = []
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
-            update(each, attributes)
+            callback_state.update(each, attributes)
         order.set_passes(state.passes)
         record = history.of_job()
         assert isinstance(record, history.Record)
@@ -174,7 +174,6 @@ class Newcomer(Joining):
                 "call model.build(input_shape)."
             )
         number_slots(model, state.slots)
-        sharded_slots.disown_new_slots()
         self._state_of_all = state
         self._restoration = Restoration(model, state.record, state.arrays)
         self._restoration.at_train_begin()

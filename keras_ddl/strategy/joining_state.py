@@ -20,12 +20,13 @@ from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
+from keras_ddl.state.callback_state import Changes
+from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.interface import strategy_of
-from keras_ddl.strategy.noted import Noted
+from keras_ddl.strategy.keras_patches.standby import writers_of
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-from keras_ddl.strategy.step.cut_step import broadcast_numbers
 from keras_ddl.topology.launcher import find_launcher
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
@@ -59,7 +60,7 @@ class State:
     """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has
     agreed on.
 
-    `slots`: numbers of the variables in shards, whose values it gets later (shards/lost_chunks.py).
+    `slots`: numbers of the variables in shards, whose values it gets later (state/generations.py).
     """
 
     finished: int
@@ -83,13 +84,13 @@ class Joining:
         self._callbacks: CallbacksOfFit | None = None
         self._compares_batch = False
         self._is_new = False  # this rank has joined, and has made no step yet
-        self._at_begin = Noted([])
+        self._changes = Changes([])
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
         """Called when training begins, after on_train_begin of all callbacks."""
         if fits.is_outermost(callbacks.model):
             self._callbacks = callbacks
-            self._at_begin = Noted(callbacks.callbacks)
+            self._changes = Changes(writers_of(callbacks.callbacks))
 
     def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
         """Forgets state that a newcomer cannot have. All ranks that have met a newcomer do this between the same two
@@ -125,7 +126,7 @@ class Joining:
             return
         equal = {each.value.ref() for each in variables}
         others = [each for each in caller.cut_step.keep_only(traced.concrete) if each.ref() not in equal]
-        self._survival.call(lambda: broadcast_numbers(others, root=0), lambda: others)
+        self._survival.call(lambda: replicate(numbers_of(sharded_slots.whole(others))), lambda: others)
 
 
 def remember(model: Any) -> None:

@@ -23,18 +23,12 @@ from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.files import foreign
+from keras_ddl.state import callback_state
 from keras_ddl.strategy import fits
 from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
 RECORD = "progress.json"
 ARRAYS = "progress.npz"
-# Attributes that Keras's callbacks keep from one epoch or batch to the next.
-_REMEMBERED = {
-    keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
-    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
-    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
-}
-
 # How the ranks' states of a metric are combined, for those that are not summed.
 _TOGETHER = {
     "mean": lambda values: values.astype(np.float64).mean(axis=0),
@@ -55,7 +49,7 @@ def capture(
         "ranks": communicator.size() if communicator.is_initialized() else 1,
         "data": reading.position(epochs, batches) if reading is not None else None,
         "seed": generator.state.numpy().tolist() if generator is not None else None,
-        "callbacks": {name: _memory_of(one) for name, one in _named(others).items()},
+        "callbacks": callback_state.for_checkpoint(others),
     }
     # No copies: EarlyStopping replaces these arrays and never writes into them. NumPy's files lack bfloat16.
     arrays = {
@@ -114,9 +108,9 @@ class Restoration:
 
     def at_epoch_begin(self, others: Sequence[Any]) -> None:
         """Restores, before the first epoch, what fit and the other callbacks' on_train_begin have reset."""
-        for name, one in _named(others).items():
-            for attribute, value in (self._record["callbacks"].get(name) or {}).items():
-                _remember(one, attribute, value)
+        callbacks = callback_state.with_state(others)
+        callback_state.set_states(callbacks, self._record["callbacks"])
+        for name, one in callbacks.items():
             weights = self._under(f"callbacks/{name}/")
             if weights:
                 of_model = self._model.weights
@@ -187,23 +181,13 @@ def _way_of(variable: Any) -> str:
     return {"mean": "mean", "only_first_replica": "equal"}.get(variable.aggregation, "sum")
 
 
-def _named(others: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> callback of callbacks with state. The name is the class, with a number if the class repeats."""
-    callbacks: dict[str, Any] = {}
-    for one in others:
-        if isinstance(one, tuple(_REMEMBERED)) or hasattr(one, "get_state"):
-            name = type(one).__name__
-            callbacks[name if name not in callbacks else f"{name} {len(callbacks)}"] = one
-    return callbacks
-
-
 def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
     """Returns key -> array of the weights that callbacks keep, complete on rank 0. COLLECTIVE if weights of the model
     are spread over the ranks; these are gathered one by one.
     """
     best = {
         f"callbacks/{name}/{number}": value
-        for name, one in _named(others).items()
+        for name, one in callback_state.with_state(others).items()
         for number, value in enumerate(getattr(one, "best_weights", None) or ())
     }
     if others and gathered_slots.spread_in(model.variables):
@@ -222,26 +206,6 @@ def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
             else:
                 best.pop(key)
     return best
-
-
-def _memory_of(one: Any) -> dict[str, Any]:
-    if hasattr(one, "get_state"):
-        return {"": one.get_state()}
-    names = next(names for kind, names in _REMEMBERED.items() if isinstance(one, kind))
-    return {name: _plain(getattr(one, name)) for name in names if hasattr(one, name)}
-
-
-def _remember(one: Any, attribute: str, value: Any) -> None:
-    if attribute:
-        setattr(one, attribute, value)
-    elif hasattr(one, "set_state"):
-        one.set_state(value)
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return float(value)  # a number of NumPy or TensorFlow
 
 
 def gather(value: Any, what: str) -> list[Any]:

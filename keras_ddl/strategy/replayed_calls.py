@@ -15,9 +15,9 @@ from keras_ddl.communicator import history
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import RankLostError
+from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, joining, joining_state, trainer_calls
 from keras_ddl.strategy.interface import strategy_of
-from keras_ddl.strategy.noted import Noted, take_over
 from keras_ddl.strategy.shards import sharded_slots
 
 _LOOK_SECONDS = 0.1
@@ -35,7 +35,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks:
     recorded.begin_call()
     joining_state.remember(model)
     of_call = callbacks()
-    at_begin = Noted(of_call)
+    changes = callback_state.Changes(of_call)
     if isinstance(recorded, history.Replay):
         while not recorded.has_ended(what):
             if method == "fit":
@@ -62,7 +62,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks:
                 joining_state.give_up(error)
             recorded.close("a call of fit, evaluate or predict that has failed")
             raise
-    recorded.end_call(what, _kept(returned, model, at_begin.since(of_call, _NOTED_BYTES)))
+    recorded.end_call(what, _kept(returned, model, changes.since(of_call, _NOTED_BYTES)))
     return returned
 
 
@@ -107,7 +107,7 @@ def _kept(returned: Any, model: Any, noted: dict[str, dict[str, Any]]) -> _Ended
 
 def _take(ended: _Ended, model: Any, callbacks: list[Any]) -> Any:
     """Builds the model of a newcomer as the call did; returns the result of the call."""
-    take_over(callbacks, ended.callbacks)
+    callback_state.set_states(callback_state.named(callbacks), ended.callbacks)
     strategy = strategy_of(model)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         models.build_as(model, ended.build_config)

@@ -15,6 +15,7 @@ Newcomers (joining.py) come between two steps and get the state of the job.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -22,18 +23,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_ddl import communicator, ops
+from keras_ddl import communicator
 from keras_ddl.communicator import Communicator, history, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
-from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.state.generations import Generations
+from keras_ddl.state.replicate import replicate
+from keras_ddl.strategy import one_per_job, sharing_out, trainer_calls
 from keras_ddl.strategy.admission import Admission
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.joining import Newcomer
 from keras_ddl.strategy.joining_state import give_up
 from keras_ddl.strategy.mesh import remeshing
-from keras_ddl.strategy.shards import lost_chunks, sharded_slots
+from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
 from keras_ddl.topology import Topology
@@ -84,6 +87,7 @@ class Survival:
         self.joining: Admission | Newcomer | None = None
         self.has_met_newcomers = False
         self.on_trial: frozenset[int] = frozenset()
+        self._generations = Generations(holds_nothing=isinstance(recorded, history.Replay))
         if isinstance(recorded, history.Replay):
             self._finished, self.joining = None, Newcomer(recorded, self)
         elif recorded is not None:
@@ -150,7 +154,7 @@ class Survival:
         if epoch != last_epoch:
             for each in one_per_job.alive():
                 if each.topology is before:
-                    is_cut = each.lost_slices is not None
+                    is_cut = each.mesh_layout is not None
                     if is_cut or each.job.shards_from_elements is not None:
                         setting = "layout" if is_cut else "sharding='optimizer'"
                         raise ConfigError(
@@ -322,12 +326,8 @@ class Survival:
     def _share_out(self) -> str | None:
         """Redistributes shards and slices. Returns a message that says what is lost, if anything."""
         is_new, strategies = self._finished is None, self._strategies()
-        if (problem := remeshing.why_not(strategies)) is not None:
-            return problem
-        lost = [lost_chunks.share_out(each.job, is_new=is_new) for each in strategies]
-        if any(lost):
-            return next(filter(None, lost))
-        return remeshing.share_out(strategies, lambda topology: self._renew(topology, strategies))
+        renew = functools.partial(self._renew, strategies=strategies)
+        return sharing_out.share_out(self._generations, strategies, renew, is_new=is_new)
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """If this rank, whose number was `before`, is now rank 0, it writes from now on."""
@@ -375,17 +375,10 @@ class Survival:
     ) -> None:
         """Gives ranks that are behind (perhaps this one) what rank `root` has written and returned."""
         written = variables() if is_behind else self._written()
-        written = [each for each in written if sharded_slots.sharded_variable(each) is None]
+        written = sharded_slots.whole(written)
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
         try:
-            if numbers := [each for each in written if each.dtype not in (tf.string, tf.variant, tf.resource)]:
-                ops.broadcast_variables(numbers, root=root)
-            strings = [each for each in written if each.dtype == tf.string]
-            texts = [each.numpy() for each in strings] if communicator.rank() == root else None
-            if strings:
-                texts = communicator.broadcast_object(texts, root, name="keras_ddl/survival/strings")
-                for variable, value in zip(strings, texts if is_behind else ()):
-                    variable.assign(value)
+            replicate(written, root)
             returned = tf.nest.map_structure(_sent, self._returned) if communicator.rank() == root else None
             returned = communicator.broadcast_object(returned, root, name="keras_ddl/survival/returned")
         except BaseException:  # the root is lost, too: what has come of its state may never be complete

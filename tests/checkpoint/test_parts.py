@@ -2,16 +2,22 @@
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_ddl import checkpoint
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.bundle_index import stored_boxes
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, merge_bundles, sync_bundles
 from keras_ddl.cut import Slices
 from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.errors import CheckpointError
+from keras_ddl.state.boxes import without_all
 
 TABLES = {
     "matrix": (np.arange(48.0).reshape(8, 6), Slices((8, 6), 2, 1), Slices((8, 6), 4, 0)),
@@ -61,6 +67,52 @@ def test_complete_tensors_and_parts_are_read_in_other_parts(tmp_path: Path) -> N
             for rank in range(other.size):
                 read = bundle.read_boxes(prefix, key, array.dtype.name, array.shape, other.boxes(rank))
                 np.testing.assert_array_equal(read, np.reshape(other.cut(array, rank), -1))
+
+
+def test_the_index_of_a_bundle_tells_which_boxes_are_stored(tmp_path: Path) -> None:
+    stored = stored_boxes(write(tmp_path))
+    assert stored.keys() == {*TABLES, "alone"} and stored["alone"] == [()]
+    for key, (array, layout, _) in TABLES.items():
+        parts = [box for rank in range(layout.size) for box in layout.boxes(rank)]
+        whole = [tuple((0, extent) for extent in array.shape)]
+        assert set(stored[key]) == set(parts), key
+        assert without_all(whole, stored[key]) == [] and without_all(whole, stored[key][1:]) != []
+    many = {f"variable/{number}": tf.zeros([number % 5]) for number in range(6000)}  # several blocks
+    bundle.write(str(tmp_path / "many"), many)
+    assert stored_boxes(str(tmp_path / "many")) == {key: [((0, each.shape[0]),)] for key, each in many.items()}
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data[20:]])
+def test_what_is_no_index_is_refused(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    index = Path(f"{write(tmp_path)}.index")
+    index.write_bytes(damage(index.read_bytes()))
+    with pytest.raises(OSError, match="no"):
+        stored_boxes(str(tmp_path / "weights"))
+
+
+@pytest.mark.parametrize("writers", [range(4), [0, 1, 3], [1, 2, 3]])
+def test_a_checkpoint_without_some_parts_does_not_validate(writers: Sequence[int], tmp_path: Path) -> None:
+    array, layout = np.arange(48.0).reshape(8, 6), Slices((8, 6), 4, 0)
+
+    def fill(folder: Path) -> dict[str, Any]:
+        written = {}
+        for rank in writers:
+            part = bundle.Part(array.shape, layout.boxes(rank), tf.constant(layout.cut(array, rank)))
+            other = {} if rank else {"weights/whole": tf.zeros([3])}
+            written[rank] = Snapshot({"weights": other}, {"weights": {"weights/matrix": part}}).write_bundles(
+                folder, rank
+            )
+        merge_bundles(folder, written)
+        return {"weights": [["weights/matrix", "float64", [8, 6]], ["weights/whole", "float32", [3]]]}
+
+    written = checkpoint.write(tmp_path, 1, fill)
+    if len(writers) == 4:
+        checkpoint.validate(written)
+        return
+    first = 4 if 0 in writers else 0
+    lacking = rf"matrix \[8, 6\] lacks the entries \(\({first}, 2\), \(0, 6\)\)"
+    with pytest.raises(CheckpointError, match=f"must be complete.*ckpt-00000001: {lacking}"):
+        checkpoint.validate(written)
 
 
 def test_a_bundle_of_parts_is_restored_by_tensorflows_checkpoint(tmp_path: Path) -> None:

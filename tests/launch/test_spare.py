@@ -11,7 +11,7 @@ import pytest
 
 from keras_ddl.launch import spare
 from keras_ddl.launch.spare import imports_of_script
-from keras_ddl.strategy.noted import Noted, take_over
+from keras_ddl.state.callback_state import Changes, named, set_states
 
 SCRIPT = """
 \"\"\"Trains.\"\"\"
@@ -59,10 +59,10 @@ def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:
         return callback
 
     mine, theirs = of_rank(2), of_rank(0)
-    at_begin = Noted([theirs])
+    at_begin = Changes([theirs])
     theirs.seen, theirs.best, theirs.choose = 5, [np.arange(2.0)], keras.ops.greater
     theirs.lock = object()
-    take_over([mine], at_begin.since([theirs]))
+    set_states(named([mine]), at_begin.since([theirs]))
     assert (mine.rank, mine.seen, mine.choose) == (2, 5, keras.ops.greater)
     np.testing.assert_array_equal(mine.best[0], [0.0, 1.0])
     assert mine.lock is not theirs.lock
@@ -71,9 +71,9 @@ def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:
 def test_callbacks_of_one_class_are_told_apart_and_others_left_alone() -> None:
     mine = [keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
     theirs = [keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
-    at_begin = Noted(theirs)
+    at_begin = Changes(theirs)
     theirs[0].seen, theirs[2].wait = 1, 3
-    take_over(mine, at_begin.since(theirs))
+    set_states(named(mine), at_begin.since(theirs))
     assert [each.wait for each in mine] == [0, 3] and not hasattr(mine[0], "seen")
 
 
@@ -81,5 +81,5 @@ def test_what_is_of_a_process_stays() -> None:
     mine, theirs = (
         SimpleNamespace(of_this_process=("begun",), begun=each, saved=each, params={"verbose": each}) for each in (1, 2)
     )
-    take_over([mine], Noted([]).since([theirs]))
+    set_states(named([mine]), Changes([]).since([theirs]))
     assert (mine.begun, mine.saved, mine.params) == (1, 2, {"verbose": 1})

@@ -111,9 +111,9 @@ def gathers() -> Iterator[list[str]]:
     names: list[str] = []
     original = gathered_slots._gather
 
-    def gather(slot: Any) -> Any:
+    def gather(slot: Any, *args: Any) -> Any:
         names.append(slot.name)
-        return original(slot)
+        return original(slot, *args)
 
     gathered_slots._gather = gather
     try:

@@ -32,7 +32,7 @@ def fit(
         job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0)
         place = SimpleNamespace(rank=0, size=0)
         rank.strategy = SimpleNamespace(topology=topology, job=job_of_strategy, random_state=place, saves=place)
-        rank.strategy.lost_slices = None
+        rank.strategy.mesh_layout = None
         rank.strategy.renew = lambda new: Strategy.renew(rank.strategy, new)
         if model_size:
             simulated_mesh.begin(rank, rank.strategy, model_size)

@@ -23,6 +23,7 @@ from keras_ddl.communicator import Communicator, binding
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.launch import control, regrouping
+from keras_ddl.state import replicate
 from keras_ddl.strategy import survival
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.topology import make_topology
@@ -405,7 +406,7 @@ def simulated() -> Iterator[None]:
         mock.patch.object(
             communicator.world, "_open_world", lambda place, world, note: open_world(this_rank(), place, world)
         ),
-        mock.patch.object(survival.ops, "broadcast_variables", broadcast),
+        mock.patch.object(replicate.ops, "broadcast_variables", broadcast),
         mock.patch.object(survival.one_per_job, "alive", lambda: [this_rank().strategy]),
         mock.patch.object(survival, "threading", of_main),
         mock.patch.object(Communicator, "recover", None),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 from keras_ddl import communicator
-from keras_ddl.strategy.mesh import lost_slices, remeshing
-from keras_ddl.strategy.mesh.lost_slices import LostSlices, Place
+from keras_ddl.cut.flat_shards import Box
+from keras_ddl.cut.model_axis import Slices
+from keras_ddl.state import generations
+from keras_ddl.state.placements import Place, holding
+from keras_ddl.state.plan import Holding, Move
+from keras_ddl.strategy import sharing_out
+from keras_ddl.strategy.mesh import remeshing
 from strategy.simulated_job import Rank, this_rank
 
 
@@ -26,66 +31,78 @@ class Layout:
         return str(divmod(rank, self.model_size))
 
 
-class Share:
-    """Entries of the slices that a rank has, by their numbers."""
-
-    def __init__(self, place: Place, entries: dict[int, tuple[int, ...]], generation: int) -> None:
-        self.place, self.entries, self.generation = place, entries, generation
-
-
-def entries_of(place: Place, extent: int) -> dict[int, tuple[int, ...]]:
-    """Returns what a rank with this place must have of a variable."""
-    extent //= place.size
-    return {each: tuple(range(each * extent, (each + 1) * extent)) for each in place.slices()}
+def _entries(box: Box) -> set[int]:
+    ((first, extent),) = box
+    return set(range(first, first + extent))
 
 
 class SlicedVariable:
-    """Stands for a `LaidOutVariable`."""
+    """Stands for a `LaidOutVariable`: it has entries of slices, a set for each."""
 
-    number, axis, name, first_value = 0, 0, "weight", None
+    number, axis, name, numpy_dtype, can_begin_anew = 0, 0, "weight", None, False
 
     def __init__(self, job: Any, place: Place) -> None:
-        self.job, self.next_share = job, None
+        self.job = job
         self.shape = [place.size**2]  # which one model rank less does not divide: of 2 x 2 ranks three form 1 x 2
-        self.share = Share(place, entries_of(place, *self.shape), 0)
+        self._place, self._next = place, None
+        self._values = [_entries(box) for (box,) in self.held()]
 
-    def take_next_share(self, generation: int) -> None:
-        if self.next_share is not None and self.next_share.generation == generation:
-            self.share, self.next_share = self.next_share, None
+    def held(self) -> Holding:
+        return self.wanted(self._place)
+
+    def wanted(self, place: Place | None) -> Holding:
+        return () if place is None else holding(Slices(tuple(self.shape), place.size, 0), place)
+
+    def values(self) -> list[set[int]]:
+        return self._values
+
+    def make_next(self, place: Place, arrays: Sequence[Any], generation: int) -> None:
+        self._next = place, [self._values[each] if isinstance(each, int) else each for each in arrays]
+
+    def take_next(self) -> None:
+        if self._next is not None:
+            (self._place, self._values), self._next = self._next, None
 
     def check(self) -> None:
         """Checks that this rank has all entries of its slices."""
-        assert self.share.entries == entries_of(self.share.place, *self.shape)
+        assert self._values == [_entries(box) for (box,) in self.held()]
+
+
+def _exchange(
+    moves: Sequence[Move],
+    held: Sequence[Holding],
+    wanted: Sequence[Holding],
+    rank: int,
+    values: Callable[[], list[set[int]]],
+    _: Any,
+    name: str,
+) -> list[Any]:
+    """As `exchange`, of sets of entries."""
+    mine = set().union(*values()) if held[rank] else set()
+    given = communicator.all_gather_object(sorted(mine), name=name) if moves else []
+    for each in moves:
+        if each.receiver == rank:
+            mine |= _entries(each.box) & set(given[each.sender])
+    return [
+        held[rank].index(each) if each in held[rank] else set().union(*map(_entries, each)) & mine
+        for each in wanted[rank]
+    ]
 
 
 def begin(rank: Rank, strategy: Any, model_size: int) -> None:
     """Puts the ranks of a job on a mesh."""
     job, topology = strategy.job, communicator.topology()
-    job.rank, job.slice_mirror_offset = topology.rank, int(topology.size == model_size)
-    strategy.lost_slices = LostSlices(job, Layout(topology.size // model_size, model_size))  # type: ignore[arg-type]
-    rank.variable = SlicedVariable(job, Place(topology.rank % model_size, model_size, job.slice_mirror_offset))
-
-
-def _next_share(_: Any, slot: SlicedVariable, places: Any, next_places: Any, rank: int, generation: int) -> Any:
-    """As `LostSlices._next_share`, for what is simulated."""
-    given = communicator.all_gather_object(slot.share.entries if places[rank] is not None else {}, name="slices")
-    known = {each for entries in given for slice_ in entries.values() for each in slice_}
-    place = next_places[rank]
-    if place is None:
-        return None
-    entries = entries_of(place, *slot.shape).items()
-    return Share(
-        place, {number: tuple(each for each in needed if each in known) for number, needed in entries}, generation
-    )
+    strategy.mesh_layout = Layout(topology.size // model_size, model_size)
+    offset = int(topology.size == model_size)
+    rank.variable = SlicedVariable(job, Place(topology.rank % model_size, model_size, offset))
 
 
 @contextmanager
 def simulated_mesh() -> Iterator[None]:
     """In it, `begin` may be called."""
     patches = [
-        mock.patch.object(lost_slices, "LaidOutVariable", SlicedVariable),
-        mock.patch.object(lost_slices, "all_slots", lambda: [this_rank().variable]),
-        mock.patch.object(LostSlices, "_next_share", _next_share),
+        mock.patch.object(sharing_out, "all_slots", lambda: [this_rank().variable]),
+        mock.patch.object(generations, "exchange", _exchange),
         mock.patch.object(remeshing.ranks, "connect", lambda *_: communicator.barrier(name="mesh")),
         mock.patch.object(remeshing.ranks, "warn_of_hosts", lambda *_: None),
         mock.patch.object(remeshing, "say", lambda *_: None),

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ddl.errors import RankLostError
+from keras_ddl.state import replicate
 from keras_ddl.strategy import survival
 from launch.launching import Ended, run, write_program
 
@@ -231,7 +232,7 @@ def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(survival.Communicator, "recover", None)
     monkeypatch.setattr(survival.communicator, "rank", lambda: 0)
     monkeypatch.setattr(survival.communicator, "topology", lambda: None)
-    monkeypatch.setattr(survival.ops, "broadcast_variables", broadcast)
+    monkeypatch.setattr(replicate.ops, "broadcast_variables", broadcast)
     behind = survival.Survival()
     with pytest.raises(RankLostError):
         behind._catch_up([survival.Report(0, 0), survival.Report(1, 1)], lambda: variables, None)

@@ -21,6 +21,7 @@ LINE = [
     ("device", "ops"),
     ("gradients",),
     ("cut", "data"),
+    ("state",),
     ("strategy", "checkpoint"),
     ("model_state",),
     ("resuming",),

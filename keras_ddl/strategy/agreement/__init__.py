@@ -5,19 +5,19 @@ Everything here is COLLECTIVE, blocks, and runs between steps, so plain NumPy ar
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from keras_ddl import communicator, ops
+from keras_ddl import communicator
 from keras_ddl.communicator.comparison import require_equal_lists
-from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat.callbacks import initial_epoch, set_initial_epoch
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import named_optimizers_of, optimizers_of
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.optimizers import trained_variables
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.state.replicate import replicate
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 
 ONE_LEARNING_RATE = (
@@ -95,21 +95,10 @@ def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
 
 def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, are_equal: bool = False) -> None:
     """Gives all ranks the values of rank `root`. are_equal: all ranks already have the same numbers."""
-    plain, variables = [], list(variables)
+    variables = list(variables)
     gathered_slots.scatter_restored(gathered_slots.slots_in(variables), root)
-    for variable in variables:
-        if sharded_slots.sharded_variable(variable) is not None:
-            continue
-        if keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
-            plain.append(variable.value)
-        else:
-            variable.assign(communicator.as_one(functools.partial(_value_of, variable, root)))
-    if plain and not are_equal:
-        ops.broadcast_variables(plain, root=root)
-
-
-def _value_of(variable: keras.Variable, root: int) -> np.ndarray:
-    return broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root)
+    whole = [each.value for each in sharded_slots.whole(variables)]
+    replicate([each for each in whole if not are_equal or each.dtype == tf.string], root)
 
 
 def agree_on_initial_epoch(model: keras.Model) -> None:

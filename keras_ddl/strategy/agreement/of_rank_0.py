@@ -16,13 +16,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_ddl import communicator, ops
+from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import require_equal_values
-from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import models
-from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import DriftError
+from keras_ddl.state.replicate import replicate
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, digest_of_numbers, name_of, tf_variable
 from keras_ddl.strategy.job import Job
@@ -77,7 +76,7 @@ class Held:
                     f"every rank. Received, when {call}: {received} (rank {self._job.rank}). Run the code that sets "
                     "weights on all ranks, not under `if rank == 0:`."
                 )
-            _take_from_rank_0([self.compared.variables[n] for n in sorted({number for number, _ in differing})])
+            replicate([tf_variable(self.compared.variables[n]) for n in sorted({number for number, _ in differing})])
             if self._job.rank == 0:
                 say(call, received)
             self.digest = digest_of(Compared(weights(self._model, self._job), self._job))
@@ -90,7 +89,7 @@ def follow_before_training(model: Any, job: Job, before: Held) -> None:
     before: what this rank held before the callbacks began; if ranks already differed then, rank 0 warns.
     """
     variables = agreement.all_variables(model)
-    now = Compared([each for each in variables if sharded_slots.sharded_variable(each) is None], job)
+    now = Compared(sharded_slots.whole(variables), job)
     gathered = communicator.all_gather_object((before.digests(), now.digests()), agreement.name_of(model, "fit_begins"))
     are_equal = not differ([digests for _, digests in gathered], job)
     if not are_equal and differ([digests for digests, _ in gathered], job):
@@ -99,16 +98,6 @@ def follow_before_training(model: Any, job: Job, before: Held) -> None:
             say("fit begins", received)
     agreement.broadcast_variables(variables, are_equal=are_equal)
     remember(model, digest_of(Compared(weights(model, job), job)))
-
-
-def _take_from_rank_0(variables: Iterable[Any]) -> None:
-    inner = [tf_variable(each) for each in variables]
-    numbers = [each for each in inner if each.dtype.name in DTYPES]
-    if numbers:
-        ops.broadcast_variables(numbers, root=0)
-    for each in inner:
-        if each.dtype.name not in DTYPES:  # seeds, and flags
-            each.assign(agreement.broadcast_value(each.numpy(), f"keras_ddl/{plain_name(each.name)}"))
 
 
 def say(call: str, received: str) -> None:

@@ -276,6 +276,11 @@ def standing_in(callback: Any) -> Standby | None:
     return standby if isinstance(standby, Standby) else None
 
 
+def writers_of(callbacks: Iterable[Any]) -> list[Any]:
+    """Returns callbacks as the program made them, the same on all ranks: the writer in place of its standby."""
+    return [each.writer if isinstance(each, Standby) else each for each in callbacks]
+
+
 def become_writer(standby: Standby, callback: Any, **options: bool) -> Any:
     """Returns the object that writes from now on in place of `callback`. options: as in `Standby.become_writer`."""
     if callback is not standby:

@@ -9,7 +9,7 @@ A rank makes only its slice of the value of one of Keras's initializers (first_v
 are made in full and sliced one by one, so no rank ever has two of them.
 
 In a job that continues when a rank is lost and that has one data rank, each slice has a mirror on another model rank
-(cut/mirrors.py); lost_slices.py redistributes slices.
+(cut/mirrors.py); state/generations.py redistributes slices.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
-from keras_ddl.compat.tensorflow import ResourceVariable, UninitializedVariable, tf
+from keras_ddl.compat.tensorflow import ResourceVariable, tf
 from keras_ddl.cut import LocalPart, Slices
 from keras_ddl.errors import ConfigError
+from keras_ddl.state.placements import Place
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
-from keras_ddl.strategy.mesh.ranks import all_gather_slices
-from keras_ddl.strategy.shards.sharded_slots import Share, sharded_variable, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_slots import sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import of_one_rank
@@ -50,8 +50,8 @@ class LaidOutVariable(ShardedWeight):
     (`is_complete`).
 
     Attributes:
-        job: the job of the variable. axis: the axis that is cut; NO_AXIS: none (undecided.py).
-        first_value: returns the first value, if it is equal on every rank, as for optimizer variables.
+        axis: the axis that is cut; NO_AXIS: none (undecided.py).
+        initial: as of a ShardedVariable, for optimizer variables.
     """
 
     def __init__(
@@ -62,34 +62,18 @@ class LaidOutVariable(ShardedWeight):
         axis: int,
         *,
         is_trained: bool,
-        first_value: Callable[[], tf.Tensor | FirstValue] | None = None,
+        initial: Callable[[], tf.Tensor | FirstValue] | None = None,
     ) -> None:
-        self.job, self.axis, self.first_value = job, axis, first_value
-        super().__init__(value, name, job, first_value or _never, is_trained=is_trained)
+        self.axis = axis
+        super().__init__(value, name, job, initial, is_trained=is_trained)
 
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
-        assert job.mesh is not None
-        slices = Slices(tuple(value.shape.as_list()), job.mesh.model.size, self.axis)
-        offset = job.slice_mirror_offset
-        with tf.device(job.device):
-            mirror = slice_variable(self, slices) if offset else None
-            share = Share(slices, job.mesh.model.rank, offset, slice_variable(self, slices), mirror, generation)
-            share.assign(value)
-        return share
+    def place_in(self, job: Job) -> Place:
+        if job.mesh is None:  # one model rank is left
+            return Place(0, 1)
+        return Place(job.mesh.model.rank, job.mesh.model.size, job.slice_mirror_offset)
 
-    def variable_with(self, number: int) -> Any:
-        """Returns the tf.Variable of this rank that holds a given slice: its own slice, a mirror, or the complete
-        variable."""
-        if self.is_complete:
-            return self
-        return self.chunk if number == self.share.rank else self.share.mirror
-
-    def all_gathered(self, name: str) -> tf.Tensor:
-        assert self.job.mesh is not None
-        complete = all_gather_slices(self.chunk.read_value(), self.axis, name, self.job.mesh.model)
-        if self.job.goes_on:  # then no rank may have finished two calls more than another
-            communicator.barrier(name=f"{name}/all")
-        return complete
+    def layout_for(self, size: int) -> Slices:
+        return Slices(tuple(self.shape.as_list()), size, self.axis)
 
     def local_part(self) -> LocalPart:
         """Returns what this rank has of the variable, for the cut along the model axis."""
@@ -113,21 +97,6 @@ class LaidOutVariable(ShardedWeight):
     __str__ = __repr__
 
 
-def _never() -> tf.Tensor:
-    raise AssertionError("the first values of weights are not kept")
-
-
-def slice_variable(variable: LaidOutVariable, slices: Slices, value: tf.Tensor | None = None) -> Any:
-    """Returns a tf.Variable for a slice, with a value or none."""
-    # An UninitializedVariable: creating one does not involve a Strategy's scope.
-    slice_ = UninitializedVariable(
-        trainable=False, shape=slices.shape_of_slice, dtype=variable.dtype, name=variable.name.partition(":")[0]
-    )
-    if value is not None:
-        slice_.assign(value)
-    return slice_
-
-
 def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshSlot | None:
     """Returns the value for a new Keras variable, from rank 0's initializer. None: no layout cuts the variable and it
     is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE if a layout cuts it or it is a slot in
@@ -149,9 +118,8 @@ def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshS
         if is_in_shards:
             return MeshSlot(value, variable.name, job, axis)
         assert axis is not None
-        first_value = (lambda: value) if is_same else None
-        is_trained = bool(variable.trainable)
-        return LaidOutVariable(value, variable.name, job, axis, is_trained=is_trained, first_value=first_value)
+        initial = (lambda: value) if is_same else None
+        return LaidOutVariable(value, variable.name, job, axis, is_trained=bool(variable.trainable), initial=initial)
 
 
 def initial_value(variable: Any, value: Any) -> Any:
@@ -174,7 +142,7 @@ def initial_value(variable: Any, value: Any) -> Any:
 
         first = made()
         if _is_same_on_all_ranks(job) and callable(value):
-            return LaidOutVariable(first, variable.name, job, axis, is_trained=is_trained, first_value=made)
+            return LaidOutVariable(first, variable.name, job, axis, is_trained=is_trained, initial=made)
         agreed = agreement.broadcast_value(first.numpy(), _name(variable, "laid_out"))
         return LaidOutVariable(tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=is_trained)
 

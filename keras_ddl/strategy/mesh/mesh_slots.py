@@ -7,13 +7,11 @@ slice, which has no memory of its own, and along the batch this variable is in s
 
 from __future__ import annotations
 
-from keras_ddl import ops
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import LocalPart, MeshLayout
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh.ranks import all_gather_slices
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
 
 making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an optimizer makes is to be in shards
@@ -27,7 +25,7 @@ class MeshSlot(ShardedVariable):
     """
 
     def __init__(self, value: FirstValue, name: str, job: Job, axis: int | None) -> None:
-        self._job, self._axis = job, axis
+        self._axis = axis
         super().__init__(value, name, job, lambda: value)
         self._slice = None
         if axis is not None:
@@ -39,14 +37,14 @@ class MeshSlot(ShardedVariable):
     def slice_handle(self) -> tf.Tensor:
         return self.handle if self._slice is None else self._slice.handle
 
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
         mesh = job.mesh
         assert mesh is not None
         layout = MeshLayout(tuple(value.shape.as_list()), self._axis, mesh.data.size, mesh.model.size)
         with tf.device(job.device):
             shape = [layout.chunk(job.rank)[1]]
             chunk = UninitializedVariable(trainable=False, shape=shape, dtype=value.dtype, name="chunk")
-            share = Share(layout, job.rank, 0, chunk, None, generation)
+            share = Share(layout, job.rank, 0, chunk, None)
             if not isinstance(value, FirstValue):
                 share.assign(value)
             elif value.is_constant or layout.slices is None:
@@ -55,15 +53,6 @@ class MeshSlot(ShardedVariable):
                 slice_ = value.share(layout.slices.runs(mesh.model.rank), layout.flat.shape)
                 chunk.assign(layout.flat.cut(slice_, mesh.data.rank))
         return share
-
-    def all_gathered(self, name: str) -> tf.Tensor:
-        mesh, slices = self._job.mesh, self.layout.slices
-        assert mesh is not None
-        flat = ops.all_gather(self.chunk.read_value(), name=f"{name}/batch", comm=mesh.data)
-        slice_ = tf.reshape(flat, self.layout.flat.shape)
-        if slices is None:
-            return slice_
-        return all_gather_slices(slice_, slices.axis, name, mesh.model)
 
     def local_part(self) -> LocalPart:
         """Returns what this rank has of the slot, for the cut along the model axis."""

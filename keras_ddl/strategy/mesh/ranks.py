@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keras_ddl import communicator, errors, ops
+from keras_ddl import communicator, errors
 from keras_ddl.communicator import Communicator, stack_position
 from keras_ddl.communicator.comparison import require_equal_lists
-from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.topology import Topology
 
@@ -32,16 +31,6 @@ class Mesh:
         """Returns the ranks of the job with the same rows as this one: those of its model axis."""
         first = self.data.rank * self.model.size
         return range(first, first + self.model.size)
-
-
-def all_gather_slices(slice_: tf.Tensor, axis: int, name: str, model: Communicator) -> tf.Tensor:
-    """Returns the slices of all ranks of a model axis, put together along `axis`. COLLECTIVE.
-
-    Cost: two copies of the result if `axis` is not the first.
-    """
-    order = [axis, *(each for each in range(slice_.shape.rank) if each != axis)]
-    rows = ops.all_gather(tf.transpose(slice_, order), name=name, comm=model)
-    return tf.transpose(rows, [order.index(each) for each in range(len(order))])
 
 
 def make(layout: Layout, topology: Topology) -> Mesh | None:

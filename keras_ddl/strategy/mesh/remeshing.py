@@ -1,88 +1,100 @@
-"""Continues with a smaller mesh when ranks are lost: redistributes slices, lets ranks without a place leave, and makes
-the communicators of the new axes.
+"""Continues with a smaller mesh when ranks are lost: slices are redistributed, ranks without a place leave, and the
+others make the communicators of the new axes.
+
+Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
+rank has a mirror of the slice (cut/mirrors.py). So a lost rank's slices still exist, unless all ranks with a slice are
+lost together.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
+from keras_ddl.state.placements import Place
 from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.mesh.survivors import NewMesh, largest_mesh
 from keras_ddl.strategy.why_it_ends import TooFewError
+from keras_ddl.topology.mirrors import mirror_offset
 
 if TYPE_CHECKING:
     from keras_ddl.strategy.interface import StrategyInterface
     from keras_ddl.strategy.mesh.layout import Layout
-    from keras_ddl.strategy.mesh.lost_slices import LostSlices
-    from keras_ddl.strategy.mesh.survivors import NewMesh
     from keras_ddl.topology import Topology
 
 
 def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
     """Returns the layout over the mesh that continues, or None."""
-    return next((each.lost_slices.layout for each in strategies if each.lost_slices is not None), None)
+    return next((each.mesh_layout for each in strategies if each.mesh_layout is not None), None)
 
 
-def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
-    """Returns why a job with these Strategies cannot continue; None: it can. Equal on all ranks."""
-    count = sum(each.lost_slices is not None for each in strategies)
-    if count == 0 or count == 1 and all(each.job.shards_from_elements is None for each in strategies):
-        return None
-    return (
-        "A job can continue without a lost rank only if at most one Strategy has a layout, and no other has sharding. "
-        f"Received: {count} of {len(strategies)} Strategies with a layout."
-    )
+class SmallerMesh:
+    """The mesh that the ranks of a topology, the remaining ones, are to form."""
+
+    def __init__(self, strategy: StrategyInterface, topology: Topology) -> None:
+        self._strategy, self._topology = strategy, topology
+        self._mesh: NewMesh | None = None
+
+    def describe(self) -> int:
+        """Returns the number of model ranks of the mesh that this rank has its slices for."""
+        assert self._strategy.mesh_layout is not None
+        return self._strategy.mesh_layout.model_size
+
+    def arrange(self, described: int, leaves: Sequence[Any]) -> list[Place | None]:
+        topology = self._topology
+        mesh = self._mesh = largest_mesh(described, topology.hosts, {each.shape[each.axis] for each in leaves})
+        # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
+        least = min(communicator.min_ranks(), topology.size)
+        if mesh.size < least:
+            raise TooFewError(
+                "fit can continue without a lost rank only if the new mesh has at least MIN ranks (-np MIN:MAX). "
+                f"Received: a mesh of {mesh.data_size} x {mesh.model_size}, but at least {least} ranks are needed "
+                f"(rank {topology.rank}). Restart the job (keras-ddl run --restarts 1), or choose a smaller MIN."
+            )
+        return places_in(mesh, topology.hosts)
+
+    def take(self) -> None:
+        mesh, layout = self._mesh, self._strategy.mesh_layout
+        assert mesh is not None and layout is not None
+        rank = mesh.staying.index(self._topology.rank)
+        self._strategy.mesh_layout = layout.of_smaller_mesh(mesh.data_size, mesh.model_size, rank)
+
+    def form(self, renew: Callable[[Topology], None]) -> None:
+        """Forms the mesh, when its slices are already distributed. COLLECTIVE.
+
+        Args: renew: lets the Strategies continue with the ranks of a topology.
+        Raises: RankLostError: another rank was lost; call it again when the remaining ranks have met. SystemExit: this
+            rank has no place in the new mesh.
+        """
+        mesh, topology, strategy = self._mesh, self._topology, self._strategy
+        assert mesh is not None
+        if len(mesh.staying) < topology.size:
+            if topology.rank not in mesh.staying:
+                renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
+                raise RankLostError("All ranks that were to form the mesh are lost.")
+            topology = communicator.regroup_with()
+            renew(topology)
+            if topology.size != mesh.size:
+                raise RankLostError("Another rank was lost while ranks formed a mesh.")
+        assert strategy.mesh_layout is not None
+        try:
+            strategy.job.mesh = ranks.connect(strategy.mesh_layout, topology)
+        except CollectiveError as error:  # the engine does not say who is gone
+            raise RankLostError(str(error)) from None
+        if topology.rank == 0:
+            ranks.warn_of_hosts(strategy.mesh_layout, topology)
 
 
-def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology], None]) -> str | None:
-    """Redistributes the slices of a mesh, if there is one, and forms the next mesh. COLLECTIVE over the remaining
-    ranks.
-
-    Args: renew: lets the Strategies continue with the ranks of a topology.
-    Returns: None, or a message that says what is lost.
-    Raises: RankLostError: another rank was lost; call it again when the remaining ranks have met. TooFewError.
-        SystemExit: this rank has no place in the new mesh.
-    """
-    slices = next((each.lost_slices for each in strategies if each.lost_slices is not None), None)
-    if slices is None:
-        return None
-    topology = communicator.topology()
-    # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
-    least = min(communicator.min_ranks(), topology.size)
-    mesh = slices.share_out(topology, least)
-    if isinstance(mesh, str):
-        return mesh
-    if mesh.size < least:
-        raise TooFewError(
-            "fit can continue without a lost rank only if the new mesh has at least MIN ranks (-np MIN:MAX). Received: "
-            f"a mesh of {mesh.data_size} x {mesh.model_size}, but at least {least} ranks are needed (rank "
-            f"{topology.rank}). Restart the job (keras-ddl run --restarts 1), or choose a smaller MIN."
-        )
-    _form(slices, mesh, topology, renew)
-    return None
-
-
-def _form(slices: LostSlices, mesh: NewMesh, topology: Topology, renew: Callable[[Topology], None]) -> None:
-    """Forms a mesh whose slices are already distributed. COLLECTIVE."""
-    if len(mesh.staying) < topology.size:
-        if topology.rank not in mesh.staying:
-            renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
-            raise RankLostError("All ranks that were to form the mesh are lost.")
-        topology = communicator.regroup_with()
-        renew(topology)
-        if topology.size != mesh.size:
-            raise RankLostError("Another rank was lost while ranks formed a mesh.")
-    layout = slices.layout
-    try:
-        slices.job.mesh = ranks.connect(layout, topology)
-    except CollectiveError as error:  # the engine does not say who is gone
-        raise RankLostError(str(error)) from None
-    slices.begin_others_anew()
-    if topology.rank == 0:
-        ranks.warn_of_hosts(layout, topology)
+def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
+    """Returns the place of each remaining rank in the mesh that they are to form. hosts: of these ranks."""
+    offset = mirror_offset([hosts[each] for each in mesh.staying]) if mesh.data_size == 1 else 0
+    places: list[Place | None] = [None] * len(hosts)
+    for number, rank in enumerate(mesh.staying):
+        places[rank] = Place(number % mesh.model_size, mesh.model_size, offset)
+    return places
 
 
 def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:

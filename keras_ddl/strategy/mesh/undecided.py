@@ -64,10 +64,10 @@ class UndecidedVariable(LaidOutVariable):
         else:
             super().begin_anew(value, job)
 
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
         if self.axis == NO_AXIS:
-            return Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, value, None, generation)
-        return super().share_of(value, job, generation)
+            return Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, value, None)
+        return super().share_of(value, job)
 
     @property
     def slots(self) -> list[UndecidedVariable]:
@@ -78,19 +78,12 @@ class UndecidedVariable(LaidOutVariable):
     def is_spread(self) -> bool:
         return super().is_spread and not self.is_deferred
 
-    def all_gathered(self, name: str) -> tf.Tensor:
-        if self.axis != NO_AXIS:
-            return super().all_gathered(name)
-        self.complete()
-        return self.read_value()
-
     @property
     def is_deferred(self) -> bool:
         """Whether it has no memory yet."""
         return not self.is_complete and self.axis == NO_AXIS
 
     def complete(self) -> None:
-        """Gives the variable its first value, if it has none."""
         if self.is_deferred:
             with tf.init_scope():
                 self.begin_anew(self._first(), self.job)

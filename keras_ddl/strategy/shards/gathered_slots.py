@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator, history
 from keras_ddl.communicator.comparison import other_rank
@@ -15,6 +17,9 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, DriftError
+from keras_ddl.state.exchange import exchange, gather
+from keras_ddl.state.placements import NOTHING, replicated
+from keras_ddl.state.plan import plan
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
@@ -47,13 +52,13 @@ def slots_of(owner: Any) -> list[ShardedVariable]:
 def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> Iterator[None]:
     """Inside, the complete slots can be read on every rank or on one. COLLECTIVE on entry.
 
-    Cost: one all_gather of each slot; memory for all of them on ranks that can read them.
+    Cost: one exchange of each slot; memory for all of them on ranks that can read them.
     """
     before = [each.gathered for each in slots]
     _gathered.append((slots, on_rank))
     try:
         for each in slots:
-            value = _gather(each)
+            value = _gather(each, on_rank)
             if on_rank in (None, communicator.rank()):
                 each.gathered = value
             del value  # on other ranks nothing is to stay
@@ -93,7 +98,7 @@ def are_readable_everywhere(slots: Iterable[ShardedVariable]) -> bool:
 
 def gather_again(slot: ShardedVariable) -> None:
     """Call it after ranks have set their chunks of a slot. If the slot is gathered, its new values can then be read.
-    COLLECTIVE in that case: one all_gather.
+    COLLECTIVE in that case.
     """
     if any(each is slot for some, _ in _gathered for each in some):
         value = _gather(slot)
@@ -113,18 +118,25 @@ def without_values(slots: Sequence[ShardedVariable]) -> Iterator[None]:
             each.is_without_values = False
 
 
-def _gather(slot: ShardedVariable) -> tf.Tensor:
-    def gather(_: Communicator | None = None) -> tf.Tensor:
+def _gather(slot: ShardedVariable, on_rank: int | None = None) -> tf.Tensor | None:
+    """Returns all of a slot; None, maybe, on ranks other than `on_rank`."""
+    name, shape = _name(slot, "gathered"), tuple(slot.shape.as_list())
+    if slot.job.goes_on:  # then ranks may give others what a call has returned
+        on_rank = None
+
+    def make(_: Communicator | None = None) -> tf.Tensor | None:
+        slot.complete()
         if slot.is_complete:
             return slot.read_value()
+        held, place = slot.held_by_all(), communicator.topology()
         with ops.translate_errors():
-            return slot.all_gathered(_name(slot, "gathered"))
+            value = gather(held, shape, place.hosts, place.rank, slot.values, slot.numpy_dtype, name, on_rank=on_rank)
+        if slot.job.goes_on:  # then no rank may have finished two calls more than another
+            communicator.barrier(name=f"{name}/all")
+        return None if value is None else tf.constant(value)
 
-    def make() -> tf.Tensor:
-        # Made again when a rank is lost, of other chunks.
-        return gather() if Communicator.recover is None else Communicator.recover(gather)
-
-    return history.recorded(_name(slot, "gathered"), make)
+    recover = Communicator.recover  # makes it again when a rank is lost, of other chunks
+    return history.recorded(name, make if recover is None else lambda: recover(make))
 
 
 def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
@@ -169,10 +181,25 @@ def _scatter_restored(slots: Sequence[ShardedVariable], root: int) -> None:
         )
     for each, is_restored in zip(slots, everyone[root][1]):
         if is_restored:
-            restored = each.restored if communicator.rank() == root else tf.zeros(each.shape, each.dtype)
-            value = ops.broadcast(restored, root=root, name=_name(each, "spread"))
-            each.share.assign(value)
+            _spread(each, root)
     _forget_restored(slots)
+
+
+def _spread(slot: ShardedVariable, root: int) -> None:
+    """Gives each rank its parts of the value that rank `root` has restored. COLLECTIVE."""
+    name, restored = _name(slot, "spread"), [np.asarray(slot.restored)]
+
+    def spread() -> None:
+        wanted, place, shape = slot.held_by_all(), communicator.topology(), tuple(slot.shape.as_list())
+        held = tuple(replicated(shape) if rank == root else NOTHING for rank in range(len(wanted)))
+        moves = plan(held, wanted, place.hosts)
+        arrays = exchange(moves, held, wanted, place.rank, lambda: restored, slot.numpy_dtype, name)
+        for variable, array in zip(slot.share.variables, arrays):
+            variable.assign((restored[array] if isinstance(array, int) else array).reshape(variable.shape))
+        if slot.job.goes_on:  # a rank that ends this knows that all have their parts
+            communicator.barrier(name=f"{name}/all")
+
+    communicator.as_one(spread)
 
 
 def _name(slot: ShardedVariable, collective: str) -> str:

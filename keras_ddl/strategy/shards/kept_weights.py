@@ -9,7 +9,6 @@ complete arrays.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,8 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.state import boxes
+from keras_ddl.state.placements import replicated
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, slot_of
 
@@ -108,7 +109,7 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
                     else "Make the model that receives the weights inside `with strategy.scope():`, too."
                 )
             )
-        for mine, part in zip(_variables(slot.share), self.parts):
+        for mine, part in zip(slot.share.variables, self.parts):
             mine.assign(tf.constant(part, slot.dtype))
         slot.note_assignment(np.array([self.number]))
         gathered_slots.gather_again(slot)
@@ -155,18 +156,12 @@ def set_weights(original: Callable[..., None], layer: Any, weights: Sequence[Any
 def _kept(slot: ShardedVariable, number: int) -> KeptWeight:
     share, shape = slot.share, tuple(slot.shape.as_list())
     # Copies: what is kept must not keep the buffers of a step, nor change with them.
-    return KeptWeight(slot.name, shape, share, [np.array(each.numpy()) for each in _variables(share)], number)
-
-
-def _variables(share: Share) -> list[Any]:
-    return [share.chunk] if share.mirror is None else [share.chunk, share.mirror]
+    return KeptWeight(slot.name, shape, share, [np.array(each.numpy()) for each in share.variables], number)
 
 
 def _are_alike(one: Share, other: Share) -> bool:
-    """Whether two variables of one shape are distributed in the same way."""
-    axes = [getattr(each.layout, "axis", None) for each in (one, other)]
-    same_kind = type(one.layout) is type(other.layout) and axes[0] == axes[1]
-    return same_kind and one.place == other.place and one.generation == other.generation
+    """Whether two variables are distributed in the same way."""
+    return all(getattr(one, each) == getattr(other, each) for each in ("layout", "place", "generation"))
 
 
 def part_of(variable: Any, value: np.ndarray) -> Any:
@@ -176,8 +171,7 @@ def part_of(variable: Any, value: np.ndarray) -> Any:
     slot = sharded_variable(variable)
     if slot is None:
         return value
-    ranks = [slot.share.rank, (slot.share.rank - slot.share.offset) % slot.layout.size]
-    parts = [np.array(slot.layout.cut(value, rank)) for rank, _ in zip(ranks, _variables(slot.share))]
+    parts = [np.array(slot.layout.cut(value, part)) for part in slot.share.place.parts()]
     return KeptWeight(slot.name, tuple(value.shape), slot.share, parts, next(_calls))
 
 
@@ -191,13 +185,5 @@ def complete(kept: KeptWeight | None, name: str) -> np.ndarray | None:
     if any(each is None for each in everyone):
         return None
     shape, _, part = everyone[0]
-    value: np.ndarray = np.empty(shape, part.dtype)
-    for _, boxes, entries in everyone:
-        flat, begin = entries.reshape(-1), 0
-        for box in boxes:
-            extents = [extent for _, extent in box]
-            count = math.prod(extents)
-            place = tuple(slice(first, first + extent) for first, extent in box)
-            value[place] = flat[begin : begin + count].reshape(extents)
-            begin += count
-    return value
+    arrays = {box: array for _, held, entries in everyone for box, array in zip(held, boxes.split(entries, held))}
+    return boxes.joined(replicated(shape)[0], arrays, part.dtype).reshape(shape)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
@@ -28,6 +27,8 @@ from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
+from keras_ddl.state.placements import Place, holding
+from keras_ddl.state.plan import Holding
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
@@ -39,7 +40,6 @@ _ENTRYWISE = tuple(
 )
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank adds up its part of a sum there, and nothing travels
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
-OF_NEWCOMER = -1  # a generation
 # Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.
 deferring_restored_values = Setting("deferring_slots", False)
 
@@ -66,7 +66,7 @@ class Share:
         layout: which rank has which entries. rank: the rank with this `chunk`. offset: of mirrors: rank r's chunk is
             also in the mirror of rank (r + offset) % layout.size; 0: there are no mirrors.
         chunk, mirror: variables; None if one rank has all entries, which are then in the slot itself.
-        generation: how often the slot has been redistributed; OF_NEWCOMER: a newcomer's slot without valid values.
+        generation: how often the ranks had redistributed what they have.
     """
 
     layout: Layout | Slices | MeshLayout
@@ -77,15 +77,18 @@ class Share:
     generation: int = 0
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """The rank, the number of ranks, and the offset of mirrors."""
-        return self.rank, self.layout.size, self.offset
+    def place(self) -> Place:
+        return Place(self.rank, self.layout.size, self.offset)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The chunk, and the mirror if there is one."""
+        return [each for each in (self.chunk, self.mirror) if each is not None]
 
     def assign(self, value: tf.Tensor | FirstValue) -> None:
         """Stores this rank's share of a complete value, or of a value that has yet to be made."""
-        self._assign(self.chunk, value, self.rank)
-        if self.mirror is not None:
-            self._assign(self.mirror, value, (self.rank - self.offset) % self.layout.size)
+        for variable, part in zip(self.variables, self.place.parts()):
+            self._assign(variable, value, part)
 
     def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
         if isinstance(value, FirstValue):
@@ -102,10 +105,10 @@ class ShardedVariable(UninitializedVariable):
     While a job continues with one rank, that rank has all entries, and the variable is like any other (`is_complete`).
 
     Attributes:
-        share: what this rank stores. next_share: what it will store as soon as every rank has its own
-            (lost_chunks.py).
+        job: the job whose ranks share it. share: what this rank stores. next_share: what it will store as soon as every
+            rank has its own (state/generations.py).
         number: counts the slots of this process; equal on all ranks, because they make slots in the same order.
-        initial: returns its first value.
+        initial: returns its first value, equal on all ranks; None: that cannot be made again.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all ranks.
         is_without_values: a graph is being traced to be served elsewhere, so reads are allowed but return no values.
@@ -118,12 +121,12 @@ class ShardedVariable(UninitializedVariable):
         value: tf.Tensor | FirstValue,
         name: str,
         job: Job,
-        initial: Callable[[], tf.Tensor | FirstValue],
+        initial: Callable[[], tf.Tensor | FirstValue] | None,
         *,
         is_trained: bool = False,
     ) -> None:
         super().__init__(trainable=is_trained, shape=value.shape, dtype=value.dtype, name=name)
-        self.number, self.initial = _numbering.take(), initial
+        self.number, self.initial, self.job = _numbering.take(), initial, job
         self.is_complete = False
         self.next_share: Share | None = None
         self.begin_anew(value, job)
@@ -144,38 +147,85 @@ class ShardedVariable(UninitializedVariable):
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
         """Stores this rank's share of a complete value, like that of a new slot."""
-        self._store(self.share_of(value, job, 0))
+        self._store(self.share_of(value, job))
 
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
         """Returns what this rank stores of a complete value, given the job's present ranks."""
-        layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
-
-        def variable(rank: int, name: str) -> Any:
-            shape = [layout.chunk(rank)[1]]
-            # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
-            return UninitializedVariable(trainable=False, shape=shape, dtype=value.dtype, name=name)
-
         with tf.device(job.device):
-            mirror = variable((job.rank - offset) % job.size, "mirror") if offset else None
-            share = Share(layout, job.rank, offset, variable(job.rank, "chunk"), mirror, generation)
+            share = self._share_at(self.place_in(job))
             share.assign(value)
-            return share
+        return share
 
-    def all_gathered(self, name: str) -> tf.Tensor:
-        """Returns all entries. COLLECTIVE. `name`: name of the collective."""
-        return tf.reshape(ops.all_gather(self.chunk.read_value(), name=name), self.shape)
+    def place_in(self, job: Job) -> Place:
+        """Returns the place of this rank among those that share the variable."""
+        return Place(job.rank, job.size, job.mirror_offset)
 
-    def take_next_share(self, generation: int) -> None:
-        """Switches to the next share, if it is of this generation."""
-        if self.next_share is not None and self.next_share.generation == generation:
+    def layout_for(self, size: int) -> Layout | Slices:
+        """Returns how a number of ranks share the variable."""
+        return Layout(tuple(self.shape.as_list()), size)
+
+    def _share_at(self, place: Place, stored: Sequence[Any] = (), generation: int = 0) -> Share:
+        """Returns the share of a rank with this place, made of existing variables or new ones."""
+        layout = self.layout_for(place.size)
+        chunk, mirror = [*(stored or [self._part(layout.shape_of(part)) for part in place.parts()]), None][:2]
+        return Share(layout, place.number, place.offset, chunk, mirror, generation)
+
+    def _part(self, shape: Sequence[int], value: np.ndarray | None = None) -> Any:
+        # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
+        name = self.name.partition(":")[0]
+        part = UninitializedVariable(trainable=False, shape=shape, dtype=self.dtype, name=name)
+        if value is not None:
+            part.assign(value.reshape(shape))
+        return part
+
+    def complete(self) -> None:
+        """Gives the variable its first value, if it has none."""
+
+    # ---- as a leaf of the state that ranks redistribute (state/generations.py)
+
+    @property
+    def can_begin_anew(self) -> bool:
+        return self.initial is not None
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype.as_numpy_dtype)
+
+    def held(self) -> Holding:
+        return holding(self.layout, self.share.place)
+
+    def held_by_all(self) -> tuple[Holding, ...]:
+        """Returns what each rank of the job holds: of slices, ranks of one model position hold the same."""
+        size, offset = self.layout.size, self.share.offset
+        return tuple(holding(self.layout, Place(rank % size, size, offset)) for rank in range(self.job.size))
+
+    def values(self) -> list[np.ndarray]:
+        return [np.asarray(each.read_value()) for each in ([self] if self.is_complete else self.share.variables)]
+
+    def wanted(self, place: Place | None) -> Holding:
+        return () if place is None else holding(self.layout_for(place.size), place)
+
+    def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:
+        self.next_share = None
+        if self.is_complete and place.size == 1:
+            return
+        if self.is_complete:
+            arrays = [self.values()[each] if isinstance(each, int) else each for each in arrays]
+        layout, before = self.layout_for(place.size), self.share.variables
+        with tf.device(self.job.device):
+            stored = [
+                before[each] if isinstance(each, int) else self._part(layout.shape_of(part), each)
+                for part, each in zip(place.parts(), arrays)
+            ]
+        self.next_share = self._share_at(place, stored, generation)
+
+    def take_next(self) -> None:
+        if self.next_share is not None:
             share, self.next_share = self.next_share, None
             self._store(share)
 
-    def stored_chunk(self, rank: int) -> tf.Tensor:
-        """Returns the entries of a rank whose chunk or mirror this rank has, flat."""
-        if self.is_complete:
-            return tf.reshape(self.read_value(), [-1])
-        return (self.chunk if rank == self.share.rank else self.share.mirror).read_value()
+    def forget_assignments(self) -> None:
+        self.assignments = (0, 0)
 
     def _store(self, share: Share) -> None:
         if share.layout.size == 1:
@@ -264,6 +314,11 @@ def sharded_variable(variable: Any) -> ShardedVariable | None:
     return slot if slot is not None and not slot.is_complete else None
 
 
+def whole(variables: Iterable[Any]) -> list[Any]:
+    """Returns those variables of which this rank has all entries."""
+    return [each for each in variables if sharded_variable(each) is None]
+
+
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable with this resource handle; None for all other tensors."""
     slot = slot_of_handle(handle)
@@ -315,19 +370,10 @@ def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int
     return True
 
 
-def disown_new_slots() -> None:
-    """In a newcomer: marks the slots made so far as without values, because they get their values from the others."""
-    for each in _slots.values():
-        if each.share.generation == 0:
-            each.share = replace(each.share, generation=OF_NEWCOMER)
-
-
 def local_variables(variable: Any) -> list[Any]:
     """Returns the variables in which this rank stores `variable`: its chunk and a mirror, or the complete variable."""
     slot = sharded_variable(variable)
-    if slot is None:
-        return [variable]
-    return [slot.share.chunk] if slot.share.mirror is None else [slot.share.chunk, slot.share.mirror]
+    return [variable] if slot is None else slot.share.variables
 
 
 # ---- where Keras creates them

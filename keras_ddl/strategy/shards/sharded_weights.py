@@ -104,7 +104,7 @@ def initial_value(variable: Any, value: Any) -> Any:
             return value
         made, name = tf.convert_to_tensor(called(value), variable.dtype), _name(variable, "weight")
         agreed: np.ndarray = history.left_to_join(made.numpy, lambda: agreement.broadcast_value(made.numpy(), name))
-        first = functools.partial(_first_value, value if callable(value) else None, variable.dtype)
+        first = functools.partial(_first_value, value, variable.dtype) if callable(value) else None
         return ShardedWeight(tf.constant(agreed, made.dtype), variable.name, job, first, is_trained=True)
 
 
@@ -125,10 +125,4 @@ def _name(variable: Any, collective: str) -> str:
 def _first_value(initializer: Any, dtype: str) -> tf.Tensor:
     """Returns the first value of a weight that other ranks have not made yet, because they have not begun the step that
     makes it."""
-    if initializer is None:
-        raise ConfigError(
-            "If a rank is lost in the first step, weights in shards that this step created start again from their "
-            "initializers. Received: a weight that was created from a value, without an initializer (rank "
-            f"{communicator.rank()}). Build the model before fit."
-        )
     return tf.convert_to_tensor(initializer(), dtype)

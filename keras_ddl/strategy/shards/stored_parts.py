@@ -15,8 +15,8 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import MeshLayout, Slices
-from keras_ddl.cut.flat_shards import Box, Layout
+from keras_ddl.cut import MeshLayout
+from keras_ddl.cut.flat_shards import Box
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, deferring_restored_values, sharded_variable
 
@@ -24,12 +24,7 @@ from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, deferring_r
 def boxes_of(slot: ShardedVariable) -> list[Box] | None:
     """Returns the boxes whose entries this rank stores, in its order; None if its entries are not boxes."""
     layout = slot.share.layout
-    if isinstance(layout, Slices):
-        is_stored_so = tuple(slot.chunk.shape) == layout.shape_of_slice
-    else:
-        is_stored_so = type(layout) in (Layout, MeshLayout) and tuple(slot.chunk.shape) == (
-            layout.chunk(slot.share.rank)[1],
-        )
+    is_stored_so = tuple(slot.chunk.shape) == layout.shape_of(slot.share.rank)
     return layout.boxes(slot.share.rank) if is_stored_so else None
 
 
@@ -54,15 +49,12 @@ def restore(slot: ShardedVariable, read: Callable[[Sequence[Box]], tf.Tensor], s
         read: returns the entries of boxes of the complete tensor, one box after the other.
         source: where the entries come from, equal on all ranks.
     """
-    share = slot.share
     if slot.gathered is not None:
         complete = tuple((0, extent) for extent in slot.shape.as_list())
         slot.assign(tf.reshape(read([complete]), slot.shape))
         return
-    share.chunk.assign(tf.reshape(read(share.layout.boxes(share.rank)), share.chunk.shape))
-    if share.mirror is not None:
-        mirrored = read(share.layout.boxes((share.rank - share.offset) % share.layout.size))
-        share.mirror.assign(tf.reshape(mirrored, share.mirror.shape))
+    for variable, boxes in zip(slot.share.variables, slot.held()):
+        variable.assign(tf.reshape(read(boxes), variable.shape))
     if not deferring_restored_values.get():
         slot.note_assignment(np.frombuffer(source.encode(), np.uint8))
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-from keras_ddl import communicator, config, cut, device, ops
+from keras_ddl import communicator, config, cut, device
 from keras_ddl.communicator import comparison
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
+from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import observing
 from keras_ddl.strategy.agreement.equal_values import description
 from keras_ddl.strategy.job import Job
@@ -240,7 +241,7 @@ class CutStep:
 
     def _agree(self, traced: same_step.TracedStep, variables: Sequence[tf.Variable]) -> None:
         """Makes sure that all ranks have traced the same step. COLLECTIVE."""
-        numbers = _whole_numbers_of(variables)
+        numbers = numbers_of(sharded_slots.whole(variables))
         # One at a time: a variable that was written row by row is read into memory of its own.
         values = comparison.digest(description(each.read_value() for each in numbers))
         gathered = communicator.all_gather_object((traced.digest(), values), name=f"{self.scope}/traced")
@@ -248,7 +249,7 @@ class CutStep:
         if len(set(steps)) > 1:
             raise traced.explain(self.scope)
         if len(set(values_of_ranks)) > 1:
-            ops.broadcast_variables(numbers, root=0)
+            replicate(numbers)
         gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
 
     def _not_known(self, concrete: ConcreteFunction, parts: Sequence[tf.Variable]) -> list[tf.Variable]:
@@ -411,20 +412,6 @@ def variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:
     """Returns all variables that a traced step uses, whoever made them, in the same order on all ranks."""
     by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
-
-
-def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
-    """Gives all ranks rank `root`'s values of numeric variables, except those in shards."""
-    if numbers := _whole_numbers_of(variables):
-        ops.broadcast_variables(numbers, root=root)
-
-
-def numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    return [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-
-
-def _whole_numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    return [each for each in numbers_of(variables) if sharded_slots.sharded_variable(each) is None]
 
 
 class Outputs:

@@ -1,0 +1,150 @@
+"""The state of callbacks: what a checkpoint keeps of them, and what a rank that joins gets (strategy/joining.py).
+
+It is what `get_state` returns, where a callback has it. Otherwise a checkpoint keeps the attributes that Keras's
+callbacks are known to keep from one epoch or batch to the next. A rank that joins also gets all plain ones that have
+changed since fit began: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
+these.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import pickle
+import random
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.compat.keras import keras
+
+_KNOWN = {
+    keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+}
+_STATE = ""  # in place of the name of an attribute: what `get_state` returns
+
+
+def named(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Returns name -> callback. The name is the class, with a number if the class repeats; equal on all ranks."""
+    result: dict[str, Any] = {}
+    for each in callbacks:
+        name = type(each).__name__
+        result[name if name not in result else f"{name} {len(result)}"] = each
+    return result
+
+
+def with_state(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Returns name -> callback, of those with a state that a checkpoint keeps."""
+    return named(each for each in callbacks if isinstance(each, tuple(_KNOWN)) or hasattr(each, "get_state"))
+
+
+def for_checkpoint(callbacks: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Returns the states that a checkpoint keeps, by callback and attribute, as JSON."""
+    return {name: _own_state(each) or _known_attributes(each) for name, each in with_state(callbacks).items()}
+
+
+def set_states(callbacks: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Gives callbacks the states that they had, or that those of another rank have, by the same names."""
+    for name, each in callbacks.items():
+        update(each, states.get(name) or {})
+
+
+class Changes:
+    """What callbacks have changed in their state since fit began, which is now."""
+
+    def __init__(self, callbacks: Iterable[Any]) -> None:
+        self._before = {
+            name: {key: pickle.dumps(value) for key, value in _everything(each).items()}
+            for name, each in named(callbacks).items()
+        }
+
+    def since(self, callbacks: Iterable[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
+        """Returns what has changed since then, by callback and attribute; unchanged attributes may differ between
+        ranks. `most_bytes`: larger attributes are left out.
+        """
+        return {
+            name: {
+                key: value
+                for key, value in _everything(each).items()
+                if self._before.get(name, {}).get(key) != (pickled := pickle.dumps(value))
+                and len(pickled) <= most_bytes
+            }
+            for name, each in named(callbacks).items()
+        }
+
+
+def _own_state(callback: Any) -> dict[str, Any]:
+    return {_STATE: callback.get_state()} if hasattr(callback, "get_state") else {}
+
+
+def _everything(callback: Any) -> dict[str, Any]:
+    return plain_attributes(callback) | _own_state(callback)
+
+
+def _known_attributes(callback: Any) -> dict[str, Any]:
+    names = next(names for kind, names in _KNOWN.items() if isinstance(callback, kind))
+    return {name: _as_json(getattr(callback, name)) for name in names if hasattr(callback, name)}
+
+
+def _as_json(value: Any) -> Any:
+    # Else a number of NumPy or TensorFlow.
+    return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
+
+
+def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the attributes that are plain values, also those inside the parts of keras_ddl's own callbacks, under
+    names with dots.
+    """
+    attributes: dict[str, Any] = {}
+    own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
+    for key, value in vars(owner).items():
+        if _is_plain(value) and key not in own:
+            attributes[f"{prefix}{key}"] = value
+        elif type(value).__module__.startswith("keras_ddl.callbacks.") and hasattr(value, "__dict__") and not prefix:
+            attributes |= plain_attributes(value, f"{key}.")
+    return attributes
+
+
+def update(owner: Any, attributes: Mapping[str, Any]) -> None:
+    """Gives an object attributes of `plain_attributes`, and a state if there is one."""
+    for key, value in attributes.items():
+        if key == _STATE:
+            if hasattr(owner, "set_state"):
+                owner.set_state(value)
+            continue
+        part, _, name = key.rpartition(".")
+        inner = getattr(owner, part, None) if part else owner
+        if inner is not None:
+            vars(inner)[name] = _updated(vars(inner).get(name), value)
+
+
+def _updated(mine: Any, value: Any) -> Any:
+    """Returns `value`, copied into the existing list, dict or set, because other objects may refer to it."""
+    if type(mine) is not type(value) or not isinstance(value, (list, dict, set, collections.deque)):
+        return value
+    kept = copy.copy(value)  # which may be the same object
+    mine.clear()
+    if isinstance(mine, (list, collections.deque)):
+        mine.extend(kept)
+    else:
+        mine.update(kept)
+    return mine
+
+
+def _is_plain(value: Any) -> bool:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+        return True
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
+        return "<" not in value.__qualname__ and value.__module__ in sys.modules
+    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+        return type(value).__module__ != "__main__"  # of a class of the script's nothing is known
+    if type(value) in (list, tuple, set, frozenset, collections.deque):
+        return all(map(_is_plain, value))
+    return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)

@@ -1,0 +1,202 @@
+"""Redistributes variables of which each rank has parts, when ranks are lost or join.
+
+If another rank is lost meanwhile, the remaining ranks begin again. So a rank keeps what it holds until every rank has
+made its next parts, the next generation; then all switch to theirs. If some ranks have already switched when a rank is
+lost, all others have made theirs and switch, too.
+
+A rank that joins holds nothing at first. A rank without a place among the next ranks sends what it holds and gets
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.compat.names import plain_name
+from keras_ddl.errors import CollectiveError
+from keras_ddl.state.exchange import exchange
+from keras_ddl.state.placements import NOTHING, Place
+from keras_ddl.state.plan import Holding, MissingBoxError, plan
+from keras_ddl.topology.mirrors import mirror_offset
+
+_NAME = "keras_ddl/share_out"
+
+
+class Leaf(Protocol):
+    """A variable of which each rank has parts.
+
+    Attributes: number: the same on all ranks. can_begin_anew: its first value can be made again, the same on all ranks.
+    """
+
+    number: int
+    name: str
+
+    @property
+    def can_begin_anew(self) -> bool: ...
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]: ...
+    def held(self) -> Holding: ...
+    def values(self) -> Sequence[np.ndarray]:
+        """Returns the arrays of `held`."""
+
+    def wanted(self, place: Place | None) -> Holding: ...
+    def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:
+        """Makes what this rank is to store from `take_next` on: vectors, or places of arrays that it has already."""
+
+    def take_next(self) -> None: ...
+    def forget_assignments(self) -> None:
+        """Ranks join that have not made these."""
+
+
+class Arrangement(Protocol):
+    """Says which place each rank is to have, where not every rank holds a part of its own."""
+
+    def describe(self) -> Any:
+        """Returns what a rank knows that has its place."""
+
+    def arrange(self, described: Any, leaves: Sequence[Leaf]) -> Sequence[Place | None]:
+        """Returns the place of each rank, given what one has described. All ranks return, or raise, the same."""
+
+    def take(self) -> None:
+        """The ranks have these places now."""
+
+
+class _Known(NamedTuple):
+    """What a rank reports before parts are redistributed.
+
+    Attributes:
+        generation: of what it holds; None: it holds nothing. made: of what it has made; None: it has made nothing.
+        stays: it has a place there. leaves: number -> `can_begin_anew`. is_new: it has made no step.
+    """
+
+    generation: int | None
+    made: int | None
+    stays: bool
+    leaves: dict[int, bool]
+    is_new: bool
+
+
+class _Next(NamedTuple):
+    """What this rank has made."""
+
+    generation: int
+    stays: bool
+    leaves: list[Leaf]
+    arrangement: Arrangement | None
+
+
+class Generations:
+    """What this rank holds of a job's leaves, and has made of the next generation.
+
+    Args: holds_nothing: it is to join the others.
+    Attributes: not_on_all: leaves that not all ranks had, when parts were last redistributed.
+    """
+
+    def __init__(self, *, holds_nothing: bool = False) -> None:
+        self._generation: int | None = None if holds_nothing else 0
+        self._next: _Next | None = None
+        self.not_on_all: list[Any] = []
+
+    def share_out(
+        self,
+        leaves: Sequence[Leaf],
+        arrangement: Arrangement | None,
+        hosts: Sequence[int],
+        rank: int,
+        *,
+        is_new: bool = False,
+    ) -> str | None:
+        """Gives each rank its parts of every leaf. COLLECTIVE. All ranks have finished the same steps.
+
+        Args:
+            arrangement: None: part n is rank n's, and has a mirror on another one.
+            hosts: of the ranks. rank: of this process. is_new: it has made no step yet.
+        Returns: None; or, on every rank, a message that says what is lost because no rank holds it, and nothing has
+            changed.
+        Raises: RankLostError: another rank was lost; call it again with the remaining ranks. CollectiveError, in a rank
+            that joins: it lacks leaves that the others have.
+        Cost: one all_to_all per leaf that moves, of the fewest bytes; memory for old and new parts together.
+        """
+        made, stays = (None, False) if self._next is None else (self._next.generation, self._next.stays)
+        mine = _Known(self._generation, made, stays, {each.number: each.can_begin_anew for each in leaves}, is_new)
+        everyone: list[_Known] = communicator.all_gather_object(mine, name=f"{_NAME}/generations")
+        newest = max(each.generation for each in everyone if each.generation is not None)
+        # All have made the next one, together: any that have made it have met all others, who had nothing, in the
+        # second exchange. Those that may have taken it are lost.
+        if all(each.made == newest + 1 for each in everyone) and any(each.stays for each in everyone):
+            newest += 1
+        self._take(newest)
+        self._next = None
+        of_others = [each.leaves for each in everyone if not each.is_new]
+        numbers = set.intersection(*map(set, of_others))
+        if not numbers <= mine.leaves.keys():
+            raise CollectiveError(
+                "A rank that joins a running job must make the same optimizers as the other ranks. Received: "
+                f"optimizers without {len(numbers - mine.leaves.keys())} of the variables that the other ranks keep in "
+                "shards. Let fit build the optimizers, or call optimizer.build on all ranks."
+            )
+        if _is_only_on_some(of_others, numbers):
+            return (
+                "A variable that is spread over the ranks must exist on all of them before a rank is lost. Received: "
+                "variables that some ranks created in a step that other ranks had not begun. Build the model before "
+                "fit."
+            )
+        of_all = [each for each in leaves if each.number in numbers]
+        self.not_on_all = [each for each in leaves if each.number not in numbers]
+        if any(each.is_new for each in everyone):
+            for leaf in leaves:
+                leaf.forget_assignments()
+        own = None
+        if self._generation == newest:
+            own = {each.number: each.held() for each in of_all}, arrangement and arrangement.describe()
+        gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
+        places: Sequence[Place | None]
+        if arrangement is None:
+            places = [Place(each, len(hosts), mirror_offset(hosts)) for each in range(len(hosts))]
+        else:
+            places = arrangement.arrange(next(each[1] for each in gathered if each is not None), of_all)
+        planned = []
+        for leaf in of_all:
+            held = tuple(NOTHING if each is None else each[0][leaf.number] for each in gathered)
+            wanted = tuple(map(leaf.wanted, places))
+            try:
+                planned.append((leaf, plan(held, wanted, tuple(hosts)), held, wanted))
+            except MissingBoxError:
+                return (
+                    "Each part of a variable that is spread over the ranks is on at least two of them, one of which "
+                    "must remain. Received: all ranks that held the same part were lost together, and with them a part "
+                    f"of {plain_name(leaf.name)}."
+                )
+        place = places[rank]
+        for leaf, moves, held, wanted in planned:
+            name = f"{_NAME}/{leaf.number}"
+            arrays = exchange(moves, held, wanted, rank, leaf.values, leaf.numpy_dtype, name)
+            if place is not None:
+                leaf.make_next(place, arrays, newest + 1)
+        self._next = _Next(newest + 1, place is not None, of_all, arrangement)
+        communicator.barrier(name=f"{_NAME}/made")
+        self._take(newest + 1)
+        return None
+
+    def _take(self, generation: int) -> None:
+        """Stores the parts that were made for a generation, unless this rank has no place in it."""
+        if self._next is None or self._next.generation != generation or not self._next.stays:
+            return
+        self._generation = generation
+        if self._next.arrangement is not None:
+            self._next.arrangement.take()
+        for leaf in self._next.leaves:
+            leaf.take_next()
+        self._next = None
+
+
+def _is_only_on_some(of_ranks: Sequence[dict[int, bool]], numbers: set[int]) -> bool:
+    """Whether a leaf is lost because not all ranks have it. A leaf with a lower number than one that all ranks have
+    belongs to a deleted model that some ranks have not forgotten yet.
+    """
+    last = max(numbers, default=-1)
+    return any(number > last and not begins for each in of_ranks for number, begins in each.items())

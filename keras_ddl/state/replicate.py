@@ -1,0 +1,30 @@
+"""Gives all ranks the values that one of them has: equal weights when fit begins, what a rank behind others lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat.tensorflow import tf
+
+
+def numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Returns the variables of numbers: without strings, and without handles of what lies elsewhere."""
+    return [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
+
+
+def replicate(variables: Sequence[tf.Variable], root: int = 0) -> None:
+    """Gives all ranks the values that rank `root` has of variables of numbers and strings. COLLECTIVE.
+
+    Cost: a broadcast of all of them; ranks that hold equal values need not call it (agreement/equal_values.py).
+    """
+    if numbers := numbers_of(variables):
+        ops.broadcast_variables(numbers, root=root)
+    if strings := [each for each in variables if each.dtype == tf.string]:
+
+        def of_root() -> list[object]:
+            values = [each.numpy() for each in strings]
+            return communicator.broadcast_object(values, root, name="keras_ddl/strings")
+
+        for variable, value in zip(strings, communicator.as_one(of_root)):
+            variable.assign(value)

@@ -1,0 +1,216 @@
+"""Movements of state, planned and carried out in simulated memory: random cases, the least bytes, every refusal."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cut.simulated import Exchange
+
+from harness.threads import results_of
+from keras_ddl.cut import MeshLayout, Slices
+from keras_ddl.cut.flat_shards import Box, Layout
+from keras_ddl.state import boxes, exchange
+from keras_ddl.state.placements import NOTHING, Place, holding, replicated
+from keras_ddl.state.plan import Holding, MissingBoxError, Move, plan
+
+
+def index(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(first, first + extent) for first, extent in box)
+
+
+def placements(rng: random.Random, shape: tuple[int, ...], size: int) -> tuple[Holding, ...]:
+    """Returns what ranks hold in one of the ways that exist."""
+    kinds: list[Any] = [None, 0, Layout(shape, size)]
+    kinds += [Slices(shape, size, axis) for axis, extent in enumerate(shape) if extent % size == 0]
+    for model in (2, 3):
+        axes = [axis for axis, extent in enumerate(shape) if extent % model == 0]
+        kinds += [MeshLayout(shape, axis, size // model, model) for axis in axes if size % model == 0]
+    kind = rng.choice(kinds)
+    if kind is None:
+        return (replicated(shape),) * size
+    if kind == 0:
+        return (replicated(shape), *[NOTHING] * (size - 1))
+    offset = rng.randrange(size)
+    return tuple(holding(kind, Place(rank, size, offset)) for rank in range(size))
+
+
+def entries_of(holdings: tuple[Holding, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns [ranks, *shape]: which entries each rank has."""
+    has = np.zeros((len(holdings), *shape), bool)
+    for rank, each in enumerate(holdings):
+        for box in chain(*each):
+            has[rank, *index(box)] = True
+    return has
+
+
+def case(rng: random.Random) -> tuple[tuple[int, ...], tuple[Holding, ...], tuple[Holding, ...], tuple[int, ...]]:
+    """Returns (shape, held, wanted, hosts): some ranks were lost, the others move up, others may join."""
+    shape = tuple(rng.randint(1, 6) for _ in range(rng.randint(0, 3)))
+    old, new = rng.randint(1, 6), rng.randint(1, 6)
+    held = [each for each in placements(rng, shape, old) if rng.random() < 0.8]
+    wanted = list(placements(rng, shape, new))
+    size = max(len(held), new)
+    held += [NOTHING] * (size - len(held))
+    wanted += [NOTHING] * (size - new)
+    return shape, tuple(held), tuple(wanted), tuple(rng.randrange(3) for _ in range(size))
+
+
+def test_random_movements_are_right_and_move_the_least_bytes() -> None:
+    rng, refused = random.Random(0), 0
+    for _ in range(4000):
+        shape, held, wanted, hosts = case(rng)
+        has, needs = entries_of(held, shape), entries_of(wanted, shape)
+        lacks, is_held = needs & ~has, has.any(axis=0)
+        if (lacks & ~is_held).any():
+            refused += 1
+            with pytest.raises(MissingBoxError, match="which rank"):
+                plan(held, wanted, hosts)
+            continue
+        moved = np.zeros_like(lacks)
+        between_hosts = 0
+        for sender, receiver, box in plan(held, wanted, hosts):
+            assert has[sender, *index(box)].all(), "sends what it does not have"
+            assert not moved[receiver, *index(box)].any(), "sends twice"
+            moved[receiver, *index(box)] = True
+            between_hosts += boxes.size(box) * (hosts[sender] != hosts[receiver])
+        assert np.array_equal(moved, lacks), "moves more, or less, than is lacking"
+        on_host = np.stack([has[[other == host for other in hosts]].any(axis=0) for host in hosts])
+        assert between_hosts == (lacks & ~on_host).sum(), "takes from another host what its own has"
+    assert 200 < refused < 2000
+
+
+def test_those_who_have_the_same_share_the_work() -> None:
+    whole, hosts = replicated((5,)), (0,) * 6
+    moves = plan((whole, whole, NOTHING, NOTHING, NOTHING, NOTHING), (whole,) * 6, hosts)
+    assert sorted(each.sender for each in moves) == [0, 0, 1, 1]
+    moves = plan((whole, whole, NOTHING, NOTHING), (whole,) * 4, (0, 1, 1, 0))
+    assert moves == (Move(1, 2, whole[0][0]), Move(0, 3, whole[0][0]))
+
+
+def test_plans_are_kept() -> None:
+    whole = replicated((5, 2))
+    arguments = (whole, NOTHING), (whole, whole), (0, 0)
+    assert plan(*arguments) is plan(*arguments)
+
+
+class Ranks:
+    """Threads for ranks, which exchange what `exchange` sends."""
+
+    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._exchange, self._here = Exchange(size), threading.local()
+        self.sent: list[np.ndarray] = []  # [ranks, ranks] entries, of each collective
+        self.size = size
+        monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=self._all_to_all))
+
+    def _all_to_all(self, rows: np.ndarray, splits: list[int], name: str) -> tuple[tf.Tensor, None]:
+        rank = self._here.rank
+        given = self._exchange.meet(name, rank, (rows, splits))
+        if rank == 0:
+            self.sent.append(np.array([to for _, to in given]))
+        return tf.constant(np.concatenate([each[sum(to[:rank]) : sum(to[: rank + 1])] for each, to in given])), None
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        def of_rank(rank: int) -> Any:
+            self._here.rank = rank
+            return function(rank)
+
+        results = results_of(of_rank, range(self.size))
+        return [results[rank] for rank in range(self.size)]
+
+
+def stored(array: np.ndarray, holdings: tuple[Holding, ...]) -> list[list[np.ndarray]]:
+    """Returns the arrays of each rank."""
+    return [[boxes.joined(each, {whole_box(array): array}, array.dtype) for each in mine] for mine in holdings]
+
+
+def whole_box(array: np.ndarray) -> Box:
+    return replicated(array.shape)[0][0]
+
+
+def some_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    values = np.random.default_rng(2).integers(0, 100, shape)
+    return np.asarray(values).astype(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
+def test_random_movements_between_ranks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(1)
+    for _ in range(40):
+        shape, held, wanted, hosts = case(rng)
+        try:
+            moves = plan(held, wanted, hosts)
+        except MissingBoxError:
+            continue
+        array = some_array(shape, dtype)
+        before, after = stored(array, held), stored(array, wanted)
+        results = Ranks(len(held), monkeypatch).run(
+            lambda rank: exchange.exchange(moves, held, wanted, rank, lambda: before[rank], array.dtype, "moved")  # noqa: B023
+        )
+        for mine, found, expected in zip(before, results, after, strict=True):
+            got = [mine[each] if isinstance(each, int) else each for each in found]
+            assert all(each.dtype == array.dtype for each in got)
+            assert [each.tolist() for each in got] == [each.tolist() for each in expected]
+
+
+def test_all_of_an_array_is_gathered_on_every_rank_or_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    array, offset = some_array((6, 8), "float32"), 1
+    layouts = [
+        (Layout((6, 8), 4), [0, 1, 2, 3]),
+        (Slices((6, 8), 2, 1), [0, 1, 0, 1]),
+        (MeshLayout((6, 8), 1, 2, 2), [0, 1, 2, 3]),
+    ]
+    for layout, parts in layouts:
+        for mirrors in (0, offset):
+            held = tuple(holding(layout, Place(part, layout.size, mirrors)) for part in parts)
+            before = stored(array, held)
+            for hosts, on_rank in itertools.product([(0, 0, 0, 0), (0, 0, 1, 1)], [None, 0, 3]):
+                ranks = Ranks(4, monkeypatch)
+
+                def gather(rank: int, held=held, before=before, hosts=hosts, on_rank=on_rank) -> Any:
+                    values = lambda: before[rank]  # noqa: E731
+                    return exchange.gather(held, (6, 8), hosts, rank, values, array.dtype, "all", on_rank=on_rank)
+
+                for rank, result in enumerate(ranks.run(gather)):
+                    if on_rank in (None, rank):
+                        np.testing.assert_array_equal(result, array)
+                    else:
+                        assert result is None
+                on_host = np.array(hosts)[:, None] == np.array(hosts)
+                between = sum(each[~on_host].sum() for each in ranks.sent)
+                lacking = [
+                    array.size - entries_of(held, (6, 8))[[each == host for each in hosts]].any(axis=0).sum()
+                    for host in (0, 1)
+                ]
+                if hosts[-1]:  # each host gets once what it lacks
+                    assert between == (sum(lacking) if on_rank is None else lacking[hosts[on_rank]])
+
+
+def test_what_a_rank_holds_is_neither_read_nor_sent() -> None:
+    held = (((((0, 2),),),) * 2)[:1] + (((((2, 2),),)),)
+    assert exchange.exchange((), held, held, 0, lambda: 1 / 0, np.dtype("float32"), "none") == [0]
+
+
+def test_boxes() -> None:
+    assert boxes.intersection(((0, 3), (2, 2)), ((1, 4), (0, 3))) == ((1, 2), (2, 1))
+    assert boxes.intersection(((0, 3),), ((3, 2),)) is None
+    assert boxes.intersection((), ()) == () and boxes.without((), ()) == []
+    assert boxes.without(((0, 4), (0, 4)), ((1, 2), (1, 2))) == [
+        ((0, 1), (0, 4)), ((3, 1), (0, 4)), ((1, 2), (0, 1)), ((1, 2), (3, 1))
+    ]  # fmt: skip
+    assert boxes.without_all([((0, 0),)], []) == []
+    assert boxes.without_all([((0, 4),), ((2, 4),)], [((1, 1),)]) == [((0, 1),), ((2, 2),), ((4, 2),)]
+
+
+def test_a_place_has_its_part_and_a_mirror() -> None:
+    assert Place(0, 3, 1).parts() == [0, 2] and Place(1, 3).parts() == [1]
+    assert holding(Layout((6,), 3), Place(0, 3, 1)) == ((((0, 2),),), (((4, 2),),))
+    assert holding(Layout((6,), 3), None) == NOTHING
