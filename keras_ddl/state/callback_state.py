@@ -30,17 +30,28 @@ _STATE = ""  # in place of the name of an attribute: what `get_state` returns
 
 
 def named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback. The name is the class, with a number if the class repeats; equal on all ranks."""
+    """Returns name -> callback. The name is the class, with a number if the class repeats; equal on all ranks, even if
+    some have callbacks of other classes, too.
+    """
     result: dict[str, Any] = {}
+    counts = collections.Counter[str]()
     for each in callbacks:
         name = type(each).__name__
-        result[name if name not in result else f"{name} {len(result)}"] = each
+        counts[name] += 1
+        result[name if counts[name] == 1 else f"{name} {counts[name]}"] = each
     return result
 
 
 def with_state(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback, of those with a state that a checkpoint keeps."""
-    return named(each for each in callbacks if isinstance(each, tuple(_KNOWN)) or hasattr(each, "get_state"))
+    """Returns name -> callback, of those with a state that a checkpoint keeps. The number of a class that repeats is
+    the callback's place among them, as in earlier checkpoints.
+    """
+    result: dict[str, Any] = {}
+    for each in callbacks:
+        if isinstance(each, tuple(_KNOWN)) or hasattr(each, "get_state"):
+            name = type(each).__name__
+            result[name if name not in result else f"{name} {len(result)}"] = each
+    return result
 
 
 def for_checkpoint(callbacks: Iterable[Any]) -> dict[str, dict[str, Any]]:

@@ -41,10 +41,10 @@ def callbacks() -> list[Any]:
 
 
 def test_the_names_are_those_of_checkpoints() -> None:
-    """Earlier checkpoints have them: of callbacks with state alone, a number where a class repeats."""
+    """Of callbacks with state alone, as in earlier checkpoints. A rank that joins numbers each class by itself."""
     some = callbacks()
     assert list(with_state(some)) == ["EarlyStopping", "Counter", "EarlyStopping 2", "Counter 3"]
-    assert list(named(some)) == ["Plain", "EarlyStopping", "Counter", "EarlyStopping 3", "Counter 4", "Plain 5"]
+    assert list(named(some)) == ["Plain", "EarlyStopping", "Counter", "EarlyStopping 2", "Counter 2", "Plain 2"]
 
 
 def test_a_checkpoint_keeps_the_states_as_json() -> None:
