@@ -93,7 +93,7 @@ class GrpcInterface:
                 raise
             task.uncancel()
             record.error = RequestError(
-                Code.RESOURCE_EXHAUSTED, "The request was dropped: it did not arrive, and others waited."
+                Code.RESOURCE_EXHAUSTED, "The request was dropped: it had not fully arrived, and others waited."
             )
         assert record.error is not None
         await context.abort(_CODES[int(record.error.code)], record.error.message)

@@ -162,9 +162,9 @@ def _why_hidden(base: Manifest, missing: list[str]) -> str:
     hidden = [key for key in missing if key not in base["objects"]]
     if not hidden:
         return ""
-    trained = (" (an optimizer in the file, compiled or with momenta, would have added the trained ones)") * bool(
-        set(hidden) & set(base["trainable"])
-    )
+    trained = ""
+    if set(hidden) & set(base["trainable"]):
+        trained = " (a compiled optimizer, or one with momenta, in the same file would have added the trained ones)"
     return (
         f". {len(hidden)} of them are in layers that the model keeps in lists, dicts or nested tuples, which Keras "
         f"3.15 hides from tf.train.Checkpoint: they were never in the file{trained}. Save with tf.train.Checkpoint("

@@ -42,7 +42,7 @@ def allreduce_n(grads: Sequence[Any], average: bool = True) -> list[Any]:
 
 
 def grads_reduce(grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True) -> list[tuple[Any, Any]]:
-    """Returns the pairs with `allreduce_n` of their gradients, which the optimizer does not reduce again."""
+    """Returns the pairs with gradients reduced by `allreduce_n`, which the optimizer does not reduce again."""
     pairs = list(grads_and_vars)
     job.require_ranks("grads_reduce()")
     gradients = allreduce_n([gradient for gradient, _ in pairs], average)

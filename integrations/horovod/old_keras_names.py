@@ -1,6 +1,6 @@
 """Adds names of Keras 2 for Horovod's scripts: `optimizer.lr`, `optimizer.variables()`, `keras.backend.set_value`.
 
-Reset callbacks of elastic jobs have the names while they run, a script that imports `horovod` always.
+Reset callbacks of elastic jobs have the names while they run; a script that imports `horovod` always has them.
 """
 
 from __future__ import annotations

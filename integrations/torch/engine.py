@@ -72,7 +72,8 @@ class Engine:
         if ordinal != self._ordinal:
             raise ConfigError(
                 f"A group of backend 'ddl' uses one GPU per rank. Received: tensors on cuda:{ordinal}, after some on "
-                f"cuda:{self._ordinal}, on rank {self.rank}. Use torch.cuda.set_device() before the first."
+                f"cuda:{self._ordinal}, on rank {self.rank}. Call torch.cuda.set_device() before "
+                "the first collective."
             )
         stream: int = torch.cuda.current_stream(ordinal).cuda_stream
         return stream

@@ -117,8 +117,8 @@ def check_multiple(call: str, large: torch.Tensor, small: torch.Tensor, engine: 
     """Raises ConfigError unless `large` has room for one `small` per rank."""
     if large.numel() != small.numel() * engine.size or large.dtype != small.dtype:
         raise ConfigError(
-            f"{call}: one tensor must be {engine.size} times the other, of one dtype. Received: "
-            f"{text(large)} and {text(small)} on rank {engine.rank}."
+            f"{call}: one tensor must have {engine.size} times as many elements as the other, and the same dtype. "
+            f"Received: {text(large)} and {text(small)} on rank {engine.rank}."
         )
 
 

@@ -26,7 +26,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class RollCall:
-    """One rank's view. Ranks number their barriers, so that each has its own keys."""
+    """Records in the store which ranks have reached a barrier. Barriers are numbered, so that each has its own keys."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
@@ -40,7 +40,7 @@ class RollCall:
             self._store.delete_key(self._key(self._number - 2, self._rank))
 
     def missing(self) -> list[int] | None:
-        """Returns the ranks that have not reached the barrier; None if the store is gone, with its rank."""
+        """Returns the ranks that have not reached the barrier; None if the rank that hosts the store has ended."""
         try:
             return [rank for rank in range(self._size) if not self._store.check([self._key(self._number, rank)])]
         except DistError:

@@ -116,8 +116,8 @@ def all_reduce(
         comm: the ranks that take part; None for all.
         compression: None, "bfloat16" or "float16", the dtype of the data between hosts, equal on all ranks; see
             `all_reduce_n`. Dense float32, op "sum" or "mean" only.
-    Returns: shape [...]; for IndexedSlices the rows of all ranks, with op "sum", or for floats "mean" (divided by
-        size).
+    Returns: shape [...]; for IndexedSlices the rows of all ranks, divided by size for "mean". Their op must be "sum",
+        or for floats "mean".
     Raises:
         ConfigError: an unknown op or dtype. NotInitializedError: before `keras_ddl.init()`.
         RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank is missing.

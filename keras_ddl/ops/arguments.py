@@ -52,8 +52,8 @@ def check_compression(
         return
     if reduction not in ("sum", "mean"):
         raise ConfigError(
-            f"{function}: compression works with op 'sum' and 'mean' only, because the next call corrects their "
-            f"rounding errors. Received: op={reduction!r}, compression={compression!r}. Leave out compression."
+            f"{function}: compression works with op 'sum' and 'mean' only, because rounding errors are added to the "
+            f"next call. Received: op={reduction!r}, compression={compression!r}. Leave out compression."
         )
     others = sorted({dtype.name for dtype in dtypes if dtype != tf.float32})
     if others:

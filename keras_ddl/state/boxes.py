@@ -18,7 +18,7 @@ def size(box: Box) -> int:
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """Returns the box of the entries that both have; None: there are none."""
+    """Returns the box of the entries that both boxes have in common; None if there are none."""
     common = []
     for (first, extent), (begin, length) in zip(one, other):
         start, end = max(first, begin), min(first + extent, begin + length)
@@ -29,7 +29,7 @@ def intersection(one: Box, other: Box) -> Box | None:
 
 
 def without(box: Box, other: Box) -> list[Box]:
-    """Returns boxes that together are the entries of `box` that `other` does not have: at most two for each axis."""
+    """Returns the entries of `box` that `other` lacks, as disjoint boxes: at most two for each axis."""
     common = intersection(box, other)
     if common is None:
         return [box]
@@ -44,7 +44,7 @@ def without(box: Box, other: Box) -> list[Box]:
 
 
 def without_all(boxes: Iterable[Box], others: Iterable[Box]) -> list[Box]:
-    """Returns boxes without common entries that together are those entries of `boxes` that no box of `others` has."""
+    """Returns the entries of `boxes` that all of `others` lack, as disjoint boxes."""
     seen, rest = list(others), []
     for box in boxes:
         left = [box] if size(box) else []
@@ -56,12 +56,12 @@ def without_all(boxes: Iterable[Box], others: Iterable[Box]) -> list[Box]:
 
 
 def index(box: Box, within: Box) -> tuple[slice, ...]:
-    """Returns where the entries of `box` are in an array that has those of `within`."""
+    """Returns the slices that select `box` from an array of the entries of `within`."""
     return tuple(slice(first - begin, first - begin + extent) for (first, extent), (begin, _) in zip(box, within))
 
 
 def split(entries: np.ndarray, boxes: Sequence[Box]) -> list[np.ndarray]:
-    """Returns the array of each box, given the entries of one box after the other: views, if those are contiguous."""
+    """Splits the concatenated entries of boxes into one array per box: views, if `entries` is contiguous."""
     flat, arrays, end = entries.reshape(-1), [], 0
     for box in boxes:
         begin, end = end, end + size(box)
@@ -70,7 +70,7 @@ def split(entries: np.ndarray, boxes: Sequence[Box]) -> list[np.ndarray]:
 
 
 def joined(boxes: Sequence[Box], arrays: Mapping[Box, np.ndarray], dtype: Any) -> np.ndarray:
-    """Returns the entries of boxes, one box after the other, as a new vector: from arrays that have them all."""
+    """Returns the concatenated entries of `boxes` as a new vector, copied from `arrays`, which together have them."""
     import numpy as np  # whoever only lists checkpoints needs no NumPy
 
     result = np.empty(sum(map(size, boxes)), dtype)

@@ -1,8 +1,8 @@
 """The state of callbacks: what a checkpoint keeps of them, and what a rank that joins gets (strategy/joining.py).
 
-It is what `get_state` returns, where a callback has it. Otherwise a checkpoint keeps the attributes that Keras's
-callbacks are known to keep from one epoch or batch to the next. A rank that joins also gets all plain ones that have
-changed since fit began: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
+If a callback has `get_state`, its state is what that returns. Otherwise a checkpoint keeps the attributes that Keras's
+callbacks are known to keep from one epoch or batch to the next. A rank that joins also gets all plain attributes that
+have changed since fit began: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
 these.
 """
 
@@ -43,8 +43,8 @@ def named(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def with_state(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback, of those with a state that a checkpoint keeps. The number of a class that repeats is
-    the callback's place among them, as in earlier checkpoints.
+    """Returns name -> callback, for callbacks with a state that a checkpoint keeps. If a class repeats, the number in
+    the name is the callback's place among all of these, as in earlier checkpoints.
     """
     result: dict[str, Any] = {}
     for each in callbacks:
@@ -60,13 +60,13 @@ def for_checkpoint(callbacks: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 def set_states(callbacks: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Gives callbacks the states that they had, or that those of another rank have, by the same names."""
+    """Restores callbacks to earlier states, or to those of another rank's callbacks of the same names."""
     for name, each in callbacks.items():
         update(each, states.get(name) or {})
 
 
 class Changes:
-    """What callbacks have changed in their state since fit began, which is now."""
+    """What callbacks have changed in their state since this object was made, when fit began."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._before = {
@@ -75,8 +75,8 @@ class Changes:
         }
 
     def since(self, callbacks: Iterable[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
-        """Returns what has changed since then, by callback and attribute; unchanged attributes may differ between
-        ranks. `most_bytes`: larger attributes are left out.
+        """Returns what has changed, by callback and attribute. Unchanged attributes are left out, because they may
+        differ between ranks. `most_bytes`: larger attributes are left out.
         """
         return {
             name: {
@@ -122,7 +122,7 @@ def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def update(owner: Any, attributes: Mapping[str, Any]) -> None:
-    """Gives an object attributes of `plain_attributes`, and a state if there is one."""
+    """Sets attributes that `plain_attributes` returned for another object, and the state if there is one."""
     for key, value in attributes.items():
         if key == _STATE:
             if hasattr(owner, "set_state"):

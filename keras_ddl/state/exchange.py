@@ -1,4 +1,4 @@
-"""Carries out movements between ranks, by one all_to_all of each array."""
+"""Carries out a plan of movements between ranks, by one all_to_all per array."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def exchange(
     dtype: np.dtype,
     name: str,
 ) -> list[np.ndarray | int]:
-    """Returns the arrays that this rank wants, as vectors; of one that it holds already its place among those.
+    """Returns the arrays that this rank wants, as vectors; for an array that it already holds, the index in its `held`.
 
-    COLLECTIVE, where there are moves. All ranks pass the same plan.
+    COLLECTIVE if there are moves. All ranks pass the same plan.
 
     Args:
-        held, wanted: of each rank, as planned. rank: of this process.
-        values: returns the arrays that this rank holds. name: of the collective.
-    Cost: the boxes that this rank sends and those that it receives, beside its arrays from before and the next ones.
+        held, wanted: what each rank holds and wants, as passed to `plan`.
+        values: returns the arrays that this rank holds.
+        name: name of the collective.
+    Cost: memory for the boxes that this rank sends and receives, besides its old and new arrays.
     """
     needed = [each for each in wanted[rank] if each not in held[rank]]
     arrays: dict[Box, np.ndarray] = {}
@@ -59,10 +60,11 @@ def gather(
     *,
     on_rank: int | None = None,
 ) -> np.ndarray | None:
-    """Returns all of an array of which ranks hold parts, on every rank or on one; None on others. COLLECTIVE.
+    """Gathers an array whose parts are on different ranks. COLLECTIVE.
 
-    Args: held, rank, values, name: as of `exchange`. hosts: of each rank.
-    Cost: every host receives once what it lacks; twice the memory of the array where it is returned.
+    Args: held, rank, values, name: as in `exchange`. hosts: the host of each rank. on_rank: None: all ranks get it.
+    Returns: the whole array; None on a rank that does not get it.
+    Cost: every host receives once what it lacks; on a rank that gets the array, memory for two copies of it.
     """
     if on_rank is None and len(set(hosts)) > 1:  # first each rank gets a part of what its host is to have
         on_host = [Place(hosts[:each].count(host), hosts.count(host)) for each, host in enumerate(hosts)]

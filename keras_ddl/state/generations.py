@@ -1,10 +1,10 @@
-"""Redistributes variables of which each rank has parts, when ranks are lost or join.
+"""Redistributes variables whose parts are on different ranks, when ranks are lost or join.
 
-If another rank is lost meanwhile, the remaining ranks begin again. So a rank keeps what it holds until every rank has
-made its next parts, the next generation; then all switch to theirs. If some ranks have already switched when a rank is
-lost, all others have made theirs and switch, too.
+Each rank makes its new parts, the next generation, and keeps the old ones until every rank has done so; then all
+switch. So if another rank is lost meanwhile, the remaining ranks can begin again. If some ranks have already switched
+by then, all others have made their new parts and switch, too.
 
-A rank that joins holds nothing at first. A rank without a place among the next ranks sends what it holds and gets
+A rank that joins holds nothing at first. A rank without a place in the next generation sends what it holds and gets
 nothing.
 """
 
@@ -27,9 +27,9 @@ _NAME = "keras_ddl/share_out"
 
 
 class Leaf(Protocol):
-    """A variable of which each rank has parts.
+    """A variable whose parts are on different ranks.
 
-    Attributes: number: the same on all ranks. can_begin_anew: its first value can be made again, the same on all ranks.
+    Attributes: number: identifies it on all ranks. can_begin_anew: all ranks can make the same first value again.
     """
 
     number: int
@@ -45,32 +45,35 @@ class Leaf(Protocol):
 
     def wanted(self, place: Place | None) -> Holding: ...
     def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:
-        """Makes what this rank is to store from `take_next` on: vectors, or places of arrays that it has already."""
+        """Makes what `take_next` will store. `arrays`: vectors, or for arrays that it already holds, their indices."""
 
     def take_next(self) -> None: ...
     def forget_assignments(self) -> None:
-        """Ranks join that have not made these."""
+        """Forgets the record of assignments, because ranks join that have not made them."""
 
 
 class Arrangement(Protocol):
-    """Says which place each rank is to have, where not every rank holds a part of its own."""
+    """Chooses the place of each rank if not every rank holds its own part, as on a mesh."""
 
     def describe(self) -> Any:
-        """Returns what a rank knows that has its place."""
+        """Returns what `arrange` must know, on a rank that already has a place."""
 
     def arrange(self, described: Any, leaves: Sequence[Leaf]) -> Sequence[Place | None]:
-        """Returns the place of each rank, given what one has described. All ranks return, or raise, the same."""
+        """Returns each rank's place, given what `describe` returned on one rank. All ranks return or raise the same."""
 
     def take(self) -> None:
-        """The ranks have these places now."""
+        """Puts the places into effect."""
 
 
 class _Known(NamedTuple):
     """What a rank reports before parts are redistributed.
 
     Attributes:
-        generation: of what it holds; None: it holds nothing. made: of what it has made; None: it has made nothing.
-        stays: it has a place there. leaves: number -> `can_begin_anew`. is_new: it has made no step.
+        generation: the generation that it holds; None: it holds nothing.
+        made: the generation that it has made and not yet stored; None: none.
+        stays: whether it has a place in that.
+        leaves: number -> `can_begin_anew`.
+        is_new: whether it has run no step yet.
     """
 
     generation: int | None
@@ -81,7 +84,7 @@ class _Known(NamedTuple):
 
 
 class _Next(NamedTuple):
-    """What this rank has made."""
+    """The next generation, as this rank has made it."""
 
     generation: int
     stays: bool
@@ -90,10 +93,10 @@ class _Next(NamedTuple):
 
 
 class Generations:
-    """What this rank holds of a job's leaves, and has made of the next generation.
+    """The generation of a job's leaves that this rank holds, and the next one while it is being made.
 
-    Args: holds_nothing: it is to join the others.
-    Attributes: not_on_all: leaves that not all ranks had, when parts were last redistributed.
+    Args: holds_nothing: this rank is to join the others.
+    Attributes: not_on_all: leaves that some ranks lacked when parts were last redistributed.
     """
 
     def __init__(self, *, holds_nothing: bool = False) -> None:
@@ -113,13 +116,12 @@ class Generations:
         """Gives each rank its parts of every leaf. COLLECTIVE. All ranks have finished the same steps.
 
         Args:
-            arrangement: None: part n is rank n's, and has a mirror on another one.
-            hosts: of the ranks. rank: of this process. is_new: it has made no step yet.
-        Returns: None; or, on every rank, a message that says what is lost because no rank holds it, and nothing has
-            changed.
+            arrangement: None: rank n holds part n, and another rank holds its mirror.
+            hosts: the host of each rank. is_new: this rank has run no step yet.
+        Returns: None; or, on every rank, why the job cannot continue; then no part has changed.
         Raises: RankLostError: another rank was lost; call it again with the remaining ranks. CollectiveError, in a rank
             that joins: it lacks leaves that the others have.
-        Cost: one all_to_all per leaf that moves, of the fewest bytes; memory for old and new parts together.
+        Cost: one all_to_all per leaf that moves, with as few bytes as possible; memory for old and new parts together.
         """
         made, stays = (None, False) if self._next is None else (self._next.generation, self._next.stays)
         mine = _Known(self._generation, made, stays, {each.number: each.can_begin_anew for each in leaves}, is_new)

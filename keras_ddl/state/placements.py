@@ -13,9 +13,9 @@ NOTHING: Holding = ()
 
 
 class Place(NamedTuple):
-    """The place of a rank among those that share out arrays: it holds part `number` of `size`.
+    """The place of a rank among those that share arrays: it holds part `number` of `size`.
 
-    offset: of mirrors: part n is also in the mirror of number (n + offset) % size; 0: there are none.
+    offset: the distance to the mirror: place (n + offset) % size also holds part n; 0: there are no mirrors.
     """
 
     number: int
@@ -28,10 +28,10 @@ class Place(NamedTuple):
 
 
 def holding(layout: SharedOut, place: Place | None) -> Holding:
-    """Returns what a rank with this place holds; None: it has no place."""
+    """Returns what a rank with this place holds: nothing if `place` is None."""
     return NOTHING if place is None else tuple(tuple(layout.boxes(part)) for part in place.parts())
 
 
 def replicated(shape: Sequence[int]) -> Holding:
-    """Returns what a rank holds that has all of an array."""
+    """Returns the holding of a rank that has the whole array."""
     return ((tuple((0, extent) for extent in shape),),)

@@ -5,7 +5,7 @@
     shards and mirrors of some ranks  new shards      a rank is lost, or one joins
     slices of a mesh                  other slices    another mesh
 
-No entry travels that its receiver holds, and each other one travels once: no plan moves fewer bytes.
+A rank receives each entry that it lacks once, and none that it already holds: no plan moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class MissingBoxError(LookupError):
 
 @functools.lru_cache(maxsize=512)
 def plan(held: tuple[Holding, ...], wanted: tuple[Holding, ...], hosts: tuple[int, ...]) -> tuple[Move, ...]:
-    """Returns the moves, by receiver. Equal on ranks that pass equal arguments; cached, as variables are often alike.
+    """Returns the moves, ordered by receiver; the same on all ranks. Cached, because variables are often alike.
 
-    A rank on the receiver's host sends what one there holds; of several such ranks the one that has sent the least.
+    Ranks on the receiver's host are preferred as senders; among equals, the rank that has sent the least so far.
 
-    Args: held, wanted: of each rank. hosts: of each rank, as in Topology.
+    Args: held, wanted: what each rank holds and wants. hosts: the host of each rank, as in Topology.
     Raises: MissingBoxError.
     Cost: ranks x different boxes, in Python.
     """

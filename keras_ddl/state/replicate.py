@@ -1,4 +1,4 @@
-"""Gives all ranks the values that one of them has: equal weights when fit begins, what a rank behind others lacks."""
+"""Gives all ranks the values of one of them: when fit begins, and when a rank lags behind the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from keras_ddl.compat.tensorflow import tf
 
 
 def numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Returns the variables of numbers: without strings, and without handles of what lies elsewhere."""
+    """Returns the variables that hold numbers, not strings or handles (variants, resources)."""
     return [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
 
 
 def replicate(variables: Sequence[tf.Variable], root: int = 0) -> None:
-    """Gives all ranks the values that rank `root` has of variables of numbers and strings. COLLECTIVE.
+    """Assigns rank `root`'s values to variables of numbers and strings on all ranks. COLLECTIVE.
 
     Cost: a broadcast of all of them; ranks that hold equal values need not call it (agreement/equal_values.py).
     """

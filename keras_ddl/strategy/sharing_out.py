@@ -22,7 +22,7 @@ def share_out(
     """Gives each rank its parts of everything that Strategies distribute, and forms the next mesh. COLLECTIVE.
 
     Args:
-        renew: lets the Strategies continue with the ranks of a topology. is_new: this rank has made no step yet.
+        renew: lets the Strategies continue with the ranks of a topology. is_new: this rank has run no step yet.
     Returns: None; or, on every rank, a message that says why the job cannot continue.
     Raises: as `Generations.share_out` and `SmallerMesh.form`. TooFewError, on every rank: the mesh is too small.
     """

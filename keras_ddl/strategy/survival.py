@@ -210,7 +210,7 @@ class Survival:
                         raise with_reason(error, reason or "") from None
                     continue
                 if reason is not None:
-                    raise with_reason(RankLostError("found when ranks were to join or to leave"), reason)
+                    raise with_reason(RankLostError("found when ranks were about to join or leave"), reason)
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:

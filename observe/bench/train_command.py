@@ -36,13 +36,13 @@ class _Ranks(click.ParamType):
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:4,h1:4.", metavar="HOSTS")
 @click.option("--batch", type=_COUNT, help="Rows per rank; with --strong, rows of all ranks.", metavar="ROWS")
 @click.option("--strong", is_flag=True, help="Strong scaling: one batch size for any number of ranks.")
-@click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Steps per turn.")
-@click.option("--rounds", type=_COUNT, default=3, show_default=True, help="Turns for each number of ranks.")
+@click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Steps in each round.")
+@click.option("--rounds", type=_COUNT, default=3, show_default=True, help="How often each number of ranks is measured.")
 @click.option("--cores", type=click.IntRange(min=0), default=1, show_default=True,
               help="Cores per device; 0: all that a rank may use, which suits GPUs.")  # fmt: skip
 @click.option("--to-accuracy", type=click.FloatRange(0, 1, min_open=True), metavar="A",
               help="Also train to this accuracy (on validation data, if there is any).")  # fmt: skip
-@click.option("--epochs", type=_COUNT, default=20, show_default=True, help="Most epochs for --to-accuracy.")
+@click.option("--epochs", type=_COUNT, default=20, show_default=True, help="Maximum epochs for --to-accuracy.")
 @click.option("--predict", metavar="LINKS",
               help="Also predict other hosts: hosts=64,devices=4,link=100Gb[,inside=40GB][,latency=5us].")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write the figures to this file too.")
