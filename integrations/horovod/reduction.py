@@ -178,9 +178,9 @@ class GradientReduction:
             if may_be:
                 raise ConfigError(
                     "Gradients must be reduced only once. Received: a gradient of the variable "
-                    f"{getattr(variable, 'name', '')!r} that was changed after a DistributedGradientTape had reduced "
-                    f"it (in eager mode: may have reduced it). {self.name} would reduce it again, with "
-                    f"op={self.op.name} (rank {communicator.rank()}). Apply it with a plain optimizer, without "
+                    f"{getattr(variable, 'name', '')!r} that a DistributedGradientTape has already reduced (in eager "
+                    "mode: may have reduced), and that was then clipped, scaled or accumulated. "
+                    f"{self.name} would reduce it again, with op={self.op.name} (rank {communicator.rank()}). Apply it with a plain optimizer, without "
                     "DistributedOptimizer; or use tf.GradientTape, and let the optimizer clip the gradients."
                 )
 

@@ -39,7 +39,7 @@ def check_what_is_refused_says_so_by_name():
         (lambda: dist.all_reduce(whole[:, :2]), r"strides \[4, 1\]"),
         (lambda: dist.all_gather_into_tensor(torch.ones(4 * SIZE, 3), whole.T), "contiguous"),
         (lambda: dist.all_reduce(sparse), "Embedding"),
-        (lambda: dist.all_reduce(torch.ones(3, device="meta")), "takes CPU and CUDA tensors. Received: a tensor on meta"),
+        (lambda: dist.all_reduce(torch.ones(3, device="meta")), "CPU and CUDA tensors. Received: a tensor on meta"),
         (lambda: dist.all_gather_into_tensor(torch.ones(SIZE + 1), torch.ones(1)), "times as many elements"),
         (lambda: dist.all_to_all_single(torch.ones(SIZE), torch.ones(SIZE), [1] * SIZE, [2] * SIZE), "together"),
     ]
