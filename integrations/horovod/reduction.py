@@ -181,7 +181,8 @@ class GradientReduction:
                     f"{getattr(variable, 'name', '')!r} that a DistributedGradientTape has already reduced (in eager "
                     "mode: may have reduced), and that was then clipped, scaled or accumulated. "
                     f"{self.name} would reduce it again, with op={self.op.name} (rank {communicator.rank()}). Apply "
-                    "it with a plain optimizer, without DistributedOptimizer; or use tf.GradientTape, and let the optimizer clip the gradients."
+                    "it with a plain optimizer, without DistributedOptimizer; or use tf.GradientTape, and "
+                    "let the optimizer clip the gradients."
                 )
 
     @as_tensorflow_errors

@@ -95,8 +95,8 @@ def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     if platform.machine() == "x86_64" and flags and environ.get("TF_ENABLE_ONEDNN_OPTS", "") == "":
         if not flags & _FOR_ONEDNN:
             remedy = (
-                "Try TF_ENABLE_ONEDNN_OPTS=1 (`keras-ddl run --env TF_ENABLE_ONEDNN_OPTS=1`): where measured, a step "
-                "took only a third to a half of its time without it. Results differ in the last digits."
+                "Try TF_ENABLE_ONEDNN_OPTS=1 (`keras-ddl run --env TF_ENABLE_ONEDNN_OPTS=1`): where measured, steps "
+                "took a third to a half of the time that they take without it. Results differ in the last digits."
             )
             yield Finding(Severity.WARNING, "oneDNN", "TensorFlow leaves it off on this CPU", remedy)
     elif environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":

@@ -15,7 +15,7 @@ from keras_ddl.bench.training.rounds import Measurements, Row
 from keras_ddl.bench.training.subject import units_of_row
 
 HOW = {
-    "step": "measured: milliseconds of a step: the slowest rank's median in each round, and of these the median",
+    "step": "measured: milliseconds of a step: the slowest rank's median in each round, then the median of the rounds",
     "speed": "measured: batch / step, of all ranks together",
     "efficiency": "measured: step time of ONE device (plain Keras, no Strategy) divided by this step time",
     "communication": "timeline: milliseconds in which sums of gradients ran",
