@@ -109,13 +109,14 @@ def export_saved_model(
         thread = stack.enter_context(ThreadPoolExecutor(1))
         intact = None
         if source.checkpoint is not None:  # hashed while TensorFlow is imported
-            intact = thread.submit(ckpt.validate, source.checkpoint)
+            intact = thread.submit(ckpt.validate_files, source.checkpoint)
         import_without_keras()
         clock.lap("import tensorflow")
         scan = scan_saved_model(base.path, base["allow_ops"])
         scan.raise_for_problems(str(base.path))
-        if intact is not None:
+        if intact is not None and source.checkpoint is not None:
             intact.result()
+            ckpt.validate_entries(source.checkpoint)
         clock.lap("check files")
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(durable.staging_directory(final.parent))

@@ -112,7 +112,7 @@ __all__ = [
 
 
 def topology() -> _topology_module.Topology:
-    """Returns where the ranks are, as a `keras_ddl.topology.Topology`.
+    """Returns where the ranks are, as a `Topology`.
 
     Raises:
         NotInitializedError: before `init` or after `shutdown`.

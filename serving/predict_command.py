@@ -194,6 +194,8 @@ def _by_grpc(
             answer = call("Predict", request)
         except grpc.RpcError as error:
             why = f"{error.code().name}: {str(error.details()).rstrip('.')}"
+            # The state of the channel may come later than the answer.
+            is_there |= error.code() is grpc.StatusCode.INVALID_ARGUMENT
             if error.code() is grpc.StatusCode.NOT_FOUND or (is_there and error.code() is grpc.StatusCode.UNAVAILABLE):
                 raise _without_model(address, model, why) from None
             if not is_there:

@@ -191,13 +191,26 @@ def validate(checkpoint: Checkpoint) -> None:
 
     Raises: CheckpointError: a file is missing, truncated or altered; entries of a variable are missing.
     """
+    validate_files(checkpoint)
+    validate_entries(checkpoint)
+
+
+def validate_files(checkpoint: Checkpoint) -> None:
+    """Does the part of `validate` that needs no TensorFlow, which another thread may be importing."""
     _intact(checkpoint)
     state = checkpoint.state or {}
     problem = digests.difference(checkpoint.path, state["files"], contents=True)
-    for prefix, name in ((checkpoint.weights, "weights"), (checkpoint.optimizer, "optimizer")):
-        problem = problem or _missing_entries(prefix, state.get(name) or ())
     if problem is not None:
         _refuse(checkpoint.path, problem)
+
+
+def validate_entries(checkpoint: Checkpoint) -> None:
+    """Does the rest of `validate`: imports TensorFlow."""
+    state = checkpoint.state or {}
+    for prefix, name in ((checkpoint.weights, "weights"), (checkpoint.optimizer, "optimizer")):
+        problem = _missing_entries(prefix, state.get(name) or ())
+        if problem is not None:
+            _refuse(checkpoint.path, problem)
 
 
 def _missing_entries(prefix: str, table: Sequence[Sequence[Any]]) -> str | None:

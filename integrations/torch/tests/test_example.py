@@ -53,7 +53,12 @@ def test_blocks_of_the_page_run(tmp_path: Path):
     """Those without Keras, one script: alone, for what ranks do together is tested elsewhere."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    of_others = ("keras.distribution", "keras_ddl.regroup", "def take_newest")  # test_going_on.py has the latter two
+    of_others = (
+        "keras.distribution",
+        "keras_ddl.regroup",
+        "def take_newest",
+        "torch.cuda",
+    )  # test_going_on.py has the latter two
     some = [each for each in blocks if not any(words in each for words in of_others)]
     assert len(some) == 2
     given = "import torch\nmodel, x = torch.nn.Linear(3, 1), torch.ones(2, 3)\n"

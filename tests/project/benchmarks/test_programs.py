@@ -55,6 +55,7 @@ SMALLEST = {
 TRANSLATION = "tests/project/examples/test_translation_"
 DDL = "integrations/ddl/tests/test_ddl_examples.py"
 TORCH = "integrations/torch/tests/test_example.py"
+GPU = "integrations/torch/tests/test_gpu_check.py"
 EXAMPLES = "tests/project/examples/test_examples.py"
 ELSEWHERE = {
     "examples/custom_loop.py": f"{EXAMPLES}::test_custom_loop_learns_on_two_ranks",
@@ -84,6 +85,11 @@ ELSEWHERE = {
     "notebooks/02_serving.ipynb": "tests/project/notebooks/test_notebooks.py::test_serving_from_top_to_bottom",
     "notebooks/03_translation.ipynb": "tests/project/notebooks/test_notebooks.py::test_translation_from_top_to_bottom",
     "tools/fuzz.py": "tests/communicator/test_fuzz.py::test_fuzz_equals_numpy",
+    "tools/gpu_check/against_numpy.py": f"{GPU}::test_programs_run_on_the_cpu",
+    "tools/gpu_check/beside_nccl.py": f"{GPU}::test_programs_run_on_the_cpu",
+    "tools/gpu_check/checks.py": f"{GPU}::test_programs_run_on_the_cpu",
+    "tools/gpu_check/killed_rank.py": f"{GPU}::test_programs_run_on_the_cpu",
+    "tools/gpu_check/speed.py": f"{GPU}::test_programs_run_on_the_cpu",
     "tools/missing_rules.py": "tests/cut/test_missing_rules.py::test_missing_names_the_slice_that_would_do",
     "tools/mutants.py": "tests/cut/test_mutants.py::test_tests_notice_mutants",
     "tools/structure/__main__.py": "Makefile::lint: $(STAMP)",
