@@ -55,6 +55,5 @@ def monitored_barrier(
 
 
 if dist.is_available() and "ddl" not in dist.Backend.backend_list:
-    # Also for "cuda", so that a tensor there gets an error with a remedy.
     dist.Backend.register_backend("ddl", process_group.create, extended_api=True, devices=["cpu", "cuda"])
     rendezvous.install()

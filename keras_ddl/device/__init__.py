@@ -118,13 +118,18 @@ def _share(gpu: tf.config.PhysicalDevice, sharers: Sequence[int], topology: Topo
         )
 
 
-@functools.cache
-def compute_alike() -> None:
+def compute_alike(device: str) -> None:
     """Makes TensorFlow's operations give the same bits on the GPU of every rank, for what ranks compute side by side.
 
-    Its fastest kernels add in an order that changes from run to run. The deterministic ones are slower, and operations
-    that draw random numbers without a seed fail.
+    Does nothing on a CPU. TensorFlow's fastest kernels for GPUs add in an order that changes from run to run. The
+    deterministic ones are slower, and operations that draw random numbers without a seed fail.
     """
+    if "GPU" in device:
+        _use_deterministic_kernels()
+
+
+@functools.cache
+def _use_deterministic_kernels() -> None:
     tf.config.experimental.enable_op_determinism()
     if communicator.rank() == 0:
         print(

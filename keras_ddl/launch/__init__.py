@@ -1,11 +1,12 @@
-"""Runs jobs: finds mpirun, starts the ranks, shows their output, and ends all of them when one fails.
+"""Runs jobs: starts the ranks, shows their output, and ends all of them when one fails.
 
-    keras-ddl run / keras_ddl.run()  ->  job.py  ->  mpirun  ->  rank_process.py (one per rank)  ->  the program
-                                            ^______ control.py: one TCP connection per rank ______|
+    keras-ddl run / keras_ddl.run()  ->  job.py  ->  host_ranks.py  ->  rank_process.py (one per rank)  ->  the program
+                                            ^______ control.py: one connection per rank ______|
 
-mpirun only starts processes. Output, errors, exit statuses and orders to stop are sent over each rank's connection,
-because mpirun's own status cannot be trusted (Open MPI 5 returns 0 after a host has died), and because hosts may share
-no file system. docs/launch.md describes what a user sees.
+On other hosts ssh starts host_ranks.py; mpirun can take its place (mpirun.py). Whoever starts processes does only that.
+Output, errors, exit statuses and orders to stop are sent over each rank's connection, because mpirun's own status cannot
+be trusted (Open MPI 5 returns 0 after a host has died), and because hosts may share no file system. docs/launch.md
+describes what a user sees.
 """
 
 from typing import TYPE_CHECKING, Any

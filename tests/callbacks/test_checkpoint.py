@@ -211,7 +211,7 @@ def test_a_fit_that_was_interrupted_while_it_wrote_is_resumed_from_what_it_wrote
     assert steps(tmp_path) == [3, 6, 9]
 
 
-def test_resume_of_a_run_that_a_callback_has_ended_goes_on_only_for_more_epochs(tmp_path):
+def test_resume_of_a_run_that_a_callback_has_ended_goes_on_only_for_more_epochs(tmp_path, capsys):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training = epoch == 1
@@ -221,7 +221,11 @@ def test_resume_of_a_run_that_a_callback_has_ended_goes_on_only_for_more_epochs(
 
     fit(make(), checkpointing(tmp_path, monitor="loss"), Stop(), epochs=5)
     assert resumed(5) == {}
+    assert "A callback has ended this training, so fit(epochs=5) trains nothing" in capsys.readouterr().out
     assert len(resumed(6)["loss"]) == 4
+    assert "resuming from step 6, epoch 3\n" in capsys.readouterr().out
+    assert resumed(6) == {}
+    assert "All 6 epochs are done, so fit trains nothing" in capsys.readouterr().out
 
 
 def test_resume_refuses_a_model_that_is_not_built(tmp_path):

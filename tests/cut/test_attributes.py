@@ -160,6 +160,23 @@ def test_a_function_with_an_attribute_that_leaves_its_values_alone_is_cut(known:
     assert report.kept == {} and report.replicated == {}
 
 
+def test_an_attribute_that_the_type_declares_is_kept_whatever_a_function_means_by_its_name() -> None:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        zeros = tf.zeros([len(X), 1, 4], x.dtype)
+        lstm = tf.raw_ops.CudnnRNNV3(
+            input=x[:, None],
+            input_h=zeros,
+            input_c=zeros,
+            params=tf.zeros([144], x.dtype),
+            sequence_lengths=tf.ones([len(X)], tf.int32),
+            time_major=False,
+        )
+        return [lstm.output]
+
+    (made,) = (each for each in Simulation(step, (X,), 2).graph_of_rank_0(X).get_operations() if "Cudnn" in each.type)
+    assert made.get_attr("time_major") is False
+
+
 def test_every_attribute_that_tensorflow_gives_a_function_is_decided() -> None:
     assert tf_compat.function_attributes() - set(attributes.FATES) == set()
 

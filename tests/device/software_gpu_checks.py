@@ -1,11 +1,12 @@
 """Collectives and a training on software GPUs. Run by test_software_gpu.py."""
 
 import contextlib
+from unittest import mock
 
 import keras
 import numpy as np
 
-from keras_ddl import ops
+from keras_ddl import device, ops
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, SIZE, STRATEGY
 from strategy.oracle import Trained, case
@@ -38,6 +39,19 @@ def check_collectives_wait_for_the_device_and_the_device_for_them():
                 assert result.device.endswith("GPU:0"), result.device
                 np.testing.assert_array_equal(result, 2 * value)
             np.testing.assert_array_equal(ops.all_reduce(x), expected[-1])  # eager
+
+
+def check_what_ranks_compute_side_by_side_takes_deterministic_kernels():
+    """A recorder stands in for TensorFlow's switch, which stays on for the rest of the process."""
+    device._use_deterministic_kernels.cache_clear()
+    x = np.arange(6.0)
+    with mock.patch.object(tf.config.experimental, "enable_op_determinism") as turned_on:
+        STRATEGY.function(lambda x: tf.reduce_sum(x * x))(x)
+        assert not turned_on.called
+        step = STRATEGY.function(lambda x: tf.unique(x)[0])  # no rule of the cut
+        for _ in range(2):
+            np.testing.assert_array_equal(step(x), x)
+        turned_on.assert_called_once()
 
 
 @case()

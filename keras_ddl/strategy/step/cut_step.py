@@ -357,8 +357,8 @@ class CutStep:
                 collectives.begin_with(begins_with)
             outputs = building.along_batch(self._job, program, arguments, collectives, self._snapshots[-1], options)
             collectives.follow_plan()
-        if self._job.size > 1 and "GPU" in self._job.device and report.is_alike_on_ranks:
-            device.compute_alike()
+        if self._job.size > 1 and report.is_alike_on_ranks:
+            device.compute_alike(self._job.device)
         self.reports.append(report)
         self._show(report)
         observer = observing.observer()

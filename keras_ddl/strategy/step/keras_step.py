@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_ddl import communicator, config, cut
+from keras_ddl import communicator, config, cut, device
 from keras_ddl.communicator import comparison, stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
@@ -134,6 +134,7 @@ class KerasSteps:
             if is_tensor(leaf) and leaf.shape.rank:
                 leaves[place] = gather_rows(leaf, rank, name=f"{execution.step}/batch_{place}")
         args, kwargs = tf.nest.pack_sequence_as(arguments, leaves)
+        device.compute_alike(self._job.device)
         with step.eager_copies.taken(), as_one_process():
             outputs = function(*args, **kwargs)
         self._commit_eagerly(execution, step, outputs)
