@@ -357,11 +357,17 @@ def _existing(ckpt_dir: str | Path) -> Path:
 
 def _some(ckpt_dir: str | Path) -> list[Checkpoint]:
     checkpoints = list_checkpoints(ckpt_dir)
+    if not checkpoints and _NAME.match(Path(ckpt_dir).resolve().name):
+        raise CheckpointError(
+            "A checkpoint directory must hold ckpt-<step> directories. Received: one of these, "
+            f"{ckpt_dir}. Give the directory that holds it, and choose it there: `keras-ddl export --which STEP`."
+        )
     if not checkpoints:
         here = sorted(entry.name for entry in Path(ckpt_dir).iterdir() if not entry.name.startswith("."))
         raise CheckpointError(
             f"A checkpoint directory must hold ckpt-<step> directories. Received: {ckpt_dir} with no checkpoint "
-            f"(holds: {', '.join(here[:8]) or 'nothing'}). Train with callbacks.Checkpoint, or give another directory."
+            f"(holds: {', '.join(here[:8]) or 'nothing'}). Train with callbacks.Checkpoint until it has written one "
+            "(by default at the end of an epoch), or give another directory."
         )
     return checkpoints
 

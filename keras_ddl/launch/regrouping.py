@@ -112,6 +112,8 @@ class Regrouping:
         elif is_last or is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
             if not (is_last or is_stopping) and self.membership.is_asked():
                 self._miss_vanished()
+            if not (is_last or is_stopping or self._is_ending or link.outcome.is_lost or link.outcome.done):
+                self._say(f"rank {rank} failed by itself; the others would continue only if it had been killed.")
             self._is_ending |= not link.outcome.done
             return False
         elif not link.outcome.gives_up:  # what one newcomer cannot do, no other could

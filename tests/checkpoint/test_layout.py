@@ -243,6 +243,9 @@ def test_absent_checkpoints_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint \(holds: file\)"):
         checkpoint.latest(tmp_path)
     assert checkpoint.list_checkpoints(tmp_path) == []
+    (tmp_path / "ckpt-00000007").mkdir()
+    with pytest.raises(CheckpointError, match=r"one of these, .*ckpt-00000007.*--which STEP"):
+        checkpoint.latest(tmp_path / "ckpt-00000007")
 
 
 @pytest.mark.parametrize(
