@@ -194,10 +194,10 @@ TEST(LeaveTest, WithoutMemoryForAnAllGatherNobodyHangs) {
     void* users[2] = {rank == 1 ? nullptr : memory.data(), &answer};
     request.user = users;
     request.allocate = [](void* user, const uint64_t*, int) { return static_cast<void**>(user)[0]; };
-    request.done = [](void* user, int code, const char*) {
+    request.done = [](void* user, const ddl_failure* failure) {
       auto& to = *static_cast<Answer*>(static_cast<void**>(user)[1]);
       const std::lock_guard<std::mutex> lock(to.mutex);
-      to.code = code;
+      to.code = OutcomeOf(failure).code;
     };
     ddl_submit(comm, &request);
     for (int i = 0; i < 2000; ++i) {
