@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from keras_ddl import communicator
+from keras_ddl.resilience import remeshing
 from keras_ddl.state.generations import Generations
 from keras_ddl.strategy.interface import StrategyInterface
-from keras_ddl.strategy.mesh import remeshing
 from keras_ddl.strategy.shards.sharded_slots import all_slots
 from keras_ddl.topology import Topology
 

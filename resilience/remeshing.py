@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
+from keras_ddl.resilience.survivors import NewMesh, largest_mesh
+from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state.placements import Place
 from keras_ddl.strategy.mesh import ranks
-from keras_ddl.strategy.mesh.survivors import NewMesh, largest_mesh
-from keras_ddl.strategy.why_it_ends import TooFewError
 from keras_ddl.topology.mirrors import mirror_offset
 
 if TYPE_CHECKING:
