@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.mirrors import SharedOut
+    from keras_ddl.cut.shards.mirrors import SharedOut
     from keras_ddl.state.plan import Holding
 
 NOTHING: Holding = ()

@@ -7,11 +7,12 @@ unchanged (Context.everyone).
 
 from __future__ import annotations
 
-from keras_ddl.cut import first_rank
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.placements import REPLICATED, PlacedOutputs
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS, HOST_READS
+from keras_ddl.cut.building import first_rank
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 
 def _effect(b: Context, node: Node) -> PlacedOutputs:
@@ -50,6 +51,6 @@ def _read(b: Context, node: Node) -> PlacedOutputs:
 
 
 for each in (False, True):
-    rule(*first_rank.EFFECTS, of_replicated=each)(_effect)
-    rule(*first_rank.FUNCTIONS, of_replicated=each)(_function)
-    rule(*first_rank.READS, of_replicated=each)(_read)
+    rule(*HOST_EFFECTS, of_replicated=each)(_effect)
+    rule(*HOST_FUNCTIONS, of_replicated=each)(_function)
+    rule(*HOST_READS, of_replicated=each)(_read)

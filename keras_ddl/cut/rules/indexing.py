@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import COMBINED_DTYPES
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, if_certain, number_of
-from keras_ddl.cut.extents import Dims
-from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
+from keras_ddl.cut.analysis.dims import Dim, if_certain, number_of
+from keras_ddl.cut.analysis.extents import Dims
+from keras_ddl.cut.analysis.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.analysis.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 _FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
 _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open

@@ -9,16 +9,16 @@ result, which says how it is built (`of_lists`) and what is known of its results
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.attributes import AttrValue
-from keras_ddl.cut.contents import NONE_YET, Content, Entries, joined
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain
-from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, contents, extents, numbers
-from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Placement, Sharded, TensorList
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import propagate
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.attributes import AttrValue
+from keras_ddl.cut.analysis.contents import NONE_YET, Content, Entries, joined
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, if_certain
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, ResultNumbers, contents, extents, numbers
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Placement, Sharded, TensorList
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.propagation import propagate
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.local_shapes import Scalar
 
 # Built of replicated operands they give a list that can be sharded later, when a shard is put into it.
 _NEW = {

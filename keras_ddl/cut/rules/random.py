@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import philox
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, Uncertain, certain, if_certain, product
-from keras_ddl.cut.extents import Extents, ResultExtents, extents
-from keras_ddl.cut.local_shapes import Vector
-from keras_ddl.cut.placements import PlacedOutputs, Sharded
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.propagation import sharded_only
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.dims import ONE, Uncertain, certain, if_certain, product
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, extents
+from keras_ddl.cut.analysis.placements import PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations import philox
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.propagation import sharded_only
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.local_shapes import Vector
 
 _ALGORITHMS = [[each] for each in philox.ALGORITHMS]
 # Not truncated normal or gamma numbers, which reject some.

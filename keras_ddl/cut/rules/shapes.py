@@ -5,15 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.attributes import AttrValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain, product
-from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, ResultExtents, ResultNumbers, extents, numbers, reshaped
-from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import REPLICATED, Partial, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import SHAPE_OPS, Node, Value
-from keras_ddl.cut.propagation import sharded_only
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.attributes import AttrValue
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, if_certain, product
+from keras_ddl.cut.analysis.extents import (
+    MOST_VALUES,
+    Dims,
+    Extents,
+    ResultExtents,
+    ResultNumbers,
+    extents,
+    numbers,
+    reshaped,
+)
+from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.propagation import sharded_only
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.local_shapes import Scalar
 
 _INT64 = AttrValue(type=tf.int64.as_datatype_enum)
 

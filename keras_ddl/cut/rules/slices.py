@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.attributes import AttrValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain, total
-from keras_ddl.cut.extents import Dims, Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.attributes import AttrValue
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, total
+from keras_ddl.cut.analysis.extents import Dims, Extents, ResultExtents, ResultNumbers, extents, numbers
+from keras_ddl.cut.analysis.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.local_shapes import Scalar
 
 _MOST_SEGMENTS = 128  # batches one after another, that are looked at one by one
 

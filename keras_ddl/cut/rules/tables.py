@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Uncertain, if_certain
-from keras_ddl.cut.factors import Kind, kind_of
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import propagate, sharded_only
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.dims import Uncertain, if_certain
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.analysis.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import Kind, kind_of
+from keras_ddl.cut.operations.propagation import propagate, sharded_only
+from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.rules import indexing
-from keras_ddl.cut.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
 
 _NORMALIZED = "rows of a table that is cut along its width, which are normalized"
 

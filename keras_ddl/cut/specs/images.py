@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keras_ddl.cut.dims import ONE, Dim, Uncertain, if_certain
-from keras_ddl.cut.extents import Dims, Extents
-from keras_ddl.cut.factors import NEW, Factors, FactorsOf, Operand, ShapeOf, spec
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, if_certain
+from keras_ddl.cut.analysis.extents import Dims, Extents
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.factors import NEW, Factors, FactorsOf, Operand, ShapeOf, spec
 
 # Height and width (and depth) of images, of filters, and of what a convolution or a pool gives.
 _IN, _FILTER, _OUT = "XYZ", "UVW", "RST"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from keras_ddl.cut.dims import Uncertain, certain, if_certain
-from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import Uncertain, certain, if_certain
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import LABELS, NEW, Factors, Linear, labels_of, spec
 
 
 @spec("GatherV2", linear=Linear(at=(0,), moves=True))

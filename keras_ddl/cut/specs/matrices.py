@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_ddl.cut.dims import Uncertain, certain
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import Uncertain, certain
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
 
 _LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain
-from keras_ddl.cut.extents import Dims, Extents, ResultNumbers, numbers, reshaped
-from keras_ddl.cut.factors import NEW, Factors, Linear, LocalOperands, ShapeOf, labels_of, spec, without
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain
+from keras_ddl.cut.analysis.extents import Dims, Extents, ResultNumbers, numbers, reshaped
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import NEW, Factors, Linear, LocalOperands, ShapeOf, labels_of, spec, without
 
 _MOVES = Linear(at=(0,), moves=True)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from keras_ddl.cut.dims import Dim, Uncertain, if_certain
-from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, if_certain
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
+from keras_ddl.cut.analysis.program import Node, Value
 
 
 @extents("RaggedTensorToTensor")

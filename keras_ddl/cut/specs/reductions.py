@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, Uncertain, if_certain, product
-from keras_ddl.cut.extents import Extents, ResultNumbers, numbers
-from keras_ddl.cut.factors import HALF, Factors, Kind, Linear, LocalOperands, labels_of, spec, without
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import is_floating
+from keras_ddl.cut.analysis.dims import ONE, Uncertain, if_certain, product
+from keras_ddl.cut.analysis.extents import Extents, ResultNumbers, numbers
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import HALF, Factors, Kind, Linear, LocalOperands, labels_of, spec, without
+from keras_ddl.cut.operations.propagation import is_floating
 
 _COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from keras_ddl.cut.dims import ONE, Dim, Uncertain, certain
-from keras_ddl.cut.extents import MOST_VALUES, Extents, ResultExtents, ResultNumbers, broadcast_extent, extents, numbers
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain
+from keras_ddl.cut.analysis.extents import (
+    MOST_VALUES,
+    Extents,
+    ResultExtents,
+    ResultNumbers,
+    broadcast_extent,
+    extents,
+    numbers,
+)
+from keras_ddl.cut.analysis.program import Node
 
 
 @extents("Range")
