@@ -18,7 +18,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import FuncGraph, tf
 from keras_ddl.cut.operations import philox
-from keras_ddl.cut.values.flat_shards import Runs
+from keras_ddl.cut.values.layouts import Runs
 
 _NAMES = (
     "Zeros Ones Constant RandomNormal RandomUniform TruncatedNormal VarianceScaling "

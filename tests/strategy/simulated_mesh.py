@@ -8,8 +8,7 @@ from typing import Any
 from unittest import mock
 
 from keras_ddl import communicator
-from keras_ddl.cut.axes.model_axis import Slices
-from keras_ddl.cut.values.flat_shards import Box
+from keras_ddl.cut.values.layouts import Box, Slices
 from keras_ddl.state import generations
 from keras_ddl.state.placements import Place, holding
 from keras_ddl.state.plan import Holding, Move

@@ -1,6 +1,6 @@
 """Attributes of an operation that its type does not declare, and its device.
 
-Either the operation or the function that it calls carries such an attribute. One table decides about each. An unknown
+Either the operation or the function that it calls carries such an attribute. One table decides about them. An unknown
 attribute may mean anything, so an operation with one is built unchanged: replicated, with all its attributes.
 """
 
@@ -30,25 +30,25 @@ _COMPILES = ("_XlaMustCompile", "_XlaCompile")  # tf.function(jit_compile=True),
 
 _TABLE: list[tuple[Fate, str]] = [
     (Fate.KEEPS, " ".join(_COMPILES)),
-    # Which operations of a jit_scope belong together, and what a call only reads.
+    # They group the operations of a jit_scope, and list what a call only reads.
     (Fate.COPIED, "_XlaScope _XlaSeparateCompiledGradients _xla_propagate_compile_time_consts"),
     (Fate.COPIED, "_read_only_resource_inputs"),
     (Fate.COPIED, "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"),  # sums_in_order.py
-    # Lets the rounds of a loop overlap: what draws in them would draw in another order on each rank.
+    # They let the rounds of a loop overlap, so that random draws would come in a different order on each rank.
     (Fate.DROPPED, "_lower_using_switch_merge _stateful_parallelism"),
-    # Notes of what traced it.
+    # Notes that tracing leaves.
     (Fate.DROPPED, "_gradient_op_type _num_original_outputs _output_shapes _input_shapes _disable_acd"),
     (Fate.DROPPED, "_original_func_name _construction_context _disable_call_shape_inference"),
     (Fate.DROPPED, "_has_manual_control_dependencies backward_function_name forward_function_name"),
     (Fate.DROPPED, "_user_specified_name _tf_data_function"),
-    # How a call runs: what is called is inlined, and waits for what the call waited for.
+    # How a call runs. A rank inlines the called function, whose operations wait for whatever the call waited for.
     (Fate.DROPPED, "_noinline function_runs_at_most_once shared_rendezvous runtime_constant_optimization"),
     (Fate.DROPPED, "_collective_manager_ids"),
-    # Functions of the same values for other devices and programs.
+    # Functions that compute the same values on other devices and in other programs.
     (Fate.DROPPED, "_implements api_implements api_preferred_device go_backwards time_major"),
-    # Places. The operations that one is colocated with have other names in a rank's graph.
+    # Placement on devices. Colocated operations have other names in a rank's graph.
     (Fate.DROPPED, "_class _OutputsOnOpDevice experimental_ints_on_device"),
-    # Other operations run in place of what is called, as these say.
+    # They replace the called function by other operations.
     (Fate.KEEPS, "disable_summaries_at_runtime tf_quant.composite_function tf_quant.quantized_ops"),
     (Fate.KEEPS, "_tftrt_convert_function _tftrt_allow_build_at_runtime _tftrt_is_dyn_op _tftrt_trt_logger_name"),
     (Fate.KEEPS, "_tftrt_max_batch_size _tftrt_max_cached_engines _tftrt_max_workspace_size_bytes"),
@@ -91,9 +91,10 @@ def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
 
 
 def of_made(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
-    """Returns those attributes of an operation's NodeDef with which a rank builds it.
+    """Returns the attributes of an operation's NodeDef with which a rank builds it.
 
-    What its type declares is never dropped: `time_major` is a note in a function, and a setting of CudnnRNNV3.
+    An attribute that its type declares is never dropped: `time_major` is a note in a function, but a setting of
+    CudnnRNNV3.
     """
     declared = _declared_by(operation)
     return {

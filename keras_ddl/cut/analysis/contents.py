@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from keras_ddl.cut.analysis.dims import Dim
 from keras_ddl.cut.analysis.placements import Placement
 
-NONE_YET = "none yet"  # of a list into which nothing was put: it agrees with anything
+NONE_YET = "none yet"  # content of an empty list, which agrees with anything
 Entries = tuple[Dim | None, ...]
 
 

@@ -19,7 +19,7 @@ from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain, dim, if_ce
 from keras_ddl.cut.analysis.program import Node, Value
 
 Dims = tuple[Dim, ...]
-# Dtypes of shapes, and what their integers must stay below not to wrap around.
+# Dtypes of shapes, and the bound below which their integers do not wrap around.
 _SHAPES = {tf.int32: 2**31, tf.int64: 2**63}
 MOST_VALUES = 32  # longer integer vectors are data, not shapes
 
@@ -119,7 +119,7 @@ class Extents:
         return tuple(Dim.unknown("entry", value.key, i) for i in range(length))
 
 
-# What is certain of each output. Rules raise Uncertain where nothing is.
+# What is certain about each output. Rules raise Uncertain if nothing is.
 ResultExtents = Sequence[Sequence[Dim | None] | None]  # an extent per axis
 ResultNumbers = Sequence[Sequence[Dim | int] | None]  # the entries
 ExtentsRule = Callable[[Extents, Node], ResultExtents]

@@ -1,7 +1,7 @@
 """Placements: how the ranks hold a tensor of the step.
 
-They are those of DTensor and GSPMD (Xu et al., arXiv 2105.04663) for one mesh dimension, with shards that need not be
-even, and with an axis that may hold several batches one after the other.
+They are the placements of DTensor and GSPMD (Xu et al., arXiv 2105.04663) for one mesh dimension. In addition, shards
+may be uneven, and an axis may hold several batches one after the other.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Sharded:
     rank holds [blocks, its rows, unit] of them. A batch: blocks 1, unit 1. A batch of n sentences of t words flattened
     to [n * t]: unit t. Two batches one after the other: blocks 2.
 
-    A step may have several batches with different numbers of rows (`LocalShapes.batches`). `rows` says whose rows these
-    are: those of one batch, or of several batches one after another, as in a concatenation of batches of different
-    sizes.
+    A step may have several batches with different numbers of rows (`LocalShapes.batches`). `rows` lists the
+    batches whose rows lie along the axis: one, or several one after another, as in a concatenation of batches of
+    different sizes.
     """
 
     axis: int
@@ -76,7 +76,7 @@ class TensorList:
 
 @dataclass(frozen=True)
 class FlatShard:
-    """Every rank holds a chunk of the tensor's entries, as a vector; flat_shards.py says which. The shape is static."""
+    """Every rank holds a chunk of the tensor's entries, as a vector; layouts.py says which. The shape is static."""
 
 
 Placement = Replicated | Sharded | Partial | TensorList | FlatShard
@@ -92,14 +92,14 @@ class PlacedTensor(NamedTuple):
     placement: Placement
 
 
-PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # of a node: what a rule returns
+PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # the outputs of a node, as a rule returns them
 
 
 class Batch(NamedTuple):
     """The rows of the step. Each attribute is an int if it is known when the step is traced, else an int64 scalar of
     its graph.
 
-    Attributes: total: of all ranks. local: of this rank. offset: those of the ranks before this one.
+    Attributes: total: rows of all ranks. local: rows of this rank. offset: rows of the ranks before this one.
     """
 
     total: int | tf.Tensor

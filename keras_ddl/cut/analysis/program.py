@@ -16,7 +16,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis import attributes
 
-SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")  # they read nothing of a tensor but its extents
+SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")  # they read only the extents of a tensor
 PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
@@ -76,8 +76,8 @@ class Node:
     """An operation of the step.
 
     Attributes:
-        inputs: the values it reads, in order. outputs: those it makes.
-        traced: the operation that the program made, of which `operation` is a part if the step was cut before.
+        inputs: the values it reads, in order. outputs: the values it makes.
+        traced: the operation that the program made. `operation` is a part of it if the step was cut before.
         after: nodes that must have run before, as control dependencies say.
         is_pure: it only computes its outputs from its inputs, whenever it runs.
         position: place in an order in which all nodes can run. depth: number of nodes that must run one after another
@@ -168,7 +168,7 @@ class Return(Node):
     __slots__ = ()
 
     def __init__(self, outputs: list[Value]) -> None:
-        self.type = "Return"  # as in no operation of TensorFlow
+        self.type = "Return"  # not a type of TensorFlow's
         self.inputs, self.outputs, self.after, self.key = outputs, [], [], ""
 
 
@@ -177,13 +177,14 @@ class Program:
 
     Args:
         prefix: begins the key of every node.
-        traced: of a step that was cut before: the operations that the program made, by the names of those in `graph`.
+        traced: if the step was cut before: the operations that the program made, by the names of the operations in
+            `graph`.
     Attributes:
         graph: of the function.
         nodes: only those that outputs and side effects need.
         inputs: one value for each argument. captured: values with the outer tensor that each stands for.
         placeholders: one value for each input of the graph, captured or not.
-        outputs: one value for each of the function's outputs. effects: nodes that must run though nothing reads them.
+        outputs: one value for each of the function's outputs. effects: nodes that must run although nothing reads them.
     """
 
     def __init__(self, graph: tf.Graph, prefix: str = "", traced: Mapping[str, tf.Operation] | None = None) -> None:

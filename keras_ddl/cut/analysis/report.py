@@ -40,16 +40,16 @@ class Report:
 
     entries: list[Entry] = field(default_factory=list)
     replicated: Counter[str] = field(default_factory=Counter)  # types of operations
-    # These, and those of `kept` that depend on the batch, for observers of the trace: see `forget_operations`.
+    # Operations in `replicated`, and operations in `kept` that depend on the batch, for observers of the trace.
     replicated_operations: list[tf.Operation] = field(default_factory=list)
     kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
-    commits: bool = False  # whether one collective more ends the step; see writes.py
+    commits: bool = False  # whether a further collective ends the step; see commit/writes.py
     copies: Counter[str] = field(default_factory=Counter)  # why variables are copied before they are written
-    lasting: Counter[str] = field(default_factory=Counter)  # types of operations that are not undone
-    axis: str = ""  # of a mesh, along which these collectives are
-    earlier: Report | None = None  # of the axis along which the step was cut before
+    lasting: Counter[str] = field(default_factory=Counter)  # types of operations that a failed step does not undo
+    axis: str = ""  # the axis of a mesh along which these collectives run
+    earlier: Report | None = None  # report of the axis along which the step was cut before
     _intended: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are replicated on purpose
 
     def text(self) -> str:
@@ -85,7 +85,7 @@ class Report:
 
     @property
     def is_alike_on_ranks(self) -> bool:
-        """Whether ranks compute the same of the whole batch, each for itself, and must get the same bits."""
+        """Whether every rank computes something from the whole batch, so that all ranks must get the same bits."""
         return self.earlier is not None or bool(self.replicated) or bool(self.kept_of_batch())
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
@@ -185,7 +185,7 @@ def _counted(kinds: Counter[str]) -> str:
 
 
 def bytes_of(*values: Value) -> int | None:
-    """Returns the bytes of global tensors if they are known now. Those of lists and strings are not."""
+    """Returns the bytes of global tensors if they are known now. Sizes of lists and strings are never known."""
     total = 0
     for value in values:
         if not value.shape.is_fully_defined() or value.dtype in (tf.variant, tf.resource, tf.string):

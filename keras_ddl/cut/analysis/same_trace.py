@@ -23,9 +23,9 @@ from keras_ddl.cut.analysis.program import Node, Program, Return, Value
 from keras_ddl.cut.analysis.report import line_of
 from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS
 
-# Attributes that name something of one process. What they name is compared itself, or belongs to rank 0 alone.
+# Attributes that name an object of one process. The object itself is compared, or belongs to rank 0 alone.
 _NAMES = ("container", "shared_name", "token", "tensor_array_name", "stack_name", "metadata", "message")
-# What reads strings without a result that depends on them: on rank 0 alone, or only to report an error.
+# Readers of strings whose results do not depend on them: they run on rank 0 alone, or only report an error.
 _WITHOUT_RESULT = (*HOST_EFFECTS, *HOST_FUNCTIONS, "Assert", "SaveV2", "MergeV2Checkpoints")
 _SHOWN = 4  # values of a constant, and attributes of an operation, in a message
 _digests: weakref.WeakKeyDictionary[tf.Graph, bytes] = weakref.WeakKeyDictionary()
@@ -34,8 +34,8 @@ _digests: weakref.WeakKeyDictionary[tf.Graph, bytes] = weakref.WeakKeyDictionary
 class Part(NamedTuple):
     """An argument, an operation or a result of a program, without the names that it has in a process.
 
-    Attributes: content: bytes that differ where another process has traced something else. node: None for others than
-        operations; what it is says `text`.
+    Attributes: content: bytes that differ where another process has traced something else. node: None for arguments
+        and results, which `text` describes.
     """
 
     content: bytes
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 def trace_digest(program: Program) -> bytes:
     """Returns a digest that differs if traces differ.
 
-    Cost: that of reading all attributes, the first time for each graph.
+    Cost: reads all attributes, the first time for each graph.
     """
     if program.graph not in _digests:
         digest = hashlib.sha256()
@@ -60,9 +60,7 @@ def trace_digest(program: Program) -> bytes:
 
 
 def trace_parts(program: Program) -> Iterator[Part]:
-    """Yields the parts of a program in an order that is the same in all processes; those of functions before what calls
-    them.
-    """
+    """Yields the parts of a program, in the same order in all processes. Parts of a function come before its caller."""
     places: dict[Node, int] = {value.node: -1 - place for place, value in enumerate(program.placeholders)}
     places.update((node, node.position) for node in program.nodes)
     for place, value in enumerate(program.placeholders):
@@ -85,7 +83,7 @@ def trace_parts(program: Program) -> Iterator[Part]:
 
 
 def _is_free(node: Node, program: Program) -> bool:
-    """Whether a node makes strings that each rank may have for itself, as of a file's name: no result depends on it."""
+    """Whether a node only makes strings on which no result depends, such as file names: they may differ by rank."""
     is_text = node.is_pure and bool(node.outputs) and all(each.dtype == tf.string for each in node.outputs)
     return is_text and all(has_no_result(each, program) for each in node.outputs)
 

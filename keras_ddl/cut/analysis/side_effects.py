@@ -24,7 +24,7 @@ _ADVANCE = ("IteratorGetNext", "QueueDequeue", "QueueEnqueue", "LookupTableInser
 
 
 def draws_in_kernels(node: tf.compat.v1.NodeDef) -> bool:
-    """Whether an operation keeps its random state in its kernel, which begins anew in another graph."""
+    """Whether an operation keeps its random state in its kernel, which starts again in another graph."""
     return "seed2" in node.attr
 
 

@@ -1,6 +1,6 @@
-"""Operations on variables: their types, and those that each step builds for each variable.
+"""Operations on variables: their types, and functions that build the ones that every step needs for every variable.
 
-These are built without the arguments' checks of tf.raw_ops, which would take a tenth of the time of a cut.
+These functions skip the argument checks of tf.raw_ops, which would take a tenth of the time of a cut.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from keras_ddl.compat.tensorflow import create_op, tf
 
 READ = "ReadVariableOp"
 ASSIGN, ASSIGN_ADD, ASSIGN_SUB = ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# Rows added to those of a variable, subtracted from them, put in their place.
+# They add rows to a variable's rows, subtract them, or replace a variable's rows.
 SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE = "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"
 _OTHERS = ("ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin", "ResourceScatterMax")
 SCATTERS = (SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE, *_OTHERS)

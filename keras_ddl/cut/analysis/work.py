@@ -14,7 +14,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 
 FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
-# They compute nothing: names, constants, shapes, handles.
+# They only name or pass on values: no arithmetic.
 _TYPES = (
     "Const Identity IdentityN NoOp Placeholder ReadVariableOp Shape ShapeN Size Rank StopGradient Reshape "
     "ExpandDims Squeeze VarHandleOp PreventGradient"
@@ -55,11 +55,11 @@ def _factors(operation: tf.Operation) -> float:
     return 1.0
 
 
-def bytes_of(tensors: Iterable[Any]) -> int:
-    """Returns the bytes of tensors, or of values of a program; open extents count as FEW_ROWS."""
+def bytes_of(tensors: Iterable[Any], extent: int = FEW_ROWS) -> int:
+    """Returns the bytes of tensors, or of values of a program; an extent that is not known counts as `extent`."""
     known = [each for each in tensors if each.shape.rank is not None and each.dtype not in _NO_NUMBERS]
     return sum(
-        math.prod(FEW_ROWS if n is None else n for n in each.shape.as_list()) * int(each.dtype.size) for each in known
+        math.prod(extent if n is None else n for n in each.shape.as_list()) * int(each.dtype.size) for each in known
     )
 
 

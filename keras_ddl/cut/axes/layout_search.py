@@ -18,13 +18,13 @@ from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.axes.trial import Trials, TriedLayout
 from keras_ddl.errors import ConfigError
 
-# Bytes that may be moved in a step for each byte of memory that is saved on a rank. Sums of a block of a transformer
-# are 10 of 20,000 tokens of width 1,024 in float32 under Adam.
+# Bytes that a step may move for each byte of memory that is saved on a rank. For a transformer block, 20,000 tokens of
+# width 1,024 in float32 under Adam, the sums take 10.
 MOST_MOVED = 64
-MOST_BUILT = 30_000  # operations in trials, half a minute or less: what has not been tried by then is not cut
+MOST_BUILT = 30_000  # operations in trials, half a minute or less; variables that are untried by then stay uncut
 _SMALLEST = 1000  # variables with a smaller fraction of all bytes, and vectors, are not tried on their own
 _MOST_ROUNDS = 8
-# As many times the bytes of another axis, and an axis is left: alone, and with what it goes together with.
+# An axis is dropped if it moves this many times the bytes of another axis: alone, and with the variables that join it.
 _MOST_ALONE, _MOST_TOGETHER = 4, 2
 _MOST_REJECTED = 3  # variables of one kind
 
@@ -129,9 +129,8 @@ class _Search:
     def _grown(
         self, axes: Mapping[Unit, int], beside: Sequence[_Group], most_bytes: float | None = None
     ) -> _Group | None:
-        """Returns the group of these variables and those that go with them, given other groups; None: it moves too
-        much.
-        """
+        """Returns the group of these variables and of those that join them, given other groups; None: it moves too
+        much."""
         group = _Group(dict(axes))
         others = {key: axis for each in beside for key, axis in each.axes.items()}
         for _ in range(_MOST_ROUNDS):

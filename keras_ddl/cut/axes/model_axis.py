@@ -1,7 +1,7 @@
 """Cuts a step along the model axis of a mesh: what starts sharded is not an argument but a variable.
 
-The model axis is a batch of as many rows as it has ranks, of which every rank has one. A kernel [d, n] whose n columns
-are shared out among model ranks is then Sharded(axis=1, unit=n / ranks): its handle has this placement, reading it
+The model axis is a batch with one row per rank. A kernel [d, n] whose n columns are divided among the model ranks is
+then Sharded(axis=1, unit=n / ranks): its handle has this placement, reading it
 gives such a shard, assigning it takes one, and the specs and rules that cut along the batch do the rest.
 
 A mesh takes one cut for each of its axes, the model axis first. The ranks of the model axis see the whole batch and
@@ -14,25 +14,19 @@ tactic for each axis in the same way.)
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple, TypeVar
-
-import numpy as np
+from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.dims import ONE, Dim
+from keras_ddl.cut.analysis.dims import Dim
 from keras_ddl.cut.analysis.extents import Dims
 from keras_ddl.cut.analysis.placements import REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.analysis.program import Program, Value
 from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.building.builder import Builder
 from keras_ddl.cut.values.collectives import Collectives
-from keras_ddl.cut.values.flat_shards import Box, Layout, Runs
-
-_Array = TypeVar("_Array", tf.Tensor, np.ndarray)
+from keras_ddl.cut.values.layouts import Slices
 
 
 class ModelStep(NamedTuple):
@@ -57,102 +51,6 @@ class LocalPart(NamedTuple):
 
     tensor: tf.Tensor
     placement: Placement = REPLICATED
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Distributes a variable over ranks in slices of equal extent along one of its axes.
-
-    Attributes: shape: of the global tensor, whose extent along `axis` is a multiple of `size`, the number of ranks.
-    """
-
-    shape: tuple[int, ...]
-    size: int
-    axis: int
-
-    @property
-    def extent(self) -> int:
-        """The extent of a slice."""
-        assert self.shape[self.axis] % self.size == 0, f"{self.size} ranks cannot share {self} evenly"
-        return self.shape[self.axis] // self.size
-
-    @property
-    def shape_of_slice(self) -> tuple[int, ...]:
-        return (*self.shape[: self.axis], self.extent, *self.shape[self.axis + 1 :])
-
-    def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the shape of a rank's slice, which is equal for all ranks."""
-        return self.shape_of_slice
-
-    @property
-    def placement(self) -> Sharded:
-        return Sharded(self.axis, ONE, Dim(self.extent))
-
-    def boxes(self, rank: int) -> list[Box]:
-        """Returns a rank's part of the global tensor, as one box."""
-        own = (rank * self.extent, self.extent)
-        return [tuple(own if axis == self.axis else (0, extent) for axis, extent in enumerate(self.shape))]
-
-    def cut(self, tensor: _Array, rank: int) -> _Array:
-        """Returns a rank's slice of a global tensor or array."""
-        own = slice(rank * self.extent, (rank + 1) * self.extent)
-        result: _Array = tensor[tuple(own if axis == self.axis else slice(None) for axis in range(len(self.shape)))]
-        return result
-
-    def runs(self, rank: int) -> Runs:
-        """Returns where a rank's entries lie in the flat order of the global tensor."""
-        back = math.prod(self.shape[self.axis + 1 :])
-        count, stride = self.extent * back, self.shape[self.axis] * back
-        return Runs(rank * count, count, stride, math.prod(self.shape[: self.axis]))
-
-
-@dataclass(frozen=True)
-class MeshLayout:
-    """Distributes a variable over all ranks of a mesh: slices over model ranks, and each slice in flat shards over data
-    ranks. Rank r has the data position r // model.
-
-    Attributes: shape: of the global tensor. axis: the axis that is cut; None: every model rank has the complete
-        variable. data, model: the extents of the mesh.
-    """
-
-    shape: tuple[int, ...]
-    axis: int | None
-    data: int
-    model: int
-
-    @property
-    def size(self) -> int:
-        return self.data * self.model
-
-    @property
-    def slices(self) -> Slices | None:
-        return None if self.axis is None else Slices(self.shape, self.model, self.axis)
-
-    @property
-    def flat(self) -> Layout:
-        """The layout of a slice over the data ranks."""
-        return Layout(self.shape if self.slices is None else self.slices.shape_of_slice, self.data)
-
-    def chunk(self, rank: int) -> tuple[int, int]:
-        """Returns (first, number of) entries of a rank, within its slice."""
-        return self.flat.chunk(rank // self.model)
-
-    def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the shape in which a rank holds its entries."""
-        return self.flat.shape_of(rank // self.model)
-
-    def boxes(self, rank: int) -> list[Box]:
-        """Returns the boxes of the global tensor whose entries, one box after the other, a rank has."""
-        boxes = self.flat.boxes(rank // self.model)
-        if self.slices is None:
-            return boxes
-        begins = [first for first, _ in self.slices.boxes(rank % self.model)[0]]
-        return [tuple((begin + first, extent) for begin, (first, extent) in zip(begins, box)) for box in boxes]
-
-    def cut(self, tensor: _Array, rank: int) -> _Array:
-        """Returns a rank's entries of a global tensor or array, as a vector."""
-        slice_ = tensor if self.slices is None else self.slices.cut(tensor, rank % self.model)
-        return self.flat.cut(slice_, rank // self.model)
 
 
 def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Value, Dims | None]:

@@ -34,12 +34,13 @@ from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.analysis.variable_ops import ASSIGNS, READ
 from keras_ddl.cut.analysis.work import bytes_of
-from keras_ddl.cut.axes.model_axis import Slices, argument_dims
+from keras_ddl.cut.axes.model_axis import argument_dims
 from keras_ddl.cut.building.builder import Builder
 from keras_ddl.cut.rules.shapes import placement_after
 from keras_ddl.cut.values.collectives import PLAIN, Collectives, Reduction
+from keras_ddl.cut.values.layouts import Slices
 
-GATHER_WEIGHT = 4  # of a gathered byte: activations that are cut and then needed in full are the wrong ones to cut
+GATHER_WEIGHT = 4  # for a gathered byte: it is wrong to cut activations that are then needed in full
 
 
 class TooManyBytes(ValueError):
@@ -51,8 +52,8 @@ class TriedLayout:
     """The result of a trial.
 
     Attributes:
-        bytes: of its collectives, those of gathers times GATHER_WEIGHT. Open extents count as FEW_ROWS.
-        bytes_of_joins: those of them that are for assigning slices to `joins`.
+        bytes: bytes of its collectives, with gathers times GATHER_WEIGHT. Open extents count as FEW_ROWS.
+        bytes_of_joins: the part of `bytes` that is for assigning slices to `joins`.
         joins: by handle, uncut variables whose slices are used, with the axis of the slices.
         sharded: operations that have sharded operands.
     """
@@ -162,7 +163,7 @@ class _Trial(Builder):
         self._placed = _Replicated()
         self._done = defaultdict(list)
         self.everyone, self.rows_by_extent = None, False
-        self.updates = None  # slices are to come as far as to assignments, which tell what goes together
+        self.updates = None  # slices must reach assignments, which show which variables go together
         self._queue: list[int] = []  # positions, a heap
         self._queued: set[int] = set()
         self._waiting: dict[Node, None] = {}

@@ -33,7 +33,7 @@ _RESHAPES = ("Squeeze", "Reshape", "ExpandDims")
 
 
 class ValueKind(enum.Enum):
-    """The role of a value in a call, and its placement for the rest of the step."""
+    """What a value is in a call, and its placement for the rest of the step."""
 
     ROWS = "has the shape of the layer's input x, and is sharded as x is"
     OWN = "computed from a rank's own moments: mean, variance, 1/deviation. Partial: the mean over ranks, by rows"
@@ -60,7 +60,7 @@ class Call:
 
     Attributes:
         x: what it normalizes. mean, variance: the operations that make its moments.
-        scope, backward: prefixes of the names of its operations, and of those of their gradients.
+        scope, backward: prefixes of the names of its operations, and of their gradients.
         layer: the handle of the layer's moving mean; None: not found yet.
         kinds: kinds of values whose shape does not tell. roles: roles of its operations.
     """
@@ -147,9 +147,7 @@ def _readers(program: Program, value: Value, of_type: str) -> list[Node]:
 
 def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node]]:
     """Returns the operations of each call's scopes, and the sums of several gradients, which the tape names
-    differently.
-
-    In an order in which they can run.
+    differently, in an order in which they can run.
     """
     scopes = {scope: call for call in calls for scope in (call.scope, call.backward)}
     owners: dict[Node, Call] = {}

@@ -15,7 +15,7 @@ from keras_ddl.cut.values.local_shapes import Scalar
 
 
 class OwnStatistics:
-    """Builds the operations of calls whose statistics are each rank's own.
+    """Builds the operations of calls that use the statistics of a rank's own rows.
 
     For the rest of the step such a value is a part of a sum over ranks: sums of gradients are parts, and a statistic
     becomes one when it is multiplied by the rank's share of the rows. A rank without rows has mean 0 and variance 1, so
@@ -73,7 +73,7 @@ def _input_placement(b: Context, call: Call) -> Sharded | None:
     placement, axes = b.placement(call.x), if_certain(axes_of, b, call.mean)
     if not isinstance(placement, Sharded) or not axes or placement.axis not in axes:
         return None
-    # Of a batch of one row, whose own statistics are those of the batch, gradients are not summed along the rows.
+    # With one row, a rank's own statistics are the batch's statistics, and gradients are not summed along the rows.
     sums = (node for node, role in call.roles.items() if role is Role.SUM)
     return placement if all(may_be_along(placement.axis, node) for node in sums) else None
 

@@ -49,8 +49,8 @@ class Schedule:
     """Nodes that are yet to be built. Cost: O(log n) a node.
 
     Args:
-        nodes: of one program. first: returns a node that must be built before a given node, besides those it reads, or
-            None.
+        nodes: of one program. first: returns a node that must be built before a given node although the node does not
+            read it, or None.
     """
 
     def __init__(self, nodes: Sequence[Node], first: Callable[[Node], Node | None]) -> None:
@@ -69,8 +69,8 @@ class Schedule:
         self._postponed: list[int] = []
 
     def __iter__(self) -> Iterator[Node]:
-        """Yields nodes that can be built, including those that become ready meanwhile. Call `done` or `postpone` for
-        each."""
+        """Yields nodes that can be built, including nodes that become ready meanwhile. Call `done` or `postpone` for
+        every node."""
         while self._ready:
             yield self._nodes[heapq.heappop(self._ready)]
 
@@ -129,7 +129,7 @@ class Builder(Context):
     def hold_weight(self, handle: Value) -> None:
         """Makes a placed variable in flat shards be gathered temporarily wherever a complete one is needed."""
         self._sharding.hold_weight(handle)
-        self.requests.follow_program = False  # gathers wait for what has used other weights, whatever needs it
+        self.requests.follow_program = False  # a gather waits for the users of other weights, whichever node needs it
 
     def is_weight(self, handle: Value) -> bool:
         return self._sharding.is_weight(handle)
@@ -162,8 +162,8 @@ class Builder(Context):
         """Called when everything has been built that could be."""
 
     def _request_ahead(self, missing: Mapping[Value, Placement]) -> None:
-        """Requests results that wait for side effects, as those of every tf.function do, so that they are sent together
-        with others."""
+        """Requests results that wait for side effects, as every result of a tf.function does, so that they travel
+        together with others."""
         for value, placement in missing.items():
             while not self.is_placed(value) and value.node.type == "Identity":
                 value = value.node.inputs[0]
@@ -216,7 +216,7 @@ class Builder(Context):
             self._keep(value, tensor, placement)
             self.extents.follow(value)
         self._done[node] = self._last or before
-        self._last = []  # what is built between two nodes is part of neither: nothing waits for it
+        self._last = []  # operations built between two nodes belong to neither: nothing waits for them
         return True
 
     def _keep(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:

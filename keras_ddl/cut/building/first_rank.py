@@ -1,10 +1,13 @@
-"""What rank 0 computes for all ranks: host functions, operations that are not functions of their inputs, and reads from
-objects that each rank has for itself.
+"""Sends results of rank 0 to all ranks: of host functions, of operations that are not functions of their inputs, and of
+reads from objects that every rank has separately.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.errors import ConfigError
@@ -37,6 +40,12 @@ def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Ten
     result = tf.cast(tf.reshape(entries, known), dtype)
     result.set_shape(shape)
     return result
+
+
+def broadcast_outputs(b: Context, node: Node, tensors: Sequence[tf.Tensor | None]) -> list[PlacedTensor]:
+    """Returns rank 0's outputs of an operation on every rank; `tensors` of other ranks are ignored. COLLECTIVE."""
+    pairs = zip(node.outputs, tensors)
+    return [PlacedTensor(broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
 
 
 def messages(values: list[Value]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor
+from keras_ddl.cut.analysis.placements import PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.building import first_rank
 from keras_ddl.cut.operations.context import Context
@@ -30,10 +30,7 @@ def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
     with tf.control_dependencies(b.operations_so_far()):
         for value in written:
             _agree_on(b, b.replicated(value), *tf_compat.variable_kind(value.tensor))
-        made = [
-            PlacedTensor(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED)
-            for value, (tensor, _) in zip(node.outputs, made)
-        ]
+        made = first_rank.broadcast_outputs(b, node, [tensor for tensor, _ in made])
     count = first_rank.messages(node.outputs) + len(written)
     b.report.from_rank_0(node, count, "draws random numbers of the process's own")
     return made

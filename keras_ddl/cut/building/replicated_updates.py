@@ -1,24 +1,26 @@
 """Gradients that are cut along the model axis although their variables are not, as when a layout names a kernel but not
 its bias.
 
-Such a gradient is replicated once, before an optimizer computes with it, instead of each variable that it leads to.
-Small ones, as of biases, travel in the bucket of the step's sums: a shard with zeros around it is a part of a sum.
+Such a gradient is replicated once, before an optimizer computes with it. Otherwise every variable that it leads to
+would be. Small gradients, such as those of biases, travel in the bucket of the step's sums: a shard with zeros around
+it is a part of a sum.
 """
 
 from __future__ import annotations
+
+import functools
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import certain
 from keras_ddl.cut.analysis.placements import PARTIAL, PlacedOutputs, Replicated, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
-from keras_ddl.cut.analysis.variable_ops import ASSIGNS
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import Kind, kind_of
-from keras_ddl.cut.shards.shard_plan import is_operand, is_static
+from keras_ddl.cut.shards.shard_plan import values_towards
 from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 _REASON = "gradients of a variable that is not cut"
-_SMALL = 1 << 16  # bytes: below, a collective of its own takes longer than sending twice as much in another one
+_SMALL = 1 << 16  # bytes: below this, a separate collective takes longer than sending twice as much in another one
 
 
 class ReplicatedUpdates:
@@ -26,8 +28,7 @@ class ReplicatedUpdates:
 
     def __init__(self, context: Context) -> None:
         self._b = context
-        self._towards: set[Value] | None = None
-        self._parts: dict[Value, Value] = {}  # of a sum, by the value that is replicated so
+        self._parts: dict[Value, Value] = {}  # parts of a sum, by the value that the sum replicates
 
     def make(self, node: Node) -> PlacedOutputs | None:
         """Returns the outputs of an operation on the way to such an assignment; None for others. Raises: Pending."""
@@ -35,7 +36,7 @@ class ReplicatedUpdates:
         if kind_of(node) is not Kind.ENTRYWISE or b.in_loop:
             return None
         sharded = [each for each in node.inputs if isinstance(b.placement(each), Sharded)]
-        if not sharded or not any(each in self._found() for each in node.outputs):
+        if not sharded or self._towards.isdisjoint(node.outputs):
             return None
         small = [b.origin(each) for each in sharded if _is_small(each) and not b.has_replicated(each)]
         for value in small:
@@ -47,8 +48,14 @@ class ReplicatedUpdates:
         b.report.intends_gather(node, _REASON)
         return b.make_replicated(node)
 
+    @functools.cached_property
+    def _towards(self) -> set[Value]:
+        # A variable's handle is an argument, so it is placed before anything that is assigned to it.
+        b = self._b
+        return values_towards(b.program, lambda handle: isinstance(b.placement(handle.source()), Replicated))
+
     def _padded(self, value: Value) -> tf.Tensor:
-        """Returns this rank's shard among zeros for those of the others."""
+        """Returns this rank's shard with zeros in place of the other ranks' shards."""
         b, placement = self._b, self._b.placement(value)
         assert isinstance(placement, Sharded)
         extents = [certain(each.number) for each in b.dims(value)]
@@ -57,25 +64,6 @@ class ReplicatedUpdates:
         before, after = unit * b.batch.offset, unit * (b.batch.total - b.batch.offset - 1)
         paddings = [[before, after] if i == axis + 1 else [0, 0] for i in range(len(extents) + 1)]
         return tf.reshape(tf.pad(seen, paddings), extents)
-
-    def _found(self) -> set[Value]:
-        if self._towards is None:
-            self._towards = self._search()
-        return self._towards
-
-    def _search(self) -> set[Value]:
-        b, result = self._b, set[Value]()
-        for node in reversed(b.program.nodes):
-            if node.type in ASSIGNS:
-                handle, value = node.inputs
-                # What is assigned is placed after the handle, which is an argument.
-                if is_static(value) and isinstance(b.placement(handle.source()), Replicated):
-                    result.add(value)
-            elif kind_of(node) is Kind.FORWARD:
-                result.update(each for each, output in zip(node.inputs, node.outputs) if output in result)
-            elif any(each in result for each in node.outputs):
-                result.update(each for each in node.inputs if is_operand(each, node))
-        return result
 
 
 def _is_small(value: Value) -> bool:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any, NoReturn
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.contents import AbstractValue
@@ -26,7 +27,7 @@ from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.analysis.variable_ops import READ
 from keras_ddl.cut.building.builder import Builder
 from keras_ddl.cut.operations.context import Context
-from keras_ddl.cut.values.collectives import PLAIN, Collectives, Reduction
+from keras_ddl.cut.values.collectives import Collectives
 
 
 class CollectiveInLoop(Exception):
@@ -36,7 +37,7 @@ class CollectiveInLoop(Exception):
 class ShardLists(Exception):
     """Raised when lists that a loop carries must be sharded, because the loop's body puts shards into them.
 
-    Attributes: lists: each with the placement that it should have.
+    Attributes: lists: the lists, with the placements that they should have.
     """
 
     def __init__(self, lists: Mapping[Value, TensorList]) -> None:
@@ -45,23 +46,16 @@ class ShardLists(Exception):
 
 
 class NoCollectives(Collectives):
-    """Stands for collectives in a loop, which cannot have any, because those of two rounds would share a name."""
+    """Stands for collectives in a loop, which cannot have any, because collectives of two rounds would share a name."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
-        raise CollectiveInLoop(name)
+    def _refuse(self, *arguments: Any) -> NoReturn:
+        raise CollectiveInLoop
 
-    def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        raise CollectiveInLoop(name)
-
-    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        raise CollectiveInLoop(name)
-
-    def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
-        raise CollectiveInLoop(name)
+    reduce = gather = reduce_scatter = shift = _refuse
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [list(range(len(sizes)))]
@@ -135,7 +129,7 @@ class SubgraphBuilder(Builder):
     def carry(self, value: Value, tensor: tf.Tensor, known: AbstractValue, shard: Callable[[TensorList], None]) -> None:
         """Lets a placeholder stand for what a loop carries from round to round.
 
-        shard: has a list begin in another placement, as long as nothing of the round reads it.
+        shard: makes a list start in another placement, as long as nothing in the round reads it.
         """
         self._carried[value] = shard
         self._place(value, tensor, known)
@@ -171,9 +165,9 @@ class SubgraphBuilder(Builder):
         return super()._redistribute(value, placement)
 
     def _shard_carried(self, value: Value, placement: TensorList) -> None:
-        """Has a list that the loop carries be sharded. Raises: ShardLists: it has been read as a replicated one."""
+        """Shards a list that the loop carries. Raises: ShardLists: it has been read as a replicated list."""
         node = self.node
-        # What is inside of an operation has its own record of where the list is.
+        # The graphs inside of an operation record themselves where the list is.
         is_read = any(each in self._done for each in self.program.readers(value))
         if node is None or node.type in (*BRANCHES, *LOOPS) or is_read:
             raise ShardLists({value: placement})
@@ -214,7 +208,7 @@ class SubgraphBuilder(Builder):
     def _try(self, node: Node) -> bool:
         try:
             return super()._try(node)
-        except ShardLists as request:  # go on with other nodes: a backward pass has many lists, and a pass is expensive
+        except ShardLists as request:  # continue with other nodes: a pass is expensive, and there may be many lists
             self._promoted = {**request.lists, **self._promoted}
             return False
 
@@ -222,7 +216,7 @@ class SubgraphBuilder(Builder):
         if self._promoted:
             raise ShardLists(self._promoted)
 
-    # ---- what is known of its outputs in the graph around it
+    # ---- outputs in the surrounding graph
 
     def abstract_outside(self, value: Value) -> AbstractValue:
         """Returns what is known about a value outside of this graph."""

@@ -1,5 +1,4 @@
-"""Postpones until after the commit what a step computes only for its writes, so that new values never all exist at
-once.
+"""Postpones computations that only writes need until after the commit, so that new values never all exist at once.
 
 A step writes nothing before it commits (writes.py), and its new values would fill memory until then, beside the old
 ones: with Adam, all weights and slots twice. But operations that only writes need and that cannot fail on any value may
@@ -21,13 +20,13 @@ from keras_ddl.compat.tensorflow import add_control_input, is_eager, is_stateful
 from keras_ddl.cut.analysis.entrywise_types import BINARY, UNARY
 from keras_ddl.cut.analysis.work import bytes_of
 
-# Operations that fail on no value. Of integers there are divisions that do.
+# Operations that fail on no value. (Divisions of integers do.)
 _ENTRYWISE = {*UNARY, *BINARY, "AddN", "Select"}
-# Of gradients: where the number of rows is open, their operands have the rows of one batch.
+# They give gradients. Where the number of rows is open, all their operands have the rows of one batch.
 _OVER_ROWS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Conv2DBackpropFilter", "Sum"}
 _OTHERS = {*_OVER_ROWS, "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity", "Fill", "BroadcastTo"}
 _GATHER = "DdlAllGather"
-_SMALL = 1 << 16  # bytes of a tensor that is not worth it
+_SMALL = 1 << 16  # bytes of a tensor; smaller ones are not worth it
 
 
 class AfterCommit:
@@ -107,7 +106,7 @@ def _may_wait(operation: tf.Operation) -> bool:
 
 
 def _made_for(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the operands that running the operation would free; variables do not count."""
+    """Returns the operands that are freed by running the operation; variables are not."""
     return [each for each in {id(each): each for each in operation.inputs}.values() if each.op.type not in _LASTING]
 
 

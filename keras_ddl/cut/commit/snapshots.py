@@ -1,7 +1,7 @@
-"""What a step that fails leaves on a rank.
+"""Undoes a failed step on a rank, or completes it if other ranks have committed it.
 
-There are copies of the variables that the step wrote before its commit, to undo it, and staged values of variables that
-only this rank has, to complete the step if other ranks have committed it.
+Variables that a step writes before its commit are copied first, to undo the step. New values of variables that only
+this rank has are staged, to complete it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from keras_ddl.compat.tensorflow import tf
 
 
 class Snapshots:
-    """The copies and staged values of one step, in variables of this rank's own. Copies share memory with the originals
-    until those are written; staged values do so from then on.
+    """The copies and staged values of one step, in separate variables. A copy shares memory with its original until the
+    original is written; a staged value shares it from then on.
 
     Args:
-        staging: variables for staged values, by the handle of the variable that they are for. Graphs of one step of
-            which one runs at a time share them: else the values of a graph that runs seldom would be kept for it.
+        staging: variables for staged values, by the handle of the staged variable. The graphs of a step share them,
+            because only one runs at a time; otherwise a graph that seldom runs would keep its last values alive.
     """
 
     def __init__(self, staging: dict[Hashable, tf.Tensor] | None = None) -> None:
@@ -26,12 +26,11 @@ class Snapshots:
         self._copies: list[tuple[tf.Tensor, tf.Tensor, tf.DType]] = []  # handles of the original and of its copy
         self._made: list[tf.Operation] = []
         self.committed: tf.Operation | None = None  # after it everything is written
-        self._is_open: tf.Tensor | None = (
-            None  # handle of a bool: the copies are those of a step that has begun and not committed
-        )
+        # Handles of bools: the copies, or the staged values, are of a step that has begun and not committed.
+        self._is_open: tf.Tensor | None = None
+        self._is_staged: tf.Tensor | None = None
         self._staged: list[tuple[tf.Tensor, tf.Tensor, tf.DType]] = []  # handles of the variable and of its new value
         self._staging: list[tf.Operation] = []
-        self._is_staged: tf.Tensor | None = None  # handle of a bool, likewise
 
     def copy(self, handle: tf.Tensor, dtype: tf.DType) -> None:
         """Copies a variable in the step that is traced, before anything is written."""
@@ -51,7 +50,7 @@ class Snapshots:
             return tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(True))
 
     def stage(self, handle: tf.Tensor, value: tf.Tensor) -> None:
-        """Keeps, in the step that is traced, what a variable will hold when the step has committed."""
+        """Stores, in the step that is traced, the value that a variable will have after the commit."""
         if handle.ref() not in self._variables:
             self._variables[handle.ref()] = tf_compat.plain_variable(value.dtype)
         staged = self._variables[handle.ref()]
@@ -59,7 +58,7 @@ class Snapshots:
         self._staging.append(tf.raw_ops.AssignVariableOp(resource=staged, value=value))
 
     def end_stage(self) -> None:
-        """Says, in the step that is traced, that all values are staged that will be."""
+        """Records, in the step that is traced, that staging is complete."""
         if not self._staging:
             return
         self._is_staged = tf_compat.plain_variable(tf.bool)
@@ -69,14 +68,14 @@ class Snapshots:
             tf.raw_ops.AssignVariableOp(resource=self._is_staged, value=tf.constant(True))
 
     def forget(self, committed: tf.Operation) -> None:
-        """Says, in the step that is traced, that it has committed."""
+        """Records, in the step that is traced, that it has committed."""
         self.committed = committed
         for flag in (self._is_open, self._is_staged):
             if flag is not None:
                 tf.raw_ops.AssignVariableOp(resource=flag, value=tf.constant(False))
 
     def restore(self) -> None:
-        """Restores what the variables were when the step began, unless it has committed. Not in a graph."""
+        """Restores the variables' values from the beginning of the step, unless it has committed. Not in a graph."""
         if self._is_open is None or not tf.raw_ops.ReadVariableOp(resource=self._is_open, dtype=tf.bool):
             return
         for handle, copy, dtype in self._copies:
@@ -84,7 +83,7 @@ class Snapshots:
         tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(False))
 
     def complete(self) -> None:
-        """Writes what is staged, after a step that failed here and that others have committed. Not in a graph."""
+        """Writes the staged values after a step that failed here but was committed by others. Not in a graph."""
         if self._is_staged is None or not tf.raw_ops.ReadVariableOp(resource=self._is_staged, dtype=tf.bool):
             return
         for handle, staged, dtype in self._staged:
@@ -92,6 +91,6 @@ class Snapshots:
         self.discard()
 
     def discard(self) -> None:
-        """Forgets what a step that failed has staged. Not in a graph."""
+        """Forgets the staged values of a failed step. Not in a graph."""
         if self._is_staged is not None:
             tf.raw_ops.AssignVariableOp(resource=self._is_staged, value=tf.constant(False))

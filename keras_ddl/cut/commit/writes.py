@@ -11,19 +11,19 @@ at once), the variable is written when the program says so, and copied first: `S
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis import variable_ops
 from keras_ddl.cut.analysis.program import PYTHON_FUNCTIONS, Node, Value
 from keras_ddl.cut.analysis.variable_ops import ASSIGN_ADD, ASSIGN_SUB, ASSIGNS, READ, SCATTERS
+from keras_ddl.cut.commit.after_commit import AfterCommit
 from keras_ddl.cut.commit.snapshots import Snapshots
 from keras_ddl.cut.values.collectives import Collectives
 from keras_ddl.cut.values.placed_values import PlacedValues
 
 _TABLE_READS = ("LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2")
-# What they do is in their kernels, or outside of the process: a step that failed has done it.
+# Their effects are in their kernels or outside of the process, so a failed step cannot undo them.
 _RANDOM = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
            "Multinomial", "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal")  # fmt: skip
 
@@ -41,11 +41,13 @@ class Writes:
         self._mirrored = {each.ref() for each in mirrored}
         self.snapshots = snapshots
         self.report = values.report
-        self._read: dict[Hashable, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
-        self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # and what it is to hold: handle, value
-        self._late: list[tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]] = []  # operands, and what builds it
+        self._read: dict[Hashable, tf.Tensor] = {}  # what a variable holds before the commit, by handle
+        self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # (handle, value that the variable will hold)
+        self._late: list[
+            tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]
+        ] = []  # (operands, function that builds the operation)
         self._deferred: set[Node] = set()
-        # They may read and write variables of which the graph shows nothing.
+        # They may read and write variables that the graph does not show.
         operations = [each for each in values.program.nodes if values.earlier_kind(each) is None]
         self._hosts = [each.position for each in operations if _has_host_function(each.operation)]
         self._early: dict[Hashable, str] = {}  # why, by handle
@@ -82,7 +84,7 @@ class Writes:
                 elif tf_compat.variable_dtype(value.tensor) is None:
                     b.report.lasting[node.type] += 1
                 elif node.type in SCATTERS and place == len(nodes) - 1 and key not in self._mirrored:
-                    # It has no result, so it may as well run later: nothing reads the variable meanwhile.
+                    # It has no result and nothing reads the variable meanwhile, so it can run later.
                     self._deferred.add(node)
                 else:
                     self._early.setdefault(key, f"{node.type} may write it")
@@ -93,7 +95,7 @@ class Writes:
                 b.report.copies[self._early[key]] += 1
 
     def before(self, node: Node) -> list[tf.Operation]:
-        """What a node must wait for: it may write a variable that is copied first."""
+        """Returns the operations that a node must wait for, because it may write a variable that is copied first."""
         if self.saved is None or not any(each.dtype == tf.resource for each in node.inputs):
             return []
         keys = (self._b.local(each).ref() for each in node.inputs if each.dtype == tf.resource)
@@ -134,7 +136,7 @@ class Writes:
         return handle.ref() in self._new
 
     def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> None:
-        """Keeps what a variable is to hold; `kind`: one of ASSIGNS."""
+        """Records the value that a variable will hold; `kind`: one of ASSIGNS."""
         if kind == ASSIGN_ADD:
             value = variable_ops.sum_of(self.value(handle, value.dtype), value)
         elif kind == ASSIGN_SUB:
@@ -142,18 +144,18 @@ class Writes:
         self._new[handle.ref()] = handle, value
 
     def values(self) -> list[tf.Tensor]:
-        """Returns what variables will be assigned, in that order."""
+        """Returns the values that variables will be assigned, in order."""
         return [value for _, value in self._new.values()]
 
     def needed(self) -> list[tf.Tensor]:
         return [*self.values(), *self.scattered()]
 
     def scattered(self) -> list[tf.Tensor]:
-        """Returns the operands of what scatters rows after the commit."""
+        """Returns the operands of operations that scatter rows after the commit."""
         return [each for inputs, _ in self._late for each in inputs]
 
-    def make_all(self, committed: tf.Operation, after: Postponed | None = None) -> None:
-        """Writes everything, after `committed`. after: what has yet to be computed then, one value after the other."""
+    def make_all(self, committed: tf.Operation, after: AfterCommit | None = None) -> None:
+        """Writes everything, after `committed`. after: operations that compute values then, one at a time."""
         written: dict[Hashable, tf.Operation] = {}
         previous = committed
         with tf.control_dependencies(None), tf.control_dependencies([committed]):
@@ -168,28 +170,12 @@ class Writes:
             self.snapshots.forget(committed)
 
 
-class Postponed(Protocol):
-    """Operations of a step that run after the commit: after_commit.py."""
-
-    def __contains__(self, tensor: tf.Tensor) -> bool:
-        """Whether one of them gives this tensor."""
-
-    def gathers(self) -> list[tf.Operation]:
-        """Returns the collectives among these operations."""
-
-    def operands(self) -> list[tf.Tensor]:
-        """Returns what these operations need of what runs before the commit."""
-
-    def follow(self, previous: tf.Operation, value: tf.Tensor) -> bool:
-        """Has what a value needs, and what no value before needed, run after `previous`. False: it needs nothing."""
-
-
 def commit(
-    writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor], after: Postponed | None = None
+    writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor], after: AfterCommit | None = None
 ) -> None:
-    """Builds the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE.
+    """Builds the end of a step: a rank writes when all ranks have run everything else. COLLECTIVE.
 
-    after: what of the step runs after the commit.
+    after: the operations that run after the commit.
     """
     needed, late = writes.needed(), []
     if after is not None:
@@ -208,7 +194,7 @@ def everything_before(
     """Returns the operations after which a step has run everything but its commit, as far as it is built.
 
     Args:
-        needed: what must have been computed, besides the outputs. late: what runs after the commit.
+        needed: values that must have been computed, besides the outputs. late: operations that run after the commit.
     """
     names = {each.name for each in late}
     graph = tf.compat.v1.get_default_graph()
@@ -218,12 +204,12 @@ def everything_before(
     return _ends([*before, *(each for each in stateful if each.name not in names)])
 
 
-# They do nothing unless something reads them: waiting for them would have them run.
+# They do nothing unless something reads them; waiting for them would make them run.
 _IDLE = (READ, "Placeholder", "VarHandleOp")
 
 
 def _ends(needed: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Returns those operations that no other of them needs."""
+    """Returns the operations that no other given operation needs."""
     stack, seen, inner = list(dict.fromkeys(needed)), set(), set()
     ends = list(stack)
     while stack:

@@ -1,4 +1,4 @@
-"""What rules use to build operations: placements of operands, their redistribution, and the rank's graph."""
+"""The context in which rules build operations: placements of operands, their redistribution, and the rank's graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGE = 1024  # bytes of a constant that is not compared with others
 
 
 class _Made(NamedTuple):
-    """An operation of this rank's graph. `inputs`: whose ids are in a key."""
+    """An operation of this rank's graph. `inputs`: tensors whose ids are part of its key, kept alive."""
 
     operation: tf.Operation
     inputs: Sequence[tf.Tensor]
@@ -37,7 +37,7 @@ class _Made(NamedTuple):
 class Context(PlacedValues):
     """Builds operations of one program in one rank's graph.
 
-    Args: those of `PlacedValues`; seed: equal on all ranks; random operations without a seed get one made from it.
+    Args: as of `PlacedValues`; seed: equal on all ranks; random operations without a seed get one made from it.
     Attributes:
         writes: the writes of a step that commits; None: variables are written at once.
         in_loop: whether this is the body or condition of a loop, in which no collective may run.
@@ -62,11 +62,11 @@ class Context(PlacedValues):
         self.programs: dict[str, Program] = {}  # by scope
         self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
         self._constants: dict[Hashable, tf.Tensor] = {}
-        self._made: dict[Hashable, _Made] = {}  # by what equal operations have in common
+        self._made: dict[Hashable, _Made] = {}  # by the key that equal operations share
         self.built_from: dict[str, tf.Operation] = {}
         self._linear: set[Node] = set()
         self._read_before: dict[tuple[Node, Value], Value] = {}
-        self._last: list[tf.Operation] = []  # what the node being built consists of
+        self._last: list[tf.Operation] = []  # operations of the node being built
 
     # ---- variables
 
@@ -151,7 +151,7 @@ class Context(PlacedValues):
         device = attributes.device_of_made(node.device)
         graph = tf.compat.v1.get_default_graph()
         name = operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type
-        if self.everyone is None:  # what is built is to be cut again, which looks into functions
+        if self.everyone is None:  # the result will be cut again, which looks into functions
             tf_compat.lend_functions(operation, graph)
         with tf.device(device) if device is not None else contextlib.nullcontext():
             if sums_in_order.is_of_many(node):
@@ -250,5 +250,5 @@ class Context(PlacedValues):
         return list(self._last)
 
     def ran(self, operation: tf.Operation) -> None:
-        """Adds an operation to those of the node being built; operations that run after the node wait for it."""
+        """Counts an operation as part of the node being built; operations that run after the node wait for it."""
         self._last.append(operation)

@@ -1,4 +1,4 @@
-"""What the cut knows about a type of operation: one `OpSpec`, like one of Shardy's sharding rules.
+"""Describes a type of operation by an `OpSpec`, like one of Shardy's sharding rules.
 
 A spec names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
 
@@ -82,11 +82,11 @@ class Linear:
 
 
 class Kind(enum.Enum):
-    """How the entries of results depend on those of operands."""
+    """How the entries of results depend on the entries of operands."""
 
     FORWARD = "the results are the operands"
-    ENTRYWISE = "each from the entries at its place, operands being broadcast"
-    REDUCTION = "each from the entries of the first operand along some axes"
+    ENTRYWISE = "an entry depends on the operands' entries at its place; operands are broadcast"
+    REDUCTION = "an entry depends on the first operand's entries along some axes"
     OTHER = "otherwise"
 
 
@@ -105,7 +105,7 @@ Make = Callable[[Context, Node, LocalOperands], list[tf.Tensor]]
 
 @dataclass(frozen=True)
 class OpSpec:
-    """What is known of a type of operation.
+    """The properties of a type of operation.
 
     Attributes:
         factors: returns the labels of one operation of the type; raises Uncertain if they are not certain.

@@ -103,7 +103,7 @@ def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
 def _forward(b: Context, node: Node) -> PlacedOutputs:
     if not node.after:
         return b.forward(node)
-    # Kept apart where it stands for having waited for something.
+    # A separate operation, because its result means that something else has run.
     outputs = b.make(node, [b.local(each) for each in node.inputs])
     return [(tensor, b.placement(value)) for tensor, value in zip(outputs, node.inputs)]
 
@@ -186,7 +186,7 @@ def _make(b: Context, node: Node, spec: OpSpec, operands: LocalOperands) -> list
 
 
 def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placement: Sharded) -> tf.Tensor:
-    """Returns the extents of this rank's shard, if those of the global tensor are certain."""
+    """Returns the extents of this rank's shard, if the extents of the global tensor are certain."""
     entries = b.extents.numbers(value)
     if label not in labels.labels:
         return b.replicated(value)
@@ -249,7 +249,7 @@ def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) 
 
 
 def is_accumulated(b: Context, value: Value) -> bool:
-    """Whether a value is read from a variable of which each rank holds a part."""
+    """Whether a value is read from a variable that is the sum of parts that the ranks hold."""
     return value.node.type == READ and b.placement(value) == PARTIAL
 
 
@@ -262,7 +262,7 @@ def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
 
 
 def never(b: Context, node: Node, part: int) -> bool:
-    """Never: times another operand that may be inf, a rank's part of 0 would become NaN."""
+    """Never: a rank's part may be 0, and 0 times another operand that is inf would be NaN."""
     return False
 
 
@@ -272,30 +272,30 @@ def is_alone(b: Context, node: Node, part: int) -> bool:
 
 
 def is_floating(b: Context, node: Node, part: int) -> bool:
-    """A mean of integers is rounded: that of each rank's part otherwise than that of all."""
+    """Only for floats: a mean of integers is rounded, and the rounded means of parts do not add up to it."""
     return bool(node.inputs[part].dtype.is_floating)
 
 
 def widens(b: Context, node: Node, part: int) -> bool:
-    """Only towards a type that holds all of the parts: rounding before the sum is not rounding the sum.
+    """Only to a wider type: rounding parts before the sum differs from rounding the sum.
 
-    Where the sum of halves is inf, that of the wider parts is finite.
+    A sum of halves may be inf where the sum of wider parts is finite.
     """
     source, target = node.inputs[part].dtype, node.outputs[0].dtype
     return bool(source.is_floating and target.is_floating and target.size > source.size)
 
 
 def times_finite(b: Context, node: Node, part: int) -> bool:
-    """Parts times a number that is certainly finite and not 0.
+    """Only if the other factor is certainly finite and not 0.
 
-    Any other factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around alike in any order.
+    Another factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around alike in any order.
     """
     exact = node.outputs[0].dtype.is_integer
     return (exact or _is_finite(b, node.inputs[1 - part])) and not _is_repeated(b, node, [part])
 
 
 def over_finite(b: Context, node: Node, part: int) -> bool:
-    """Parts divided by a number that is certainly finite and not 0."""
+    """Only if the divisor is certainly finite and not 0."""
     return is_floating(b, node, part) and _is_finite(b, node.inputs[1]) and not _is_repeated(b, node, [part])
 
 

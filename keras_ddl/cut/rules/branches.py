@@ -1,4 +1,4 @@
-"""If and Case: every rank takes the same branch, and each branch is cut as the step is."""
+"""If and Case: every rank takes the same branch, and every branch is cut in the same way as the step."""
 
 from __future__ import annotations
 

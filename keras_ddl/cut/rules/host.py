@@ -1,5 +1,5 @@
 """Host functions and operations that are not functions of their inputs, which rank 0 runs once for all ranks, and reads
-that each rank makes for itself.
+that every rank makes.
 
 On a mesh the first of all ranks runs them, and the last cut arranges this: earlier cuts leave these operations
 unchanged (Context.everyone).
@@ -7,7 +7,7 @@ unchanged (Context.everyone).
 
 from __future__ import annotations
 
-from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs
+from keras_ddl.cut.analysis.placements import PlacedOutputs
 from keras_ddl.cut.analysis.program import Node
 from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS, HOST_READS
 from keras_ddl.cut.building import first_rank
@@ -34,8 +34,7 @@ def _function(b: Context, node: Node) -> PlacedOutputs:
     outputs = b.make(node, inputs) if b.everyone.rank == 0 else [None] * len(node.outputs)
     if outputs:
         b.report.from_rank_0(node, first_rank.messages(node.outputs))
-    pairs = zip(node.outputs, outputs)
-    return [(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
+    return first_rank.broadcast_outputs(b, node, outputs)
 
 
 def _read(b: Context, node: Node) -> PlacedOutputs:
@@ -46,8 +45,7 @@ def _read(b: Context, node: Node) -> PlacedOutputs:
     first_rank.check_sendable(b, node, kind, "Read it outside of the step, and pass it as an argument.")
     outputs = b.make(node, b.all_replicated(node.inputs))
     b.report.from_rank_0(node, first_rank.messages(node.outputs), "is read by each rank for itself")
-    pairs = zip(node.outputs, outputs)
-    return [(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
+    return first_rank.broadcast_outputs(b, node, outputs)
 
 
 for each in (False, True):

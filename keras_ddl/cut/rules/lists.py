@@ -1,7 +1,7 @@
 """Lists of tensors, which loops read and write: elements of a sharded list are the rank's shards of each element.
 
 An Optional is a list of at most one element. Each type of operation has a signature, a letter for each operand and
-result, which says how it is built (`of_lists`) and what is known of its results:
+result, which decides how it is built (`of_lists`) and what is known about its results:
 
     L  a list    E  one of its elements    T  all of them, along a new axis 0    S  the shape of an element    n  other
 """
@@ -57,7 +57,7 @@ def _types(letter: str) -> list[str]:
     return [each for each, signature in _SIGNATURES.items() if letter in signature.split("->")[1]]
 
 
-# ---- how they are built
+# ---- building
 
 
 @rule(*_SIGNATURES.keys() - {"TensorListScatterV2"})
@@ -185,7 +185,7 @@ def element_shape(b: Context, node: Node) -> PlacedOutputs:
     return [(b.vector(_declared(b.extents, node), node.outputs[0].dtype), REPLICATED)]
 
 
-# ---- what is known of them
+# ---- extents and entries of results
 
 
 @contents(*_types("L"))

@@ -14,7 +14,7 @@ from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.values.local_shapes import Vector
 
 _ALGORITHMS = [[each] for each in philox.ALGORITHMS]
-# Not truncated normal or gamma numbers, which reject some.
+# Truncated normal and gamma draws are missing, because they reject some numbers.
 _BY_COUNTER = (
     "StatelessRandomUniformV2",
     "StatelessRandomNormalV2",
@@ -34,7 +34,7 @@ def by_counter(b: Context, node: Node) -> PlacedOutputs | None:
     dims = b.dims(value)
     if b.extents.constants(node.inputs[3]) not in _ALGORITHMS or node.after or not dims:
         return None
-    # As many as the batch has rows: for each of them, so what follows is computed of the rank's rows only.
+    # One for each of the batch's rows: a rank draws only for its own rows, and computes only with them.
     placement = Sharded(0, ONE, dims[0].divided_by(b.rows) or ONE)
     is_of_rows = dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement)
     if b.rows_by_extent and is_of_rows:

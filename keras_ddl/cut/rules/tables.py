@@ -50,8 +50,7 @@ def look_up_in_tensor(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> PlacedOutputs:
-    """Returns rows of which each rank has looked up its part of the width; they are gathered if they are normalized
-    next."""
+    """Returns rows, cut along their width as each rank has looked them up; gathered, if they are normalized next."""
     output = node.outputs[0]
     if b.in_loop or not _are_reduced(b, output, placement.axis):
         return [(rows, placement)]

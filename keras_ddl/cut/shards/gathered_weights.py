@@ -56,14 +56,14 @@ class GatheredWeights:
         self._sources: dict[Value, _Source] = {}
         self._live: dict[int, _Gathered] = {}  # by id of the flat shard; the least recently used first
         self._seen: dict[int, tf.Tensor] = {}  # flat shards that were gathered, by id
-        self._needed: set[int] = set()  # by the operation that is being built: ids of flat shards
+        self._needed: set[int] = set()  # ids of the flat shards that the operation being built needs
 
     def hold(self, value: Value) -> None:
         """Lets this class gather a flat shard, which was read from a weight or computed only from weights."""
         self._sources[value] = _Source(value)
 
     def hold_outputs(self, node: Node, made: PlacedOutputs) -> None:
-        """Does the same for flat shards among results of flat shards, if they were computed only from weights."""
+        """Holds the results of an operation that are flat shards, if they were computed only from weights."""
         if any(map(self.has, node.inputs)) and not any(map(self._b.depends_on_batch, node.inputs)):
             for value, (_, placement) in zip(node.outputs, made):
                 if placement == FLAT_SHARD:
@@ -150,7 +150,7 @@ class GatheredWeights:
         for key, each in list(self._live.items()):
             if held + bytes_ <= self._b.gathered_bytes:
                 break
-            if each.users and key not in self._needed:  # else an operation that needs it is still to be built
+            if each.users and key not in self._needed:  # otherwise an operation that needs it is yet to be built
                 held -= each.bytes
                 before += each.users
                 del self._live[key]

@@ -1,5 +1,4 @@
-"""Mirrors of flat shards or slices that only one rank has: copies on another rank, so that they are not lost with the
-first.
+"""Mirrors: copies on another rank of flat shards or slices that only one rank has, so that they survive its loss.
 
 Before it commits, a step sends the new value of every shard that it writes to the shard's mirror, and the commit writes
 both. So a mirror is never older than its shard: the state is "in memory before on disk" (Wang et al., "Gemini", SOSP
@@ -13,20 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.variable_ops import ASSIGN
 from keras_ddl.cut.commit.writes import Writes
 from keras_ddl.cut.values.collectives import Collectives
-from keras_ddl.cut.values.flat_shards import Box
-
-
-class SharedOut(Protocol):
-    """How a variable is distributed over ranks: `flat_shards.Layout`, or `Slices` or `MeshLayout` of model_axis.py."""
-
-    def shape_of(self, rank: int) -> tuple[int, ...]: ...
-    def boxes(self, rank: int) -> list[Box]: ...
+from keras_ddl.cut.values.layouts import Distribution
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,7 @@ class Mirror:
 
     shard: tf.Tensor
     mirror: tf.Tensor | None
-    layout: SharedOut
+    layout: Distribution
     dtype: tf.DType
 
 

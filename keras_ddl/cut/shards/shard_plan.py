@@ -1,4 +1,4 @@
-"""Plans which values of a step become flat shards: those on their way to a variable that is kept in flat shards.
+"""Plans which values of a step become flat shards: values that lead to a variable that is kept in flat shards.
 
 These values are scattered or sliced as soon as something needs more than a part of a sum. The plan only affects bytes
 and time, because a flat shard can always be gathered again.
@@ -6,7 +6,7 @@ and time, because a flat shard can always be gathered again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from keras_ddl.cut.analysis.program import BRANCHES, Node, Program, Value
 from keras_ddl.cut.analysis.variable_ops import ASSIGNS, READ
@@ -20,7 +20,7 @@ class Plan:
         sharded: its handles of variables in flat shards.
     Attributes:
         towards: values that an entrywise computation leads to an assignment of a sharded variable, or of a weight that
-            is updated from one. only: those of them that nothing else reads, as far as is known.
+            is updated from one. only: the subset of them that nothing else reads, as far as is known.
     """
 
     def __init__(self, program: Program, sharded: Collection[Value]) -> None:
@@ -28,19 +28,8 @@ class Plan:
         self._sharded = set(sharded)
         self._inner = {node: _branches(node, self._sharded) for node in program.nodes if node.type in BRANCHES}
         variables = self._updated() | self._sharded
-        self.towards: set[Value] = set()
+        self.towards = values_towards(program, lambda handle: handle in variables, self._inner)
         self.only: set[Value] = set()
-        for node in reversed(program.nodes):
-            if node.type in ASSIGNS and node.inputs[0] in variables and is_static(node.inputs[1]):
-                self.towards.add(node.inputs[1])
-            elif node in self._inner:
-                for plan in self._inner[node]:
-                    arguments = zip(plan._program.placeholders, node.inputs[1:])
-                    self.towards.update(outer for value, outer in arguments if value in plan.towards)
-            elif kind_of(node) is Kind.FORWARD:
-                self.towards.update(each for each, output in zip(node.inputs, node.outputs) if output in self.towards)
-            elif any(each in self.towards for each in node.outputs):
-                self.towards.update(each for each in node.inputs if is_operand(each, node))
         for node in reversed(program.nodes):
             for value in node.outputs:
                 if value in self.towards and all(self._takes(each, value) for each in program.readers(value)):
@@ -90,13 +79,36 @@ def _branches(node: Node, sharded: Collection[Value]) -> list[Plan]:
     return plans
 
 
+def values_towards(
+    program: Program, is_variable: Callable[[Value], bool], inner: Mapping[Node, Sequence[Plan]] | None = None
+) -> set[Value]:
+    """Returns the values that an entrywise computation leads to an assignment of certain variables.
+
+    is_variable: whether a handle belongs to such a variable. inner: the plans of branches.
+    """
+    result: set[Value] = set()
+    for node in reversed(program.nodes):
+        if node.type in ASSIGNS:
+            if is_static(node.inputs[1]) and is_variable(node.inputs[0]):
+                result.add(node.inputs[1])
+        elif inner and node in inner:
+            for plan in inner[node]:
+                arguments = zip(plan._program.placeholders, node.inputs[1:])
+                result.update(outer for value, outer in arguments if value in plan.towards)
+        elif kind_of(node) is Kind.FORWARD:
+            result.update(each for each, output in zip(node.inputs, node.outputs) if output in result)
+        elif any(each in result for each in node.outputs):
+            result.update(each for each in node.inputs if is_operand(each, node))
+    return result
+
+
 def is_static(value: Value) -> bool:
     """Whether the number of a value's entries, more than one, is known when the step is traced."""
     return bool(value.rank is not None and value.shape.is_fully_defined() and value.shape.num_elements() > 1)
 
 
 def is_operand(value: Value, node: Node) -> bool:
-    """Whether an entrywise operation takes the entries of `value` one by one, for those of its result."""
+    """Whether an entrywise operation computes each entry of its result from one entry of `value`."""
     if kind_of(node) is not Kind.ENTRYWISE or not is_static(value):
         return False
     return all(each.rank is not None and value.shape.as_list() == each.shape.as_list() for each in node.outputs)

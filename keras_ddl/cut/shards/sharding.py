@@ -1,4 +1,4 @@
-"""Builds operations on variables in flat shards (flat_shards.py).
+"""Builds operations on variables in flat shards (values/layouts.py).
 
 Entrywise operations are built of chunks, and reductions of chunks give parts. A weight that is assigned a shard is not
 written at once: what follows in the step reads the new shard, and the weight is gathered when something needs all of
@@ -30,7 +30,8 @@ from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.operations.propagation import of_parts
 from keras_ddl.cut.shards.gathered_weights import GatheredWeights
 from keras_ddl.cut.shards.shard_plan import Plan, is_operand, reduces_all
-from keras_ddl.cut.values.flat_shards import Layout, refusal
+from keras_ddl.cut.values.flat_shards import refusal
+from keras_ddl.cut.values.layouts import Layout
 
 
 class NewWeight(NamedTuple):
@@ -127,7 +128,7 @@ class Sharding:
                 result = self._apply_rules(node)
                 self._gathered.hold_outputs(node, result)
                 return result
-            # Built here, where it waits for what was written.
+            # Built here, where it waits for the writes.
             return self._apply_rules(node) if written else None
 
     def _read(self, node: Node) -> PlacedOutputs:
@@ -152,7 +153,7 @@ class Sharding:
         if node.type == ASSIGN:
             if not of_shard:
                 tensor = b.replicated(value)
-                del self._new[key]  # never to be seen
+                del self._new[key]  # nothing will read it
                 b.make(node, [b.local(handle), tensor])
                 return True
             chunk = b.local(value)
@@ -204,7 +205,7 @@ class Sharding:
         return [(self._entrywise(node), FLAT_SHARD)]
 
     def _goes_on_as_part(self, node: Node) -> bool:
-        """Whether to sum after an operation instead of before, which it does if that takes no additional sum."""
+        """Whether to sum after an operation instead of before it: if this takes no additional sum."""
         readers = [self._b.program.readers(each) for each in node.inputs if self._b.placement(each) == PARTIAL]
         return node.type == "Cast" or len(readers) > 1 or all(len(each) == 1 for each in readers)
 
@@ -221,7 +222,7 @@ class Sharding:
         chunk, output = b.flat_shard(value), node.outputs[0]
         if node.type == "L2Loss":
             return [(b.make(node, [chunk])[0], PARTIAL)]
-        if node.type == "Mean":  # in float32 for halves: neither their sum nor the count need be one of theirs
+        if node.type == "Mean":  # in float32 for 16-bit floats, whose range may not hold the sum or the count
             wide = tf.float32 if value.dtype in HALF else value.dtype
             result = tf.reduce_sum(tf.cast(chunk, wide)) / tf.cast(value.shape.num_elements(), wide)
             result = tf.cast(result, value.dtype)
@@ -248,7 +249,7 @@ class Sharding:
         return []
 
     def _look_up(self, node: Node) -> PlacedOutputs:
-        """Looks rows up in a table that is gathered: each rank those of its own indices."""
+        """Looks up the rows of a rank's own indices in a gathered table."""
         b = self._b
         handle, indices = node.inputs
         shape, dtype = tf_compat.variable_shape(handle.tensor), node.outputs[0].dtype

@@ -1,6 +1,6 @@
 """Matrix products, einsum, biases. A product contracted over rows gives each rank a part of a sum: gradients.
 
-Parts of sums are summed before they are multiplied: of inf in the other operand, parts that are 0 make NaN.
+Parts of sums are summed before they are multiplied: parts may be 0, and 0 times inf in the other operand is NaN.
 """
 
 from __future__ import annotations

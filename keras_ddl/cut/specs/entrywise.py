@@ -19,7 +19,7 @@ _LINEAR = {
     **dict.fromkeys(("RsqrtGrad", "SqrtGrad"), Linear(at=(1,), when=never)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), Linear(together=True, adds=True)),
 }
-# Operations on strings: entry by entry of the first operand (the others are numbers and patterns), or of several.
+# Operations on strings: on each entry of the first operand (the others are numbers and patterns), or of several.
 _OF_FIRST = (
     "StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "
@@ -48,7 +48,7 @@ spec(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadc
 
 @spec("Bitcast")
 def _bitcast(known: Extents, node: Node) -> Factors:
-    """Wider entries become several along a new last axis, narrower ones along the last axis one."""
+    """A wider entry becomes several along a new last axis; narrower entries along the last axis become one."""
     labels = labels_of(known.dims(node.inputs[0]))
     wide, narrow = node.inputs[0].dtype.size, node.outputs[0].dtype.size
     if wide < narrow:
@@ -58,12 +58,12 @@ def _bitcast(known: Extents, node: Node) -> Factors:
 
 @spec("Select")
 def _select(known: Extents, node: Node) -> Factors:
-    """tf.where of TensorFlow 1, in losses of logits: a condition of the others' shape, for each of axis 0, or one."""
+    """tf.where of TensorFlow 1, in losses of logits. The condition has the operands' shape, or only axis 0, or none."""
     labels = labels_of(known.dims(node.inputs[1]))
     return Factors([labels[: len(known.dims(node.inputs[0]))], labels, labels], [labels])
 
 
-# ---- of operations without a spec, nothing but the extents of the result
+# ---- operations without a spec: only the extents of the result
 
 
 @extents("CheckNumerics", "RandomShuffle")
@@ -71,7 +71,7 @@ def _first_extents(known: Extents, node: Node) -> ResultExtents:
     return [known.dims(node.inputs[0])]
 
 
-# ---- integers of shapes
+# ---- integers in shapes
 
 
 def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> NumbersRule:
@@ -100,4 +100,4 @@ numbers("FloorMod")(_of_two(lambda a, b: Dim(a.number % b.number) if a.number is
 
 @numbers("Cast")
 def _cast(known: Extents, node: Node) -> ResultNumbers:
-    return [known.numbers(node.inputs[0])]  # none of floats
+    return [known.numbers(node.inputs[0])]  # for floats nothing is known

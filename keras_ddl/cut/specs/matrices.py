@@ -71,7 +71,7 @@ def _solutions(known: Extents, node: Node) -> Factors:
 
 @spec("MatrixDiagV3")
 def _of_diagonals(known: Extents, node: Node) -> Factors:
-    """One diagonal each; several would be a matrix."""
+    """Only for one diagonal per matrix; several diagonals would be a matrix themselves."""
     if node.inputs[1].rank != 0:
         raise Uncertain
     return _each(known, node, [1])

@@ -14,7 +14,7 @@ _COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": 
 
 
 def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[int]]:
-    """Returns the axes that an operand names to be reduced, and axes that it may name besides, if their extent is 1.
+    """Returns the axes that are certainly reduced, and further axes that are reduced only if their extent is 1.
 
     The gradient of a broadcast names axes along which the operand was repeated. Where both extents are 1 it also names
     the axis, which changes nothing but the number of axes.
@@ -78,7 +78,7 @@ def _reduce(b: Context, node: Node, local: LocalOperands) -> list[tf.Tensor]:
 
 
 def _mean(b: Context, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
-    """The rank's sum over the count of all ranks; in float32 for halves, whose sums overflow before their mean does."""
+    """Returns the rank's sum over the count of all ranks, in float32 for 16-bit floats, whose sums may overflow."""
     value, dims = node.inputs[0], b.dims(node.inputs[0])
     count = b.number(product(dims[axis] for axis in axes))
     wide = tf.float32 if value.dtype in HALF else value.dtype

@@ -34,7 +34,7 @@ def _range(known: Extents, node: Node) -> ResultNumbers:
 
 @numbers("DynamicStitch")
 def _stitched(known: Extents, node: Node) -> ResultNumbers:
-    """How gradients of reductions compute the shape with the reduced axes kept: the later entry counts."""
+    """Merges vectors, as gradients of reductions do to keep the reduced axes in a shape; later entries win."""
     count = len(node.inputs) // 2
     result: dict[int, Dim] = {}
     for at, data in zip(node.inputs[:count], node.inputs[count:]):

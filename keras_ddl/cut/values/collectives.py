@@ -13,11 +13,11 @@ from keras_ddl.cut.analysis.program import Node, Value
 
 GATHER = "gather"
 _OF_SUM = ("tensor_name", "T", "reduction", "compression", "feedback")
-# What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
+# Dtypes that ranks can combine (ops.all_reduce), bools as uint8. Values of other dtypes are never parts.
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
 )
-# As tf.GradientTape and tf.gradients name what they make.
+# Name scopes of tf.GradientTape and tf.gradients.
 _BACKWARD = ("gradient_tape/", "gradients/")
 
 
@@ -36,7 +36,7 @@ def is_weight_gradient(value: Value, shapes: Container[tuple[int, ...]]) -> bool
 def _is_of_backward(node: Node) -> bool:
     if any(each in node.operation.name for each in _BACKWARD):
         return True
-    # A weight that is used several times: the tape adds up what each use gives, under a name of its own.
+    # For a weight that is used several times the tape adds up gradients, under another name.
     return node.type == "AddN" and all(_is_of_backward(value.node) for value in node.inputs)
 
 
@@ -229,7 +229,7 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
     Depths show only what a program's own nodes need; this check also sees operations that a cut has inserted.
     """
     places = {each: place for place, each in enumerate(order)}
-    last: dict[tf.Operation, int] = {}  # the greatest place among those that an operation is or needs; -1: none
+    last: dict[tf.Operation, int] = {}  # the last place in `order` of an operation and what it needs; -1: none
     for operation in order[0].graph.get_operations():
         needed = {*operation.control_inputs, *(each.op for each in operation.inputs)}
         if not needed <= last.keys():

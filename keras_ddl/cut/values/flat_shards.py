@@ -1,4 +1,4 @@
-"""Flat shards: which chunk of a tensor's entries a rank holds, and the collectives that scatter and gather them.
+"""Flat shards (layouts.py: `Layout`): the collectives that scatter and gather them.
 
 Slots of optimizers are kept like this with Strategy(sharding="optimizer"), which is stage 1 of ZeRO (Rajbhandari et
 al., 2020), as in Xu et al., "Automatic Cross-Replica Sharding of Weight Update" (arXiv 2004.13336): gradients arrive by
@@ -7,101 +7,13 @@ reduce-scatter and weights leave by all-gather, together as many bytes as an all
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
-
-import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.values.collectives import Collectives
+from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.errors import ConfigError
-
-Box: TypeAlias = tuple[tuple[int, int], ...]  # a part of a tensor: (first, extent) along each axis
-
-_Array = TypeVar("_Array", tf.Tensor, np.ndarray)
-
-
-class Runs(NamedTuple):
-    """Entries in the flat order of a tensor: `number` runs of `length` entries, each `stride` after the one before."""
-
-    first: int
-    length: int
-    stride: int
-    number: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Assigns the entries of a tensor to ranks: `rows` rows of `unit` entries, the first ranks one row more.
-
-    A row is one of the last axis, so no row of a matrix is split between ranks, unless there are fewer rows than ranks.
-
-    Attributes: shape: of the global tensor. size: the number of ranks.
-    """
-
-    shape: tuple[int, ...]
-    size: int
-
-    @property
-    def unit(self) -> int:
-        last = self.shape[-1] if len(self.shape) > 1 else 1
-        return last if last and math.prod(self.shape) // last >= self.size else 1
-
-    @property
-    def rows(self) -> int:
-        return math.prod(self.shape) // self.unit
-
-    def rows_of(self, rank: int) -> tuple[int, int]:
-        """Returns (first, number of) rows of a rank."""
-        base, extra = divmod(self.rows, self.size)
-        return base * rank + min(rank, extra), base + (rank < extra)
-
-    def chunk(self, rank: int) -> tuple[int, int]:
-        """Returns (first, number of) entries of a rank."""
-        first, count = self.rows_of(rank)
-        return first * self.unit, count * self.unit
-
-    def boxes(self, rank: int) -> list[Box]:
-        """Returns the boxes of the global tensor whose entries, one box after the other, are a rank's chunk.
-
-        A matrix has one box; in general there are fewer boxes than twice the number of axes.
-        """
-        first, count = self.chunk(rank)
-        return _boxes(self.shape, first, first + count)
-
-    def runs(self, rank: int) -> Runs:
-        """Returns where a rank's entries lie in the flat order of the global tensor."""
-        first, count = self.chunk(rank)
-        return Runs(first, count, count, 1)
-
-    def shape_of(self, rank: int) -> tuple[int, ...]:
-        return (self.chunk(rank)[1],)
-
-    def cut(self, tensor: _Array, rank: int) -> _Array:
-        """Returns a rank's chunk of a global tensor or array, as a vector."""
-        first, count = self.chunk(rank)
-        flat = tensor.reshape(-1) if isinstance(tensor, np.ndarray) else tf.reshape(tensor, [-1])
-        return flat[first : first + count]
-
-
-def _boxes(shape: Sequence[int], first: int, end: int) -> list[Box]:
-    """Returns the boxes of the entries `first` to `end` of a tensor, in their order."""
-    if first >= end:
-        return []
-    if not shape:
-        return [()]
-    inner = shape[1:]
-    unit = math.prod(inner)
-    begin, stop = -(-first // unit), end // unit  # of the rows that are complete
-    if begin > stop:
-        return [((stop, 1), *box) for box in _boxes(inner, first - stop * unit, end - stop * unit)]
-    before = [((begin - 1, 1), *box) for box in _boxes(inner, first - (begin - 1) * unit, unit)]
-    between: list[Box] = [((begin, stop - begin), *((0, each) for each in inner))] if stop > begin else []
-    after = [((stop, 1), *box) for box in _boxes(inner, 0, end - stop * unit)]
-    return [*before, *between, *after]
 
 
 def layout_of(value: Value, size: int) -> Layout:

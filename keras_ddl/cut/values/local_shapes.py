@@ -20,7 +20,7 @@ Vector: TypeAlias = list[int] | tf.Tensor
 
 @dataclass(kw_only=True, eq=False)
 class LocalShapes:
-    """Computes extents in the graph that is being built, each only once.
+    """Computes extents in the graph that is being built, without repetition.
 
     Args: batch: the rows of all ranks and of this one. others: further batches of other sizes.
     Attributes: rows: the extent of the global batch.
@@ -89,7 +89,7 @@ class LocalShapes:
         raise NotImplementedError
 
     def vector(self, entries: Sequence[Dim | Scalar], dtype: tf.DType | None = None) -> Vector:
-        """Returns integers as a vector of the graph; without a dtype, those known now as a list, others as int64."""
+        """Returns integers as a vector of the graph. Without a dtype: a list if all are known now, otherwise int64."""
         scalars = [self.number(each) if isinstance(each, Dim) else each for each in entries]
         are_known = all(isinstance(each, int) for each in scalars)
         if are_known and dtype is None:
@@ -138,7 +138,7 @@ class LocalShapes:
         return self._integers[key]
 
 
-# How an unknown is computed of two others, by its kind (dims.py).
+# How an unknown is computed from two others, by its kind (dims.py).
 _COMPUTED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "sum": operator.add,
     "product": operator.mul,
@@ -161,6 +161,6 @@ def _key(entry: Scalar) -> Hashable:
 
 def no_dependencies() -> AbstractContextManager[None]:
     """Operations built in this context wait only for their inputs."""
-    # Redistribution belongs to no operation of the program: if it waited as one does, it would not overlap with others.
+    # Redistribution belongs to no operation of the program. If it waited like one, it could not overlap with others.
     context: AbstractContextManager[None] = tf.control_dependencies(None)
     return context

@@ -31,6 +31,7 @@ from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.values import flat_shards, redistribute
 from keras_ddl.cut.values.collectives import COMBINED_DTYPES, Collectives
+from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.cut.values.local_shapes import LocalShapes, no_dependencies
 from keras_ddl.cut.values.requests import ALL_GATHER, REDUCE_SCATTER, Requests
 from keras_ddl.errors import ConfigError
@@ -78,7 +79,7 @@ class PlacedValues(LocalShapes):
         self._parts_of_rules: dict[Node, dict[str, Value]] = {}  # by name
         self._names = 0
 
-    # ---- what is known of a value
+    # ---- properties of a value
 
     def dims(self, value: Value) -> Dims:
         """Returns the extents of the global tensor. Raises: Uncertain: its rank is unknown."""
@@ -106,7 +107,7 @@ class PlacedValues(LocalShapes):
     def mark_batch_dependent(self, values: Iterable[Value]) -> None:
         self._batch_dependent.update(values)
 
-    def layout(self, value: Value) -> flat_shards.Layout:
+    def layout(self, value: Value) -> Layout:
         return flat_shards.layout_of(value, self.collectives.size)
 
     def can_shard(self, value: Value, placement: Sharded) -> bool:
@@ -372,7 +373,7 @@ class PlacedValues(LocalShapes):
     ) -> dict[str, tf.Tensor]:
         """Returns, by name, combinations of ranks' parts that are not values of the program, for the rule of `node`.
 
-        parts: each builds this rank's part; called once. Raises: Pending, when all of them are requested.
+        parts: functions that build this rank's parts, called once. Raises: Pending, when all parts are requested.
         """
         values = self._parts_of_rules.setdefault(node, {})
         for name, part in parts.items():

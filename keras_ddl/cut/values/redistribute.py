@@ -14,30 +14,31 @@ from keras_ddl.cut.values.local_shapes import LocalShapes, Scalar
 
 def shard(shapes: LocalShapes, tensor: tf.Tensor, placement: Sharded) -> tf.Tensor:
     """Returns this rank's shard of a replicated tensor of the graph."""
-    axis, rank = placement.axis, tensor.shape.rank
+    axis = placement.axis
     unit, batches = shapes.number(placement.unit), [shapes.batches[each] for each in placement.rows]
     if placement.blocks == 1 and len(batches) == 1:
-        batch = batches[0]
-        begin: list[Scalar] = [0] * rank
-        size: list[Scalar] = [-1] * rank
-        begin[axis] = shapes.times(batch.offset, unit)
-        size[axis] = shapes.local_extent(placement)
-        result = tf.slice(tensor, shapes.vector(begin), shapes.vector(size))
+        first, count = shapes.times(batches[0].offset, unit), shapes.local_extent(placement)
+        result = rows(shapes, tensor, axis, first, count)
     else:
         extents = tf.unstack(tf.shape(tensor, out_type=tf.int64))
         front, back = extents[:axis], extents[axis + 1 :]
         blocks = shapes.number(placement.blocks)
         seen = tf.reshape(tensor, shapes.vector([*front, blocks, shapes.rows_of(placement), unit, *back]))
-        parts = []
-        for place, batch in enumerate(batches):
-            start = shapes.total([*(each.total for each in batches[:place]), batch.offset])
-            begin = [*[0] * (axis + 1), start, *[0] * (rank - axis)]
-            size = [*[-1] * (axis + 1), batch.local, *[-1] * (rank - axis)]
-            parts.append(tf.slice(seen, shapes.vector(begin, tf.int64), shapes.vector(size, tf.int64)))
+        parts, begin_of_batch = [], list[Scalar]()
+        for batch in batches:
+            parts.append(rows(shapes, seen, axis + 1, shapes.total([*begin_of_batch, batch.offset]), batch.local))
+            begin_of_batch.append(batch.total)
         taken = parts[0] if len(parts) == 1 else tf.concat(parts, axis + 1)
         result = tf.reshape(taken, shapes.vector([*front, shapes.local_extent(placement), *back]))
     result.set_shape(shapes.static_local_shape(tensor.shape, placement))
     return result
+
+
+def rows(shapes: LocalShapes, tensor: tf.Tensor, axis: int, first: Scalar, count: Scalar) -> tf.Tensor:
+    """Returns `count` entries along an axis, from `first` on."""
+    behind = tensor.shape.rank - axis - 1
+    begin, size = [*[0] * axis, first, *[0] * behind], [*[-1] * axis, count, *[-1] * behind]
+    return tf.slice(tensor, shapes.vector(begin, tf.int64), shapes.vector(size, tf.int64))
 
 
 def all_gather(
@@ -50,51 +51,32 @@ def all_gather(
 ) -> tf.Tensor:
     """Returns the replicated tensor. COLLECTIVE. `extent`: gives the extents of the axes that are not sharded."""
     if local.dtype == tf.bool:
-        gathered = all_gather(shapes, collectives, name, tf.cast(local, tf.uint8), placement, extent)
-        return tf.cast(gathered, tf.bool)
+        numbers = all_gather(shapes, collectives, name, tf.cast(local, tf.uint8), placement, extent)
+        return tf.cast(numbers, tf.bool)
     axis, rank = placement.axis, local.shape.rank
-    if len(placement.rows) > 1:
-        return _gathered_batch_by_batch(shapes, collectives, name, local, placement, extent)
-    if axis == 0 and placement.blocks == 1:
+    if axis == 0 and placement.blocks == 1 and len(placement.rows) == 1:
         # Whole rows lie one after the other; a rank's unit is part of each.
         return collectives.gather(local, name)
     # [front, blocks, rows, unit, back], rows first on the way.
-    front = [extent(each) for each in range(axis)]
-    back = [extent(each) for each in range(axis + 1, rank)]
-    blocks, unit = shapes.number(placement.blocks), shapes.number(placement.unit)
-    seen = tf.reshape(local, shapes.vector([*front, blocks, shapes.local_rows(placement), unit, *back]))
-    order = [axis + 1, *(i for i in range(rank + 2) if i != axis + 1)]
-    gathered = collectives.gather(tf.transpose(seen, order), name)
-    back_order = [order.index(i) for i in range(len(order))]
-    return tf.reshape(tf.transpose(gathered, back_order), shapes.vector([*front, shapes.extent(placement), *back]))
-
-
-def _gathered_batch_by_batch(
-    shapes: LocalShapes,
-    collectives: Collectives,
-    name: str,
-    local: tf.Tensor,
-    placement: Sharded,
-    extent: Callable[[int], Scalar],
-) -> tf.Tensor:
-    """As `all_gather`, of the rows of several batches one after another: each is gathered for itself."""
-    axis, rank = placement.axis, local.shape.rank
     front, back = ([extent(each) for each in some] for some in (range(axis), range(axis + 1, rank)))
     blocks, unit = shapes.number(placement.blocks), shapes.number(placement.unit)
     seen = tf.reshape(local, shapes.vector([*front, blocks, shapes.local_rows(placement), unit, *back]))
-    gathered: list[tf.Tensor] = []
-    start: Scalar = 0
-    for place, number in enumerate(placement.rows):
-        batch, of_one = shapes.batches[number], replace(placement, rows=(number,))
-        begin = [*[0] * (axis + 1), start, *[0] * (rank - axis)]
-        size = [*[-1] * (axis + 1), batch.local, *[-1] * (rank - axis)]
-        own = tf.slice(seen, shapes.vector(begin, tf.int64), shapes.vector(size, tf.int64))
-        own = tf.reshape(own, shapes.vector([*front, shapes.local_extent(of_one), *back]))
-        own.set_shape(shapes.static_local_shape(local.shape, of_one))
-        rows = all_gather(shapes, collectives, f"{name}/{place}", own, of_one, extent)
-        gathered.append(tf.reshape(rows, shapes.vector([*front, blocks, batch.total, unit, *back])))
-        start = shapes.total([start, batch.local])
-    return tf.reshape(tf.concat(gathered, axis + 1), shapes.vector([*front, shapes.extent(placement), *back]))
+    if len(placement.rows) > 1:  # of several batches one after another: one gather for each
+        gathered: list[tf.Tensor] = []
+        start: Scalar = 0
+        for place, number in enumerate(placement.rows):
+            batch, of_one = shapes.batches[number], replace(placement, rows=(number,))
+            own = rows(shapes, seen, axis + 1, start, batch.local)
+            own = tf.reshape(own, shapes.vector([*front, shapes.local_extent(of_one), *back]))
+            own.set_shape(shapes.static_local_shape(local.shape, of_one))
+            whole = all_gather(shapes, collectives, f"{name}/{place}", own, of_one, extent)
+            gathered.append(tf.reshape(whole, shapes.vector([*front, blocks, batch.total, unit, *back])))
+            start = shapes.total([start, batch.local])
+        return tf.reshape(tf.concat(gathered, axis + 1), shapes.vector([*front, shapes.extent(placement), *back]))
+    order = [axis + 1, *(i for i in range(rank + 2) if i != axis + 1)]
+    by_row = collectives.gather(tf.transpose(seen, order), name)
+    back_order = [order.index(i) for i in range(len(order))]
+    return tf.reshape(tf.transpose(by_row, back_order), shapes.vector([*front, shapes.extent(placement), *back]))
 
 
 def partial(tensor: tf.Tensor, rank: int, *, is_cut_again: bool = False) -> tf.Tensor:

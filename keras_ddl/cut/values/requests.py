@@ -13,6 +13,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.analysis.report import Report
+from keras_ddl.cut.analysis.work import bytes_of
 from keras_ddl.cut.values import flat_shards
 from keras_ddl.cut.values.collectives import Collectives, Depths, Reduction
 
@@ -21,7 +22,7 @@ _ALONE = 4 << 20  # bytes from which a flat shard travels by itself: putting it 
 
 
 class _Request(NamedTuple):
-    tensor: tf.Tensor  # what this rank has
+    tensor: tf.Tensor  # this rank's part
     reader: Node | None  # which needs the result
 
 
@@ -38,7 +39,7 @@ class Requests:
         self._count = 0
 
     def add(self, kind: str, value: Value, tensor: tf.Tensor, reader: Node | None) -> None:
-        """Requests the sum of a value of which every rank has a part, or another collective (`kind`).
+        """Requests a collective for a value.
 
         kind: the op of a reduction; REDUCE_SCATTER: this rank's flat shard of a sum of parts; ALL_GATHER: the global
             tensor, of flat shards.
@@ -83,7 +84,8 @@ class Requests:
         order = _in_order(requests)
         for op, compressed in dict.fromkeys(kinds[value] for value in order):
             values = [value for value in order if kinds[value] == (op, compressed)]
-            for bucket in self._buckets(values, [_bytes(value) for value in values]):
+            # Open extents count as 1, because the plan must not depend on the batch.
+            for bucket in self._buckets(values, [bytes_of([value], extent=1) for value in values]):
                 parts = [_numeric(requests[value].tensor) for value in bucket]
                 nodes = [value.node.depth for value in bucket]
                 depths = Depths(min(nodes), max(nodes)) if self.follow_program else None
@@ -99,7 +101,7 @@ class Requests:
     def _move(self, kind: str, requests: Mapping[Value, _Request], prefix: str) -> dict[Value, tf.Tensor]:
         done: dict[Value, tf.Tensor] = {}
         order = _in_order(requests)
-        sizes = {value: value.shape.num_elements() * value.dtype.size for value in order}
+        sizes = {value: bytes_of([value]) for value in order}
         small = [value for value in order if sizes[value] < _ALONE]
         buckets = self._buckets(small, [sizes[value] for value in small]) if small else []
         buckets += [[value] for value in order if sizes[value] >= _ALONE]
@@ -126,12 +128,3 @@ def _in_order(requests: Mapping[Value, _Request]) -> list[Value]:
 
 def _numeric(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.uint8) if tensor.dtype == tf.bool else tensor
-
-
-def _bytes(value: Value) -> int:
-    """Returns the bytes as far as they are known, because the plan must not depend on the batch."""
-    elements = 1
-    for extent in value.shape.as_list() if value.rank is not None else []:
-        elements *= extent or 1
-    width: int = value.dtype.size
-    return elements * width
