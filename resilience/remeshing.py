@@ -2,8 +2,8 @@
 others make the communicators of the new axes.
 
 Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
-rank has a mirror of the slice (cut/mirrors.py). So a lost rank's slices still exist, unless all ranks with a slice are
-lost together.
+rank has a mirror of the slice (cut/shards/mirrors.py). So a lost rank's slices still exist, unless all ranks with a
+slice are lost together.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from unittest import mock
 from simulated_job import Rank, this_rank
 
 from keras_ddl import communicator
-from keras_ddl.cut.flat_shards import Box
-from keras_ddl.cut.model_axis import Slices
+from keras_ddl.cut.values.layouts import Box, Slices
 from keras_ddl.resilience import remeshing, sharing_out
 from keras_ddl.state import generations
 from keras_ddl.state.placements import Place, holding
