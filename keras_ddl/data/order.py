@@ -36,11 +36,29 @@ _NOTES = 8  # kept; several iterators may read the first batches of a pass ahead
 _WORDS = 4  # of a digest: one for each of the first components, the last for all others
 _PASSES = 256  # datasets whose passes are counted at a time
 _RULE = "All ranks must read the same batches"
-_MANY = 2**32  # batches in a pass
-PASS_OF_NEWCOMERS = 2**15  # the first pass of a rank that is on its way to where the others are
-KEYS = "_keras_ddl_keys"  # attribute of a dataset of keys, which is no part of the program's pipeline
+PASS_OF_NEWCOMERS = 2**15  # the first pass of a joining rank, until it takes over the passes of the others
+KEYS = "_keras_ddl_keys"  # marks a dataset of keys, which is not part of the program's pipeline
 
 _components: dict[int, list[str]] = {}  # by dataset: what the error calls the components of its batches
+
+
+class BatchKey(NamedTuple):
+    """Names a batch: the number of its dataset, of the pass over the dataset, and of the batch in the pass.
+
+    Keys travel and are compared as one int64: 15 bits for the dataset, 16 for the pass, 32 for the batch. Its fields
+    are integers or tensors.
+    """
+
+    dataset: Any
+    pass_: Any
+    batch: Any
+
+    @classmethod
+    def of(cls, packed: Any) -> BatchKey:
+        return cls(packed // 2**48, packed // 2**32 % 2**16, packed % 2**32)
+
+    def packed(self) -> Any:
+        return (self.dataset * 2**16 + self.pass_) * 2**32 + self.batch
 
 
 class _Notes:
@@ -56,8 +74,8 @@ class _Notes:
             self.noted = variable([], "noted")
             self.compared = variable([], "compared")
             self.passes = variable([_PASSES], "passes")
-        self.unlike: tuple[int, str] | None = None  # the key of a batch of which some components differ, and which
-        self.has_warned = False  # of it
+        self.unlike: tuple[int, str] | None = None  # a batch with components that differ, and the names of these
+        self.has_warned = False  # of `unlike`
 
 
 @functools.cache
@@ -77,13 +95,13 @@ def prepare() -> None:
 
 
 def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
-    """Returns a dataset of (key, element) whose keys tell the dataset, the pass over it, and the batch."""
+    """Returns a dataset of (packed `BatchKey`, element)."""
     begin = pass_of(number, dataset.element_spec)
 
     @do_not_convert  # it would be parsed and compiled for 0.1 s
     def of_a_pass(_: tf.Tensor) -> tf.data.Dataset:
-        key = begin()
-        return tf.data.Dataset.range(key, key + _MANY)
+        first = begin()
+        return tf.data.Dataset.range(first, first + 2**32)
 
     keys = tf.data.Dataset.range(1).flat_map(of_a_pass)
     setattr(keys, KEYS, True)
@@ -95,7 +113,7 @@ def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
 
 
 def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
-    """Returns a function for use in a dataset: it begins a pass, and returns the key of its first batch.
+    """Returns a function for use in a dataset: it begins a pass, and returns the packed key of its first batch.
 
     Args:
         number: of the dataset. spec: type spec of its batches.
@@ -106,7 +124,7 @@ def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
     def begin() -> tf.Tensor:
         place = tf.constant(number % _PASSES, tf.int64)
         notes.passes.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), place))
-        return (tf.gather(notes.passes, place) + number * 2**16) * _MANY
+        return BatchKey(number, tf.gather(notes.passes, place), 0).packed()
 
     return begin
 
@@ -128,7 +146,7 @@ def forget_notes() -> None:
 
 def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
     """Notes the digest of a batch if the batch is one to compare. It must run before the batch is passed on."""
-    index, every = key % _MANY, config.get("DATA_CHECK_BATCHES")
+    index, every = BatchKey.of(key).batch, config.get("DATA_CHECK_BATCHES")
     is_looked_at = (index < FIRST) | (index % every == 0)
     return tf.cond(is_looked_at, lambda: _note(key, digest(leaves)), lambda: tf.constant(0, tf.int64))
 
@@ -270,18 +288,18 @@ def _difference(reports: np.ndarray) -> bytes:
     keys = np.broadcast_to(theirs[..., 0], differ.shape)
     other_rows = differ & ~agree
     if other_rows.any():
-        key = int(keys[other_rows].min())
-        first = other_rows & (keys == key)
+        packed = int(keys[other_rows].min())
+        key, first = BatchKey.of(packed), other_rows & (keys == packed)
         ranks = " ".join(map(str, np.flatnonzero(first.any(axis=(1, 2)))))
         forget_notes()  # a later fit begins anew
         return (
-            f"keras_ddl: {_RULE}, because each rank keeps its own rows of every batch. Received: batch {key % _MANY} "
-            f"of pass {key // _MANY % 2**16} over dataset {key // _MANY // 2**16} differs on rank(s) [{ranks}] from "
+            f"keras_ddl: {_RULE}, because each rank keeps its own rows of every batch. Received: batch {key.batch} "
+            f"of pass {key.pass_} over dataset {key.dataset} differs on rank(s) [{ranks}] from "
             f"that on rank 0 (in {_listed(key, np.flatnonzero(unequal[first].any(axis=0)))}). {_CAUSES}"
         ).encode()
     if differ.any() and _notes().unlike is None:
-        key = int(keys[differ].max())
-        _notes().unlike = key, _listed(key, np.flatnonzero(unequal.any(axis=(0, 1, 2))))
+        key = BatchKey.of(int(keys[differ].max()))
+        _notes().unlike = key.batch, _listed(key, np.flatnonzero(unequal.any(axis=(0, 1, 2))))
     return b""
 
 
@@ -332,18 +350,18 @@ def warn_of_unlike_values(rank: int) -> None:
     if notes.unlike is None or notes.has_warned:
         return
     notes.has_warned = True
-    key, which = notes.unlike
+    batch, which = notes.unlike
     stack_position.warn(
-        f"All ranks must read the same batches. Received: batch {key % _MANY} differs between ranks in {which}, "
+        f"All ranks must read the same batches. Received: batch {batch} differs between ranks in {which}, "
         "while another component is equal. Augmentation in threads or with unseeded random numbers causes this. It "
         "does no harm, but the values differ from those of one process. If the data is not augmented, look for the "
         "cause."
     )
 
 
-def _listed(key: int, words: np.ndarray) -> str:
-    """Returns the dataset's names for the components with these words of a digest. key: of a batch."""
-    names = _components.get(key // _MANY // 2**16, [])
+def _listed(key: BatchKey, words: np.ndarray) -> str:
+    """Returns the dataset's names for the components with these words of a digest."""
+    names = _components.get(key.dataset, [])
     labels = [names[word] if word < len(names) else f"component {word}" for word in words if word < _WORDS - 1]
     rest = names[_WORDS - 1 :] or [f"component {_WORDS - 1}"]
     return ", ".join([*labels, *([" or ".join(rest)] if _WORDS - 1 in words else [])])

@@ -13,7 +13,7 @@ from keras_ddl.files import last_checkpoint
 # EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
 RESTART_STATUS = 75
 
-# How the error of a rank begins that says why the others do not go on without a lost one (strategy/survival.py).
+# How the error of a rank begins that says why the others do not go on without a lost one (resilience/why_it_ends.py).
 DO_NOT_GO_ON = "The other ranks do not continue"
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")

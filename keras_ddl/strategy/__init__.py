@@ -15,7 +15,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import cluster, keras_patches, one_per_job, survival
+from keras_ddl.strategy import cluster, keras_patches, one_per_job, resilience
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
@@ -119,8 +119,8 @@ class Strategy(tf.distribute.Strategy):
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
-        self.survival = survival.of_job()
-        self.job.goes_on = self.survival is not None
+        self.resilience = resilience.of_job()
+        self.job.goes_on = self.resilience.goes_on
         self.mesh_layout = mesh_layout if self.job.goes_on else None
         if self.mesh_layout is not None:
             self._check_goes_on_with_layout(self.mesh_layout)
@@ -141,7 +141,7 @@ class Strategy(tf.distribute.Strategy):
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
     def renew(self, topology: Topology) -> None:
-        """Continues with the ranks of `topology` (survival.py), which then call `communicator.prepare_plans`."""
+        """Continues with the ranks of `topology` (resilience.py), which then call `communicator.prepare_plans`."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
         self.job.mirror_offset = mirror_offset(topology.hosts)

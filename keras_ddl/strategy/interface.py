@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,25 +12,9 @@ if TYPE_CHECKING:
     from keras_ddl.strategy.job import Job
     from keras_ddl.strategy.keras_patches.save_records import SaveRecords
     from keras_ddl.strategy.mesh.layout import Layout
+    from keras_ddl.strategy.resilience import Resilience
     from keras_ddl.strategy.step.keras_step import KerasSteps
     from keras_ddl.topology import Topology
-
-
-class SurvivalInterface(Protocol):
-    """A `survival.Survival`, as the Strategy's parts see it."""
-
-    @property
-    def has_newcomers(self) -> bool: ...
-    @property
-    def is_on_trial(self) -> bool: ...
-    def prove(self, callbacks: Any) -> None: ...
-    def finished(self) -> int: ...
-    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]] = ..., caller: Any = ...) -> Any: ...
-    def begin_fit(self, callbacks: Any) -> None: ...
-    def begin_epoch(self) -> bool: ...
-    def between_steps(self, caller: Any) -> None: ...
-    def end_fit(self) -> None: ...
-    def check_batch(self, batch: Any) -> None: ...
 
 
 class StrategyInterface(Protocol):
@@ -45,7 +28,7 @@ class StrategyInterface(Protocol):
     random_state: RandomState
     saves: SaveRecords  # of several ranks
     keras_steps: KerasSteps
-    survival: SurvivalInterface | None
+    resilience: Resilience
 
     @property
     def is_several(self) -> bool: ...

@@ -6,15 +6,15 @@ Instead of gathering entries, a few numbers per row are combined over ranks: the
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import COMBINED_DTYPES
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE
-from keras_ddl.cut.factors import HALF
-from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import propagate
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.dims import ONE
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import HALF
+from keras_ddl.cut.operations.propagation import propagate
+from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.rules.tables import own_rows
+from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 
 @rule("Softmax", "LogSoftmax")

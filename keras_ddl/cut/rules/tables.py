@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Uncertain, if_certain
-from keras_ddl.cut.factors import Kind, kind_of
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import propagate, sharded_only
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.dims import Uncertain, if_certain
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.analysis.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import Kind, kind_of
+from keras_ddl.cut.operations.propagation import propagate, sharded_only
+from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.rules import indexing
-from keras_ddl.cut.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
 
 _NORMALIZED = "rows of a table that is cut along its width, which are normalized"
 
@@ -50,8 +50,7 @@ def look_up_in_tensor(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> PlacedOutputs:
-    """Returns rows of which each rank has looked up its part of the width; they are gathered if they are normalized
-    next."""
+    """Returns rows, cut along their width as each rank has looked them up; gathered, if they are normalized next."""
     output = node.outputs[0]
     if b.in_loop or not _are_reduced(b, output, placement.axis):
         return [(rows, placement)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_ddl.cut.dims import Uncertain, certain
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import Uncertain, certain
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
 
 _LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
 
@@ -71,7 +71,7 @@ def _solutions(known: Extents, node: Node) -> Factors:
 
 @spec("MatrixDiagV3")
 def _of_diagonals(known: Extents, node: Node) -> Factors:
-    """One diagonal each; several would be a matrix."""
+    """Only for one diagonal per matrix; several diagonals would be a matrix themselves."""
     if node.inputs[1].rank != 0:
         raise Uncertain
     return _each(known, node, [1])

@@ -12,7 +12,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.communicator import shown_frames
 from keras_ddl.data import order
-from keras_ddl.strategy import fits, observing, replayed_calls, trainer_calls
+from keras_ddl.strategy import fits, observing, resilience, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import adopting, compiling, reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
@@ -25,7 +25,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     """Runs fit after ranks agree on random states; all ranks stop together, and errors become keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
     try:
-        return replayed_calls.call_of_trainer(
+        return resilience.of_job().call_of_trainer(
             "fit",
             model,
             lambda: _fit(original, model, *args, **kwargs),
@@ -97,7 +97,7 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
             return returned
 
     try:
-        return replayed_calls.call_of_trainer(method, model, call)
+        return resilience.of_job().call_of_trainer(method, model, call)
     except Exception as error:
         shown_frames.leave_out(error, goes_on=True)
         raise

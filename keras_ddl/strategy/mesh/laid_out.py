@@ -2,14 +2,14 @@
 
 When Keras makes such a variable, its value becomes a `LaidOutVariable`: for Keras a variable of the full shape, which
 has no memory of its own, and beside it this rank's slice. A step that is traced on the global batch reads and assigns
-it as usual, and the cut computes with the slices (cut/model_axis.py). Outside of steps the variable can be read if it
-has been gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
+it as usual, and the cut computes with the slices (cut/axes/model_axis.py). Outside of steps the variable can be read if
+it has been gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
 
 A rank makes only its slice of the value of one of Keras's initializers (first_values.py). Values of other initializers
 are made in full and sliced one by one, so no rank ever has two of them.
 
 In a job that continues when a rank is lost and that has one data rank, each slice has a mirror on another model rank
-(cut/mirrors.py); state/generations.py redistributes slices.
+(cut/shards/mirrors.py); state/generations.py redistributes slices.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, called, shape_of_new
 from keras_ddl.strategy.job import Job

@@ -102,8 +102,6 @@ class StepFunction(Caller):
                 "the tf.function around it, or put strategy.function in its place."
             )
         self._calls += 1  # on all ranks, whatever happens
-        if self._strategy.survival is None:
-            return self.together(lambda: self._call(args, kwargs, used))
 
         def call() -> Any:
             if self.cut_step.size == 1:
@@ -115,7 +113,7 @@ class StepFunction(Caller):
                     each.forget_graph()
             return self.together(lambda: self._call(args, kwargs, used))
 
-        return self._strategy.survival.call(call, lambda: used, self)
+        return self._strategy.resilience.call(call, lambda: used, self)
 
     def _call(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
         structure = tf.nest.map_structure(_as_tensor, (args, kwargs))
