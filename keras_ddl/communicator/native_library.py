@@ -263,6 +263,7 @@ def core() -> ctypes.CDLL:
     _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(Request)), ddl_work_data=(c_void_p,))
     _declare(library, c_int, ddl_work_wait=(c_void_p, c_int))
     _declare(library, POINTER(Failure), ddl_work_failure=(c_void_p,), ddl_find_failure=(c_uint64,))
+    _declare(library, c_uint64, ddl_keep_failure=(POINTER(Failure),))
     _declare(library, None, ddl_release_failure=(POINTER(Failure),))
     _declare(library, c_int, ddl_wait_for_position_query=(c_void_p,))
     _declare(library, None, ddl_hold=(c_void_p,), ddl_reply_position=(c_void_p, c_char_p))

@@ -33,9 +33,7 @@ class Status {
     const std::string text = std::string("keras_ddl[") + number + "]: " + failure.message;
     TF_SetStatus(status_, static_cast<TF_Code>(failure.code), text.c_str());
   }
-  void Set(int code, const std::string& message) {
-    Set(ddl_failure{code, 0, nullptr, message.c_str(), "", -1}, -1);
-  }
+  void Set(int code, const std::string& message) { Set(ddl_failure{code, 0, nullptr, message.c_str(), "", -1}, -1); }
 
  private:
   TF_Status* status_;

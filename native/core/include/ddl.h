@@ -82,9 +82,9 @@ typedef struct ddl_failure {
   int32_t code;        // ddl_code, never DDL_OK
   uint32_t num_ranks;  // 0 where no rank is known to be concerned
   const ddl_failed_rank* ranks;
-  const char* message;    // UTF-8, never NULL
-  const char* name;       // of the request that failed; "" for a join, or where no request failed
-  int64_t communicator;   // the number under which it is published, where a binding has set it (ddl_keep_failure)
+  const char* message;   // UTF-8, never NULL
+  const char* name;      // of the request that failed; "" for a join, or where no request failed
+  int64_t communicator;  // the number under which it is published, where a binding has set it (ddl_keep_failure)
 } ddl_failure;
 
 typedef enum ddl_dtype {
@@ -352,8 +352,8 @@ DDL_EXPORT const void* ddl_work_data(const ddl_work* work);
 DDL_EXPORT const uint64_t* ddl_work_rows(const ddl_work* work);
 DDL_EXPORT void ddl_work_free(ddl_work* work);
 
-// For bindings through which only text passes (native/tf): keeps a copy of a failure, and returns a number that the text
-// carries. The numbers of different processes differ. The newest 4,096 failures are kept. 0: no memory.
+// For bindings through which only text passes (native/tf): keeps a copy of a failure, and returns a number that the
+// text carries. The numbers of different processes differ. The newest 4,096 failures are kept. 0: no memory.
 DDL_EXPORT uint64_t ddl_keep_failure(const ddl_failure* failure);
 // Returns the failure of that number, or NULL. The caller ends its use with ddl_release_failure.
 DDL_EXPORT const ddl_failure* ddl_find_failure(uint64_t number);

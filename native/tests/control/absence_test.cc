@@ -40,6 +40,7 @@ TEST(DeadlineTest, NamesTheMissingRanksAndTheNextOneWorks) {
           if (rank != size - 1) {
             const Outcome outcome = SumOfOne(comm, "lonely");
             EXPECT_EQ(outcome.code, DDL_DEADLINE_EXCEEDED) << outcome.message;
+            EXPECT_EQ(outcome.roles, (std::map<int, uint32_t>{{size - 1, DDL_RANK_NAMED}}));
             EXPECT_TRUE(Contains(outcome.message, "lonely"));
             EXPECT_TRUE(Contains(outcome.message, "rank(s) " + std::to_string(size - 1)));
             ++failed;
@@ -98,6 +99,8 @@ TEST(LeaveTest, FailsWhatIsPendingAndWhatComesLater) {
             for (const char* name : {"pending", "later"}) {
               const Outcome outcome = SumOfOne(comm, name);
               EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
+              EXPECT_EQ(outcome.name, name);
+              EXPECT_EQ(outcome.roles, (std::map<int, uint32_t>{{leaver, DDL_RANK_LEFT}}));
               EXPECT_TRUE(Contains(outcome.message, "rank " + std::to_string(leaver)));
               EXPECT_TRUE(Contains(outcome.message, "all_reduce '" + std::string(name) + "'")) << outcome.message;
             }

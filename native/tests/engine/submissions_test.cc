@@ -33,7 +33,7 @@ class SubmissionsTest : public testing::Test {
     request->announcement.name = name;
     request->user = &refused_;
     request->done = [](void* user, const ddl_failure* failure) {
-      static_cast<std::vector<int>*>(user)->push_back(OutcomeOf(failure).code);
+      static_cast<std::vector<int>*>(user)->push_back(failure == nullptr ? DDL_OK : failure->code);
     };
     return request;
   }

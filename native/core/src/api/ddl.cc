@@ -31,7 +31,8 @@ struct ddl_work {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  ddl_failure failure = {DDL_OK, 0, nullptr, "out of memory", "", -1};  // refers to `copy` where there was memory for it
+  ddl_failure failure = {DDL_OK,          0,  nullptr,
+                         "out of memory", "", -1};  // refers to `copy` where there was memory for it
   const ddl::FailureCopy* copy = nullptr;
   std::vector<char> data;
   std::vector<uint64_t> rows;

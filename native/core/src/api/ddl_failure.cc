@@ -44,12 +44,11 @@ uint64_t ddl_keep_failure(const ddl_failure* failure) {
         const std::lock_guard<std::mutex> lock(kept.mutex);
         if (kept.next == 0) kept.next = FirstNumber();
         kept.failures.emplace_back(kept.next, nullptr);
-        ddl::GuardMemory(
-            [&] { kept.failures.back().second = new ddl::FailureCopy(*failure); },
-            [&](const std::exception&) {
-              kept.failures.pop_back();
-              throw;
-            });
+        ddl::GuardMemory([&] { kept.failures.back().second = new ddl::FailureCopy(*failure); },
+                         [&](const std::exception&) {
+                           kept.failures.pop_back();
+                           throw;
+                         });
         if (kept.failures.size() > kMaxKept) {
           kept.failures.front().second->Release();
           kept.failures.pop_front();

@@ -12,8 +12,12 @@ namespace ddl {
 
 // `status` as a ddl_failure, which refers to both arguments. REQUIRES: it is not OK.
 inline ddl_failure FailureOf(const Status& status, const char* name) {
-  return {status.code(), static_cast<uint32_t>(status.ranks().size()), status.ranks().data(), status.message().c_str(),
-          name,          -1};
+  return {status.code(),
+          static_cast<uint32_t>(status.ranks().size()),
+          status.ranks().data(),
+          status.message().c_str(),
+          name,
+          -1};
 }
 
 // Calls `done` of a request for `status`. `name`: of the request; NULL: it has none.

@@ -32,8 +32,8 @@ std::string EncodeReason(const Status& status, size_t limit) {
   std::string reason(1, static_cast<char>(kept ? status.code() : DDL_ABORTED));
   const FailedRanks& ranks = status.ranks();
   for (size_t first = 0, end = 0; first < ranks.size(); first = end) {
-    for (end = first + 1; end < ranks.size() && ranks[end].role == ranks[first].role &&
-                          ranks[end].rank == ranks[end - 1].rank + 1;) {
+    for (end = first + 1;
+         end < ranks.size() && ranks[end].role == ranks[first].role && ranks[end].rank == ranks[end - 1].rank + 1;) {
       ++end;
     }
     const std::string run = std::to_string(ranks[first].role) + ":" + std::to_string(ranks[first].rank) + "-" +

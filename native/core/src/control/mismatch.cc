@@ -10,8 +10,8 @@
 namespace ddl {
 namespace {
 
-// The values of one term, each with its ranks, in the order of their lowest rank; empty: all are equal. `named`: receives
-// the ranks in this order; may be NULL.
+// The values of one term, each with its ranks, in the order of their lowest rank; empty: all are equal. `named`:
+// receives the ranks in this order; may be NULL.
 std::string Differences(const Term& term, const std::vector<Submission>& submissions, std::vector<int>* named) {
   std::vector<uint64_t> values;
   std::vector<std::string> texts;

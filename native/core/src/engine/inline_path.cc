@@ -223,8 +223,8 @@ Status InlinePath::CheckInterrupted() {
   if (interrupted_since_ > 0) {
     if (now - interrupted_since_ < kInterruptGraceSeconds) return {};
     return {DDL_ABORTED,
-            endpoint_.locations().Describe(endpoint_.rank()) +
-                " was interrupted (Ctrl-C or another signal) during '" + running_->name + "', which made no progress",
+            endpoint_.locations().Describe(endpoint_.rank()) + " was interrupted (Ctrl-C or another signal) during '" +
+                running_->name + "', which made no progress",
             {{endpoint_.rank(), DDL_RANK_NAMED}}};
   }
   if (interrupt_checked_at_ == 0) interrupt_checked_at_ = now;

@@ -141,7 +141,8 @@ void PlannedQueue::CheckDeadlines() {
                             FormatRanks(missing) + ", whose communication thread does not answer." +
                             endpoint_.DescribeSuspects(&ranks);
   if (fails) {
-    endpoint_.Break({DDL_DEADLINE_EXCEEDED, waits + " Raise KERAS_DDL_DEADLINE_SECONDS if it is only slow.", std::move(ranks)});
+    endpoint_.Break(
+        {DDL_DEADLINE_EXCEEDED, waits + " Raise KERAS_DDL_DEADLINE_SECONDS if it is only slow.", std::move(ranks)});
     return;
   }
   warn_after_ = 2 * waited;

@@ -150,8 +150,8 @@ Status PeerMemory::AccessFailed(const char* what, int local_rank, int error) con
   const std::string rank = "rank " + std::to_string(number);
   if (error == ESRCH) return {DDL_ABORTED, rank + " died. See the end of its output.", {{number, DDL_RANK_DIED}}};
   return {DDL_INTERNAL,
-          std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what + "v: " +
-              std::strerror(error) + "). Set KERAS_DDL_CMA=0 on all ranks to use shared memory instead.",
+          std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what +
+              "v: " + std::strerror(error) + "). Set KERAS_DDL_CMA=0 on all ranks to use shared memory instead.",
           {{number, DDL_RANK_NAMED}}};
 }
 
