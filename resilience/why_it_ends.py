@@ -5,7 +5,7 @@ from __future__ import annotations
 from keras_ddl.errors import RankLostError, name_of_rank
 from keras_ddl.launch.outcome import DO_NOT_GO_ON
 from keras_ddl.strategy import trainer_calls
-from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.base import strategy_of
 
 
 class TooFewError(RankLostError):
