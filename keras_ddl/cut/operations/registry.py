@@ -2,9 +2,9 @@
 
 A rule is called with the context and a node that has an operand that is not replicated. It returns a (tensor,
 placement) for each output. It declines by returning None, or by letting Uncertain pass (dims.py): then the operation is
-built from replicated operands. It must be right for every operand that it does not decline, even on ranks without rows, and must
-decide alike on every rank: from global extents, never from the number of a rank's own rows. A rule registered with
-`of_replicated=True` is called if all operands are replicated, as for random numbers, where a rank draws only its
+built from replicated operands. It must be right for every operand that it does not decline, even on ranks without rows,
+and must decide alike on every rank: from global extents, never from the number of a rank's own rows. A rule registered
+with `of_replicated=True` is called if all operands are replicated, as for random numbers, where a rank draws only its
 own rows.
 """
 
