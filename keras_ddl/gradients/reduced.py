@@ -12,8 +12,9 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import FuncGraph, is_eager, tf
 
-# The attribute that marks an eager tensor, or a variable (see `note_variable`). On a graph it is {name of a reduced
-tensor: # names of the tensors of the gradient before}. _MARK = "_keras_ddl_reduced"
+# The attribute that marks an eager tensor, or a variable (see `note_variable`). On a graph it is
+# {name of a reduced tensor: names of the tensors of the gradient before}.
+_MARK = "_keras_ddl_reduced"
 
 
 def note(before: Any, after: Any) -> None:
