@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keras_ddl.callbacks._loss_judge import LossJudge
+from keras_ddl.callbacks.divergence_guard import LossJudge
 
 
 def found(losses, rise=2.0, ceiling=None, grace=10):

@@ -237,7 +237,7 @@ class Builder(Context):
         kind = self.earlier_kind(node)
         if kind is not None:
             return earlier_axis.make(self, node, kind)
-        reason = node.reason_to_keep()
+        reason = node.reason_to_keep
         if reason is not None and node.type not in (*HOST_FUNCTIONS, *HOST_EFFECTS):
             return self._both.also_sharded(node, opaque.make(self, node, reason))
         made = self.override.make(self, node) if self.override is not None else None

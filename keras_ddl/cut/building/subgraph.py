@@ -52,7 +52,7 @@ class NoCollectives(Collectives):
         self.rank = rank
         self.size = size
 
-    def _refuse(self, *arguments: Any) -> NoReturn:
+    def _refuse(self, *arguments: Any, **keywords: Any) -> NoReturn:
         raise CollectiveInLoop
 
     reduce: Any = _refuse

@@ -94,7 +94,7 @@ def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
             shard = placement.at(labels.index(label))
             if not b.can_shard(value, shard):
                 raise Uncertain
-            tensors.append(b.sharded(value, shard))
+            tensors.append(b.redistributed(value, shard))
         else:
             tensors.append(b.replicated(value))
     return b.make(node, tensors)[0]
@@ -159,7 +159,7 @@ def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: st
         elif shard is None:
             tensors.append(b.replicated(value))
         else:
-            tensor = b.sharded(value, shard)
+            tensor = b.redistributed(value, shard)
             tensors.append(pad(b, tensor, shard) if spec.never_empty else tensor)
     results: list[tuple[tf.Tensor, Placement]] = []
     for tensor, labels in zip(_make(b, node, spec, LocalOperands(tensors, factors, label)), factors.results):
@@ -207,7 +207,7 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
     if not parts or all(_is_being_combined(b, node.inputs[each]) for each in parts):
         return None
     if spec.linear.adds and _continues_partial(b, node, placements):
-        tensors = [b.partial(each) for each in node.inputs]
+        tensors = [b.redistributed(each, PARTIAL) for each in node.inputs]
     elif _gives_parts(b, node, spec.linear, placements, parts):
         tensors = [b.local(each) for each in node.inputs]
     else:

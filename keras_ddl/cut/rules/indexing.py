@@ -37,7 +37,8 @@ def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
     if not _is_cheaper_summed(dims, if_certain(b.dims, table), data.dtype) and not _is_added_to_a_part(b, table):
         b.report.intends_gather(node, _FEWER_BYTES)
         return None
-    return [(b.make(node, [b.sharded(data, placement), b.sharded(ids, placement), b.replicated(count)])[0], PARTIAL)]
+    data, ids = b.redistributed(data, placement), b.redistributed(ids, placement)
+    return [(b.make(node, [data, ids, b.replicated(count)])[0], PARTIAL)]
 
 
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
@@ -56,7 +57,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     b.all_replicated([each for each in (indices, updates) if isinstance(b.placement(each), Partial)])
 
     def part() -> tf.Tensor:
-        shards = b.sharded(updates, placement), b.sharded(indices, placement)
+        shards = b.redistributed(updates, placement), b.redistributed(indices, placement)
         return tf.math.unsorted_segment_sum(*shards, shape[0])
 
     kind = ASSIGN_ADD if node.type == SCATTER_ADD else ASSIGN_SUB

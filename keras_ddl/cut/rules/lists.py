@@ -123,7 +123,7 @@ def _make(b: Context, node: Node, operands: str, placement: TensorList) -> list[
             shard = element if letter == "E" else _stacked(element)
             if not b.can_shard(value, shard):
                 raise Uncertain
-            tensors.append(b.sharded(value, shard))
+            tensors.append(b.redistributed(value, shard))
         else:
             tensors.append(_local_element_shape(b, value, element) if letter == "S" else b.replicated(value))
     attrs: dict[str, AttrValue] = {}

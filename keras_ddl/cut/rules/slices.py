@@ -202,7 +202,7 @@ def concat(b: Context, node: Node) -> PlacedOutputs | None:
         shards = [_as_blocks(b, each, first) for each in parts]
         result = _one_after_another(shards)
     b.all_replicated([each for each, placement in zip(parts, placements) if isinstance(placement, Partial)])
-    tensors = [b.sharded(each, shard) for each, shard in zip(parts, shards)]
+    tensors = [b.redistributed(each, shard) for each, shard in zip(parts, shards)]
     return [(b.make(node, [*tensors, b.replicated(along)])[0], result)]
 
 

@@ -102,7 +102,7 @@ class Sharding:
         if node.type == READ and (b.placement(node.inputs[0]) == FLAT_SHARD or self._key(node.inputs[0]) in self._new):
             return self._read(node)
         if node.type in ASSIGNS and b.placement(node.inputs[0]) == FLAT_SHARD:
-            b.make(node, [b.local(node.inputs[0]), b.flat_shard(node.inputs[1])])
+            b.make(node, [b.local(node.inputs[0]), b.redistributed(node.inputs[1], FLAT_SHARD)])
             return []
         if node.type in ASSIGNS and self._assign(node):
             return []
@@ -158,7 +158,7 @@ class Sharding:
                 return True
             chunk = b.local(value)
         else:
-            change = b.flat_shard(value)
+            change = b.redistributed(value, FLAT_SHARD)
             old = b.local(self._new[key].value) if key in self._new else self._own_chunk(node)
             chunk = old + change if node.type == ASSIGN_ADD else old - change
         written = [self._written[key]] if key in self._written else []
@@ -219,7 +219,7 @@ class Sharding:
 
     def _reduced(self, node: Node) -> PlacedOutputs:
         b, value = self._b, node.inputs[0]
-        chunk, output = b.flat_shard(value), node.outputs[0]
+        chunk, output = b.redistributed(value, FLAT_SHARD), node.outputs[0]
         if node.type == "L2Loss":
             return [(b.make(node, [chunk])[0], PARTIAL)]
         if node.type == "Mean":  # in float32 for 16-bit floats, whose range may not hold the sum or the count

@@ -235,18 +235,6 @@ class PlacedValues(LocalShapes):
         """Returns the global tensor. Raises: Pending."""
         return self.redistributed(value, REPLICATED)
 
-    def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
-        """Returns this rank's shard of `value`. Raises: Pending."""
-        return self.redistributed(value, placement)
-
-    def flat_shard(self, value: Value) -> tf.Tensor:
-        """Returns this rank's flat shard of `value`. Raises: Pending."""
-        return self.redistributed(value, FLAT_SHARD)
-
-    def partial(self, value: Value) -> tf.Tensor:
-        """Returns this rank's part of a sum that `value` is. Raises: Pending."""
-        return self.redistributed(value, PARTIAL)
-
     def request(self, value: Value, placement: Placement) -> bool:
         """Redistributes a value, or requests the collective that this takes. Returns: whether the result is there."""
         try:
