@@ -23,7 +23,7 @@ def with_reason(error: Exception, reason: str) -> Exception:
     """Returns `error`, which says which rank was lost, with the reason why the others do not continue."""
     if DO_NOT_GO_ON not in str(error):
         lost = ", ".join(map(name_of_rank, ranks)) if (ranks := getattr(error, "ranks", ())) else "the lost rank"
-        rest = "--restarts starts the job again from its last checkpoint."
+        rest = "--restarts starts it again, with Checkpoint(..., resume=True) from the last checkpoint."
         error.args = (f"{DO_NOT_GO_ON} without {lost}. {reason} {rest} ({error})",)
     return error
 

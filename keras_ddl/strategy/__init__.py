@@ -167,8 +167,8 @@ class Strategy(BaseStrategy):
             raise ConfigError(
                 'With Strategy(reader="rank0") a job ends when a rank is lost: only rank 0 reads the data and knows '
                 f"the position in it. Received: -np MIN:MAX (rank {self.rank}). Give a fixed number of ranks, -np N "
-                '(with --restarts 1 the job starts again from its last checkpoint), or leave out reader="rank0" and '
-                "give all ranks the same data."
+                "(--restarts 1 then starts the job again, with Checkpoint(..., resume=True) from the last checkpoint), "
+                'or leave out reader="rank0" and give all ranks the same data.'
             )
 
     def _check_no_other_scope(self, rank: int) -> None:
