@@ -135,7 +135,8 @@ class Node:
         definition.ClearField("experimental_debug_info")
         definition.device = self.device
         shapes = str([each.shape for each in self.outputs]).encode()
-        return definition.SerializeToString(deterministic=True) + shapes
+        key: bytes = definition.SerializeToString(deterministic=True) + shapes
+        return key
 
     def attr(self, name: str, kind: builtins.type[_T]) -> _T:
         """Returns an attribute whose type is known to be `kind`."""

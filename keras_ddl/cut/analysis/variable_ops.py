@@ -12,9 +12,10 @@ from keras_ddl.compat.tensorflow import create_op, tf
 READ = "ReadVariableOp"
 ASSIGN, ASSIGN_ADD, ASSIGN_SUB = ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # They add rows to a variable's rows, subtract them, or replace a variable's rows.
-SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE = "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"
+ROW_UPDATES = ("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate")
+SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE = ROW_UPDATES
 _OTHERS = ("ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin", "ResourceScatterMax")
-SCATTERS = (SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE, *_OTHERS)
+SCATTERS = (*ROW_UPDATES, *_OTHERS)
 
 _SEEN = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"  # of TensorFlow 2.21: arithmetic_optimizer.cc
 MARKED = {_SEEN: tf.compat.v1.AttrValue(b=True)}  # attributes of additions, see sums_in_order.py

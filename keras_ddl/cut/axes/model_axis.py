@@ -6,7 +6,7 @@ gives such a shard, assigning it takes one, and the specs and rules that cut alo
 
 A mesh takes one cut for each of its axes, the model axis first. The ranks of the model axis see the whole batch and
 hold tensors of equal shapes, so they decide alike. The program of one of them, collectives included, is again a program
-on the whole batch, which is cut along the batch next; earlier_axis.py says what happens to its collectives. By
+on the whole batch, which is cut along the batch next; model_collectives.py says what happens to its collectives. By
 induction over the axes, all ranks together compute what one process does. (PartIR, arXiv 2401.11202, composes one
 tactic for each axis in the same way.)
 """

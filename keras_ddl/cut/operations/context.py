@@ -14,7 +14,7 @@ from keras_ddl.cut.analysis.attributes import AttrValue
 from keras_ddl.cut.analysis.contents import AbstractValue
 from keras_ddl.cut.analysis.dims import Dim, certain, if_certain
 from keras_ddl.cut.analysis.extents import merged
-from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor, Replicated
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.analysis.variable_ops import MARKED
 from keras_ddl.cut.commit.writes import Writes
@@ -217,7 +217,7 @@ class Context(PlacedValues):
         values, nodes = [value], dict[Node, None]()
         for each in values:
             node = each.node
-            if isinstance(self.placement(each), Replicated) or node in nodes:
+            if self.placement(each) == REPLICATED or node in nodes:
                 continue
             if node not in self._linear or each.index < 0 or not node.is_pure:
                 return []

@@ -10,10 +10,10 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, if_certain
 from keras_ddl.cut.analysis.placements import (
     PARTIAL,
+    REPLICATED,
     Partial,
     PlacedOutputs,
     Placement,
-    Replicated,
     Sharded,
     TensorList,
 )
@@ -234,7 +234,7 @@ def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Pl
     if linear.together:
         return all(each == placement for each in placements) and not (linear.adds and _is_repeated(b, node, parts))
     others = [each for index, each in enumerate(placements) if index != first]
-    if first not in linear.at or not all(isinstance(each, Replicated) for each in others):
+    if first not in linear.at or not all(each == REPLICATED for each in others):
         return False
     return linear.when is None or linear.when(b, node, first)
 
@@ -243,7 +243,7 @@ def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) 
     """Whether the sum stays partial, to be made after the loop or together with accumulated gradients."""
     if not b.in_loop and not any(is_accumulated(b, each) for each in node.inputs):
         return False
-    return all(isinstance(each, Replicated) or each == PARTIAL for each in placements) and not _is_repeated(
+    return all(each in (REPLICATED, PARTIAL) for each in placements) and not _is_repeated(
         b, node, range(len(placements))
     )
 

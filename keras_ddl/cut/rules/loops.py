@@ -14,12 +14,11 @@ from keras_ddl.cut.analysis.dims import Uncertain
 from keras_ddl.cut.analysis.placements import (
     PARTIAL,
     REPLICATED,
-    FlatShard,
     PlacedOutputs,
     Placement,
-    Replicated,
     Sharded,
     TensorList,
+    has_shards,
 )
 from keras_ddl.cut.analysis.program import LOOPS, Node, Value
 from keras_ddl.cut.building import opaque
@@ -77,7 +76,7 @@ def _replicated(
     if b.in_loop:
         raise refused
     handles = [each for each in node.inputs if each.dtype == tf.resource]
-    if not any(isinstance(b.placement(each), (FlatShard, Sharded)) for each in handles):
+    if not any(has_shards(b.placement(each)) for each in handles):
         return None
     values = [each for each in node.inputs if each.dtype != tf.resource]
     b.all_replicated(values)
@@ -173,7 +172,7 @@ class _Loop:
         b, value, placement = self.b, self.node.inputs[i], self.assumed[i].placement
         if isinstance(placement, Sharded) and not b.can_shard(value, placement):
             raise CollectiveInLoop(value)
-        if not isinstance(placement, (Replicated, Sharded, TensorList)) and placement != PARTIAL:
+        if placement not in (REPLICATED, PARTIAL) and not isinstance(placement, (Sharded, TensorList)):
             raise CollectiveInLoop(value)
         try:
             return b.redistributed(value, placement)
@@ -211,7 +210,7 @@ class _Loop:
             rows = self.b.rows_of_batches
             extents = enumerate(known.dims or ())
             placement = next((Sharded(axis, rows=(rows.index(each),)) for axis, each in extents if each in rows), None)
-            if isinstance(known.placement, Replicated) and placement is not None:
+            if known.placement == REPLICATED and placement is not None:
                 self.assumed[i] = replace(known, placement=placement)
         return self.assumed != before
 
@@ -230,7 +229,7 @@ class _Loop:
         for i, assumed in before.items():
             value = inner.program.outputs[i]
             end = inner.abstract_outside(value)
-            if isinstance(assumed.placement, Replicated):
+            if assumed.placement == REPLICATED:
                 assumed = replace(assumed, placement=end.placement)
             elif end.placement != assumed.placement and not self._becomes(inner, value, assumed.placement):
                 raise CollectiveInLoop(value)
@@ -243,7 +242,7 @@ class _Loop:
             raise _Changed
 
     def _becomes(self, inner: SubgraphBuilder, end: Value, placement: Placement) -> bool:
-        if not isinstance(inner.placement(end), Replicated):
+        if inner.placement(end) != REPLICATED:
             return False
         return placement == PARTIAL or isinstance(placement, Sharded) and inner.can_shard(end, placement)
 

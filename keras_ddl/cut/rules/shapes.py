@@ -17,7 +17,7 @@ from keras_ddl.cut.analysis.extents import (
     numbers,
     reshaped,
 )
-from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.propagation import sharded_only
@@ -56,7 +56,7 @@ def _size(known: Extents, node: Node) -> ResultNumbers:
 def reshape(b: Context, node: Node) -> PlacedOutputs | None:
     value, shape_operand = node.inputs
     placement = b.placement(value)
-    if not isinstance(b.placement(shape_operand), Replicated):
+    if b.placement(shape_operand) != REPLICATED:
         return None
     if isinstance(placement, Partial):
         b.mark_linear(node)

@@ -10,7 +10,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.attributes import AttrValue
 from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, total
 from keras_ddl.cut.analysis.extents import Dims, Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.analysis.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.registry import rule
@@ -20,7 +20,7 @@ _MOST_SEGMENTS = 128  # batches one after another, that are looked at one by one
 
 
 def _are_replicated(b: Context, values: Sequence[Value]) -> bool:
-    return all(isinstance(b.placement(each), Replicated) for each in values)
+    return all(b.placement(each) == REPLICATED for each in values)
 
 
 class Specification:
