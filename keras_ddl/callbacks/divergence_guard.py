@@ -252,7 +252,9 @@ class LossJudge:
         self._before = (self._before[0], self._before[0])
 
     def _problem(self, loss: float, under: bool) -> str | None:
-        lowest = "before any good window" if self._lowest is None else f"the lowest earlier loss was {self._lowest:g}"
+        lowest = (
+            "no earlier window was good" if self._lowest is None else f"the lowest earlier loss was {self._lowest:g}"
+        )
         if not math.isfinite(loss):
             return lowest
         if loss > self._highest():

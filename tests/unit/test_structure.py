@@ -36,18 +36,14 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"keras_ddl/__init__.py": ""},
         {"keras_ddl/ops/bad.py": "import keras_ddl"},
     ),
-    "back in the cut": (
-        layers.folders_of_the_cut_keep_an_order,
+    "circle of folders": (
+        layers.folders_beside_each_other_import_one_way,
         {
             "keras_ddl/cut/__init__.py": "from keras_ddl.cut.building import builder",
             "keras_ddl/cut/building/builder.py": "from keras_ddl.cut.analysis import program",
             "keras_ddl/cut/analysis/program.py": "",
         },
-        {
-            "keras_ddl/cut/analysis/bad.py": "from keras_ddl.cut.building import builder",
-            "keras_ddl/cut/analysis/worse.py": "from keras_ddl.cut import build_step",
-            "keras_ddl/cut/none/bad.py": "",
-        },
+        {"keras_ddl/cut/analysis/bad.py": "from keras_ddl.cut.building import builder"},
     ),
     "no place": (layers.imports_point_one_way, {}, {"keras_ddl/new/bad.py": ""}),
     "circle": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from keras_ddl.parts import FOLDERS
 
@@ -42,11 +43,6 @@ PLACE = {folder: number for number, folders in enumerate(LINE) for folder in fol
 
 # Users import these by name; all else lies in folders.
 BESIDE = {"__init__", "config", "errors", "model_state", "parts", "schedules"}
-# The folders of keras_ddl/cut/; one may import from those before it.
-LINE_OF_CUT = (
-    *("analysis", "values", "commit", "operations", "specs", "batch_statistics", "shards", "building", "rules"),
-    "axes",
-)
 ROOM = "keras_ddl.strategy.distribute_loop"
 
 # A pattern, and the modules of keras_ddl that alone have it: each of them must.
@@ -102,23 +98,25 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
                 yield Finding(path, line, f"imports {target}, of a folder of its own line: those stand side by side")
 
 
-def folders_of_the_cut_keep_an_order(project: Project) -> Iterator[Finding]:
-    """A module of a folder of keras_ddl/cut/ imports only from its own folder and those before it in LINE_OF_CUT."""
-    place = {folder: number for number, folder in enumerate(LINE_OF_CUT)}
-
-    def folder(name: str) -> str | None:
-        words = [*name.split("."), ""]
-        return words[2] if words[1] == "cut" else None
-
-    for name, path in project.modules.items():
-        if not (own := folder(name)):
+def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
+    """Of the folders in a folder of the core, none imports another one that needs it, by whatever way."""
+    needs: dict[str, dict[str, set[str]]] = {}  # folder -> folder in it -> those beside it that it imports from
+    paths: dict[str, Path] = {}
+    for name in inside(project):
+        if folder_of(name) in FOLDERS:
             continue
-        if own not in place:
-            yield Finding(path, 1, "lies in no folder of LINE_OF_CUT in tools/structure/layers.py")
-            continue
-        for target, line in project.imports_of(name).items():
-            if (there := folder(target)) is not None and place.get(there, len(place)) > place[own]:
-                yield Finding(path, line, f"imports {target}, which comes after {own}/ in LINE_OF_CUT")
+        words = (name if project.modules[name].stem == "__init__" else name.rpartition(".")[0]).split(".")
+        for depth in range(2, len(words)):
+            above, own = ".".join(words[:depth]), ".".join(words[: depth + 1])
+            of_own = needs.setdefault(above, {}).setdefault(own, set())
+            paths.setdefault(own, project.modules[name].parent)
+            for target in project.imports_of(name):
+                there = ".".join(target.split(".")[: depth + 1])
+                if target.startswith(f"{above}.") and there != own:
+                    of_own.add(there)
+    for folders in needs.values():
+        for own, others in circles(folders).items():
+            yield Finding(paths[own], 1, f"in a circle of folders, or above one, with {sorted(others)}")
 
 
 def no_circle_of_imports(project: Project) -> Iterator[Finding]:
@@ -167,7 +165,6 @@ def private_interfaces_have_one_home(project: Project) -> Iterator[Finding]:
 
 RULES = (
     imports_point_one_way,
-    folders_of_the_cut_keep_an_order,
     no_circle_of_imports,
     distribute_loop_is_entered_by_the_strategy,
     modules_beside_the_folders_are_what_users_import,

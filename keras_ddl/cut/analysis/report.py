@@ -56,7 +56,7 @@ class Report:
         """Returns a table of the collectives of a step; on a mesh one for each axis."""
         lines = [] if self.earlier is None else [self.earlier.text(), ""]
         lines += [f"along the {self.axis}"] if self.axis else []
-        lines += [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  for"]
+        lines += [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  reason"]
         for each in self.entries:
             unknown = "not known" if each.kind == FROM_RANK_0 else "varies"
             size = unknown if each.bytes is None else f"{each.bytes:,}"
@@ -76,7 +76,9 @@ class Report:
         for name, reason in self.kept:
             lines.append(f"replicated on every rank, because it is {reason}: {name}")
         if self.commits:
-            lines.append("then a commit of 4 bytes: no variable is written before all ranks have run all of this")
+            lines.append(
+                "then a commit of 4 bytes: ranks write variables only after all of them have run everything above"
+            )
         for why, count in sorted(self.copies.items()):
             lines.append(f"copied before it is written, in case a rank fails: {count} variables ({why})")
         if self.lasting:

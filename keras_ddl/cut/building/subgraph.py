@@ -46,7 +46,10 @@ class NoCollectives(Collectives):
     def _refuse(self, *arguments: Any, **keywords: Any) -> NoReturn:
         raise CollectiveInLoop
 
-    reduce = gather = reduce_scatter = shift = _refuse
+    reduce: Any = _refuse
+    gather: Any = _refuse
+    reduce_scatter: Any = _refuse
+    shift: Any = _refuse
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [list(range(len(sizes)))]

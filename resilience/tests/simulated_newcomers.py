@@ -14,15 +14,16 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
+from simulated_engine import Killed, World
+from simulated_job import Rank, broadcast, open_world, this_rank
 
 from keras_ddl import communicator
 from keras_ddl.communicator import history
 from keras_ddl.communicator.membership import Membership
-from keras_ddl.strategy import admission, fits, joining, joining_state, replayed_calls, survival
+from keras_ddl.resilience import admission, joining, joining_state, replayed_calls, survival
+from keras_ddl.strategy import fits
 from keras_ddl.strategy.step import failing_together
 from keras_ddl.topology import make_topology
-from strategy.simulated_engine import Killed, World
-from strategy.simulated_job import Rank, broadcast, open_world, this_rank
 
 
 class Board:

@@ -18,16 +18,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from simulated_engine import Engine, Killed, Variable, World
+
 from keras_ddl import communicator
 from keras_ddl.communicator import Communicator, binding
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.launch import control, regrouping
+from keras_ddl.resilience import survival
 from keras_ddl.state import replicate
-from keras_ddl.strategy import survival
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.topology import make_topology
-from strategy.simulated_engine import Engine, Killed, Variable, World
 
 PATIENCE = 10.0
 Choice = tuple[str, int]

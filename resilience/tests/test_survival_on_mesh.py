@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from test_survival import PROGRAM, check_ended
 
 from launch.launching import Ended, run, write_program
-from strategy.test_survival import PROGRAM, check_ended
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 

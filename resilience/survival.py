@@ -6,9 +6,9 @@ is lost, either no rank has finished the call, and all repeat it, or some have, 
 wrote and returned. The traced program does not know how many ranks there are; it is cut again for the remaining ranks.
 
 If rank 0 is lost, the lowest remaining rank becomes rank 0, and its callbacks write from then on
-(keras_patches/standby.py). Before the next call the ranks compare their weights.
+(keras_ddl/strategy/keras_patches/standby.py). Before the next call the ranks compare their weights.
 
-On a mesh the remaining ranks form a smaller mesh (mesh/remeshing.py); ranks without a place in it leave.
+On a mesh the remaining ranks form a smaller mesh (remeshing.py); ranks without a place in it leave.
 
 Newcomers (joining.py) come between two steps and get the state of the job.
 """
@@ -24,21 +24,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import Communicator, history, membership
+from keras_ddl.communicator import Communicator, history
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
+from keras_ddl.resilience import remeshing, replayed_calls, sharing_out
+from keras_ddl.resilience.admission import Admission
+from keras_ddl.resilience.joining import Newcomer
+from keras_ddl.resilience.joining_state import give_up
+from keras_ddl.resilience.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
-from keras_ddl.strategy import one_per_job, sharing_out, trainer_calls
-from keras_ddl.strategy.admission import Admission
-from keras_ddl.strategy.interface import StrategyInterface
-from keras_ddl.strategy.joining import Newcomer
-from keras_ddl.strategy.joining_state import give_up
-from keras_ddl.strategy.mesh import remeshing
+from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.resilience import Resilience
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
-from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
 from keras_ddl.topology import Topology
 
 _ALONE = (
@@ -66,7 +67,7 @@ class Report(NamedTuple):
     is_on_trial: bool = False
 
 
-class Survival:
+class Survival(Resilience):
     """The calls of a job that continues. Only calls of the main thread count; calls of other threads may fail.
 
     Attributes:
@@ -76,6 +77,8 @@ class Survival:
             program itself keeps, for example in a closure. So they leave if they turn out to differ, and the others
             continue. Empty if no other ranks are left, because then the newcomers are the job.
     """
+
+    goes_on = True
 
     def __init__(self) -> None:
         self._finished: int | None = 0  # calls; None: a newcomer without state
@@ -95,22 +98,15 @@ class Survival:
         Communicator.recover = self._collective
 
     @property
-    def is_on_trial(self) -> bool:
-        """Whether this rank has come as a newcomer and ranks that were there before still remain."""
+    def is_on_trial(self) -> bool:  # type: ignore[override]
         return bool(self.on_trial) and communicator.rank() in self.on_trial
 
     def finished(self) -> int:
-        """Returns how many of the calls that all ranks make this rank has finished."""
         return self._finished or 0
 
     def call(
         self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Caller | None = None
     ) -> Any:
-        """Returns `run()`, repeated with the remaining ranks whenever some are lost. COLLECTIVE.
-
-        Args:
-            variables: returns the variables that `run` may write. caller: that of the step that `run` runs, if any.
-        """
         if _in_call.get() or threading.current_thread() is not threading.main_thread():
             return run()
         if self._finished is None:
@@ -172,12 +168,10 @@ class Survival:
         self._written, self._returned = variables, returned
 
     def between_steps(self, caller: Caller) -> None:
-        """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
         if self.joining is not None:
             self.joining.between_steps(caller)
 
     def check_batch(self, batch: Any) -> None:
-        """Checks that newcomers read what the others read, before their first step. COLLECTIVE then."""
         if self.joining is not None:
             self.joining.check_batch(batch)
 
@@ -235,29 +229,28 @@ class Survival:
         self._finished, self.joining = finished, admission
 
     @property
-    def has_newcomers(self) -> bool:
-        """Whether newcomers have ever come; equal on all ranks between the same two calls."""
+    def has_newcomers(self) -> bool:  # type: ignore[override]
         return self.joining is not None and self.joining.has_newcomers
 
     def prove(self, callbacks: Any) -> None:
-        """Has newcomers prove that they hold what the others hold; those that do not leave. COLLECTIVE with such."""
         if self.joining is not None:
             self.joining.prove(callbacks)
 
     def begin_fit(self, callbacks: Any) -> None:
-        """Called when training begins, after on_train_begin of all callbacks; a newcomer becomes a rank. COLLECTIVE in
-        that case."""
         if self.joining is not None:
             self.joining.begin_fit(callbacks)
 
     def begin_epoch(self) -> bool:
-        """Whether this rank begins an epoch that the others are already in."""
         return self.joining is not None and self.joining.begin_epoch()
 
     def end_fit(self) -> None:
-        """Training has ended."""
         if self.joining is not None:
             self.joining.end_fit()
+
+    def call_of_trainer(
+        self, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
+    ) -> Any:
+        return replayed_calls.call_of_trainer(method, model, call, callbacks)
 
     def _compare(self) -> None:
         """After a loss, lets the ranks compare their weights if all of them are between the same two calls."""
@@ -342,7 +335,7 @@ class Survival:
         self._renew(communicator.regroup_with(admits), strategies)
         return self._exchange(mine)
 
-    def _renew(self, topology: Topology, strategies: Sequence[StrategyInterface]) -> None:
+    def _renew(self, topology: Topology, strategies: Sequence[BaseStrategy]) -> None:
         self._place, self._epoch = topology, communicator.epoch()
         for each in strategies:
             each.renew(topology)
@@ -414,13 +407,7 @@ def _received(leaf: Any) -> Any:
     return tf.constant(leaf.value) if isinstance(leaf, _Sent) else leaf
 
 
-_of_job: Survival | None = None
-
-
-def of_job() -> Survival | None:
-    """Returns the Survival of a job that may continue without a lost rank; None for a job that ends."""
-    global _of_job
-    is_several = communicator.size() > 1 or history.takes_newcomers()
-    if _of_job is None and is_several and membership.can_ask():
-        _of_job = Survival()
-    return _of_job
+@functools.cache
+def of_job() -> Survival:
+    """Returns the Survival of this job."""
+    return Survival()

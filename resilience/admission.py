@@ -8,9 +8,9 @@ from keras_ddl import communicator
 from keras_ddl.communicator import history
 from keras_ddl.data import order
 from keras_ddl.errors import DriftError, RankMismatchError
+from keras_ddl.resilience.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
 from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
 from keras_ddl.strategy.keras_patches.standby import writers_of
 from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots

@@ -23,11 +23,8 @@ from keras_ddl.communicator import history
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError
-from keras_ddl.state import callback_state
-from keras_ddl.strategy import agreement, fits
-from keras_ddl.strategy.admission import Admission
-from keras_ddl.strategy.interface import strategy_of
-from keras_ddl.strategy.joining_state import (
+from keras_ddl.resilience.admission import Admission
+from keras_ddl.resilience.joining_state import (
     STATE,
     CallbacksOfFit,
     Joining,
@@ -37,6 +34,9 @@ from keras_ddl.strategy.joining_state import (
     number_slots,
     share_variables,
 )
+from keras_ddl.state import callback_state
+from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.base import strategy_of
 from keras_ddl.strategy.keras_patches.standby import standing_in, writers_of
 from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots

@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 from keras_ddl.errors import RankLostError
+from keras_ddl.resilience import survival
 from keras_ddl.state import replicate
-from keras_ddl.strategy import survival
 from launch.launching import Ended, run, write_program
 
 PROGRAM = str(Path(__file__).with_name("surviving_training.py"))

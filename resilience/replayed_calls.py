@@ -15,9 +15,10 @@ from keras_ddl.communicator import history
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import RankLostError
+from keras_ddl.resilience import joining, joining_state
 from keras_ddl.state import callback_state
-from keras_ddl.strategy import agreement, joining, joining_state, trainer_calls
-from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy import agreement, trainer_calls
+from keras_ddl.strategy.base import strategy_of
 from keras_ddl.strategy.shards import sharded_slots
 
 _LOOK_SECONDS = 0.1
@@ -71,7 +72,7 @@ def _is_of_newcomer(error: BaseException, model: Any) -> TypeGuard[Exception]:
     if not isinstance(error, Exception):  # SystemExit: this rank was asked to leave, and is in no job any more
         return False
     strategy = strategy_of(model)
-    if strategy is None or strategy.survival is None or not strategy.survival.is_on_trial:
+    if strategy is None or not strategy.resilience.is_on_trial:
         return False
     return not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
 

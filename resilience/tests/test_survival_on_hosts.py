@@ -7,10 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_survival import PROGRAM, check, check_ended
 
 from launch.launching import Started
 from launch.test_run_hosts import can_make_hosts, write_agent
-from strategy.test_survival import PROGRAM, check, check_ended
 
 EPOCHS = 60
 

@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from simulated_job import Rank, this_rank
+
 from keras_ddl import communicator
 from keras_ddl.cut.values.layouts import Box, Slices
+from keras_ddl.resilience import remeshing, sharing_out
 from keras_ddl.state import generations
 from keras_ddl.state.placements import Place, holding
 from keras_ddl.state.plan import Holding, Move
-from keras_ddl.strategy import sharing_out
-from keras_ddl.strategy.mesh import remeshing
-from strategy.simulated_job import Rank, this_rank
 
 
 class Layout:

@@ -9,7 +9,7 @@ import numpy as np
 from keras_ddl.errors import CollectiveError, DeadlineError, RankLostError
 
 if TYPE_CHECKING:
-    from strategy.simulated_job import Rank
+    from simulated_job import Rank
 
 
 class Killed(BaseException):

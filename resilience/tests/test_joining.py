@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_survival import check
 
 from launch.launching import run, write_program
-from strategy.test_survival import check
 
 EPOCHS = 12
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]

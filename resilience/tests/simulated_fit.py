@@ -6,13 +6,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 
+import simulated_mesh
+import simulated_newcomers
+from simulated_engine import Killed
+from simulated_job import Rank, this_rank
+
 from keras_ddl import communicator
 from keras_ddl.communicator import Communicator
 from keras_ddl.errors import RankLostError
-from keras_ddl.strategy import Strategy, fits, replayed_calls, survival
-from strategy import simulated_mesh, simulated_newcomers
-from strategy.simulated_engine import Killed
-from strategy.simulated_job import Rank, this_rank
+from keras_ddl.resilience import replayed_calls, survival
+from keras_ddl.strategy import Strategy, fits
 
 PRIME = 1_000_003
 ROWS = 7

@@ -17,16 +17,15 @@ from cut.simulated import Exchange
 from harness.threads import results_or_errors
 from keras_ddl.callbacks import _last_good
 from keras_ddl.errors import CollectiveError, ConfigError, RankLostError
+from keras_ddl.resilience import remeshing, sharing_out
+from keras_ddl.resilience.survivors import NewMesh, largest_mesh
+from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state import exchange, generations
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.placements import Place
-from keras_ddl.strategy import sharing_out
-from keras_ddl.strategy.mesh import remeshing
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
-from keras_ddl.strategy.mesh.survivors import NewMesh, largest_mesh
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
-from keras_ddl.strategy.why_it_ends import TooFewError
 from keras_ddl.topology import make_topology
 from keras_ddl.topology.mirrors import mirror_offset
 
