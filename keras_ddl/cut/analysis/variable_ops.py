@@ -31,12 +31,12 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
 
 
 def sum_of(current: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
-    """Returns what a variable is to hold after ASSIGN_ADD."""
+    """Returns a variable's value after ASSIGN_ADD."""
     return _made("AddV2", [current, added], [current.dtype], T=_type(current.dtype), **MARKED).outputs[0]
 
 
 def difference_of(current: tf.Tensor, subtracted: tf.Tensor) -> tf.Tensor:
-    """Returns what a variable is to hold after ASSIGN_SUB."""
+    """Returns a variable's value after ASSIGN_SUB."""
     return _made("Sub", [current, subtracted], [current.dtype], T=_type(current.dtype)).outputs[0]
 
 

@@ -1,4 +1,4 @@
-"""Cuts a step along the model axis of a mesh: what starts sharded is not an argument but a variable.
+"""Cuts a step along the model axis of a mesh: variables start sharded, instead of arguments.
 
 The model axis is a batch with one row per rank. A kernel [d, n] whose n columns are divided among the model ranks is
 then Sharded(axis=1, unit=n / ranks): its handle has this placement, reading it
@@ -30,7 +30,7 @@ from keras_ddl.cut.values.layouts import Slices
 
 
 class ModelStep(NamedTuple):
-    """What one rank of the model axis does in a step.
+    """The step of one rank of the model axis.
 
     Attributes:
         function: a function of the step's arguments. It never runs, but must stay alive as long as what is built from

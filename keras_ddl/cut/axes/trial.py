@@ -1,4 +1,4 @@
-"""Tries a layout without building the step: what its collectives would cost, and which variables go together.
+"""Tries a layout without building the step, to learn the cost of its collectives and which variables go together.
 
 Along the model axis everything that is not computed from sharded variables is replicated and costs nothing. So only
 operations that shards and parts reach are built, by the specs and rules of the cut itself, in a graph that never runs;
@@ -107,7 +107,7 @@ class _NoRanks(Collectives):
 
 
 class _Costs(Report):
-    """A report that adds up what collectives cost."""
+    """A report that adds up the cost of collectives."""
 
     def __init__(self, result: TriedLayout, most_bytes: float) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _Replicated(dict[Value, PlacedTensor]):
 
 
 class _Trial(Builder):
-    """Builds what shards and parts reach, and nothing else."""
+    """Builds only operations that shards and parts reach."""
 
     def begin(self, result: TriedLayout, extents: Extents | None, placements: Sequence[Placement]) -> None:
         """Prepares for a program whose extents an earlier trial has followed; None: none has."""
@@ -166,7 +166,7 @@ class _Trial(Builder):
                 self.extents.follow(value)
 
     def run(self, layout: Mapping[Value, int]) -> None:
-        """Builds what follows from a layout, and replicates what the program returns."""
+        """Builds the operations that a layout affects, and replicates the outputs of the program."""
         for handle, axis in layout.items():
             shape, dtype = certain(variable_shape(handle.tensor)), certain(variable_dtype(handle.tensor))
             slices = Slices(tuple(shape.as_list()), self.collectives.size, axis)

@@ -67,7 +67,7 @@ class BothPlacements:
         had_shards = any(isinstance(b.placement(each), Sharded) for each in node.inputs)
         if not had_shards and any(each and _is_matrix(each) and {*b.rows_of_batches} & {*each} for each in dims):
             return made
-        # Of one of the batches, or of several one after another, as an operand has them.
+        # Rows of one of the batches, or of several in sequence, as an operand has them.
         placements = [b.placement(each) for each in node.inputs]
         shards = [Sharded(0, rows=(number,)) for number in range(len(b.batches))]
         shards += [

@@ -1,8 +1,8 @@
 """Builds one rank's graph of the step of one process. See docs/cut.md for the contract.
 
-The nodes of the program are built again, one after the other, in the graph that is being traced. The builder knows the
-placement of every value; a rule (rules/) may build an operation from operands in their placements. If there is no rule,
-or the rule declines, the operation is built from replicated operands, alike on every rank. That is correct for every
+The nodes of the program are built again, one by one, in the graph that is being traced. The builder knows the placement
+of every value; a rule (rules/) may build an operation from operands in their placements. If there is no rule, or the
+rule declines, the operation is built from replicated operands, in the same way on every rank. That is correct for every
 operation; rules only make it fast.
 
 Sums over ranks are postponed until nothing else can be built. By then all sums that one backward pass needs are known,

@@ -34,7 +34,7 @@ def _kept(placement: Placement, kind: str) -> Placement:
     result."""
     if placement == REPLICATED or isinstance(placement, Sharded):
         return placement
-    # Parts of a sum stay parts when sums of them are made, and when they are put one after the other.
+    # Parts of a sum stay parts when they are summed, and when they are concatenated.
     is_part = isinstance(placement, Partial) and kind in (placement.op, GATHER)
     return placement if is_part else REPLICATED
 

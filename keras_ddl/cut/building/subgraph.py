@@ -121,7 +121,7 @@ class SubgraphBuilder(Builder):
             self.extents.set_numbers(value, if_certain(self.parent.extents.numbers, outer))
 
     def carry(self, value: Value, tensor: tf.Tensor, known: AbstractValue, shard: Callable[[TensorList], None]) -> None:
-        """Lets a placeholder stand for what a loop carries from round to round.
+        """Lets a placeholder stand for a value that a loop carries from round to round.
 
         shard: makes a list start in another placement, as long as nothing in the round reads it.
         """

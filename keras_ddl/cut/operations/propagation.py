@@ -62,8 +62,8 @@ def propagate(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def materialize(b: Context, node: Node) -> PlacedOutputs:
-    """Builds an entrywise operation on replicated operands. If a rank can build its shard of an operand alone, as of a
-    random draw, it can also build its shard of the result alone.
+    """Builds an entrywise operation on replicated operands. If a rank can build its shard of an operand alone, for
+    example of a random draw, it can also build its shard of the result alone.
     """
     made, result = b.make_replicated(node), node.outputs[0]
     is_one = len(node.outputs) == 1 and not node.after and result.dtype != tf.variant
@@ -116,7 +116,7 @@ def _factors(b: Context, node: Node, spec: OpSpec) -> Factors:
 
 
 def _factor_to_shard(b: Context, node: Node, factors: Factors) -> tuple[str, Sharded] | None:
-    """Returns the factor along which the operation is to be sharded, and how an operand is sharded along it.
+    """Returns the factor along which to shard the operation, and how an operand is sharded along it.
 
     If operands are sharded along different factors, one that would have to be gathered is preferred, then the largest.
     """
@@ -288,7 +288,7 @@ def widens(b: Context, node: Node, part: int) -> bool:
 def times_finite(b: Context, node: Node, part: int) -> bool:
     """Only if the other factor is certainly finite and not 0.
 
-    Another factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around alike in any order.
+    Another factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around in any order.
     """
     exact = node.outputs[0].dtype.is_integer
     return (exact or _is_finite(b, node.inputs[1 - part])) and not _is_repeated(b, node, [part])

@@ -134,7 +134,7 @@ def _placeholders(
 
 
 def _set_known(b: Context, node: Node, inners: Sequence[SubgraphBuilder]) -> None:
-    """Records, for the outputs, what all branches agree on."""
+    """Records the facts about the outputs on which all branches agree."""
     for i, output in enumerate(node.outputs):
         ends = [inner.abstract_outside(inner.program.outputs[i]) for inner in inners]
         b.set_abstract(output, functools.reduce(AbstractValue.joined, ends))

@@ -66,7 +66,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
-    """Returns how indices and their rows can be sharded alike, or None."""
+    """Returns how indices and their rows can be sharded in the same way, or None."""
     for value in (indices, rows):
         placement = b.placement(value)
         if isinstance(placement, Sharded):
@@ -77,7 +77,7 @@ def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
 
 
 def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
-    """Whether moving a table of sums takes fewer bytes than moving the rows that it is made of.
+    """Whether moving a table of sums takes fewer bytes than moving the rows that are summed.
 
     A sum over ranks sends its bytes twice; gathered rows are sent once. For open extents a usual batch is assumed.
     """

@@ -159,7 +159,7 @@ class _Loop:
         return result
 
     def _shapes(self) -> list[tf.TensorShape]:
-        """Returns what is known about the shapes of this rank's loop values."""
+        """Returns the known shapes of this rank's loop values."""
         return [self.b.static_local_shape(self.starts[i].shape, self.assumed[i].placement) for i in self.carried]
 
     def _output(self, i: int, result: tf.Tensor | None) -> tuple[tf.Tensor, Placement]:
@@ -224,7 +224,7 @@ class _Loop:
             self.assumed[i] = replace(self.assumed[i], placement=placement)
 
     def _compare(self, inner: SubgraphBuilder) -> None:
-        """Compares the end of a round with what was assumed. Raises: _Changed; CollectiveInLoop: they disagree."""
+        """Compares the end of a round with the assumptions. Raises: _Changed; CollectiveInLoop: they disagree."""
         before = dict(self.assumed)
         for i, assumed in before.items():
             value = inner.program.outputs[i]
@@ -235,7 +235,7 @@ class _Loop:
                 raise CollectiveInLoop(value)
             placement = assumed.placement
             if isinstance(placement, Sharded) and end.dims is not None:
-                axis = placement.axis  # its extent is the batch's, whatever it is called
+                axis = placement.axis  # its extent is the batch's, even if it has another name
                 end = replace(end, dims=(*end.dims[:axis], inner.extent(placement), *end.dims[axis + 1 :]))
             self.assumed[i] = assumed.joined(end)
         if self.assumed != before:
@@ -248,7 +248,7 @@ class _Loop:
 
 
 def _of_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Returns `start` with a shape that shows only what the rounds keep.
+    """Returns `start` with only the part of its shape that the rounds keep.
 
     TensorFlow's constant folding would take the shape that a loop starts with for that of its result (2.21: a concat in
     each round whose gradient is taken).

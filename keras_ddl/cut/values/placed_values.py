@@ -176,7 +176,7 @@ class PlacedValues(LocalShapes):
             self._placed.update(before)
 
     def forward(self, node: Node) -> list[PlacedTensor]:
-        """Returns the node's inputs as its outputs, so that both share what is redistributed."""
+        """Returns the node's inputs as its outputs, so that both share redistributed tensors."""
         for value, output in zip(node.inputs, node.outputs):
             self._forwarded[output] = self.origin(value)
         return [self._placed[value] for value in node.inputs]
@@ -243,7 +243,7 @@ class PlacedValues(LocalShapes):
         return True
 
     def all_redistributed(self, values: Sequence[Value], placement: Placement) -> list[tf.Tensor]:
-        """Returns values in a placement. Raises: Pending: collectives are to come; all of them are requested."""
+        """Returns values in a placement. Raises: Pending: collectives are missing; all of them are requested."""
         for value in values:
             if self.placement(value) == FLAT_SHARD or isinstance(self.placement(value), Partial):
                 self.request(value, placement)
@@ -341,9 +341,9 @@ class PlacedValues(LocalShapes):
         return gather(self, self.collectives, name, tensor, placement, elements)
 
     def keep_replicated(self, value: Value) -> None:
-        """Replicates a value that was in flat shards, for good. Raises: Pending."""
+        """Replicates a value that was in flat shards, permanently. Raises: Pending."""
         tensor, origin = self.replicated(value), self.origin(value)
-        if self.placement(value) == REPLICATED:  # built again of sums, rather than gathered
+        if self.placement(value) == REPLICATED:  # built again from sums rather than gathered
             return
         self._redistributed[origin, FLAT_SHARD] = self.local(value)
         self._replace({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
@@ -371,7 +371,7 @@ class PlacedValues(LocalShapes):
         return dict(zip(parts, tensors))
 
     def next_name(self, kind: str) -> str:
-        """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""
+        """Returns a name for a collective. All ranks count in the same way; names from Keras may differ."""
         self._names += 1
         return f"{self.scope}{kind}_{self._names}"
 
@@ -381,7 +381,7 @@ class PlacedValues(LocalShapes):
         if value is None:
             return self.outer_number(unknown)
         if unknown.kind == "extent":
-            # An extent without a name of its own is not that of a sharded axis: the local tensor has the same.
+            # Extents of sharded axes have other names, so the local tensor has this extent, too.
             local = self.local(value)
             with no_dependencies():
                 return tf.shape(local, out_type=tf.int64)[at]
