@@ -132,7 +132,7 @@ def _with_open_rows(positions: tf.Tensor) -> tf.Tensor:
 def check_same_arrays(arrays: Any, rank: int) -> None:
     """Checks that all ranks read the same arrays, by shapes and a sample of rows. COLLECTIVE.
 
-    Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all alike, so the rows
+    Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all equal, so the rows
         are in another order. If some arrays are equal, there is only a warning, because values of the others may be
         random.
     """

@@ -35,8 +35,8 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
 
     Args:
         make: returns the dataset; called on rank 0.
-    Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Whatever `make` raises;
-        later whatever reading raises on rank 0, as TensorFlow reports exceptions of generators.
+    Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Errors of `make`;
+        later errors of reading on rank 0, as TensorFlow reports exceptions of generators.
     Cost: each row travels once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
         0, and for the parts of the same number of batches on every rank.
     """

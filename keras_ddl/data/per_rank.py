@@ -26,7 +26,7 @@ class PerRankDataset(UnaryUnchangedStructureDataset):
 
     A rank whose data ends earlier continues with batches of zero rows, which weigh nothing, until all ranks are done.
     If all ranks know how many batches they have, they agree on the largest number when the dataset is made, and reading
-    needs no communication. Otherwise the ranks tell each other with every batch whether they have one (4 bytes), inside
+    needs no communication. Otherwise the ranks exchange with every batch whether they have one (4 bytes), inside
     the dataset, so all ranks must read equally often. They do this in the thread that asks for the batch, never ahead
     of it, so a rank that stops reading leaves no other rank waiting. `map` and `prefetch` therefore apply to the rank's
     own batches, before the exchange.

@@ -72,7 +72,7 @@ def share_dataset(
 
 
 def marked(dataset: tf.data.Dataset, rows: BatchRows = UNKNOWN) -> tf.data.Dataset:
-    """Marks a dataset as one of a rank's own rows; `rows`: what is known about its global batches."""
+    """Marks a dataset as one of a rank's own rows; `rows`: the facts about its global batches."""
     setattr(dataset, _MARK, rows)
     return dataset
 
@@ -92,7 +92,7 @@ def is_shared(dataset: Any) -> bool:
 
 
 def batch_rows_of(dataset: Any) -> BatchRows:
-    """Returns what is known about the global batches behind a dataset of this rank's rows."""
+    """Returns the facts about the global batches behind a dataset of this rank's rows."""
     return getattr(dataset, _MARK, UNKNOWN)
 
 
