@@ -26,7 +26,7 @@ _LEAST = 0.01  # of the first window's loss: a smaller rise is noise
 
 
 class DivergenceGuard(keras.callbacks.Callback):
-    """Watches the mean loss of all ranks over windows of steps; all ranks act alike.
+    """Watches the mean loss of all ranks over windows of steps. All ranks take the same action.
 
     A window is bad when its loss
 
@@ -217,7 +217,7 @@ class DivergenceGuard(keras.callbacks.Callback):
 class LossJudge:
     """Decides from the losses of windows alone whether a training diverges, so all ranks agree.
 
-    Args: as of DivergenceGuard.
+    Args: those of DivergenceGuard.
 
     Attributes:
         is_good: whether the state after the last window may be kept. False if the window is bad, and if it is above
@@ -233,7 +233,7 @@ class LossJudge:
         self._before: tuple[float | None, float | None] = (None, None)  # `_lowest` at the last two good windows
 
     def problem(self, loss: float) -> str | None:
-        """Returns what is wrong with this window, for a message, or None."""
+        """Returns the problem of this window, for a message, or None."""
         self._windows += 1
         under = self.ceiling is None or loss < self.ceiling
         problem = self._problem(loss, under)

@@ -17,7 +17,7 @@ from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import BatchRows, chunk
-from keras_ddl.data.share import LET_RANK_0_READ, MARK, share_dataset
+from keras_ddl.data.share import LET_RANK_0_READ, marked, share_dataset
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import RankMismatchError
 
@@ -75,11 +75,11 @@ def dataset_of_rows(
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     of_batch = BatchRows(batch_size if rows % batch_size == 0 else None, is_chunked=True)
-    return _marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), of_batch)
+    return marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), of_batch)
 
 
 def _in_order(rows: int, batch_size: int, rank: int, size: int, number: int, _: Shuffle) -> tf.data.Dataset:
-    return _marked(_cut(tf.range(rows, dtype=tf.int64), batch_size, rank, size))
+    return marked(_cut(tf.range(rows, dtype=tf.int64), batch_size, rank, size))
 
 
 def _shuffled_whole(
@@ -98,7 +98,7 @@ def _shuffled_whole(
         return _cut(positions, batch_size, rank, size)
 
     length = -(-rows // batch_size)
-    return _marked(tf.data.Dataset.range(1).flat_map(batches).apply(tf.data.experimental.assert_cardinality(length)))
+    return marked(tf.data.Dataset.range(1).flat_map(batches).apply(tf.data.experimental.assert_cardinality(length)))
 
 
 def _shuffled_within_batches(
@@ -129,15 +129,10 @@ def _with_open_rows(positions: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=positions, shape=[None])
 
 
-def _marked(dataset: tf.data.Dataset, of_batch: BatchRows | None = None) -> tf.data.Dataset:
-    setattr(dataset, MARK, of_batch or BatchRows())
-    return dataset
-
-
 def check_same_arrays(arrays: Any, rank: int) -> None:
     """Checks that all ranks read the same arrays, by shapes and a sample of rows. COLLECTIVE.
 
-    Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all alike, so the rows
+    Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all equal, so the rows
         are in another order. If some arrays are equal, there is only a warning, because values of the others may be
         random.
     """

@@ -17,7 +17,7 @@ from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import as_array, do_not_convert, tf
 from keras_ddl.data.rows import chunk, chunked_rows, static_rows, take_chunk, with_rows
-from keras_ddl.data.share import MARK, agree_number
+from keras_ddl.data.share import agree_number, marked
 from keras_ddl.data.streams import Parts, Stream, StreamError, wait_for_closed
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import ConfigError, KerasDdlError
@@ -35,8 +35,8 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
 
     Args:
         make: returns the dataset; called on rank 0.
-    Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Whatever `make` raises;
-        later whatever reading raises on rank 0, as TensorFlow reports exceptions of generators.
+    Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Errors of `make`;
+        later errors of reading on rank 0, as TensorFlow reports exceptions of generators.
     Cost: each row travels once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
         0, and for the parts of the same number of batches on every rank.
     """
@@ -53,7 +53,7 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
     dataset = DatasetFromRank0(
         sources[0] if sources else None, spec, cardinality, f"data=rank0/dataset_{agree_number()}", _channel()
     )
-    setattr(dataset, MARK, chunked_rows(spec, may_differ=may_differ))
+    marked(dataset, chunked_rows(spec, may_differ=may_differ))
     return dataset
 
 

@@ -1,6 +1,6 @@
 """A signal that one rank has received, made known to all ranks by the exchange that begins each step (data/order.py).
 
-The signal costs no collective of its own: a step sends one more number along with the number of rows. After the step
+The signal needs no separate collective: a step sends one more number along with the number of rows. After the step
 all ranks know the same signal.
 """
 

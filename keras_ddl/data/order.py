@@ -153,7 +153,7 @@ def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
 
 def note_positions(key: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     """Like `note`, for the order of a pass: the positions of all its rows ([rows] int64)."""
-    word = tf.bitwise.bitwise_or(_fingerprints(positions[tf.newaxis]), 1)  # odd: positions tell rows apart
+    word = tf.bitwise.bitwise_or(_fingerprints(positions[tf.newaxis]), 1)  # odd: positions differ from row to row
     return _note(key, tf.concat([word, tf.zeros([_WORDS - 1], tf.int64)], 0))
 
 
@@ -166,7 +166,7 @@ def _note(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 
 
 def digest(leaves: list[Any]) -> tf.Tensor:
-    """Returns [_WORDS] int64. A word is odd if the rows of its component are not all alike."""
+    """Returns [_WORDS] int64. A word is odd if the rows of its component differ."""
     words = []
     for leaf in leaves:
         values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]

@@ -25,7 +25,7 @@ from keras_ddl.errors import CheckpointError
 
 
 class Shuffles(Protocol):
-    """The random numbers with which all ranks shuffle alike (strategy/agreement/random_state.py)."""
+    """The random numbers with which all ranks shuffle in the same order (strategy/agreement/random_state.py)."""
 
     def shuffles_state(self) -> list[Any]: ...
     def set_shuffles_state(self, state: list[Any]) -> None: ...
@@ -66,7 +66,7 @@ class Reading:
         self._restore(position["now"])
 
     def epoch(self, original: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Yields what `EpochIterator._enumerate_iterator` does; after `go_to`, from the position on."""
+        """Yields the same as `EpochIterator._enumerate_iterator`; after `go_to`, from the position on."""
         target, self._target = self._target, None
         if target is None:
             self._begin = self.random_states()
@@ -176,7 +176,7 @@ class Reading:
     # ---- another order -----------------------------------------------------------------------------------------------
 
     def _order(self) -> Any:
-        """Returns, as JSON, what determines the order in which this process shuffles, apart from `random_states`."""
+        """Returns, as JSON, the seeds that determine the order of shuffles, apart from `random_states`."""
         iterator = self.iterator
         seeds = [list(datasets.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
         adapter = iterator.data_adapter

@@ -15,12 +15,12 @@ from keras_ddl.compat.tensorflow import tf
 
 @dataclass(frozen=True)
 class BatchRows:
-    """What is known about the batches of a dataset before a step is traced; equal on all ranks.
+    """Facts about the batches of a dataset, known before a step is traced and equal on all ranks.
 
     Attributes:
         total: rows of each global batch. is_chunked: a rank has the rows that `chunk` assigns to it.
         others: which flattened components have another number of rows than the batch (from zipped datasets), grouped by
-            number. may_differ: only a batch that was read can tell whether there are any (`unlike_rows`).
+            number. may_differ: whether there are any is known only when a batch has been read (`unlike_rows`).
         is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
         spec: the element_spec of the global batches, if each rank reads all of them.
     """
@@ -248,9 +248,9 @@ def is_spec_of_tensor(leaf: Any) -> bool:
 
 
 def chunked_rows(spec: Any, *, may_differ: bool = False) -> BatchRows:
-    """Returns what an element_spec of global batches tells about their rows, of which a rank keeps its chunk.
+    """Returns the facts about rows that an element_spec of global batches shows; a rank keeps its chunk of the rows.
 
-    may_differ: whether components may have different numbers of rows, as far as their source tells.
+    may_differ: whether components may have different numbers of rows, judging by their source.
     """
     rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec) if is_spec_of_tensor(leaf) and leaf.shape.rank != 0]
     known = [each for each in rows if each is not None]

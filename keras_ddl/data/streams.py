@@ -39,7 +39,7 @@ _failures: dict[str, KerasDdlError] = {}  # by the name of the stream, because T
 
 
 class Message(NamedTuple):
-    """What rank 0 sends. `content`: the arrays of a BATCH, or the exception of an ERROR."""
+    """A message from rank 0. `content`: the arrays of a BATCH, or the exception of an ERROR."""
 
     kind: int
     content: Any = None
@@ -67,7 +67,7 @@ class Stream:
     def __iter__(self) -> Iterator[Parts]:
         """Yields this rank's arrays of each batch.
 
-        Raises: what reading raised on rank 0; errors of collectives; RankMismatchError: rank 0 has stopped reading.
+        Raises: the error of reading on rank 0; errors of collectives; RankMismatchError: rank 0 has stopped reading.
         """
         try:
             while (message := self._messages.get()).kind == BATCH:
@@ -175,7 +175,7 @@ def failure_in(text: str) -> KerasDdlError | None:
 
 
 def packed(messages: Sequence[Message | None]) -> tuple[np.ndarray, list[int]]:
-    """Returns the bytes of all messages, one after another (uint8), and the number of bytes of each; None: no message.
+    """Returns the bytes of all messages in sequence (uint8), and their numbers of bytes. None stands for no message.
 
     Contiguous arrays are copied once. A message consists of numbers (int64), the pickled rest, and the arrays.
     """

@@ -56,7 +56,7 @@ def before(gradient: Any) -> Any:
 
 
 def is_noted(gradient: Any) -> bool:
-    """Whether `gradient` itself was noted, regardless of what it was computed from."""
+    """Whether `gradient` itself was noted, regardless of its operands."""
     values = _values(gradient)
     if not isinstance(values, tf.Tensor):
         return False

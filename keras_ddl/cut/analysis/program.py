@@ -79,7 +79,7 @@ class Node:
     Attributes:
         inputs: the values it reads, in order. outputs: the values it makes.
         traced: the operation that the program made. `operation` is a part of it if the step was cut before.
-        after: nodes that must have run before, as control dependencies say.
+        after: nodes that must have run before, by control dependencies.
         is_pure: it only computes its outputs from its inputs, whenever it runs.
         position: place in an order in which all nodes can run. depth: number of nodes that must run one after another
             before it.
@@ -135,8 +135,8 @@ class Node:
         definition.ClearField("experimental_debug_info")
         definition.device = self.device
         shapes = str([each.shape for each in self.outputs]).encode()
-        serialized: bytes = definition.SerializeToString(deterministic=True)
-        return serialized + shapes
+        key: bytes = definition.SerializeToString(deterministic=True) + shapes
+        return key
 
     def attr(self, name: str, kind: builtins.type[_T]) -> _T:
         """Returns an attribute whose type is known to be `kind`."""
@@ -145,7 +145,7 @@ class Node:
         return value
 
     def branch_graphs(self) -> list[tf.Graph | None]:
-        """Returns the graphs of the branches of an If or Case; None for one that TensorFlow does not tell."""
+        """Returns the graphs of the branches of an If or Case; None for a graph that TensorFlow does not provide."""
         if self.type.endswith("Case"):
             return tf_compat.called_graphs(self.operation)
         return [tf_compat.called_graph(self.operation, f"{each}_branch") for each in ("then", "else")]
@@ -155,7 +155,7 @@ class Node:
 
 
 class Return(Node):
-    """Stands for the reader of a function's output."""
+    """A placeholder for the reader of a function's output."""
 
     def __init__(self, outputs: list[Value]) -> None:
         self.type = "Return"  # not a type of TensorFlow's

@@ -97,7 +97,7 @@ class Report:
         return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
     def kept_of_batch(self) -> list[tuple[str, str]]:
-        """Returns the operations on the batch's entries that were built as they are, each with the reason."""
+        """Returns (operation, reason) for operations on the batch's entries that were built unchanged."""
         return [each for each, of_batch in self.kept.items() if of_batch]
 
     def intends_gather(self, node: Node, why: str) -> None:

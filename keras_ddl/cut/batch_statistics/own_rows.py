@@ -28,7 +28,7 @@ class OwnStatistics:
         self._own_values: dict[Value, tf.Tensor] = {}
 
     def before(self, node: Node) -> Node | None:
-        """Returns the node that must be built before `node`: the one that tells whether the call has rows at all."""
+        """Returns the node that must be built before `node`, because it shows whether the call has rows at all."""
         call = self._calls.get(node)
         return None if call is None or node is call.mean else call.mean
 

@@ -6,7 +6,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import Dim, if_certain, number_of
 from keras_ddl.cut.analysis.extents import Dims
-from keras_ddl.cut.analysis.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.analysis.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
 from keras_ddl.cut.operations.context import Context
@@ -31,7 +31,7 @@ def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
         tensors = [b.local(data), b.replicated(ids), b.replicated(count)]
         return [(b.make(node, tensors)[0], width.at(width.axis - ids.rank + 1))]
     placement, dims = _sharding_of(b, ids, data), b.dims(data)
-    if placement is None or not isinstance(b.placement(count), Replicated):
+    if placement is None or b.placement(count) != REPLICATED:
         return None
     table = node.outputs[0]
     if not _is_cheaper_summed(dims, if_certain(b.dims, table), data.dtype) and not _is_added_to_a_part(b, table):
@@ -66,7 +66,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
-    """Returns how indices and their rows can be sharded alike, or None."""
+    """Returns how indices and their rows can be sharded in the same way, or None."""
     for value in (indices, rows):
         placement = b.placement(value)
         if isinstance(placement, Sharded):
@@ -77,7 +77,7 @@ def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
 
 
 def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
-    """Whether moving a table of sums takes fewer bytes than moving the rows that it is made of.
+    """Whether moving a table of sums takes fewer bytes than moving the rows that are summed.
 
     A sum over ranks sends its bytes twice; gathered rows are sent once. For open extents a usual batch is assumed.
     """

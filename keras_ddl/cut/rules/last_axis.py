@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import ONE
-from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import HALF
@@ -33,7 +33,7 @@ def softmax(b: Context, node: Node) -> PlacedOutputs | None:
 @rule("SoftmaxCrossEntropyWithLogits")
 def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
     """Cross entropy of logits or labels that are cut along the classes: each rank sums over its own classes."""
-    others = {b.placement(each) for each in node.inputs if not isinstance(b.placement(each), Replicated)}
+    others = {b.placement(each) for each in node.inputs if b.placement(each) != REPLICATED}
     known = [b.dims(each) for each in node.inputs]
     cut = next((placement for each in node.inputs if (placement := _cut(b, each, 1)) is not None), None)
     if cut is None or len(others) != 1:

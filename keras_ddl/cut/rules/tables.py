@@ -8,7 +8,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import Uncertain, if_certain
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
-from keras_ddl.cut.analysis.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
+from keras_ddl.cut.analysis.variable_ops import ROW_UPDATES, SCATTER_UPDATE
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import Kind, kind_of
 from keras_ddl.cut.operations.propagation import propagate, sharded_only
@@ -118,13 +118,13 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
     return made
 
 
-@rule(SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE)
+@rule(*ROW_UPDATES)
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     """Scatters rows into a table: this rank's part of their width, or the rows that lie on this rank."""
     table, indices, updates = node.inputs
     placement = b.placement(table)
     if not isinstance(placement, Sharded):
-        return indexing.scatter(b, node) if node.type in (SCATTER_ADD, SCATTER_SUB) else None
+        return indexing.scatter(b, node) if node.type != SCATTER_UPDATE else None
     if indices.rank is None or updates.rank is None or updates.rank < indices.rank:
         raise Uncertain
     b.all_replicated([each for each in (indices, updates) if not isinstance(b.placement(each), Sharded)])

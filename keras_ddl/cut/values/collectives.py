@@ -71,7 +71,7 @@ class Collectives(Protocol):
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
 
     def compresses(self, value: Value, op: str) -> bool:
-        """Whether `value` is to be reduced with `compressed`, that is rounded between hosts."""
+        """Whether to reduce `value` with `compressed`, that is, rounded between hosts."""
         return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -200,7 +200,7 @@ class StepCollectives:
         The buckets of gradients are made last. Left there, they would wait for the last statistic of BatchNormalization
         and all be sent after the backward pass. An operation that needs the result of a sum is deeper than the summed
         tensors. Sums are not moved if branches have collectives: TensorFlow then runs these branches in the order in
-        which they are made, whatever the program says.
+        which they are made, not in the program's order.
         """
         if self._is_in_branches:
             return list(sums)
@@ -226,7 +226,7 @@ class StepCollectives:
 def can_run(order: Sequence[tf.Operation]) -> bool:
     """Whether operations of one graph can run in this order: whether none needs a later one.
 
-    Depths show only what a program's own nodes need; this check also sees operations that a cut has inserted.
+    Depths show only the needs of a program's own nodes; this check also sees operations that a cut has inserted.
     """
     places = {each: place for place, each in enumerate(order)}
     last: dict[tf.Operation, int] = {}  # the last place in `order` of an operation and what it needs; -1: none
@@ -242,6 +242,6 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
 
 
 def _agreed(operation: tf.Operation) -> str:
-    """Returns what ranks must agree on for a planned collective."""
+    """Returns the properties of a planned collective on which ranks must agree."""
     attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _OF_SUM
     return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"
