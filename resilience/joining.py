@@ -36,7 +36,7 @@ from keras_ddl.resilience.joining_state import (
 )
 from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, fits
-from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.base import strategy_of
 from keras_ddl.strategy.keras_patches.standby import standing_in, writers_of
 from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots

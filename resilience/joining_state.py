@@ -23,7 +23,7 @@ from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.state.callback_state import Changes
 from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import agreement, fits
-from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.base import strategy_of
 from keras_ddl.strategy.keras_patches.standby import writers_of
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together

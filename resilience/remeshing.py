@@ -21,12 +21,12 @@ from keras_ddl.strategy.mesh import ranks
 from keras_ddl.topology.mirrors import mirror_offset
 
 if TYPE_CHECKING:
-    from keras_ddl.strategy.interface import StrategyInterface
+    from keras_ddl.strategy.base import BaseStrategy
     from keras_ddl.strategy.mesh.layout import Layout
     from keras_ddl.topology import Topology
 
 
-def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
+def layout_of(strategies: Sequence[BaseStrategy]) -> Layout | None:
     """Returns the layout over the mesh that continues, or None."""
     return next((each.mesh_layout for each in strategies if each.mesh_layout is not None), None)
 
@@ -34,7 +34,7 @@ def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
 class SmallerMesh:
     """The mesh that the ranks of a topology, the remaining ones, are to form."""
 
-    def __init__(self, strategy: StrategyInterface, topology: Topology) -> None:
+    def __init__(self, strategy: BaseStrategy, topology: Topology) -> None:
         self._strategy, self._topology = strategy, topology
         self._mesh: NewMesh | None = None
 

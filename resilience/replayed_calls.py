@@ -18,7 +18,7 @@ from keras_ddl.errors import RankLostError
 from keras_ddl.resilience import joining, joining_state
 from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, trainer_calls
-from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.base import strategy_of
 from keras_ddl.strategy.shards import sharded_slots
 
 _LOOK_SECONDS = 0.1

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from keras_ddl import communicator
 from keras_ddl.resilience import remeshing
 from keras_ddl.state.generations import Generations
-from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.shards.sharded_slots import all_slots
 from keras_ddl.topology import Topology
 
 
 def share_out(
     generations: Generations,
-    strategies: Sequence[StrategyInterface],
+    strategies: Sequence[BaseStrategy],
     renew: Callable[[Topology], None],
     *,
     is_new: bool,

@@ -36,7 +36,7 @@ from keras_ddl.resilience.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFew
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
 from keras_ddl.strategy import one_per_job, trainer_calls
-from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.resilience import Resilience
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
@@ -335,7 +335,7 @@ class Survival(Resilience):
         self._renew(communicator.regroup_with(admits), strategies)
         return self._exchange(mine)
 
-    def _renew(self, topology: Topology, strategies: Sequence[StrategyInterface]) -> None:
+    def _renew(self, topology: Topology, strategies: Sequence[BaseStrategy]) -> None:
         self._place, self._epoch = topology, communicator.epoch()
         for each in strategies:
             each.renew(topology)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_ddl.errors import RankLostError, name_of_rank
 from keras_ddl.strategy import trainer_calls
-from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.base import strategy_of
 
 
 class TooFewError(RankLostError):
@@ -22,7 +22,7 @@ def with_reason(error: Exception, reason: str) -> Exception:
     """Returns `error`, which says which rank was lost, with the reason why the others do not continue."""
     if not hasattr(error, "ends_others"):
         lost = ", ".join(map(name_of_rank, ranks)) if (ranks := getattr(error, "ranks", ())) else "the lost rank"
-        rest = "--restarts starts the job again from its last checkpoint."
+        rest = "--restarts starts it again, with Checkpoint(..., resume=True) from the last checkpoint."
         error.args = (f"The other ranks do not continue without {lost}. {reason} {rest} ({error})",)
         error.ends_others = True  # type: ignore[attr-defined]  # for the report to the launcher
     return error

@@ -296,8 +296,8 @@ def _cluster(
     cluster = tf_config.parse(text, origin) if text else tf_config.Cluster()
     if not text or not cluster.tasks:
         raise ConfigError(
-            f"--tf-config needs a cluster with a chief or workers. Received: {origin}={text!r}. Set TF_CONFIG, give a "
-            "file with --tf-config-file, or name the hosts with --hosts."
+            f"--tf-config needs a cluster with a chief or workers. Received: {origin}={text!r}. Set TF_CONFIG, write "
+            "tf-config-file = 'FILE' in the file of --config, or name the hosts with --hosts."
         )
     if hosts is not None or num_ranks not in (None, len(cluster.tasks)):
         raise ConfigError(

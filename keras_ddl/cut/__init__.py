@@ -95,7 +95,7 @@ def build_step(
         inputs_are_whole: every rank was given global arguments, from which it takes its shards.
         batch: the rows of all ranks and of this one.
         collectives: sums and gathers.
-        report: records what was built.
+        report: records the collectives and the replicated operations.
         seed: equal on all ranks, different for every step that is built. Stateful random operations without their own
             seeds (tf.random.normal without tf.random.set_seed) get seeds made from it.
         batch_statistics: BatchNormalization uses the statistics of the global batch ("global") or of each rank's own

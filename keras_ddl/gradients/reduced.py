@@ -12,8 +12,8 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import FuncGraph, is_eager, tf
 
-# An attribute of what is marked. Of a graph: {name of a reduced tensor: names of the tensors of the gradient before};
-# names, because tensors would keep the graph alive. Of an eager tensor or of a variable (see `note_variable`): True.
+# The attribute that marks an eager tensor, or a variable (see `note_variable`). On a graph it is
+# {name of a reduced tensor: names of the tensors of the gradient before}.
 _MARK = "_keras_ddl_reduced"
 
 
@@ -56,7 +56,7 @@ def before(gradient: Any) -> Any:
 
 
 def is_noted(gradient: Any) -> bool:
-    """Whether `gradient` itself was noted, regardless of what it was computed from."""
+    """Whether `gradient` itself was noted, regardless of its operands."""
     values = _values(gradient)
     if not isinstance(values, tf.Tensor):
         return False
@@ -64,7 +64,7 @@ def is_noted(gradient: Any) -> bool:
 
 
 def are_reduced(gradients: Iterable[Any]) -> list[bool]:
-    """Whether each gradient was noted or, in a graph, computed from one that was.
+    """Returns whether the gradients were noted or, in a graph, computed from a gradient that was.
 
     Cost: per graph, one look at its captures and one walk over the operations computed from reduced gradients.
     """
@@ -73,7 +73,7 @@ def are_reduced(gradients: Iterable[Any]) -> list[bool]:
 
 
 def may_be_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[bool]:
-    """Like `are_reduced`; in eager mode also true if each gradient may be computed from a reduced gradient of its
+    """Like `are_reduced`; in eager mode also true for a gradient that may be computed from a reduced gradient of its
     variable."""
     return [
         is_reduced or (not _is_symbolic(_values(gradient)) and hasattr(variable, _MARK))
@@ -89,7 +89,7 @@ def _is_reduced(gradient: Any, known: dict[Any, set[str]]) -> bool:
     graph = values.graph
     if graph not in known:
         sources = [graph.get_tensor_by_name(name).op for name in _names_in(graph)]
-        # A branch of a tf.cond: what it was computed from may lie in the graph around it.
+        # In a branch of a tf.cond, the operands may lie in the surrounding graph.
         captures = graph.captures if isinstance(graph, FuncGraph) else ()
         sources += [inner.op for outer, inner in captures if _is_reduced(outer, known)]
         known[graph] = computed_from(sources)

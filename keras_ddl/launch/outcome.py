@@ -266,7 +266,8 @@ def resume_hint(outcomes: Sequence[RankOutcome]) -> str:
     if not known:
         return ""
     last = max(known, key=lambda each: each["step"])
-    return f"keras-ddl: {last_checkpoint.resume_hint(last)} --restarts N does this automatically, up to N times.\n"
+    restarts = "--restarts N does this" if last["resume"] else "With it, --restarts N starts the job again"
+    return f"keras-ddl: {last_checkpoint.resume_hint(last)} {restarts} automatically, up to N times.\n"
 
 
 def mpirun_messages(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What is known, before the step runs, about values that enter or leave the graph of a branch or a loop."""
+"""Facts about values that enter or leave the graph of a branch or a loop, known before the step runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Entries = tuple[Dim | None, ...]
 
 @dataclass(frozen=True)
 class Content:
-    """What holds for every element of a list (a TensorList, an Optional).
+    """Facts that hold for every element of a list (a TensorList, an Optional).
 
     Attributes:
         declared: the element shape of the list, with -1 for open extents; None: unknown.
@@ -43,7 +43,7 @@ class Content:
 
 
 def joined(one: Content | None, other: Content | None) -> Content | None:
-    """Returns what holds for the elements of both lists."""
+    """Returns the facts that hold for the elements of both lists."""
     if one is None or other is None:
         return None
     return Content(
@@ -68,7 +68,7 @@ def joined_entries(one: Entries | None, other: Entries | None) -> Entries | None
 
 @dataclass(frozen=True)
 class AbstractValue:
-    """What is known about a value without its entries.
+    """Facts about a value, apart from its entries.
 
     Attributes:
         placement: how the ranks hold it.
@@ -81,6 +81,6 @@ class AbstractValue:
     content: Content | None
 
     def joined(self, other: AbstractValue) -> AbstractValue:
-        """Returns what is known about a value that is either of the two, in this one's placement."""
+        """Returns the facts that hold for both values, in this one's placement."""
         dims, content = joined_entries(self.dims, other.dims), joined(self.content, other.content)
         return AbstractValue(self.placement, dims, content)

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _LONGEST = 200  # characters of a key
 _DEEPEST = 64
-_MOST = 16  # unknowns in a product; of more, the product is an unknown of its own
+_MOST = 16  # unknowns in a product; a longer product becomes a new unknown
 
 
 @functools.total_ordering
@@ -26,7 +26,7 @@ class Unknown:
 
     Attributes:
         kind: how to compute it; see local_shapes.py.
-        operands: what it is computed from: (key of a value, place in it), or Dims.
+        operands: the operands of the computation: (key of a value, place in it), or Dims.
         key: describes the computation; a digest if it is long, because keys of repeated operands would double at every
             step.
         is_extent: whether it is certainly not negative.

@@ -29,7 +29,7 @@ class Extents:
 
     def __init__(self, rows: Dim) -> None:
         self.rows = rows
-        self.named: dict[str, Value] = {}  # by the keys that unknowns are made of
+        self.named: dict[str, Value] = {}  # by key, for the unknowns that name a value
         self._dims: dict[Value, Dims | None] = {}
         self._numbers: dict[Value, Dims | None] = {}
         self._contents: dict[Value, Content | None] = {}
@@ -41,7 +41,7 @@ class Extents:
         self._numbers[value] = numbers
 
     def follow(self, value: Value) -> None:
-        """Infers what is known about a value. Calls in program order keep the recursion of later queries shallow."""
+        """Infers extents and entries of a value. Calls in program order keep the recursion of later queries shallow."""
         if_certain(self.dims, value)
         if value.dtype in _SHAPES:
             if_certain(self.numbers, value)
@@ -132,7 +132,7 @@ _Rule = TypeVar("_Rule", ExtentsRule, NumbersRule, ContentsRule)
 
 
 def merged(output: Value, inferred: Sequence[Dim | None] | None) -> Dims | None:
-    """Returns what a function says about an output's extents, corrected by what tracing knows for certain."""
+    """Returns inferred extents of an output, corrected by what tracing knows for certain."""
     if output.rank is None:
         return None if inferred is None or None in inferred else tuple(each for each in inferred if each is not None)
     if inferred is None or len(inferred) != output.rank:

@@ -85,6 +85,11 @@ PARTIAL = Partial()
 FLAT_SHARD = FlatShard()
 
 
+def has_shards(placement: Placement) -> bool:
+    """Whether a rank holds only some of the tensor's entries."""
+    return placement == FLAT_SHARD or isinstance(placement, Sharded)
+
+
 class PlacedTensor(NamedTuple):
     """What a rank holds of a value: a tensor of its graph, and its placement."""
 

@@ -7,6 +7,7 @@ an operation and a tensor *at a place of call*.
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -78,15 +79,12 @@ class Node:
     Attributes:
         inputs: the values it reads, in order. outputs: the values it makes.
         traced: the operation that the program made. `operation` is a part of it if the step was cut before.
-        after: nodes that must have run before, as control dependencies say.
+        after: nodes that must have run before, by control dependencies.
         is_pure: it only computes its outputs from its inputs, whenever it runs.
         position: place in an order in which all nodes can run. depth: number of nodes that must run one after another
             before it.
         device: the device that the program asks for; "": any.
     """
-
-    __slots__ = ("type", "operation", "traced", "inputs", "outputs", "after", "key", "position", "depth", "device",
-                 "is_pure", "_definition", "_attributes_of_made", "_attributes_key", "_reason_to_keep")  # fmt: skip
 
     def __init__(
         self, operation: tf.Operation, inputs: list[Value], after: list[Node], prefix: str, device: str = ""
@@ -95,10 +93,6 @@ class Node:
         self.type: str = operation.type
         self.device = attributes.device_within(device, operation.device)
         self.is_pure = not after and not tf_compat.is_stateful(operation)
-        self._definition: attributes.NodeDef | None = None
-        self._attributes_of_made: dict[str, attributes.AttrValue] | None = None
-        self._attributes_key: bytes | None = None
-        self._reason_to_keep: str | None = None  # "": none
         self.inputs = inputs
         self.after = after
         self.key: str = prefix + operation.name
@@ -108,43 +102,41 @@ class Node:
 
     @property
     def definition(self) -> attributes.NodeDef:
-        if self.type == "Const":  # may be large
-            return self.operation.node_def
-        if self._definition is None:
-            self._definition = self.operation.node_def
-        return self._definition
+        # Of a constant it may be large.
+        return self.operation.node_def if self.type == "Const" else self._definition
 
+    @functools.cached_property
+    def _definition(self) -> attributes.NodeDef:
+        return self.operation.node_def
+
+    @functools.cached_property
     def reason_to_keep(self) -> str | None:
-        """Returns why the operation is built unchanged and replicated; None if it may be cut."""
-        if self.type == "Const":
-            return None
-        if self._reason_to_keep is None:
-            self._reason_to_keep = attributes.reason_to_keep(self.operation, self.definition) or ""
-        return self._reason_to_keep or None
+        """Why the operation is built unchanged and replicated; None if it may be cut."""
+        return None if self.type == "Const" else attributes.reason_to_keep(self.operation, self.definition)
 
     @property
     def attributes_of_made(self) -> dict[str, attributes.AttrValue]:
         """The attributes with which a rank builds the operation."""
-        if self.type == "Const":
-            return attributes.of_made(self.operation, self.definition)
-        if self._attributes_of_made is None:
-            self._attributes_of_made = attributes.of_made(self.operation, self.definition)
-        return self._attributes_of_made
+        is_constant = self.type == "Const"
+        return attributes.of_made(self.operation, self.definition) if is_constant else self._attributes_of_made
 
-    @property
+    @functools.cached_property
+    def _attributes_of_made(self) -> dict[str, attributes.AttrValue]:
+        return attributes.of_made(self.operation, self.definition)
+
+    @functools.cached_property
     def attributes_key(self) -> bytes:
         """A key of type, device, attributes and known shapes, in which two operations on the same operands may
         differ."""
-        if self._attributes_key is None:
-            definition = attributes.NodeDef()
-            definition.CopyFrom(self.definition)
-            definition.ClearField("name")
-            definition.ClearField("input")
-            definition.ClearField("experimental_debug_info")
-            definition.device = self.device
-            shapes = str([each.shape for each in self.outputs]).encode()
-            self._attributes_key = definition.SerializeToString(deterministic=True) + shapes
-        return self._attributes_key
+        definition = attributes.NodeDef()
+        definition.CopyFrom(self.definition)
+        definition.ClearField("name")
+        definition.ClearField("input")
+        definition.ClearField("experimental_debug_info")
+        definition.device = self.device
+        shapes = str([each.shape for each in self.outputs]).encode()
+        key: bytes = definition.SerializeToString(deterministic=True) + shapes
+        return key
 
     def attr(self, name: str, kind: builtins.type[_T]) -> _T:
         """Returns an attribute whose type is known to be `kind`."""
@@ -153,7 +145,7 @@ class Node:
         return value
 
     def branch_graphs(self) -> list[tf.Graph | None]:
-        """Returns the graphs of the branches of an If or Case; None for one that TensorFlow does not tell."""
+        """Returns the graphs of the branches of an If or Case; None for a graph that TensorFlow does not provide."""
         if self.type.endswith("Case"):
             return tf_compat.called_graphs(self.operation)
         return [tf_compat.called_graph(self.operation, f"{each}_branch") for each in ("then", "else")]
@@ -163,9 +155,7 @@ class Node:
 
 
 class Return(Node):
-    """Stands for the reader of a function's output."""
-
-    __slots__ = ()
+    """A placeholder for the reader of a function's output."""
 
     def __init__(self, outputs: list[Value]) -> None:
         self.type = "Return"  # not a type of TensorFlow's

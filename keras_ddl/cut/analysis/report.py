@@ -56,7 +56,7 @@ class Report:
         """Returns a table of the collectives of a step; on a mesh one for each axis."""
         lines = [] if self.earlier is None else [self.earlier.text(), ""]
         lines += [f"along the {self.axis}"] if self.axis else []
-        lines += [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  for"]
+        lines += [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  reason"]
         for each in self.entries:
             unknown = "not known" if each.kind == FROM_RANK_0 else "varies"
             size = unknown if each.bytes is None else f"{each.bytes:,}"
@@ -76,7 +76,9 @@ class Report:
         for name, reason in self.kept:
             lines.append(f"replicated on every rank, because it is {reason}: {name}")
         if self.commits:
-            lines.append("then a commit of 4 bytes: no variable is written before all ranks have run all of this")
+            lines.append(
+                "then a commit of 4 bytes: ranks write variables only after all of them have run everything above"
+            )
         for why, count in sorted(self.copies.items()):
             lines.append(f"copied before it is written, in case a rank fails: {count} variables ({why})")
         if self.lasting:
@@ -95,7 +97,7 @@ class Report:
         return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
     def kept_of_batch(self) -> list[tuple[str, str]]:
-        """Returns the operations on the batch's entries that were built as they are, each with the reason."""
+        """Returns (operation, reason) for operations on the batch's entries that were built unchanged."""
         return [each for each, of_batch in self.kept.items() if of_batch]
 
     def intends_gather(self, node: Node, why: str) -> None:

@@ -1,5 +1,5 @@
-"""Whether two processes have traced the same step: a digest of everything that decides what it computes, except its
-inputs.
+"""A digest of a traced step, which shows whether two processes have traced the same step. It covers everything that
+determines the results, except the inputs.
 
 The digest covers every operation with its attributes, constants, and the graphs of branches, loops and calls, but not
 the names that they have in a process. It is also part of the names of a step's collectives, so ranks that traced
@@ -89,7 +89,7 @@ def _is_free(node: Node, program: Program) -> bool:
 
 
 def has_no_result(value: Value, program: Program) -> bool:
-    """Whether nothing that a program computes depends on a string: it names a file, say, or is printed by rank 0."""
+    """Whether no result of a program depends on a string, for example because it names a file."""
     for reader in program.readers(value):
         if reader.type in _WITHOUT_RESULT:
             continue
@@ -101,7 +101,7 @@ def has_no_result(value: Value, program: Program) -> bool:
 
 
 def _attributes(node: Node) -> Iterator[bytes | Program]:
-    """Yields what the attributes of an operation say, and the programs of the functions that they name."""
+    """Yields the values of an operation's attributes, and the programs of the functions that they name."""
     definition = node.definition
     for name in sorted(definition.attr):
         if FATES.get(name) is not Fate.DROPPED and name not in _NAMES:

@@ -12,9 +12,10 @@ from keras_ddl.compat.tensorflow import create_op, tf
 READ = "ReadVariableOp"
 ASSIGN, ASSIGN_ADD, ASSIGN_SUB = ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # They add rows to a variable's rows, subtract them, or replace a variable's rows.
-SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE = "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"
+ROW_UPDATES = ("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate")
+SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE = ROW_UPDATES
 _OTHERS = ("ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin", "ResourceScatterMax")
-SCATTERS = (SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE, *_OTHERS)
+SCATTERS = (*ROW_UPDATES, *_OTHERS)
 
 _SEEN = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"  # of TensorFlow 2.21: arithmetic_optimizer.cc
 MARKED = {_SEEN: tf.compat.v1.AttrValue(b=True)}  # attributes of additions, see sums_in_order.py
@@ -30,12 +31,12 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
 
 
 def sum_of(current: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
-    """Returns what a variable is to hold after ASSIGN_ADD."""
+    """Returns a variable's value after ASSIGN_ADD."""
     return _made("AddV2", [current, added], [current.dtype], T=_type(current.dtype), **MARKED).outputs[0]
 
 
 def difference_of(current: tf.Tensor, subtracted: tf.Tensor) -> tf.Tensor:
-    """Returns what a variable is to hold after ASSIGN_SUB."""
+    """Returns a variable's value after ASSIGN_SUB."""
     return _made("Sub", [current, subtracted], [current.dtype], T=_type(current.dtype)).outputs[0]
 
 

@@ -1,4 +1,4 @@
-"""Estimates the arithmetic of an operation, to tell what share of a step every rank computes in full.
+"""Estimates the arithmetic of an operation, to show which share of a step every rank computes in full.
 
 An entry of a result counts as one operation, or two for each pair of factors in a contraction. Open extents count as
 FEW_ROWS, and the body of a loop counts once. Only ratios are meaningful.

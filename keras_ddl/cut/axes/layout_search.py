@@ -4,7 +4,7 @@ Any layout gives the results of one process, so only memory and speed depend on 
 gives the same result wherever the same program was traced. Starting with the largest variable, each of its axes is
 tried (trial.py), together with the variables that go with it, such as the kernel that contracts over the first one's
 result, the biases between them, and keys and values with queries. The axis that moves the fewest bytes for each byte
-saved is taken, unless it moves too many. Blocks that differ by a number in their paths are cut alike.
+saved is taken, unless it moves too many. Blocks whose paths differ only by a number are cut in the same way.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Group:
 
 
 def choose(program: Program, units: Sequence[Unit], size: int, placements: Sequence[Placement] = ()) -> dict[Unit, int]:
-    """Returns the variables that are to be cut over `size` model ranks, and along which axis.
+    """Returns the variables to cut over `size` model ranks, with the axis along which to cut them.
 
     program: a step, traced on the global batch. units: the variables that may be cut, in an order that is the same on
         all ranks. placements: of the arguments, as of `cut_along_model`.

@@ -1,4 +1,4 @@
-"""Cuts a step along the model axis of a mesh: what starts sharded is not an argument but a variable.
+"""Cuts a step along the model axis of a mesh: variables start sharded, instead of arguments.
 
 The model axis is a batch with one row per rank. A kernel [d, n] whose n columns are divided among the model ranks is
 then Sharded(axis=1, unit=n / ranks): its handle has this placement, reading it
@@ -6,7 +6,7 @@ gives such a shard, assigning it takes one, and the specs and rules that cut alo
 
 A mesh takes one cut for each of its axes, the model axis first. The ranks of the model axis see the whole batch and
 hold tensors of equal shapes, so they decide alike. The program of one of them, collectives included, is again a program
-on the whole batch, which is cut along the batch next; earlier_axis.py says what happens to its collectives. By
+on the whole batch, which is cut along the batch next; model_collectives.py says what happens to its collectives. By
 induction over the axes, all ranks together compute what one process does. (PartIR, arXiv 2401.11202, composes one
 tactic for each axis in the same way.)
 """
@@ -30,7 +30,7 @@ from keras_ddl.cut.values.layouts import Slices
 
 
 class ModelStep(NamedTuple):
-    """What one rank of the model axis does in a step.
+    """The step of one rank of the model axis.
 
     Attributes:
         function: a function of the step's arguments. It never runs, but must stay alive as long as what is built from

@@ -1,4 +1,4 @@
-"""Tries a layout without building the step: what its collectives would cost, and which variables go together.
+"""Tries a layout without building the step, to learn the cost of its collectives and which variables go together.
 
 Along the model axis everything that is not computed from sharded variables is replicated and costs nothing. So only
 operations that shards and parts reach are built, by the specs and rules of the cut itself, in a graph that never runs;
@@ -21,15 +21,7 @@ from dataclasses import dataclass, field
 from keras_ddl.compat.tensorflow import FuncGraph, UninitializedVariable, tf, variable_dtype, variable_shape
 from keras_ddl.cut.analysis.dims import ONE, Dim, certain, if_certain
 from keras_ddl.cut.analysis.extents import Extents
-from keras_ddl.cut.analysis.placements import (
-    REPLICATED,
-    Batch,
-    PlacedTensor,
-    Placement,
-    Replicated,
-    Sharded,
-    TensorList,
-)
+from keras_ddl.cut.analysis.placements import REPLICATED, Batch, PlacedTensor, Placement, Sharded, TensorList
 from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.analysis.variable_ops import ASSIGNS, READ
@@ -97,7 +89,7 @@ class Trials:
 
 
 class _NoRanks(Collectives):
-    """Collectives of a graph that never runs, each for one tensor."""
+    """Collectives of a graph that never runs and has no flat shards; one collective for every tensor."""
 
     rank = 0
 
@@ -110,18 +102,12 @@ class _NoRanks(Collectives):
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[None, *tensor.shape[1:]])
 
-    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        raise AssertionError("nothing is in flat shards")
-
-    def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
-        raise AssertionError("nothing is in flat shards")
-
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[each] for each in range(len(sizes))]
 
 
 class _Costs(Report):
-    """A report that adds up what collectives cost."""
+    """A report that adds up the cost of collectives."""
 
     def __init__(self, result: TriedLayout, most_bytes: float) -> None:
         super().__init__()
@@ -155,7 +141,7 @@ class _Replicated(dict[Value, PlacedTensor]):
 
 
 class _Trial(Builder):
-    """Builds what shards and parts reach, and nothing else."""
+    """Builds only operations that shards and parts reach."""
 
     def begin(self, result: TriedLayout, extents: Extents | None, placements: Sequence[Placement]) -> None:
         """Prepares for a program whose extents an earlier trial has followed; None: none has."""
@@ -180,7 +166,7 @@ class _Trial(Builder):
                 self.extents.follow(value)
 
     def run(self, layout: Mapping[Value, int]) -> None:
-        """Builds what follows from a layout, and replicates what the program returns."""
+        """Builds the operations that a layout affects, and replicates the outputs of the program."""
         for handle, axis in layout.items():
             shape, dtype = certain(variable_shape(handle.tensor)), certain(variable_dtype(handle.tensor))
             slices = Slices(tuple(shape.as_list()), self.collectives.size, axis)
@@ -217,7 +203,7 @@ class _Trial(Builder):
     def _make_next(self) -> None:
         node = self.program.nodes[heapq.heappop(self._queue)]
         placed = [self.placement(each) for each in node.inputs if self.is_placed(each)]
-        if all(isinstance(each, Replicated) for each in placed):
+        if all(each == REPLICATED for each in placed):
             if any(each.node in self._waiting for each in node.inputs):
                 self._waiting[node] = None
             return
@@ -228,7 +214,7 @@ class _Trial(Builder):
         if any(isinstance(each, Sharded) for each in placed):
             self._result.sharded.add(node)
         for value in node.outputs:
-            if not isinstance(self.placement(value), Replicated):
+            if self.placement(value) != REPLICATED:
                 self._reach(value)
 
     # ---- variables that go together
@@ -241,7 +227,7 @@ class _Trial(Builder):
         return super()._replicate(value)
 
     def _shard(self, value: Value, placement: Sharded | TensorList) -> tf.Tensor:
-        if isinstance(placement, Sharded) and isinstance(self.placement(value), Replicated):
+        if isinstance(placement, Sharded) and self.placement(value) == REPLICATED:
             if_certain(self._join_what_is_read, value, placement)
         return super()._shard(value, placement)
 

@@ -202,7 +202,7 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
 
 def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
     """Whether an operation takes sums over all ranks, as the rest of the step does."""
-    if node.type == "AddN":  # of gradients of gamma, say
+    if node.type == "AddN":  # e.g. of gradients of gamma
         return not any(each.key.startswith(call.backward) for each in program.readers(node.outputs[0]))
     # The gradient of a gamma in float16 is rounded when it has been summed.
     return node.type == "Cast" and kinds == [SUM] and node.outputs[0].dtype.size < node.inputs[0].dtype.size
@@ -250,7 +250,7 @@ def _is_same_entries(value: Value, of: Value) -> bool:
 
 
 def _understand_sum(program: Program, call: Call, node: Node) -> bool:
-    """A sum over rows in the gradients. Where axes are known only when the step runs, the Reshape after it tells."""
+    """A sum over rows in the gradients. Where axes are unknown until the step runs, the next Reshape shows them."""
     output = node.outputs[0]
     if output.shape.is_fully_defined():
         results = [output]

@@ -28,7 +28,7 @@ class OwnStatistics:
         self._own_values: dict[Value, tf.Tensor] = {}
 
     def before(self, node: Node) -> Node | None:
-        """Returns the node that must be built before `node`: the one that tells whether the call has rows at all."""
+        """Returns the node that must be built before `node`, because it shows whether the call has rows at all."""
         call = self._calls.get(node)
         return None if call is None or node is call.mean else call.mean
 
@@ -66,7 +66,7 @@ class OwnStatistics:
             return self._own_values[value]
         if kind is ValueKind.SUM:
             return b.local(value)
-        return b.sharded(value, placement) if kind is ValueKind.ROWS else b.replicated(value)
+        return b.redistributed(value, placement) if kind is ValueKind.ROWS else b.replicated(value)
 
 
 def _input_placement(b: Context, call: Call) -> Sharded | None:
@@ -95,7 +95,7 @@ def _moment(b: Context, node: Node, placement: Sharded, of_none: int) -> tf.Tens
     """Returns a mean over the rank's rows, or `of_none` if the rank has no rows."""
     if isinstance(b.batch.local, int) and b.batch.local > 0:
         return _reduced(b, node, placement)
-    axes, tensor, dims = _axes(b, node, placement), b.sharded(node.inputs[0], placement), b.dims(node.inputs[0])
+    axes, tensor, dims = _axes(b, node, placement), b.redistributed(node.inputs[0], placement), b.dims(node.inputs[0])
     others = product(ONE if axis == placement.axis else dims[axis] for axis in axes)
     count = _as(tensor, b.number(others)) * _as(tensor, b.local_extent(placement))
     result = tf.reduce_sum(tensor, axes, keepdims=True) / tf.maximum(count, 1)
@@ -104,7 +104,7 @@ def _moment(b: Context, node: Node, placement: Sharded, of_none: int) -> tf.Tens
 
 def _reduced(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
     axes = b.vector(_axes(b, node, placement), node.inputs[1].dtype)
-    return b.make(node, [b.sharded(node.inputs[0], placement), axes])[0]
+    return b.make(node, [b.redistributed(node.inputs[0], placement), axes])[0]
 
 
 def _spread(b: Context, node: Node, placement: Sharded) -> tf.Tensor:

@@ -14,7 +14,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import if_certain
 from keras_ddl.cut.analysis.extents import Dims
-from keras_ddl.cut.analysis.placements import PlacedOutputs, PlacedTensor, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, PlacedTensor, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.values import redistribute
@@ -47,7 +47,7 @@ class BothPlacements:
     def _depth(self, value: Value) -> int:
         """Returns the operations from replicated values to `value`; _DEEPEST or more if none lead there."""
         b = self._context
-        if isinstance(b.placement(value), Replicated):
+        if b.placement(value) == REPLICATED:
             return 0
         return self._depths.get(b.origin(value), 0) if b.has_replicated(value) else _DEEPEST
 
@@ -67,7 +67,7 @@ class BothPlacements:
         had_shards = any(isinstance(b.placement(each), Sharded) for each in node.inputs)
         if not had_shards and any(each and _is_matrix(each) and {*b.rows_of_batches} & {*each} for each in dims):
             return made
-        # Of one of the batches, or of several one after another, as an operand has them.
+        # Rows of one of the batches, or of several in sequence, as an operand has them.
         placements = [b.placement(each) for each in node.inputs]
         shards = [Sharded(0, rows=(number,)) for number in range(len(b.batches))]
         shards += [

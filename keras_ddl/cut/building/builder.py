@@ -1,8 +1,8 @@
 """Builds one rank's graph of the step of one process. See docs/cut.md for the contract.
 
-The nodes of the program are built again, one after the other, in the graph that is being traced. The builder knows the
-placement of every value; a rule (rules/) may build an operation from operands in their placements. If there is no rule,
-or the rule declines, the operation is built from replicated operands, alike on every rank. That is correct for every
+The nodes of the program are built again, one by one, in the graph that is being traced. The builder knows the placement
+of every value; a rule (rules/) may build an operation from operands in their placements. If there is no rule, or the
+rule declines, the operation is built from replicated operands, in the same way on every rank. That is correct for every
 operation; rules only make it fast.
 
 Sums over ranks are postponed until nothing else can be built. By then all sums that one backward pass needs are known,
@@ -21,20 +21,19 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import if_certain
 from keras_ddl.cut.analysis.extents import Dims
 from keras_ddl.cut.analysis.placements import (
+    FLAT_SHARD,
     PARTIAL,
     REPLICATED,
-    FlatShard,
     Partial,
     Pending,
     PlacedOutputs,
     PlacedTensor,
     Placement,
-    Replicated,
     Sharded,
 )
 from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS
-from keras_ddl.cut.building import earlier_axis, opaque
+from keras_ddl.cut.building import model_collectives, opaque
 from keras_ddl.cut.building.both_placements import BothPlacements
 from keras_ddl.cut.building.replicated_updates import ReplicatedUpdates
 from keras_ddl.cut.operations.context import Context
@@ -122,7 +121,7 @@ class Builder(Context):
 
     def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
         super().place(value, tensor, placement, dims)
-        if isinstance(placement, FlatShard) and value.dtype == tf.resource:
+        if placement == FLAT_SHARD and value.dtype == tf.resource:
             self._sharding.hold(value)
         self._done[value.node] = []
 
@@ -198,7 +197,7 @@ class Builder(Context):
             return False
         placement = self.placement(value)
         is_requested = isinstance(placement, Partial) and self.requests.has(placement.op, self.origin(value))
-        return is_requested or isinstance(placement, Replicated)
+        return is_requested or placement == REPLICATED
 
     def _try(self, node: Node) -> bool:
         self.node, self._last = node, []
@@ -236,8 +235,8 @@ class Builder(Context):
             return self.make_replicated(node)
         kind = self.earlier_kind(node)
         if kind is not None:
-            return earlier_axis.make(self, node, kind)
-        reason = node.reason_to_keep()
+            return model_collectives.make(self, node, kind)
+        reason = node.reason_to_keep
         if reason is not None and node.type not in (*HOST_FUNCTIONS, *HOST_EFFECTS):
             return self._both.also_sharded(node, opaque.make(self, node, reason))
         made = self.override.make(self, node) if self.override is not None else None
@@ -249,7 +248,7 @@ class Builder(Context):
 
     def _apply_rules(self, node: Node) -> PlacedOutputs:
         """Builds an operation whose operands are not in flat shards."""
-        are_replicated = all(isinstance(self.placement(each), Replicated) for each in node.inputs)
+        are_replicated = all(self.placement(each) == REPLICATED for each in node.inputs)
         rule = rule_of(node.type, of_replicated=are_replicated)
         made = if_certain(rule, self, node) if rule is not None else None
         if are_replicated:

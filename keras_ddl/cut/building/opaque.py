@@ -1,4 +1,4 @@
-"""Operations that are built unchanged (attributes.py says which): replicated, alike on every rank."""
+"""Builds operations unchanged and replicated on every rank, because of an attribute (attributes.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _READ_ONLY = "_read_only_resource_inputs"
 
 
 def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
-    """Builds an operation as it is. Raises: Pending.
+    """Builds an operation unchanged. Raises: Pending.
 
     If it draws random numbers, all ranks run it and continue with rank 0's results: draws compiled by XLA depend on how
     many compiled functions the process has run before, which may differ between ranks.

@@ -12,7 +12,7 @@ import functools
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import certain
-from keras_ddl.cut.analysis.placements import PARTIAL, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import Kind, kind_of
@@ -52,7 +52,7 @@ class ReplicatedUpdates:
     def _towards(self) -> set[Value]:
         # A variable's handle is an argument, so it is placed before anything that is assigned to it.
         b = self._b
-        return values_towards(b.program, lambda handle: isinstance(b.placement(handle.source()), Replicated))
+        return values_towards(b.program, lambda handle: b.placement(handle.source()) == REPLICATED)
 
     def _padded(self, value: Value) -> tf.Tensor:
         """Returns this rank's shard with zeros in place of the other ranks' shards."""

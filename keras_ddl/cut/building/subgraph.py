@@ -12,16 +12,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.contents import AbstractValue
 from keras_ddl.cut.analysis.dims import Dim, Unknown, if_certain
 from keras_ddl.cut.analysis.extents import merged
-from keras_ddl.cut.analysis.placements import (
-    REPLICATED,
-    FlatShard,
-    Partial,
-    Pending,
-    Placement,
-    Replicated,
-    Sharded,
-    TensorList,
-)
+from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, Partial, Pending, Placement, Sharded, TensorList
 from keras_ddl.cut.analysis.program import BRANCHES, LOOPS, Node, Return, Value
 from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.analysis.variable_ops import READ
@@ -52,10 +43,13 @@ class NoCollectives(Collectives):
         self.rank = rank
         self.size = size
 
-    def _refuse(self, *arguments: Any) -> NoReturn:
+    def _refuse(self, *arguments: Any, **keywords: Any) -> NoReturn:
         raise CollectiveInLoop
 
-    reduce = gather = reduce_scatter = shift = _refuse
+    reduce: Any = _refuse
+    gather: Any = _refuse
+    reduce_scatter: Any = _refuse
+    shift: Any = _refuse
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [list(range(len(sizes)))]
@@ -127,7 +121,7 @@ class SubgraphBuilder(Builder):
             self.extents.set_numbers(value, if_certain(self.parent.extents.numbers, outer))
 
     def carry(self, value: Value, tensor: tf.Tensor, known: AbstractValue, shard: Callable[[TensorList], None]) -> None:
-        """Lets a placeholder stand for what a loop carries from round to round.
+        """Lets a placeholder stand for a value that a loop carries from round to round.
 
         shard: makes a list start in another placement, as long as nothing in the round reads it.
         """
@@ -159,7 +153,7 @@ class SubgraphBuilder(Builder):
         if lender is not None and self._is_built_outside(lender, source, placement):
             with self._outside():
                 return self.parent.redistributed(lender, placement)
-        if value in self._carried and isinstance(placement, TensorList) and isinstance(source, Replicated):
+        if value in self._carried and isinstance(placement, TensorList) and source == REPLICATED:
             self._shard_carried(value, placement)
             return self.local(value)
         return super()._redistribute(value, placement)
@@ -176,20 +170,18 @@ class SubgraphBuilder(Builder):
 
     def _is_built_outside(self, lender: Value, source: Placement, placement: Placement) -> bool:
         """Whether a value of the parent is redistributed in the parent's graph."""
-        if isinstance(placement, Replicated):
+        if placement == REPLICATED:
             return self.in_loop or isinstance(source, Partial) or self.parent.has_replicated(lender)
-        if isinstance(placement, FlatShard):
+        if placement == FLAT_SHARD:
             return isinstance(source, Partial) and lender.dtype != tf.resource
-        return isinstance(placement, TensorList) or isinstance(placement, Sharded) and isinstance(source, Replicated)
+        return isinstance(placement, TensorList) or isinstance(placement, Sharded) and source == REPLICATED
 
     def read_before_loop(self, handle: Value, node: Node) -> tf.Tensor:
         lender = self._lender(handle)
         if not self.in_loop or lender is None:
             return super().read_before_loop(handle, node)
         if any(each.type != READ and not isinstance(each, Return) for each in self.program.readers(handle)):
-            placement = self.placement(handle)
-            assert isinstance(placement, (FlatShard, Sharded))
-            raise self.refusal_of_sharded(node, placement)
+            raise self.refusal_of_sharded(node, self.placement(handle))
         with self._outside():
             return self.parent.read_before_loop(lender, node)
 

@@ -29,13 +29,13 @@ def writes_without_batch(
     earlier: Collectives | None = None,
     everyone: Collectives | None = None,
 ) -> Callable[[], None] | None:
-    """Returns a function that writes what a traced step writes without its arguments; None: it writes nothing.
+    """Returns a function that makes the writes of a traced step that need no arguments; None: there are none.
 
     chunk_of: given an outer tensor, returns the handle of this rank's chunk of a variable in flat shards, else None.
-    has_mirror: whether what this rank has of a variable, given its handle, has a mirror, which only the end of a step
-        writes.
+    has_mirror: given the handle of a variable, returns whether this rank's part has a mirror, which only the end of a
+        step writes.
     earlier, everyone: as in `build_step`, if the step was cut along the model axis.
-    Raises: ConfigError: it would write what has a mirror.
+    Raises: ConfigError: it would write a variable that has a mirror.
     """
     program = Program(graph)
     dependent = {value.node for value in program.inputs}

@@ -9,7 +9,7 @@ A product that is smaller than its operands still runs before the commit, becaus
 
 In a job that ends when a rank is lost, gathers whose results only writes need (of new weights from flat shards) wait,
 too, because nothing else can make a gather fail. Whether a gather waits depends on the readers of its result and on
-global shapes, so all ranks decide alike.
+global shapes, so all ranks decide in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SMALL = 1 << 16  # bytes of a tensor; smaller ones are not worth it
 
 
 class AfterCommit:
-    """The operations of the current graph that are to run after the commit.
+    """The operations of the current graph that will run after the commit.
 
     Args:
         values: the values that variables will be assigned, in that order. outputs: what the step returns.
@@ -68,8 +68,8 @@ class AfterCommit:
         return [each for one in self._operations.values() for each in one.inputs if each not in self]
 
     def follow(self, previous: tf.Operation, value: tf.Tensor) -> bool:
-        """Makes the operations that a value needs, and that no earlier value needed, run after `previous`. False: there
-        are none."""
+        """Makes the operations that a value needs, and that no earlier value needed, run after `previous`. Returns
+        False if there are none."""
         own: dict[str, tf.Operation] = {}
         stack = [value.op] if value in self else []
         while stack:

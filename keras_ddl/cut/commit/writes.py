@@ -1,4 +1,4 @@
-"""Postpones what a step writes until it commits: no variable is written on any rank unless all ranks come that far.
+"""Postpones the writes of a step until it commits: no variable is written on any rank unless all ranks get there.
 
 A value that is assigned to a variable is forwarded inside the step to later readers of the variable. Only the last
 value is written, after the commit: a collective that a rank joins when everything else of its step has run. Values are
@@ -32,7 +32,7 @@ class Writes:
     """The variables that one step writes.
 
     Args:
-        values: of the step. snapshots: where variables are copied that have to be written early.
+        values: of the step. snapshots: copies of variables that must be written early.
         mirrored: handles of variables whose new values are needed before the commit.
     """
 
@@ -116,7 +116,7 @@ class Writes:
         return []
 
     def value(self, handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Returns what a variable holds at this place of the step."""
+        """Returns the value of a variable at this point of the step."""
         key = handle.ref()
         if key in self._new:
             return self._new[key][1]
@@ -132,7 +132,7 @@ class Writes:
         return handle.ref() in self._early
 
     def is_assigned(self, handle: tf.Tensor) -> bool:
-        """Whether a variable will be written after the commit, with what `value` returns now."""
+        """Whether a variable will be written after the commit, with the value that `value` returns now."""
         return handle.ref() in self._new
 
     def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> None:

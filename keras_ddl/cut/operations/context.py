@@ -14,7 +14,7 @@ from keras_ddl.cut.analysis.attributes import AttrValue
 from keras_ddl.cut.analysis.contents import AbstractValue
 from keras_ddl.cut.analysis.dims import Dim, certain, if_certain
 from keras_ddl.cut.analysis.extents import merged
-from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor, Replicated
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.analysis.variable_ops import MARKED
 from keras_ddl.cut.commit.writes import Writes
@@ -37,7 +37,7 @@ class _Made(NamedTuple):
 class Context(PlacedValues):
     """Builds operations of one program in one rank's graph.
 
-    Args: as of `PlacedValues`; seed: equal on all ranks; random operations without a seed get one made from it.
+    Args: those of `PlacedValues`, and seed: equal on all ranks; random operations without a seed get one made from it.
     Attributes:
         writes: the writes of a step that commits; None: variables are written at once.
         in_loop: whether this is the body or condition of a loop, in which no collective may run.
@@ -102,7 +102,7 @@ class Context(PlacedValues):
         return self.programs[scope]
 
     def knowledge_of(self, values: Sequence[Value]) -> Hashable:
-        """Returns what decisions about a graph with these arguments depend on."""
+        """Returns a key of all facts on which decisions about a graph with these arguments depend."""
         return self.in_loop, tuple(map(self._knowledge, values))
 
     def _knowledge(self, value: Value) -> Hashable:
@@ -110,12 +110,12 @@ class Context(PlacedValues):
         return self.abstract(value), numbers, self.has_replicated(value), self.depends_on_batch(value)
 
     def abstract(self, value: Value) -> AbstractValue:
-        """Returns what is known about a value without its entries."""
+        """Returns the facts about a value, apart from its entries."""
         content = if_certain(self.extents.content, value) if value.dtype == tf.variant else None
         return AbstractValue(self.placement(value), if_certain(self.dims, value), content)
 
     def set_abstract(self, output: Value, known: AbstractValue) -> None:
-        """Sets what is known about an output of a branch or a loop, besides what tracing knows."""
+        """Sets facts about an output of a branch or a loop that go beyond what tracing knows."""
         self.extents.named[output.key] = output
         self.extents.set_dims(output, merged(output, known.dims))
         self.extents.set_content(output, known.content)
@@ -178,7 +178,7 @@ class Context(PlacedValues):
         return tf.compat.v1.get_default_graph(), *map(id, inputs), node.attributes_key
 
     def make_replicated(self, node: Node) -> list[PlacedTensor]:
-        """Builds the operation from replicated inputs, alike on every rank. Raises: Pending."""
+        """Builds the operation from replicated inputs, the same on every rank. Raises: Pending."""
         if node.type == "Const" and not node.after:
             return [PlacedTensor(self._constant(node), REPLICATED)]
         outputs = self.make(node, self.all_replicated(node.inputs))
@@ -217,7 +217,7 @@ class Context(PlacedValues):
         values, nodes = [value], dict[Node, None]()
         for each in values:
             node = each.node
-            if isinstance(self.placement(each), Replicated) or node in nodes:
+            if self.placement(each) == REPLICATED or node in nodes:
                 continue
             if node not in self._linear or each.index < 0 or not node.is_pure:
                 return []

@@ -154,7 +154,7 @@ def spec(
 
 
 def spec_of(node: Node) -> OpSpec:
-    """Returns the spec of an operation's type, or one that says nothing."""
+    """Returns the spec of an operation's type, or an empty one."""
     return _specs.get(node.type, _NO_SPEC)
 
 
@@ -163,7 +163,7 @@ def specs() -> dict[str, OpSpec]:
 
 
 def kind_of(node: Node) -> Kind:
-    """Returns how an operation's results depend on its operands, as far as its spec says."""
+    """Returns how an operation's results depend on its operands, according to its spec."""
     return spec_of(node).kind
 
 

@@ -14,7 +14,7 @@ from keras_ddl.cut.values.local_shapes import Scalar, Vector
 
 ALGORITHM = 1
 ALGORITHMS = (ALGORITHM, 3)  # 3 leaves the choice to the device: Philox on CPU and GPU
-_BITS_OF_A_GROUP = 128  # what one value of the counter gives; a number takes 32 bits of it, or 64
+_BITS_OF_A_GROUP = 128  # bits from one value of the counter; a number takes 32 of them, or 64
 _RESERVED = 256  # 32-bit samples for each number of a truncated draw (kReservedSamplesPerOutput, random_op_cpu.h)
 
 

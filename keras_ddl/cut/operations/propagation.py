@@ -10,10 +10,10 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, if_certain
 from keras_ddl.cut.analysis.placements import (
     PARTIAL,
+    REPLICATED,
     Partial,
     PlacedOutputs,
     Placement,
-    Replicated,
     Sharded,
     TensorList,
 )
@@ -62,8 +62,8 @@ def propagate(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def materialize(b: Context, node: Node) -> PlacedOutputs:
-    """Builds an entrywise operation on replicated operands. If a rank can build its shard of an operand alone, as of a
-    random draw, it can also build its shard of the result alone.
+    """Builds an entrywise operation on replicated operands. If a rank can build its shard of an operand alone, for
+    example of a random draw, it can also build its shard of the result alone.
     """
     made, result = b.make_replicated(node), node.outputs[0]
     is_one = len(node.outputs) == 1 and not node.after and result.dtype != tf.variant
@@ -94,7 +94,7 @@ def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
             shard = placement.at(labels.index(label))
             if not b.can_shard(value, shard):
                 raise Uncertain
-            tensors.append(b.sharded(value, shard))
+            tensors.append(b.redistributed(value, shard))
         else:
             tensors.append(b.replicated(value))
     return b.make(node, tensors)[0]
@@ -116,7 +116,7 @@ def _factors(b: Context, node: Node, spec: OpSpec) -> Factors:
 
 
 def _factor_to_shard(b: Context, node: Node, factors: Factors) -> tuple[str, Sharded] | None:
-    """Returns the factor along which the operation is to be sharded, and how an operand is sharded along it.
+    """Returns the factor along which to shard the operation, and how an operand is sharded along it.
 
     If operands are sharded along different factors, one that would have to be gathered is preferred, then the largest.
     """
@@ -159,7 +159,7 @@ def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: st
         elif shard is None:
             tensors.append(b.replicated(value))
         else:
-            tensor = b.sharded(value, shard)
+            tensor = b.redistributed(value, shard)
             tensors.append(pad(b, tensor, shard) if spec.never_empty else tensor)
     results: list[tuple[tf.Tensor, Placement]] = []
     for tensor, labels in zip(_make(b, node, spec, LocalOperands(tensors, factors, label)), factors.results):
@@ -207,7 +207,7 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
     if not parts or all(_is_being_combined(b, node.inputs[each]) for each in parts):
         return None
     if spec.linear.adds and _continues_partial(b, node, placements):
-        tensors = [b.partial(each) for each in node.inputs]
+        tensors = [b.redistributed(each, PARTIAL) for each in node.inputs]
     elif _gives_parts(b, node, spec.linear, placements, parts):
         tensors = [b.local(each) for each in node.inputs]
     else:
@@ -234,7 +234,7 @@ def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Pl
     if linear.together:
         return all(each == placement for each in placements) and not (linear.adds and _is_repeated(b, node, parts))
     others = [each for index, each in enumerate(placements) if index != first]
-    if first not in linear.at or not all(isinstance(each, Replicated) for each in others):
+    if first not in linear.at or not all(each == REPLICATED for each in others):
         return False
     return linear.when is None or linear.when(b, node, first)
 
@@ -243,7 +243,7 @@ def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) 
     """Whether the sum stays partial, to be made after the loop or together with accumulated gradients."""
     if not b.in_loop and not any(is_accumulated(b, each) for each in node.inputs):
         return False
-    return all(isinstance(each, Replicated) or each == PARTIAL for each in placements) and not _is_repeated(
+    return all(each in (REPLICATED, PARTIAL) for each in placements) and not _is_repeated(
         b, node, range(len(placements))
     )
 
@@ -288,7 +288,7 @@ def widens(b: Context, node: Node, part: int) -> bool:
 def times_finite(b: Context, node: Node, part: int) -> bool:
     """Only if the other factor is certainly finite and not 0.
 
-    Another factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around alike in any order.
+    Another factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around in any order.
     """
     exact = node.outputs[0].dtype.is_integer
     return (exact or _is_finite(b, node.inputs[1 - part])) and not _is_repeated(b, node, [part])

@@ -28,7 +28,7 @@ def _is_rounded(node: Node) -> bool:
 
 
 def added(tensors: list[tf.Tensor], name: str) -> list[tf.Operation]:
-    """Builds additions one after the other; the last gives the sum."""
+    """Builds a chain of additions, of which the last gives the sum."""
     graph, total = tf.compat.v1.get_default_graph(), tensors[0]
     attrs = {"T": tf.compat.v1.AttrValue(type=total.dtype.as_datatype_enum), **MARKED}
     made: list[tf.Operation] = []

@@ -38,7 +38,7 @@ def _function(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _read(b: Context, node: Node) -> PlacedOutputs:
-    """All ranks read, so that their data advances and ends alike, and all get rank 0's results."""
+    """All ranks read, so that their data advances and ends together, and all get rank 0's results."""
     if b.everyone is None:
         return b.make_replicated(node)
     kind = "All ranks use what rank 0 reads from an iterator or a queue in a step"

@@ -123,7 +123,7 @@ def _make(b: Context, node: Node, operands: str, placement: TensorList) -> list[
             shard = element if letter == "E" else _stacked(element)
             if not b.can_shard(value, shard):
                 raise Uncertain
-            tensors.append(b.sharded(value, shard))
+            tensors.append(b.redistributed(value, shard))
         else:
             tensors.append(_local_element_shape(b, value, element) if letter == "S" else b.replicated(value))
     attrs: dict[str, AttrValue] = {}
@@ -190,7 +190,7 @@ def element_shape(b: Context, node: Node) -> PlacedOutputs:
 
 @contents(*_types("L"))
 def _content(known: Extents, node: Node) -> Content:
-    """Returns what holds for the elements of the operand, if it is a list, and for new elements."""
+    """Returns the facts that hold for elements of the operand, if it is a list, and for new elements."""
     operands, _ = _signature(node)
     values = dict(zip(operands, node.inputs))
     if "L" in values:
@@ -218,7 +218,7 @@ def _result_extents(known: Extents, node: Node) -> ResultExtents:
 
 
 def _element_dims(known: Extents, values: Value, shape: Value | None) -> Entries | None:
-    """Returns the extents of an element, as far as the list and the requested shape tell."""
+    """Returns the extents of an element, as far as the list and the requested shape show them."""
     content = if_certain(known.content, values)
     dims = content.known_dims() if content is not None else None
     requested = if_certain(known.vector, shape) if shape is not None else None

@@ -17,7 +17,7 @@ from keras_ddl.cut.analysis.extents import (
     numbers,
     reshaped,
 )
-from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.propagation import sharded_only
@@ -29,7 +29,7 @@ _INT64 = AttrValue(type=tf.int64.as_datatype_enum)
 
 @rule(*SHAPE_OPS)
 def shape(b: Context, node: Node) -> PlacedOutputs:
-    """Builds the shape of the global tensor; the rank's tensor tells all extents except that of the sharded axis."""
+    """Builds the shape of the global tensor; the rank's tensor shows all extents except along the sharded axis."""
     result = []
     for dims, output in zip([b.dims(each) for each in node.inputs], node.outputs):
         if node.type == "Rank":
@@ -56,7 +56,7 @@ def _size(known: Extents, node: Node) -> ResultNumbers:
 def reshape(b: Context, node: Node) -> PlacedOutputs | None:
     value, shape_operand = node.inputs
     placement = b.placement(value)
-    if not isinstance(b.placement(shape_operand), Replicated):
+    if b.placement(shape_operand) != REPLICATED:
         return None
     if isinstance(placement, Partial):
         b.mark_linear(node)
@@ -80,13 +80,13 @@ def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Sca
     key, requested = node.outputs[0].key, None
     shape: list[Scalar] = []
     for axis, extent in enumerate(after):
-        if _is_named_by(extent, key):  # only the operand tells, perhaps by -1
+        if _is_named_by(extent, key):  # only the operand has it, perhaps as -1
             requested = tf.cast(b.replicated(node.inputs[1]), tf.int64)
             shape.append(requested[axis])
         else:
             shape.append(b.number(extent))
     if requested is not None:
-        # A rank without rows could not tell what -1 stands for: it has no entries to divide.
+        # A rank without rows could not resolve -1, because it has no entries to divide.
         others = tf.reduce_prod(tf.abs(tf.stack([tf.cast(each, tf.int64) for each in shape])))
         entries = tf.reduce_prod(tf.stack([tf.cast(b.number(each), tf.int64) for each in before]))
         inferred = entries // tf.maximum(others, 1)

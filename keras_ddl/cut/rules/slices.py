@@ -10,17 +10,17 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.attributes import AttrValue
 from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, total
 from keras_ddl.cut.analysis.extents import Dims, Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.analysis.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.values import redistribute
 
-_MOST_SEGMENTS = 128  # batches one after another, that are looked at one by one
+_MOST_SEGMENTS = 128  # batches in a sequence that are compared one by one
 
 
 def _are_replicated(b: Context, values: Sequence[Value]) -> bool:
-    return all(isinstance(b.placement(each), Replicated) for each in values)
+    return all(b.placement(each) == REPLICATED for each in values)
 
 
 class Specification:
@@ -86,7 +86,7 @@ def strided_slice(b: Context, node: Node) -> PlacedOutputs | None:
             return None
         starts = spec.has("begin", place) or spec.begin[place] == 0
         ends = spec.has("end", place) or spec.end[place] == dims[placement.axis]
-        if not (starts and ends):  # x[:n], x[n:] of two batches one after the other
+        if not (starts and ends):  # e.g. x[:n] or x[n:] of two concatenated batches
             segments = certain(placement.segments)
             if len(segments) > _MOST_SEGMENTS:
                 return None
@@ -202,12 +202,12 @@ def concat(b: Context, node: Node) -> PlacedOutputs | None:
         shards = [_as_blocks(b, each, first) for each in parts]
         result = _one_after_another(shards)
     b.all_replicated([each for each, placement in zip(parts, placements) if isinstance(placement, Partial)])
-    tensors = [b.sharded(each, shard) for each, shard in zip(parts, shards)]
+    tensors = [b.redistributed(each, shard) for each, shard in zip(parts, shards)]
     return [(b.make(node, [*tensors, b.replicated(along)])[0], result)]
 
 
 def _as_blocks(b: Context, value: Value, other: Sharded) -> Sharded:
-    """Returns how a value that is concatenated with another is sharded: as batches one after another."""
+    """Returns how a value that is concatenated with another is sharded: as a sequence of batches."""
     placement = b.placement(value)
     if isinstance(placement, Sharded) and (placement.axis, placement.unit) == (other.axis, other.unit):
         return placement
@@ -266,7 +266,7 @@ def split(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("Tile")
 def tile(b: Context, node: Node) -> PlacedOutputs | None:
-    """Repeats the global batch n times, one after another."""
+    """Repeats the global batch n times in sequence."""
     value = node.inputs[0]
     placement = b.placement(value)
     if not isinstance(placement, Sharded) or not _are_replicated(b, node.inputs[1:]):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, PlacedOutputs, PlacedTensor, Replicated
+from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, PlacedOutputs, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.values import flat_shards
@@ -102,7 +102,7 @@ class GatheredWeights:
 
     def _is_view(self, node: Node) -> bool:
         others = [each for each in node.inputs if not self.has(each)]
-        is_constant = all(isinstance(self._b.placement(each), Replicated) for each in others)
+        is_constant = all(self._b.placement(each) == REPLICATED for each in others)
         return node.type in _VIEWS and node.is_pure and is_constant and not any(map(self._b.depends_on_batch, others))
 
     def _key(self, source: _Source) -> int:

@@ -12,19 +12,10 @@ from typing import NamedTuple
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis import variable_ops
 from keras_ddl.cut.analysis.dims import certain, if_certain
 from keras_ddl.cut.analysis.placements import FLAT_SHARD, PARTIAL, REPLICATED, Partial, Pending, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import BRANCHES, LOOPS, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
-from keras_ddl.cut.analysis.variable_ops import (
-    ASSIGN,
-    ASSIGN_ADD,
-    ASSIGNS,
-    READ,
-    SCATTER_ADD,
-    SCATTER_SUB,
-    SCATTER_UPDATE,
-)
+from keras_ddl.cut.analysis.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, ROW_UPDATES, read
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.operations.propagation import of_parts
@@ -102,11 +93,11 @@ class Sharding:
         if node.type == READ and (b.placement(node.inputs[0]) == FLAT_SHARD or self._key(node.inputs[0]) in self._new):
             return self._read(node)
         if node.type in ASSIGNS and b.placement(node.inputs[0]) == FLAT_SHARD:
-            b.make(node, [b.local(node.inputs[0]), b.flat_shard(node.inputs[1])])
+            b.make(node, [b.local(node.inputs[0]), b.redistributed(node.inputs[1], FLAT_SHARD)])
             return []
         if node.type in ASSIGNS and self._assign(node):
             return []
-        if node.type in (SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE) and b.placement(node.inputs[0]) == FLAT_SHARD:
+        if node.type in ROW_UPDATES and b.placement(node.inputs[0]) == FLAT_SHARD:
             return self._scatter(node)
         sees_all = node.type in PYTHON_FUNCTIONS
         keys = [*self._new, *self._written] if sees_all else [self._key(each) for each in handles]
@@ -158,7 +149,7 @@ class Sharding:
                 return True
             chunk = b.local(value)
         else:
-            change = b.flat_shard(value)
+            change = b.redistributed(value, FLAT_SHARD)
             old = b.local(self._new[key].value) if key in self._new else self._own_chunk(node)
             chunk = old + change if node.type == ASSIGN_ADD else old - change
         written = [self._written[key]] if key in self._written else []
@@ -219,7 +210,7 @@ class Sharding:
 
     def _reduced(self, node: Node) -> PlacedOutputs:
         b, value = self._b, node.inputs[0]
-        chunk, output = b.flat_shard(value), node.outputs[0]
+        chunk, output = b.redistributed(value, FLAT_SHARD), node.outputs[0]
         if node.type == "L2Loss":
             return [(b.make(node, [chunk])[0], PARTIAL)]
         if node.type == "Mean":  # in float32 for 16-bit floats, whose range may not hold the sum or the count
@@ -257,7 +248,7 @@ class Sharding:
         at = b.local(indices) if isinstance(placement, Sharded) else b.replicated(indices)
         placement = placement if isinstance(placement, Sharded) else REPLICATED
         if b.writes is None or b.writes.is_early(b.local(handle)):
-            chunk = variable_ops.read(b.local(handle), dtype)
+            chunk = read(b.local(handle), dtype)
         else:
             chunk = b.writes.value(b.local(handle), dtype)
         table = b.new_value(node, tf.TensorSpec(shape, dtype), chunk, FLAT_SHARD)

@@ -1,4 +1,4 @@
-"""Convolutions, pooling, resizing: each image by itself; gradients of filters are sums over images.
+"""Convolutions, pooling, resizing: images are independent; gradients of filters are sums over images.
 
 Channels are a factor where they are taken one by one (pools, resizes, depthwise filters) or contracted (convolutions):
 filters [..., i, o] cut along o give channels that are cut, and along i parts of a sum. Height and width are replicated.
@@ -131,7 +131,7 @@ def _pool(known: Extents, node: Node) -> Factors:
 
 
 def _pool_gradient(known: Extents, node: Node) -> Factors:
-    """Of images, what a pool made of them, and a gradient of either."""
+    """Operands: images, the results of a pool, and a gradient of either."""
     rank, channel = len(_extents_of(known, node.inputs[0])), _pooled(node)
     images, made = _image(node, rank, _IN, channel), _image(node, rank, _OUT, channel)
     of_gradient = node.type.endswith("GradGrad")

@@ -1,4 +1,4 @@
-"""Operations along the last axis, each row by itself: softmax, cross entropies, the best k."""
+"""Operations along the last axis, with independent rows: softmax, cross entropies, the best k."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Sequence
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from keras_ddl import ops
 from keras_ddl.communicator import Communicator
@@ -57,7 +57,7 @@ class Reduction(NamedTuple):
 PLAIN = Reduction()
 
 
-class Collectives(Protocol):
+class Collectives:
     """Puts collectives into the graph; `name` is the same on all ranks and used once in a step."""
 
     rank: int
@@ -69,25 +69,30 @@ class Collectives(Protocol):
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
+        raise NotImplementedError
 
     def compresses(self, value: Value, op: str) -> bool:
-        """Whether `value` is to be reduced with `compressed`, that is rounded between hosts."""
+        """Whether to reduce `value` with `compressed`, that is, rounded between hosts."""
         return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the ranks' tensors, concatenated along axis 0, where their extents may differ."""
+        raise NotImplementedError
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns this rank's rows of the sum over ranks; if they are uneven, the first ranks have one more."""
+        raise NotImplementedError
 
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         """Returns the tensor of rank (rank - offset) % size; extents along axis 0 may differ."""
+        raise NotImplementedError
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups tensors, given their bytes, in the order in which they become ready."""
+        raise NotImplementedError
 
 
-class StepCollectives:
+class StepCollectives(Collectives):
     """Collectives of the job's ranks (keras_ddl.ops) for the step in the current graph.
 
     Sums that run whenever the step runs form its plan, in an order in which no sum needs a later one, roughly as they
@@ -200,7 +205,7 @@ class StepCollectives:
         The buckets of gradients are made last. Left there, they would wait for the last statistic of BatchNormalization
         and all be sent after the backward pass. An operation that needs the result of a sum is deeper than the summed
         tensors. Sums are not moved if branches have collectives: TensorFlow then runs these branches in the order in
-        which they are made, whatever the program says.
+        which they are made, not in the program's order.
         """
         if self._is_in_branches:
             return list(sums)
@@ -226,7 +231,7 @@ class StepCollectives:
 def can_run(order: Sequence[tf.Operation]) -> bool:
     """Whether operations of one graph can run in this order: whether none needs a later one.
 
-    Depths show only what a program's own nodes need; this check also sees operations that a cut has inserted.
+    Depths show only the needs of a program's own nodes; this check also sees operations that a cut has inserted.
     """
     places = {each: place for place, each in enumerate(order)}
     last: dict[tf.Operation, int] = {}  # the last place in `order` of an operation and what it needs; -1: none
@@ -242,6 +247,6 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
 
 
 def _agreed(operation: tf.Operation) -> str:
-    """Returns what ranks must agree on for a planned collective."""
+    """Returns the properties of a planned collective on which ranks must agree."""
     attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _OF_SUM
     return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"

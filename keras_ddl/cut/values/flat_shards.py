@@ -31,7 +31,7 @@ def reduce_scatter(
         result = tf.reshape(collectives.reduce_scatter(rows, name), [-1])
         result.set_shape([layouts[0].chunk(rank)[1]])
         return [result]
-    # A row for each rank, in which its chunks lie one after the other, filled up to the longest.
+    # One row per rank: its chunks in sequence, padded to the longest.
     table = tf.concat([_by_rank(part, layout) for part, layout in zip(parts, layouts)], axis=1)
     mine = tf.reshape(collectives.reduce_scatter(table, name), [-1])
     mine.set_shape([sum(_longest(each) for each in layouts)])
@@ -61,7 +61,7 @@ def _longest(layout: Layout) -> int:
 
 
 def _by_rank(part: tf.Tensor, layout: Layout) -> tf.Tensor:
-    """Returns [size, longest chunk]: each rank's chunk, filled up with zeros."""
+    """Returns [size, longest chunk]: the ranks' chunks, padded with zeros."""
     base, extra = divmod(layout.rows, layout.size)
     flat, unit = tf.reshape(part, [-1]), layout.unit
     if not extra:

@@ -57,7 +57,7 @@ class LocalShapes:
         return self.vector(shape, dtype)
 
     def static_local_shape(self, shape: tf.TensorShape, placement: Placement) -> tf.TensorShape:
-        """Returns what is known at tracing time about the shape of a rank's tensor, given the global shape."""
+        """Returns the static shape of a rank's tensor, given the global shape."""
         if not isinstance(placement, Sharded) or shape.rank is None:
             return shape
         extents, local = shape.as_list(), self.local_extent(placement)

@@ -18,14 +18,13 @@ from keras_ddl.cut.analysis.placements import (
     FLAT_SHARD,
     PARTIAL,
     REPLICATED,
-    FlatShard,
     Partial,
     Pending,
     PlacedTensor,
     Placement,
-    Replicated,
     Sharded,
     TensorList,
+    has_shards,
 )
 from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.analysis.report import Report
@@ -135,8 +134,8 @@ class PlacedValues(LocalShapes):
     def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
         """Sets the local tensor and the placement of a placeholder of the program."""
         self._placed[value] = PlacedTensor(tensor, placement)
-        is_variable_in_shards = isinstance(placement, (FlatShard, Sharded)) and value.dtype == tf.resource
-        if not isinstance(placement, Replicated) and not is_variable_in_shards:
+        is_variable_in_shards = has_shards(placement) and value.dtype == tf.resource
+        if placement != REPLICATED and not is_variable_in_shards:
             self._batch_dependent.add(value)
         if dims is not None:
             self.extents.set_dims(value, dims)
@@ -177,7 +176,7 @@ class PlacedValues(LocalShapes):
             self._placed.update(before)
 
     def forward(self, node: Node) -> list[PlacedTensor]:
-        """Returns the node's inputs as its outputs, so that both share what is redistributed."""
+        """Returns the node's inputs as its outputs, so that both share redistributed tensors."""
         for value, output in zip(node.inputs, node.outputs):
             self._forwarded[output] = self.origin(value)
         return [self._placed[value] for value in node.inputs]
@@ -206,7 +205,7 @@ class PlacedValues(LocalShapes):
         placed, gathered = self.requests.make(rounds)
         for value, (_, placement) in placed.items():
             before = self._placed[value]
-            if isinstance(placement, FlatShard) and before.placement == PARTIAL:
+            if placement == FLAT_SHARD and before.placement == PARTIAL:
                 self._redistributed[value, PARTIAL] = before.tensor
         self._replace(placed)
         self._redistributed.update({(value, REPLICATED): tensor for value, tensor in gathered.items()})
@@ -235,18 +234,6 @@ class PlacedValues(LocalShapes):
         """Returns the global tensor. Raises: Pending."""
         return self.redistributed(value, REPLICATED)
 
-    def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
-        """Returns this rank's shard of `value`. Raises: Pending."""
-        return self.redistributed(value, placement)
-
-    def flat_shard(self, value: Value) -> tf.Tensor:
-        """Returns this rank's flat shard of `value`. Raises: Pending."""
-        return self.redistributed(value, FLAT_SHARD)
-
-    def partial(self, value: Value) -> tf.Tensor:
-        """Returns this rank's part of a sum that `value` is. Raises: Pending."""
-        return self.redistributed(value, PARTIAL)
-
     def request(self, value: Value, placement: Placement) -> bool:
         """Redistributes a value, or requests the collective that this takes. Returns: whether the result is there."""
         try:
@@ -256,9 +243,9 @@ class PlacedValues(LocalShapes):
         return True
 
     def all_redistributed(self, values: Sequence[Value], placement: Placement) -> list[tf.Tensor]:
-        """Returns values in a placement. Raises: Pending: collectives are to come; all of them are requested."""
+        """Returns values in a placement. Raises: Pending: collectives are missing; all of them are requested."""
         for value in values:
-            if isinstance(self.placement(value), (Partial, FlatShard)):
+            if self.placement(value) == FLAT_SHARD or isinstance(self.placement(value), Partial):
                 self.request(value, placement)
         return [self.redistributed(each, placement) for each in values]
 
@@ -268,14 +255,14 @@ class PlacedValues(LocalShapes):
 
     def _redistribute(self, value: Value, placement: Placement) -> tf.Tensor:
         """Builds a value in a placement that it does not have."""
-        if isinstance(placement, Replicated):
+        if placement == REPLICATED:
             return self._replicate(value)
         if isinstance(placement, (Sharded, TensorList)):
             return self._shard(value, placement)
-        if isinstance(placement, FlatShard):
+        if placement == FLAT_SHARD:
             return self._shard_flat(value)
         assert placement == PARTIAL, f"{value} cannot become {placement}"
-        if isinstance(self.placement(value), FlatShard):
+        if self.placement(value) == FLAT_SHARD:
             with no_dependencies():
                 return flat_shards.partial(self.local(value), self.layout(value), self.collectives.rank)
         tensor = self.replicated(value)
@@ -309,9 +296,9 @@ class PlacedValues(LocalShapes):
 
     def _replicate(self, value: Value) -> tf.Tensor:
         tensor, placement = self._placed[value]
-        if isinstance(placement, (FlatShard, Sharded)) and value.dtype == tf.resource:
+        if has_shards(placement) and value.dtype == tf.resource:
             raise self.refusal_of_sharded(self.node, placement)
-        if isinstance(placement, FlatShard):
+        if placement == FLAT_SHARD:
             self.requests.add(ALL_GATHER, value, tensor, self.node)
             raise Pending
         if isinstance(placement, Partial):
@@ -322,7 +309,7 @@ class PlacedValues(LocalShapes):
                 )
             self.requests.add(placement.op, value, tensor, self.node)
             raise Pending
-        assert not isinstance(placement, Replicated)
+        assert isinstance(placement, (Sharded, TensorList))
         with no_dependencies():
             if value in self._replicators:
                 return self._replicators[value]()
@@ -330,9 +317,9 @@ class PlacedValues(LocalShapes):
         self.report.gathered(value, self.node)
         return result
 
-    def refusal_of_sharded(self, node: Node | None, placement: FlatShard | Sharded) -> ConfigError:
+    def refusal_of_sharded(self, node: Node | None, placement: Placement) -> ConfigError:
         """Returns the error for an operation that cannot use a variable that is held sharded or in flat shards."""
-        if isinstance(placement, FlatShard):
+        if placement == FLAT_SHARD:
             return flat_shards.refusal(node, self.collectives.rank)
         return ConfigError(
             "A variable that is cut along the model axis supports only reading, lookups, assignment and addition in a "
@@ -354,9 +341,9 @@ class PlacedValues(LocalShapes):
         return gather(self, self.collectives, name, tensor, placement, elements)
 
     def keep_replicated(self, value: Value) -> None:
-        """Replicates a value that was in flat shards, for good. Raises: Pending."""
+        """Replicates a value that was in flat shards, permanently. Raises: Pending."""
         tensor, origin = self.replicated(value), self.origin(value)
-        if isinstance(self.placement(value), Replicated):  # built again of sums, rather than gathered
+        if self.placement(value) == REPLICATED:  # built again from sums rather than gathered
             return
         self._redistributed[origin, FLAT_SHARD] = self.local(value)
         self._replace({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
@@ -384,7 +371,7 @@ class PlacedValues(LocalShapes):
         return dict(zip(parts, tensors))
 
     def next_name(self, kind: str) -> str:
-        """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""
+        """Returns a name for a collective. All ranks count in the same way; names from Keras may differ."""
         self._names += 1
         return f"{self.scope}{kind}_{self._names}"
 
@@ -394,7 +381,7 @@ class PlacedValues(LocalShapes):
         if value is None:
             return self.outer_number(unknown)
         if unknown.kind == "extent":
-            # An extent without a name of its own is not that of a sharded axis: the local tensor has the same.
+            # Extents of sharded axes have other names, so the local tensor has this extent, too.
             local = self.local(value)
             with no_dependencies():
                 return tf.shape(local, out_type=tf.int64)[at]

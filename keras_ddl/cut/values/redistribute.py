@@ -55,13 +55,13 @@ def all_gather(
         return tf.cast(numbers, tf.bool)
     axis, rank = placement.axis, local.shape.rank
     if axis == 0 and placement.blocks == 1 and len(placement.rows) == 1:
-        # Whole rows lie one after the other; a rank's unit is part of each.
+        # Whole rows in sequence; a unit is a part of a row.
         return collectives.gather(local, name)
     # [front, blocks, rows, unit, back], rows first on the way.
     front, back = ([extent(each) for each in some] for some in (range(axis), range(axis + 1, rank)))
     blocks, unit = shapes.number(placement.blocks), shapes.number(placement.unit)
     seen = tf.reshape(local, shapes.vector([*front, blocks, shapes.local_rows(placement), unit, *back]))
-    if len(placement.rows) > 1:  # of several batches one after another: one gather for each
+    if len(placement.rows) > 1:  # several batches in sequence: one gather for each batch
         gathered: list[tf.Tensor] = []
         start: Scalar = 0
         for place, number in enumerate(placement.rows):

@@ -18,7 +18,7 @@ from keras_ddl.cut.values import flat_shards
 from keras_ddl.cut.values.collectives import Collectives, Depths, Reduction
 
 REDUCE_SCATTER, ALL_GATHER = "reduce_scatter", "all_gather"
-_ALONE = 4 << 20  # bytes from which a flat shard travels by itself: putting it beside others would be a copy
+_ALONE = 4 << 20  # bytes from which a flat shard travels alone, because concatenating it with others would copy it
 
 
 class _Request(NamedTuple):

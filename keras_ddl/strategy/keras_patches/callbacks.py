@@ -24,7 +24,7 @@ from keras_ddl.strategy import agreement, figures, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
-from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
+from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import hushed_writers, progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import Saves, Standby, become_writer, hush, standby_of, standing_in
@@ -111,7 +111,7 @@ class CallbackList(_KerasList):
     )
 
     @property
-    def _strategy(self) -> StrategyInterface | None:
+    def _strategy(self) -> BaseStrategy | None:
         """The Strategy of the callbacks' model if it has more than one rank, else None."""
         return strategy_of_ranks(self.model)
 
@@ -138,7 +138,7 @@ class CallbackList(_KerasList):
                 own.leave_to_rank_0(is_other)
         super().set_model(model)
 
-    def _leave_writing_to_rank_0(self, strategy: StrategyInterface) -> list[Saves]:
+    def _leave_writing_to_rank_0(self, strategy: BaseStrategy) -> list[Saves]:
         is_other, goes_on = strategy.rank != 0, strategy.job.goes_on
         if goes_on or not is_other:
             for callback in self.callbacks:
@@ -150,7 +150,7 @@ class CallbackList(_KerasList):
             loop.followers.append(self)
         return [saves for one in self.callbacks if (saves := Saves.of(one)) is not None] if goes_on else []
 
-    def _stand_in(self, callback: Any, strategy: StrategyInterface) -> Any:
+    def _stand_in(self, callback: Any, strategy: BaseStrategy) -> Any:
         """Returns the object that runs in place of a callback on a rank other than 0."""
         kind = writers.writing_class(callback)
         finished = strategy.resilience.finished if strategy.job.goes_on else None

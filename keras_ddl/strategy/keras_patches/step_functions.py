@@ -27,7 +27,7 @@ from keras_ddl.data.rows import (
 )
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import fits, trainer_calls
-from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation, garbage
@@ -43,7 +43,7 @@ _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes its own
 class _KerasFunction(Caller):
     """The executions of one step of a model: "train_step" | "test_step" | "predict_step"."""
 
-    def __init__(self, model: Any, step: str, strategy: StrategyInterface) -> None:
+    def __init__(self, model: Any, step: str, strategy: BaseStrategy) -> None:
         super().__init__(strategy.keras_steps.step_of(model, step))
         self._model, self._step, self._job = model, step, strategy.job
         self._resilience, self._epoch = strategy.resilience, strategy.job.epoch
@@ -117,7 +117,7 @@ class IteratorFunction(_KerasFunction):
         make: Keras's `_make_function`.
     """
 
-    def __init__(self, model: Any, program_step: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, program_step: Any, strategy: BaseStrategy, make: Callable[..., Any]) -> None:
         super().__init__(model, name_of_step(model, program_step), strategy)
         self._program_step, self._make = program_step, make
         # By iterator: its execution, and an iterator of the types that this takes; None: the same, not to keep it.
@@ -275,7 +275,7 @@ class IteratorFunction(_KerasFunction):
 class PredictFunction(_KerasFunction):
     """A predict_function, which executes steps on a list of batches. `make`: Keras's `make_predict_function`."""
 
-    def __init__(self, model: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, strategy: BaseStrategy, make: Callable[..., Any]) -> None:
         super().__init__(model, "predict_step", strategy)
         self._make = make
         self._local = Execution(model, "predict_step", is_local=True)

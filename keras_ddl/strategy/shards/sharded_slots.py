@@ -29,10 +29,10 @@ from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.state.placements import Place, holding
 from keras_ddl.state.plan import Holding
+from keras_ddl.strategy import tracing
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.step import tracing
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)

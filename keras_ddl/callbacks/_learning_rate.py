@@ -1,4 +1,6 @@
-"""The learning-rate controller that the callbacks of one optimizer share: it alone writes the rate.
+"""The base class of the learning-rate callbacks, and the controller that the callbacks of one optimizer share.
+
+The controller alone writes the rate:
 
     rate = base * outside * warm-up factor * schedule multiplier
 
@@ -9,31 +11,20 @@ restored run continues exactly. The rate is written only when a factor changes; 
 
 from __future__ import annotations
 
+import abc
+import numbers
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.compat.models import unwrapped
+from keras_ddl.compat.optimizers import learning_rate_source, learning_rate_variable
 from keras_ddl.errors import ConfigError
-
-
-class Factor(Protocol):
-    """One learning-rate callback, as the controller sees it."""
-
-    is_warmup: bool
-    initial_lr: float | None
-    momentum_correction: bool
-
-    def factor(self, epoch: int, batch: int) -> float | None:
-        """The value at a position; None before its first epoch."""
-
-    def is_active(self, epoch: int) -> bool: ...
-
-    def steps(self) -> int | None: ...
-
+from keras_ddl.schedules import positive
 
 _controllers: weakref.WeakKeyDictionary[Any, LearningRateController] = weakref.WeakKeyDictionary()
 
@@ -51,11 +42,11 @@ class LearningRateController:
     def __init__(self, optimizer: Any) -> None:
         self._reference = weakref.ref(optimizer)
         self._momentum = MomentumCorrection()
-        self._factors: list[Factor] = []
+        self._factors: list[LearningRateFactor] = []
         self._fit: Any = None  # identifies the fit() that the factors belong to
         self._opened = False
         self._warned: set[str] = set()
-        self._noted = (0.0, 0, True)  # before the callbacks begin: rate, step, whether the rate was set anew
+        self._noted = (0.0, 0, True)  # before the callbacks begin: rate, step, whether the rate is a new one
         self._restored = self._must_write = False
         self.base: float | None = None
         self.outside = 1.0
@@ -71,7 +62,7 @@ class LearningRateController:
         is_new = self.base is None or rate not in (self.last, self.seen)  # the first fit, or set between two fits
         self._noted = (rate, self._steps_done(), is_new)
 
-    def join(self, factor: Factor, fit: Any) -> None:
+    def join(self, factor: LearningRateFactor, fit: Any) -> None:
         """Adds a factor; `fit` is the same object for all callbacks of one fit()."""
         if self._fit is not fit:
             self._fit, self._factors, self._opened, self._warned = fit, [], False, set()
@@ -220,3 +211,100 @@ class LearningRateController:
         if text[:40] not in self._warned and is_first_rank():
             stack_position.warn(text)
         self._warned.add(text[:40])
+
+
+class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
+    """A callback that contributes one factor to the learning rate; LearningRateController composes the factors."""
+
+    is_warmup = False
+    never_stops_within_epoch = True  # saves the ranks an agreement per batch
+    params: dict[str, Any] | None
+
+    def __init__(self, initial_lr: float | None, steps_per_epoch: int | None, momentum_correction: bool) -> None:
+        super().__init__()
+        self.initial_lr = None if initial_lr is None else positive("initial_lr", initial_lr)
+        if steps_per_epoch is not None and not (isinstance(steps_per_epoch, numbers.Integral) and steps_per_epoch > 0):
+            raise ConfigError(
+                f"steps_per_epoch must be a whole number, 1 or more. Received: steps_per_epoch={steps_per_epoch!r}."
+            )
+        self.steps_per_epoch = steps_per_epoch
+        self.momentum_correction = momentum_correction
+        self._joined: LearningRateController | None = None
+        self._epoch = 0
+
+    @property
+    def _controller(self) -> LearningRateController:
+        assert self._joined is not None  # on_train_begin refuses a fit without a controller
+        return self._joined
+
+    # ---- for the controller ------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def factor(self, epoch: int, batch: int) -> float | None:
+        """The factor at this batch; None before its first epoch."""
+
+    @abc.abstractmethod
+    def is_active(self, epoch: int) -> bool:
+        """Whether the epoch is within its range."""
+
+    def steps(self) -> int | None:
+        """Steps per epoch: the argument, else fit's; None: unknown."""
+        return self.steps_per_epoch or (self.params or {}).get("steps")
+
+    def _known_steps(self) -> int:
+        steps = self.steps()
+        assert steps is not None  # on_train_begin refuses a fit of unknown steps if needs_steps
+        return steps
+
+    @abc.abstractmethod
+    def needs_steps(self) -> bool:
+        """Whether the factor changes within an epoch."""
+
+    # ---- for Keras ---------------------------------------------------------------------------------------------------
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            inner = unwrapped(optimizer)
+            self._joined = controller_of(inner) if learning_rate_variable(inner) is not None else None
+            if self._joined is not None:
+                self._joined.note()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        name = type(self).__name__
+        if self._joined is None:
+            raise ConfigError(
+                f"{name} needs an optimizer whose learning rate is a number. Received: "
+                f"{_describe_rate(self.model)}. Compile with a number, or use a schedule of keras_ddl.schedules in the "
+                "optimizer and remove the callback."
+            )
+        if self.needs_steps() and not self.steps():
+            raise ConfigError(
+                f"{name} must know the steps per epoch, but for this data fit does not know them before the first "
+                f"epoch ends. Received: steps_per_epoch=None. Pass {name}(..., steps_per_epoch=N) or fit(..., "
+                "steps_per_epoch=N)."
+            )
+        self._joined.join(self, self.params)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch = epoch
+        self._controller.look()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._controller.update(self._epoch, batch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["learning_rate"] = self._controller.look()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._controller.look()
+
+
+def _describe_rate(model: Any) -> str:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return "a model that is not compiled"
+    optimizer = unwrapped(optimizer)
+    return f"{type(optimizer).__name__} with a {type(learning_rate_source(optimizer)).__name__}"

@@ -1,4 +1,4 @@
-"""Collectives along one axis of a mesh, in a program that is cut along another.
+"""Collectives along the model axis of a mesh, in a program that is then cut along the batch.
 
 These collectives compute entry by entry or concatenate ranks' tensors, so values that are sharded or partial along the
 axis of this cut stay so. Along the earlier axis the ranks' tensors have equal shapes.
@@ -7,7 +7,7 @@ axis of this cut stay so. Along the earlier axis the ranks' tensors have equal s
 from __future__ import annotations
 
 from keras_ddl.cut.analysis.dims import Dim, if_certain
-from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Placement, Replicated, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Placement, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.values.collectives import GATHER
@@ -32,9 +32,9 @@ def make(b: Context, node: Node, kind: str) -> PlacedOutputs:
 def _kept(placement: Placement, kind: str) -> Placement:
     """Returns the placement in which an operand is combined along the earlier axis, which is also that of the
     result."""
-    if isinstance(placement, (Replicated, Sharded)):
+    if placement == REPLICATED or isinstance(placement, Sharded):
         return placement
-    # Parts of a sum stay parts when sums of them are made, and when they are put one after the other.
+    # Parts of a sum stay parts when they are summed, and when they are concatenated.
     is_part = isinstance(placement, Partial) and kind in (placement.op, GATHER)
     return placement if is_part else REPLICATED
 
