@@ -7,9 +7,9 @@
 // Contract of every collective: all ranks submit a request of the same `name`; the order of submission may differ
 // between ranks and threads. Requests are matched by name (several under one name: first in, first matched). Kind,
 // dtype, op, compression, root, flags, element count (where rows are not free: DDL_ALL_GATHER, DDL_ALL_TO_ALL) and
-// fingerprint must be equal on all ranks, and on each rank the splits of an all_to_all must add up to its rows; if not,
-// the request fails with DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values,
-// and the communicator stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
+// fingerprint must be equal on all ranks; if not, the request fails with DDL_FAILED_PRECONDITION on EVERY rank with one
+// message that names the ranks and both values, and the communicator stays usable. The same happens, with
+// DDL_INVALID_ARGUMENT, if on some rank the splits of an all_to_all do not add up to its rows. Results are bitwise equal on all ranks and from run to run for one topology.
 //
 // A rank that has no more data joins (DDL_JOIN). From then on no collective waits for it: it takes part in what the
 // others submit with neutral data (zeros; ones in a product; the largest or smallest number in a min or max; no rows in
@@ -55,7 +55,7 @@ extern "C" {
 typedef enum ddl_code {
   DDL_OK = 0,
   DDL_CANCELLED = 1,            // another rank has submitted a collective with DDL_FLAG_CANCELS
-  DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run
+  DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run, or wrong splits of some rank
   DDL_DEADLINE_EXCEEDED = 4,    // ranks that did not arrive before the deadline
   DDL_NOT_FOUND = 5,            // a communicator that does not exist, or was shut down
   DDL_FAILED_PRECONDITION = 9,  // ranks that disagree, or a request after this rank joined

@@ -29,7 +29,7 @@ Status WrongSplits(const std::vector<Submission>& submissions) {
     ranks.push_back({submission.rank, DDL_RANK_NAMED});
   }
   if (wrong.empty()) return {};
-  return {DDL_FAILED_PRECONDITION,
+  return {DDL_INVALID_ARGUMENT,
           Label(*submissions[0].announcement) +
               ": the splits of every rank must be 0 or more and add up to its rows; without splits, the rows must be a "
               "multiple of the number of ranks (" +
