@@ -9,8 +9,8 @@
 // dtype, op, compression, root, flags, element count (where rows are not free: DDL_ALL_GATHER, DDL_ALL_TO_ALL) and
 // fingerprint must be equal on all ranks; if not, the request fails with DDL_FAILED_PRECONDITION on EVERY rank with one
 // message that names the ranks and both values, and the communicator stays usable. The same happens, with
-// DDL_INVALID_ARGUMENT, if on some rank the splits of an all_to_all do not add up to its rows. Results are bitwise equal
-// on all ranks and from run to run for one topology.
+// DDL_INVALID_ARGUMENT, if on some rank the splits of an all_to_all do not add up to its rows. Results are bitwise
+// equal on all ranks and from run to run for one topology.
 //
 // A rank that has no more data joins (DDL_JOIN). From then on no collective waits for it: it takes part in what the
 // others submit with neutral data (zeros; ones in a product; the largest or smallest number in a min or max; no rows in
