@@ -79,9 +79,11 @@ class Collectives(Protocol):
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns this rank's rows of the sum over ranks; if they are uneven, the first ranks have one more."""
+        raise NotImplementedError
 
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         """Returns the tensor of rank (rank - offset) % size; extents along axis 0 may differ."""
+        raise NotImplementedError
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups tensors, given their bytes, in the order in which they become ready."""
