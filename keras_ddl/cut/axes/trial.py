@@ -17,7 +17,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
 
 from keras_ddl.compat.tensorflow import FuncGraph, UninitializedVariable, tf, variable_dtype, variable_shape
 from keras_ddl.cut.analysis.dims import ONE, Dim, certain, if_certain
@@ -102,11 +101,6 @@ class _NoRanks(Collectives):
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[None, *tensor.shape[1:]])
-
-    def _refuse(self, *arguments: Any, **keywords: Any) -> NoReturn:
-        raise AssertionError("nothing is in flat shards")
-
-    reduce_scatter = shift = _refuse
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[each] for each in range(len(sizes))]
