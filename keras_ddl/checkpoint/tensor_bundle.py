@@ -186,7 +186,9 @@ def _restored(prefix: str, entries: Sequence[tuple[str, str, Any]]) -> list[Any]
 
 
 def _spec(shape: Sequence[int], box: Box) -> str:
-    """Returns the box as TensorFlow spells it: "10 4 0,5:-" is the first five rows of a tensor [10, 4]."""
+    """Returns the box as TensorFlow spells it: "10 4 0,5:-" is the first five rows of a tensor [10, 4], "" is all."""
+    if box == tuple((0, size) for size in shape):
+        return ""
     extents = ":".join("-" if each == (0, size) else f"{each[0]},{each[1]}" for each, size in zip(box, shape))
     return " ".join([*map(str, shape), extents])
 
