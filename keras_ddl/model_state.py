@@ -16,8 +16,6 @@ from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.matching import dtype_of, match, table
 from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, by_bundle, tensor_of
 from keras_ddl.errors import CheckpointError
-from keras_ddl.state.boxes import joined
-from keras_ddl.state.placements import replicated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -189,22 +187,12 @@ def take_parts(model: Any, reached: Sequence[bool]) -> list[bundle.Part | None]:
 
     parts: list[bundle.Part | None] = []
     for variable in spread_variables(model).values():
-        written = files.write(variable, reached, in_boxes=is_stored_in_boxes(variable))
-        if written is None:
-            parts.append(None)
-            continue
-        if isinstance(written.values, int):
-            values = variable.share.variables[written.values].read_value()
-        else:
-            with tf.device("CPU:0"):
-                values = tf.constant(written.values)
-        parts.append(bundle.Part(variable.full_shape, written.boxes, values))
+        boxes, values = files.write(variable, reached, in_boxes=variable.dtype.name in bundle.DTYPES_IN_PARTS)
+        if isinstance(values, int):
+            values = variable.share.variables[values].read_value()
+        with tf.device("CPU:0"):
+            parts.append(bundle.Part(variable.full_shape, boxes, tf.convert_to_tensor(values)) if boxes else None)
     return parts
-
-
-def is_stored_in_boxes(variable: ShardedVariable) -> bool:
-    """Whether files hold boxes of a variable: TensorFlow cannot read those of all dtypes."""
-    return variable.dtype.name in bundle.DTYPES_IN_PARTS
 
 
 def golden_file(name: str | None) -> str:
@@ -239,12 +227,8 @@ def restore_checkpoint(
     spread = spread_variables(model)
     for target, (name, key) in sources.items():
         variable, prefix = spread[target], str(checkpoint.path / name)
-        if variable.gathered is not None:
-            with bundle.translated(_WHAT, prefix, CheckpointError):
-                variable.assign(bundle.read(prefix, {key: variable.dtype.name})[key])
-        else:
-            variable.restore([read_boxes(prefix, key, variable, boxes) for boxes in variable.held()])
-            variable.note_restored(f"{prefix} {key}")
+        variable.restore([read_boxes(prefix, key, variable, boxes) for boxes in variable.held()])
+        variable.note_restored(f"{prefix} {key}")
     return checkpoint
 
 
@@ -302,12 +286,8 @@ def read_boxes(prefix: str, key: str, variable: ShardedVariable, boxes: Sequence
     """
     import numpy as np
 
-    dtype = variable.dtype.name
     with bundle.translated(_WHAT, prefix, CheckpointError):
-        if is_stored_in_boxes(variable):
-            return np.asarray(bundle.read_boxes(prefix, key, dtype, variable.full_shape, boxes))
-        complete = np.asarray(bundle.read(prefix, {key: dtype})[key])
-    return joined(boxes, {replicated(variable.full_shape)[0][0]: complete}, complete.dtype)
+        return np.asarray(bundle.read_boxes(prefix, key, variable.dtype.name, variable.full_shape, boxes))
 
 
 def weights_of(model: Any) -> dict[str, Any]:

@@ -148,5 +148,4 @@ def _restore_spread(model: Any, dir: Path, sources: Sequence[tuple[str, str] | N
         return model_state.read_boxes(str(dir / bundle), key, variable, boxes)
 
     if pairs:
-        variables = [each for each, _ in pairs]
-        files.read(variables, read, files.reaching(dir), list(map(model_state.is_stored_in_boxes, variables)))
+        files.read([each for each, _ in pairs], read, files.reaching(dir))

@@ -1,7 +1,7 @@
 """Files as holders of state: which boxes of a variable each rank writes to a checkpoint, and which it reads from one.
 
-Ranks that hold the same box write it once; a rank reads all that it holds. Rank 0 writes and reads also for ranks that
-cannot reach the files, and variables that files can hold in one piece only.
+Ranks that hold the same box write it once; a rank reads all that it holds. Rank 0 writes and reads for ranks that
+cannot reach the files, and writes variables that files can hold in one piece only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from keras_ddl.errors import CheckpointError, of_other_rank
 from keras_ddl.files import durable
 from keras_ddl.state import boxes
 from keras_ddl.state.exchange import exchange
+from keras_ddl.state.generations import Leaf
 from keras_ddl.state.placements import NOTHING, replicated
 from keras_ddl.state.plan import Holding, plan
 
@@ -28,35 +29,6 @@ if TYPE_CHECKING:
     from keras_ddl.cut.flat_shards import Box
 
 _NAME = "keras_ddl/files"
-
-
-class Leaf(Protocol):
-    """A variable whose parts are on different ranks. `number`: identifies it on all ranks."""
-
-    number: int
-
-    @property
-    def full_shape(self) -> tuple[int, ...]: ...
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]: ...
-    def held_by_all(self) -> tuple[Holding, ...]:
-        """Returns what each rank holds: its own part first, then maybe the mirror of another rank's."""
-
-    def values(self) -> Sequence[np.ndarray]:
-        """Returns the arrays that this rank holds."""
-
-    def restore(self, arrays: Sequence[np.ndarray]) -> None:
-        """Stores the arrays that this rank is to hold, each as a vector."""
-
-
-class Written(NamedTuple):
-    """What one rank writes of a variable.
-
-    Attributes: values: the entries of the boxes, one box after the other; or the index of an array that the rank holds.
-    """
-
-    boxes: Sequence[Box]
-    values: np.ndarray | int
 
 
 def reaching(directory: Path) -> tuple[bool, ...]:
@@ -100,44 +72,39 @@ def boxes_to_write(writers: tuple[Holding, ...], shape: tuple[int, ...]) -> list
     return [tuple(each.box for each in moves if each.sender == rank) for rank in range(file)]
 
 
-def write(leaf: Leaf, reached: Sequence[bool], *, in_boxes: bool) -> Written | None:
-    """Returns what this rank writes of a variable. COLLECTIVE if rank 0 writes for other ranks."""
+def write(leaf: Leaf, reached: Sequence[bool], *, in_boxes: bool) -> tuple[tuple[Box, ...], np.ndarray | int]:
+    """Returns what this rank writes of a variable: boxes, and their entries, one box after the other, or the index of
+    the array that has them among those that it holds. COLLECTIVE if rank 0 writes for other ranks.
+    """
     place, shape, held = communicator.topology(), leaf.full_shape, leaf.held_by_all()
     own = tuple(each[:1] for each in held)  # not mirrors
     writers = at_files(own, shape, reached, in_boxes=in_boxes)
     mine = boxes_to_write(writers, shape)[place.rank]
-    moves = plan(held, writers, place.hosts)
-    if not moves:
-        if not mine:
-            return None
-        if mine in held[place.rank]:
-            return Written(mine, held[place.rank].index(mine))
     name = f"{_NAME}/{leaf.number}/written"
-    arrays = exchange(moves, held, writers, place.rank, leaf.values, leaf.numpy_dtype, name)
+    arrays = exchange(plan(held, writers, place.hosts), held, writers, place.rank, leaf.values, leaf.numpy_dtype, name)
+    if mine in writers[place.rank]:
+        return mine, arrays[writers[place.rank].index(mine)]
     known: dict[Box, np.ndarray] = {}
     for of_array, array in zip(writers[place.rank], arrays):
         known.update(zip(of_array, boxes.split(leaf.values()[array] if isinstance(array, int) else array, of_array)))
-    return Written(mine, boxes.joined(mine, known, leaf.numpy_dtype)) if mine else None
+    return mine, boxes.joined(mine, known, leaf.numpy_dtype)
 
 
 def read(
     leaves: Sequence[Leaf],
     read_boxes: Callable[[int, Sequence[Box]], np.ndarray],
     reached: Sequence[bool],
-    in_boxes: Sequence[bool],
 ) -> None:
     """Restores variables from files, each rank what it holds. COLLECTIVE.
 
-    Args:
-        read_boxes: returns, of the variable at a place in `leaves`, the entries of boxes, one box after the other.
-        in_boxes: whether files hold boxes of each variable.
+    Args: read_boxes: returns, of the variable at a place in `leaves`, the entries of boxes, one box after the other.
     Raises: CheckpointError, on every rank: a rank could not read.
-    Cost: no communication but 4 bytes, if all ranks reach the files; else rank 0 has one variable more at a time.
+    Cost: if some rank does not reach the files, rank 0 reads what these ranks hold of one variable at a time.
     """
     problem: str | None = None
     for number, leaf in enumerate(leaves):
         place, held = communicator.topology(), leaf.held_by_all()
-        readers = at_files(held, leaf.full_shape, reached, in_boxes=in_boxes[number])
+        readers = at_files(held, leaf.full_shape, reached)
         moves = plan(readers, held, place.hosts)
         arrays: list[np.ndarray] = []
         try:

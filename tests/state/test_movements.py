@@ -231,24 +231,24 @@ def test_ranks_write_each_entry_once_and_read_what_they_hold(monkeypatch: pytest
         array = some_array(shape, "float32")
         ranks, leaves = Ranks(size, monkeypatch), [Leaf(array, holdings, rank) for rank in range(size)]
         times, file = np.zeros(shape, int), np.full(shape, -1.0)
-        for rank, written in enumerate(ranks.run(lambda rank: files.write(leaves[rank], reached, in_boxes=in_boxes))):  # noqa: B023
-            if written is not None:
-                assert reached[rank] if in_boxes else rank == 0 and len(written.boxes) == 1
-                is_held = isinstance(written.values, int)
-                values = leaves[rank].arrays[written.values] if is_held else written.values
-                for box, part in zip(written.boxes, boxes.split(values, written.boxes), strict=True):
-                    times[index(box)] += 1
-                    file[index(box)] = part
+        for rank, (wrote, values) in enumerate(
+            ranks.run(lambda rank: files.write(leaves[rank], reached, in_boxes=in_boxes))  # noqa: B023
+        ):
+            assert not wrote or (reached[rank] if in_boxes else rank == 0 and len(wrote) == 1)
+            values = leaves[rank].arrays[values] if isinstance(values, int) else values
+            for box, part in zip(wrote, boxes.split(values, wrote), strict=True):
+                times[index(box)] += 1
+                file[index(box)] = part
         assert (times == 1).all() and np.array_equal(file, array)
         if all(reached) and in_boxes:
             assert ranks.sent == []
 
         def read(rank: int) -> None:
             def read_boxes(number: int, wanted: tuple[Box, ...]) -> np.ndarray:
-                assert number == 0 and (reached[rank] if in_boxes else rank == 0)  # noqa: B023
+                assert number == 0 and reached[rank]  # noqa: B023
                 return boxes.joined(wanted, {whole_box(file): file.astype("float32")}, np.float32)  # noqa: B023
 
-            files.read([leaves[rank]], read_boxes, reached, [in_boxes])  # noqa: B023
+            files.read([leaves[rank]], read_boxes, reached)  # noqa: B023
 
         ranks.run(read)
         for each in leaves:
@@ -267,7 +267,7 @@ def test_a_rank_that_cannot_read_is_named_on_all(reached: list[bool], monkeypatc
 
         leaves = [Leaf(some_array((6,), "float32"), holdings, rank) for _ in range(2)]
         with pytest.raises(CheckpointError) as caught:
-            files.read(leaves, read_boxes, reached, [True, True])
+            files.read(leaves, read_boxes, reached)
         return str(caught.value)
 
     assert Ranks(3, monkeypatch).run(read) == ["rank 1: no file"] * 3

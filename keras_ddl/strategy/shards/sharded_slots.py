@@ -207,7 +207,6 @@ class ShardedVariable(UninitializedVariable):
         return [np.asarray(each.read_value()) for each in ([self] if self.is_complete else self.share.variables)]
 
     def restore(self, arrays: Sequence[np.ndarray]) -> None:
-        """Stores the arrays of `held`, each as a vector."""
         for variable, array in zip(self.share.variables, arrays, strict=True):
             variable.assign(array.reshape(variable.shape))
 
