@@ -20,7 +20,7 @@ from keras_ddl.errors import CheckpointError
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.values.layouts import Box
     from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
 __all__ = [

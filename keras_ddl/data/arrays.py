@@ -1,5 +1,5 @@
-"""Arrays as data of fit, evaluate and predict: batches of which only this rank's rows are read, and checks that all
-ranks have the same arrays.
+"""Arrays as data of fit, evaluate and predict: reads only this rank's rows of the batches, and checks that all ranks
+have the same arrays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMEDY = (
     f"make the data after keras_ddl.Strategy(). {LET_RANK_0_READ} If the data is already split between ranks, use "
     "strategy.distribute_datasets_from_function."
 )
-_ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
+_ROWS, _VALUES = 1024, 32  # the largest number of rows, and of values in a row, that are compared
 _batches_compared = False
 
 Shuffle = Callable[[tf.Tensor], tf.Tensor]
@@ -86,7 +86,7 @@ def _shuffled_whole(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
     several = communicator.size() > 1 or history.takes_newcomers()
-    is_checked = several and order.check_is_on()  # also where a step takes the rows
+    is_checked = several and order.check_is_on()  # even if the step takes the rows
     begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
 
     @do_not_convert
@@ -105,7 +105,7 @@ def _shuffled_within_batches(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
     shuffled = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
-    # Compared also where a step takes the rows.
+    # Compared even if the step takes the rows.
     return share_dataset(shuffled, communicator.rank(), communicator.size(), number, takes=size > 1)
 
 
@@ -120,7 +120,7 @@ def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data
         return batches
     first, end = chunk(rows - end_of_full, rank, size)
     batches = batches.concatenate(tf.data.Dataset.from_tensors(positions[end_of_full + first : end_of_full + end]))
-    # Open on all ranks alike, also where the last batch gives this one as many rows as the others do.
+    # The number of rows is open on all ranks, even where a rank gets equally many rows of the last batch.
     return batches.map(_with_open_rows)
 
 
@@ -166,8 +166,8 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
 
 
 def warn_of_equal_batches(batch: Any, rank: int) -> None:
-    """Warns, once per process, when all ranks pass the same rows to a method that takes each rank's own. COLLECTIVE at
-    the first call.
+    """Warns, once per process, when all ranks pass the same rows to a method that takes different rows on each rank.
+    COLLECTIVE at the first call.
     """
     global _batches_compared
     if _batches_compared:

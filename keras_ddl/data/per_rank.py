@@ -1,4 +1,4 @@
-"""Batches that each rank makes from its own data, equally many on every rank."""
+"""Batches that every rank makes from its own data; all ranks have the same number of batches."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A PyDataset gives global batches, so every rank reads all rows. One with these t
 its threads and processes:
 
     def batch_rows(self, index): ...        # how many rows self[index] has
-    def rows(self, index, first, end): ...  # what self[index] gives, of the rows first to end - 1 (there may be none)
+    def rows(self, index, first, end): ...  # rows first to end - 1 of self[index] (perhaps none)
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl import communicator, model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.models import is_built
-from keras_ddl.cut.flat_shards import Box
+from keras_ddl.cut.values.layouts import Box
 from keras_ddl.errors import CheckpointError
 from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.state import files

@@ -26,7 +26,7 @@ from keras_ddl.state.placements import NOTHING, replicated
 from keras_ddl.state.plan import Holding, plan
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.values.layouts import Box
 
 _NAME = "keras_ddl/files"
 

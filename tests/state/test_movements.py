@@ -18,7 +18,7 @@ from cut.simulated import Exchange
 
 from harness.threads import results_of
 from keras_ddl.cut import MeshLayout, Slices
-from keras_ddl.cut.flat_shards import Box, Layout
+from keras_ddl.cut.values.layouts import Box, Layout
 from keras_ddl.errors import CheckpointError
 from keras_ddl.state import boxes, exchange, files
 from keras_ddl.state.placements import NOTHING, Place, holding, replicated

@@ -1,4 +1,4 @@
-"""If and Case: every rank takes the same branch, and each branch is cut as the step is."""
+"""If and Case: every rank takes the same branch, and every branch is cut in the same way as the step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import functools
 from collections.abc import Sequence
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.contents import AbstractValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import certain
-from keras_ddl.cut.placements import (
+from keras_ddl.cut.analysis.contents import AbstractValue
+from keras_ddl.cut.analysis.dims import certain
+from keras_ddl.cut.analysis.placements import (
     PARTIAL,
     REPLICATED,
     FlatShard,
@@ -19,9 +18,10 @@ from keras_ddl.cut.placements import (
     Sharded,
     TensorList,
 )
-from keras_ddl.cut.program import BRANCHES, Node, Value
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.subgraph import SubgraphBuilder, operation_behind
+from keras_ddl.cut.analysis.program import BRANCHES, Node, Value
+from keras_ddl.cut.building.subgraph import SubgraphBuilder, operation_behind
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 
 class _Tried(Exception):

@@ -9,11 +9,9 @@ from dataclasses import replace
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.loops import LoopGraph, copy_element_kind, while_op
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import opaque
-from keras_ddl.cut.contents import AbstractValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Uncertain
-from keras_ddl.cut.placements import (
+from keras_ddl.cut.analysis.contents import AbstractValue
+from keras_ddl.cut.analysis.dims import Uncertain
+from keras_ddl.cut.analysis.placements import (
     PARTIAL,
     REPLICATED,
     FlatShard,
@@ -23,9 +21,11 @@ from keras_ddl.cut.placements import (
     Sharded,
     TensorList,
 )
-from keras_ddl.cut.program import LOOPS, Node, Value
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder
+from keras_ddl.cut.analysis.program import LOOPS, Node, Value
+from keras_ddl.cut.building import opaque
+from keras_ddl.cut.building.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 MOST_TRIES = 50
 

@@ -7,12 +7,12 @@ Partial: gradients are accumulated in it between updates. Sharded: along the mod
 from __future__ import annotations
 
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import certain
-from keras_ddl.cut.placements import REPLICATED, FlatShard, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.variable_ops import ASSIGNS, READ
+from keras_ddl.cut.analysis.dims import certain
+from keras_ddl.cut.analysis.placements import REPLICATED, FlatShard, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.analysis.variable_ops import ASSIGNS, READ
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 
 @rule(READ)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from keras_ddl.cut.dims import if_certain
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, broadcast_labels, labels_of, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import if_certain
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import NEW, Factors, broadcast_labels, labels_of, spec
 
 
 @spec("Softmax", "LogSoftmax")
