@@ -15,6 +15,7 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.matching import dtype_of, match, table
 from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, by_bundle, tensor_of
+from keras_ddl.compat.names import is_seed
 from keras_ddl.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def __dir__() -> list[str]:
 
 
 COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
-_SEED = "seed_generator_state"
 _WHAT = "A checkpoint"
 _GROUP_BYTES = 2**26
 _BYTES_AT_MOST = 16  # of an entry
@@ -382,11 +382,6 @@ def _optimizers_of(model: Any) -> dict[str, Any]:
     from keras_ddl.compat.models import named_optimizers_of  # an export reads checkpoints without Keras
 
     return named_optimizers_of(model)
-
-
-def is_seed(variable: Any) -> bool:
-    """Whether a Keras variable is the state of a seed generator."""
-    return bool(variable.path.endswith(_SEED))
 
 
 def named(variables: Sequence[Any]) -> dict[str, Any]:

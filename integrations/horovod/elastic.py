@@ -20,7 +20,7 @@ from keras_ddl.compat.tensorflow import as_array, tf
 from keras_ddl.errors import CheckpointError, ConfigError, RankLostError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
 from keras_ddl.ops.errors import from_tensorflow
-from keras_ddl.resuming.training_state import broadcast_with_streams
+from keras_ddl.strategy.agreement.training_state import broadcast_with_streams
 
 __all__ = [
     "HorovodInternalError",

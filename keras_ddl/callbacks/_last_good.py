@@ -11,8 +11,8 @@ import numpy as np
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import communicator, model_state
+from keras_ddl.callbacks._resuming import restore_on_all_ranks
 from keras_ddl.compat.models import optimizers_of, steps_taken
-from keras_ddl.resuming import restore_on_all_ranks
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import accumulation

@@ -21,6 +21,7 @@ from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._in_parts import Fill, InParts, Place
 from keras_ddl.callbacks._learning_rate import controller_of
 from keras_ddl.callbacks._notice import Notice
+from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
 from keras_ddl.checkpoint.tensor_bundle import Part
@@ -31,9 +32,8 @@ from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import make_directory
 from keras_ddl.launch.outcome import RESTART_STATUS
-from keras_ddl.resuming import resume_from_latest
-from keras_ddl.resuming.training_state import agreed_layer_state
 from keras_ddl.strategy import fits, keras_patches
+from keras_ddl.strategy.agreement.training_state import agreed_layer_state
 from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
 
 _LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost

@@ -15,9 +15,9 @@ from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.models import is_built
 from keras_ddl.cut.values.layouts import Box
 from keras_ddl.errors import CheckpointError
-from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.state import files
 from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.agreement.training_state import broadcast_training_state
 from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
