@@ -31,6 +31,7 @@ __all__ = [
     "build_optimizers",
     "golden_file",
     "is_seed",
+    "keyed",
     "match",
     "named",
     "optimizers_to_build",
@@ -302,7 +303,7 @@ def weights_of(model: Any) -> dict[str, Any]:
             f"A model must be built before its weights are used. Received: {type(model).__name__} {model.name!r}, "
             "not built yet. Call it on a batch, or give it an Input, first."
         )
-    return _keyed(WEIGHTS, model.variables)
+    return keyed(WEIGHTS, model.variables)
 
 
 def trackable(model: Any) -> Any:
@@ -364,7 +365,7 @@ def _sources(
     sources = [(WEIGHTS, variables, weights)]
     if optimizer:
         optimizers = _optimizers_of(model)
-        slots = _keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
+        slots = keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
         stored = match(table(slots), state["optimizer"], "optimizer variable", checkpoint.path)
         sources.append((OPTIMIZER, slots, stored))
     return sources
@@ -375,7 +376,7 @@ def _built_optimizers(model: Any) -> dict[str, Any]:
 
 
 def _slots_of(optimizers: Mapping[str, Any]) -> dict[str, Any]:
-    return _keyed(OPTIMIZER, [variable for each in optimizers.values() for variable in each.variables])
+    return keyed(OPTIMIZER, [variable for each in optimizers.values() for variable in each.variables])
 
 
 def _optimizers_of(model: Any) -> dict[str, Any]:
@@ -389,11 +390,12 @@ def named(variables: Sequence[Any]) -> dict[str, Any]:
     names: dict[str, Any] = {}
     times: dict[str, int] = {}
     for variable in {id(variable): variable for variable in variables}.values():
-        path = variable.path
+        path = getattr(variable, "path", variable.name)  # tf.Variables have only names
         times[path] = times.get(path, 0) + 1
         names[path if times[path] == 1 else f"{path}#{times[path]}"] = variable
     return names
 
 
-def _keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+def keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns key in the bundle `prefix` -> variable."""
     return {bundle.variable_key(prefix, name): variable for name, variable in named(variables).items()}

@@ -17,7 +17,7 @@ from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle, merge_bundles, sync_bundles
 from keras_ddl.checkpoint.tensor_bundle import Part
 from keras_ddl.communicator import stack_position
-from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
+from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.errors import CheckpointError, KerasDdlError, of_other_rank
 from keras_ddl.files import durable
@@ -73,7 +73,7 @@ class InParts:
         self._snapshot: Snapshot | None = None
         self._reached: tuple[bool, ...] = (True,)  # whether each rank reaches the directory
         self._epoch = 0  # of the ranks that have been asked
-        self._taken_in_epoch = 0
+        self._job = 0, 1, 0  # epoch, size and rank when this rank took its parts
 
     @property
     def is_on(self) -> bool:
@@ -88,31 +88,20 @@ class InParts:
             if is_first_rank():
                 _warn_of_unreached(job, self._reached, self._dir)
 
-    def at_save(self, model: Any) -> None:
-        """Finds out again whether ranks can write their own parts, if the ranks have changed. COLLECTIVE if ranks can
-        change and have parts."""
-        job = _job_with_parts(model)
-        if job is None or not job.goes_on:
-            return
-        # By rank 0 alone: ranks may hear of a lost one at different times.
-        if on_first_rank(lambda: self._epoch != communicator.epoch(), "Checkpoint/ranks"):
-            self.at_train_begin(model)
-
     def take(self, model: Any) -> dict[str, Part | None]:
-        """Returns what this rank writes of variables that are spread over ranks, by its own keys. COLLECTIVE if rank 0
-        writes for other ranks."""
-        parts: list[Part | None] = []
+        """Returns what this rank writes of variables that are spread over ranks, by its own keys. COLLECTIVE if ranks
+        have parts."""
+        if _job_with_parts(model) is None:
+            self._reached = (True,)
+            return {}
 
-        def take() -> None:
-            parts[:] = model_state.take_parts(model, self._reached)
-            self._taken_in_epoch = communicator.epoch()
-            if not all(self._reached):
-                communicator.barrier(name="Checkpoint/parts_taken")  # a rank that is behind gets nothing from others
+        def take() -> list[Part | None]:
+            if self._epoch != communicator.epoch():  # ranks were lost, or have joined
+                self.at_train_begin(model)
+            self._job = communicator.epoch(), communicator.size(), communicator.rank()
+            return model_state.take_parts(model, self._reached)
 
-        if all(self._reached):
-            take()
-        else:
-            communicator.as_one(take)
+        parts = communicator.as_one_each(take, "Checkpoint/parts_taken")
         return dict(zip(model_state.spread_variables(model), parts, strict=True))
 
     def make_place(self, model: Any) -> Place:
@@ -140,7 +129,7 @@ class InParts:
         """
         self._folder, self._merge = folder, merge
         self._snapshot, self._bundles = snapshot, []
-        self._mine = _Report(step, self._taken_in_epoch, communicator.size(), communicator.rank())
+        self._mine = _Report(step, *self._job)
         rank, path = self._mine.rank, self._dir / folder
 
         def write() -> None:

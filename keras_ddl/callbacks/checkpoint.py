@@ -348,7 +348,6 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         """Takes a checkpoint on all ranks, and begins to write it. COLLECTIVE."""
         self._wait()  # the memory for the copy may be in use
-        self._in_parts.at_save(self.model)
         if self._bases.is_due:
             self._bases.write(self.model)
         self._saved, self._is_due, self._in_flight = step, False, True
