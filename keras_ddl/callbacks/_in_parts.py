@@ -82,16 +82,15 @@ class InParts:
     def at_train_begin(self, model: Any) -> None:
         """Finds out which ranks can write their own parts. COLLECTIVE if they have parts."""
         self._epoch, self._reached = communicator.epoch(), (True,)
-        job = _job_with_parts(model)
-        if job is not None:
+        if _has_parts(model):
             self._reached = files.reaching(self._dir)
             if is_first_rank():
-                _warn_of_unreached(job, self._reached, self._dir)
+                _warn_of_unreached(self._reached, self._dir)
 
     def take(self, model: Any) -> dict[str, Part | None]:
         """Returns what this rank writes of variables that are spread over ranks, by its own keys. COLLECTIVE if ranks
         have parts."""
-        if _job_with_parts(model) is None:
+        if not _has_parts(model):
             self._reached = (True,)
             return {}
 
@@ -207,24 +206,19 @@ def _outcome(reports: Sequence[_Report]) -> bool | None:
     return None if any(each.is_busy for each in reports) else True
 
 
-def _job_with_parts(model: Any) -> Job | None:
-    """Returns the job of a model if its ranks may have parts of variables, else None."""
+def _has_parts(model: Any) -> bool:
+    """Whether variables of a model may be spread over ranks."""
     strategy = keras_compat.strategy_of(model)
     job: Job | None = strategy.job if strategy is not None else None
-    if job is None or job.size == 1 or (job.mesh is None and job.shards_from_elements is None):
-        return None
-    return job
+    return job is not None and job.size > 1 and (job.mesh is not None or job.shards_from_elements is not None)
 
 
-def _warn_of_unreached(job: Job, reached: Sequence[bool], dir: Path) -> None:
-    has_copies = job.mesh is not None and job.shards_from_elements is None  # ranks along the batch axis
-    places = job.mesh.model.size if has_copies and job.mesh is not None else job.size
-    near = {rank % places for rank, is_near in enumerate(reached) if is_near}
-    apart = [rank for rank in range(job.size) if rank % places not in near]
+def _warn_of_unreached(reached: Sequence[bool], dir: Path) -> None:
+    apart = [str(rank) for rank, is_near in enumerate(reached) if not is_near]
     if apart:
         stack_position.warn(
             "Each rank must reach the checkpoint directory to write and read its part of the variables that are spread "
-            f"over ranks. Received: {dir}, where rank(s) {', '.join(map(str, apart))} of {job.size} do not see the "
-            "files of rank 0. Rank 0 writes and reads these parts instead, which takes more memory. Give a directory "
-            "on a file system that all ranks share."
+            f"over ranks. Received: {dir}, where rank(s) {', '.join(apart)} do not see the files of rank 0. Rank 0 "
+            "writes and reads for them, which takes more memory. Give a directory on a file system that all ranks "
+            "share."
         )

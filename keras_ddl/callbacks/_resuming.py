@@ -19,7 +19,6 @@ from keras_ddl.state import files
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.agreement.training_state import broadcast_training_state
 from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
-from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 T = TypeVar("T")
@@ -131,8 +130,7 @@ def restore_on_all_ranks(
         broadcast_training_state(model)
         return read[0]
 
-    with sharded_slots.deferring_restored_values(True):
-        return communicator.as_one(restore, lambda: agreement.all_variables(model))
+    return communicator.as_one(restore, lambda: agreement.all_variables(model))
 
 
 def _restore_spread(model: Any, dir: Path, sources: Sequence[tuple[str, str] | None]) -> None:
