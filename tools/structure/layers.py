@@ -24,7 +24,6 @@ LINE = [
     ("state",),
     ("strategy", "checkpoint"),
     ("model_state",),
-    ("resuming",),
     ("callbacks",),
     ("cli",),
     tuple(FOLDERS),

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl import communicator, model_state, ops
+from keras_ddl import communicator, ops
 from keras_ddl.communicator.comparison import differing
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import layer_with, weights_made_trainable
-from keras_ddl.compat.names import plain_name
+from keras_ddl.compat.names import is_seed, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
@@ -53,7 +53,7 @@ def broadcast_with_streams(variables: Sequence[Any], root: int = 0, *, own_strea
     agreement.broadcast_variables(variables, root=root)
     stream = (communicator.rank() - root) % communicator.size()
     if stream and own_streams:
-        for variable in filter(model_state.is_seed, variables):
+        for variable in filter(is_seed, variables):
             seed, *rest = variable.numpy().tolist()
             variable.assign([(seed + seed_offset(stream)) % 2**31, *rest])
 
@@ -137,7 +137,7 @@ def agree(model: keras.Model, size: int) -> None:
     name = f"keras_ddl/{plain_name(model.name)}/statistics"
     for i, other in differing([value.tobytes() for value in values], name).items():
         variable, value = variables[i], values[i]
-        if variable.aggregation == "only_first_replica" or model_state.is_seed(variable):
+        if variable.aggregation == "only_first_replica" or is_seed(variable):
             variable.value.assign(communicator.broadcast_array(value, root=0, name=f"{name}_{i}"))
         elif variable.aggregation == "mean" or value.dtype.kind not in "iub":
             mean = _reduced(value.astype(np.float64), f"{name}_mean_{i}") / size
