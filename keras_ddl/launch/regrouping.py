@@ -50,6 +50,7 @@ class Regrouping:
         self._is_ending = False  # a rank has failed by itself
         self.spares = list(range(num_ranks, len(links)))  # those that wait, in the order in which they will start
         self._leaving: dict[int, str] = {}  # and why
+        self._without_place: dict[int, str] = {}  # ranks that leave of their own accord, and why
         self._waiting: set[int] = set()  # newcomers that ask whether they may start
         self._questions = Questions(lambda rank, kind, message: links[rank].send(kind, message))
 
@@ -79,7 +80,7 @@ class Regrouping:
         else:
             why = question.get("leaves")  # of its own accord
             if why is not None:
-                self._leaving[rank] = why
+                self._without_place[rank] = why
             is_leaving = why is not None
             self.membership.ask(
                 rank, int(question["epoch"]), time.monotonic(), question.get("admits"), leaves=is_leaving
@@ -176,12 +177,13 @@ class Regrouping:
             outcome = self._links[rank].outcome
             if self._is_there(rank):
                 outcome.survived = True
-                self._say(
-                    f"rank {rank} leaves ({self._leaving[rank]}); {_continuing(len(set(members) & set(before)))}."
-                )
-                self._event("rank_left", rank=rank, ranks=len(members), reason=self._leaving[rank])
+                why = self._without_place.get(rank) or self._leaving[rank]
+                self._say(f"rank {rank} leaves ({why}); {_continuing(len(set(members) & set(before)))}.")
+                self._event("rank_left", rank=rank, ranks=len(members), reason=why)
                 self._links[rank].send(control.Kind.ANSWER, {"left": True})
                 self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
+                if rank in self._without_place:  # the mesh may grow again
+                    self._replace(rank)
             elif outcome.is_lost:
                 outcome.survived = True
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"

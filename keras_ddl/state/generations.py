@@ -55,11 +55,8 @@ class Leaf(Protocol):
 class Arrangement(Protocol):
     """Chooses the place of each rank if not every rank holds its own part, as on a mesh."""
 
-    def describe(self) -> Any:
-        """Returns what `arrange` must know, on a rank that already has a place."""
-
-    def arrange(self, described: Any, leaves: Sequence[Leaf]) -> Sequence[Place | None]:
-        """Returns each rank's place, given what `describe` returned on one rank. All ranks return or raise the same."""
+    def arrange(self, leaves: Sequence[Leaf]) -> Sequence[Place | None]:
+        """Returns each rank's place. All ranks return or raise the same."""
 
     def take(self) -> None:
         """Puts the places into effect."""
@@ -154,16 +151,16 @@ class Generations:
                 leaf.forget_assignments()
         own = None
         if self._generation == newest:
-            own = {each.number: each.held() for each in of_all}, arrangement and arrangement.describe()
+            own = {each.number: each.held() for each in of_all}
         gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
         places: Sequence[Place | None]
         if arrangement is None:
             places = [Place(each, len(hosts), mirror_offset(hosts)) for each in range(len(hosts))]
         else:
-            places = arrangement.arrange(next(each[1] for each in gathered if each is not None), of_all)
+            places = arrangement.arrange(of_all)
         planned = []
         for leaf in of_all:
-            held = tuple(NOTHING if each is None else each[0][leaf.number] for each in gathered)
+            held = tuple(NOTHING if each is None else each[leaf.number] for each in gathered)
             wanted = tuple(map(leaf.wanted, places))
             try:
                 planned.append((leaf, plan(held, wanted, tuple(hosts)), held, wanted))

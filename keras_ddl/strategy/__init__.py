@@ -162,12 +162,6 @@ class Strategy(tf.distribute.Strategy):
                 f"MIN:MAX` (rank {self.rank}). Run once with a fixed number of ranks (-np N), and pass the LayoutMap "
                 "that it prints."
             )
-        if history.takes_newcomers():
-            raise ConfigError(
-                "A job with a layout can continue with the remaining ranks, but cannot take new ones. Received: -np "
-                f"MIN:MAX with --spares or --hostfile (rank {self.rank}). Leave out --spares, and name the hosts with "
-                "--hosts."
-            )
         if self.job.shards_from_elements is not None:
             raise ConfigError(
                 "A job with a layout can continue without a lost rank only if another rank holds the same slices; with "

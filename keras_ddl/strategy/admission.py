@@ -30,7 +30,7 @@ class Admission(Joining):
         # not been told, and it for rank 0.
         self._wanting: set[str] = set()
         self._called: set[str] = set()
-        self._lets_leave = False  # rank 0 knows of ranks that are to leave
+        self._leaving = 0  # so many ranks are to leave, as rank 0 knows
         self._steps = 0  # since newcomers have come, or since fit has begun
         self._begins_epoch = False
         self.has_newcomers = False  # they have come at some time: all ranks compare from then on, whoever is left
@@ -56,7 +56,7 @@ class Admission(Joining):
                 board.answer(name, self._record.pickled())  # what it was to join has ended
             elif call == self._record.calls and self._callbacks is not None and name not in self._called:
                 self._wanting.add(name)
-        self._lets_leave = bool(board.questions("leave"))
+        self._leaving = len(board.questions("leave"))
 
     def between_steps(self, caller: failing_together.Caller) -> None:
         """Admits newcomers and lets ranks leave before a step of fit, if any are due. COLLECTIVE in that case."""
@@ -100,15 +100,18 @@ class Admission(Joining):
         board, survival = self._board, self._survival
         finished = survival.finished()
         self.look()
-        if (self._wanting or self._lets_leave) and board.admit_at == self._admitted_at:
-            self._called, self._wanting = self._wanting, set()
-            for name in self._called:
-                board.answer(name, self._record.pickled())
-            board.admit_at = finished + 1
+        if (self._wanting or self._leaving) and board.admit_at == self._admitted_at:
+            room = survival.room_for(len(self._wanting), self._leaving)
+            self._called = set(sorted(self._wanting, key=int)[:room])  # the others wait until there is room
+            self._wanting -= self._called
+            if self._called or self._leaving:
+                for name in self._called:
+                    board.answer(name, self._record.pickled())
+                board.admit_at = finished + 1
         if board.admit_at == self._admitted_at or finished < board.admit_at:
             return
         self._admitted_at = board.admit_at
-        called, self._called, self._lets_leave = self._called, set(), False
+        called, self._called, self._leaving = self._called, set(), 0
         survival.has_met_newcomers = False
         while not survival.admit([int(name) for name in called], caller):
             pass
@@ -154,7 +157,7 @@ class Admission(Joining):
 
     def end_fit(self) -> None:
         """Ends admission, because training has ended."""
-        self._callbacks, self._lets_leave = None, False
+        self._callbacks, self._leaving = None, 0
         self._wanting.clear()
         self._called.clear()
         self._board.has_question = True

@@ -8,7 +8,7 @@ from keras_ddl import communicator
 from keras_ddl.state.generations import Generations
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.mesh import remeshing
-from keras_ddl.strategy.shards.sharded_slots import all_slots
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, all_slots
 from keras_ddl.topology import Topology
 
 
@@ -24,7 +24,7 @@ def share_out(
     Args:
         renew: lets the Strategies continue with the ranks of a topology. is_new: this rank has run no step yet.
     Returns: None; or, on every rank, a message that says why the job cannot continue.
-    Raises: as `Generations.share_out` and `SmallerMesh.form`. TooFewError, on every rank: the mesh is too small.
+    Raises: as `Generations.share_out` and `NextMesh.form`. TooFewError, on every rank: the mesh is too small.
     """
     meshes = [each for each in strategies if each.mesh_layout is not None]
     spread = meshes or [each for each in strategies if each.job.shards_from_elements is not None]
@@ -35,9 +35,8 @@ def share_out(
             "A job can continue without a lost rank only if at most one Strategy has a layout, and no other has "
             f"sharding. Received: {len(meshes)} of {len(strategies)} Strategies with a layout."
         )
-    topology, jobs = communicator.topology(), [each.job for each in spread]
-    leaves = [each for each in all_slots() if any(each.job is job for job in jobs)]
-    mesh = remeshing.SmallerMesh(meshes[0], topology) if meshes else None
+    topology, leaves = communicator.topology(), _leaves_of(spread)
+    mesh = remeshing.NextMesh(meshes[0], topology) if meshes else None
     lost = generations.share_out(leaves, mesh, topology.hosts, topology.rank, is_new=is_new)
     if lost is not None:
         return lost
@@ -47,3 +46,18 @@ def share_out(
         if each.initial is not None:
             each.begin_anew(each.initial(), each.job)
     return None
+
+
+def room_for(waiting: int, leaving: int, strategies: Sequence[StrategyInterface]) -> int:
+    """Returns how many of the ranks that wait to join have a place, after a number of others have left. A mesh admits
+    only as many as make it larger.
+    """
+    for each in strategies:
+        if each.mesh_layout is not None:
+            staying = each.topology.size - leaving
+            return max(0, remeshing.size_with(staying + waiting, each.mesh_layout, _leaves_of([each])) - staying)
+    return waiting
+
+
+def _leaves_of(strategies: Sequence[StrategyInterface]) -> list[ShardedVariable]:
+    return [each for each in all_slots() if any(each.job is strategy.job for strategy in strategies)]

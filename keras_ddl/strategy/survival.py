@@ -8,7 +8,7 @@ wrote and returned. The traced program does not know how many ranks there are; i
 If rank 0 is lost, the lowest remaining rank becomes rank 0, and its callbacks write from then on
 (keras_patches/standby.py). Before the next call the ranks compare their weights.
 
-On a mesh the remaining ranks form a smaller mesh (mesh/remeshing.py); ranks without a place in it leave.
+On a mesh the ranks that are left, or have joined, form another mesh (mesh/remeshing.py); ranks without a place leave.
 
 Newcomers (joining.py) come between two steps and get the state of the job.
 """
@@ -181,6 +181,10 @@ class Survival:
         if self.joining is not None:
             self.joining.check_batch(batch)
 
+    def room_for(self, waiting: int, leaving: int) -> int:
+        """Returns how many of the newcomers that wait have a place once a number of ranks have left."""
+        return sharing_out.room_for(waiting, leaving, self._strategies())
+
     def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
         """Meets the newcomers that rank 0 names and gives them the state. COLLECTIVE over all ranks, newcomers
         included.
@@ -189,7 +193,7 @@ class Survival:
         while some ranks were still in it; these ranks will be between steps next. (Ranks that are already in the next
         call have met the newcomers.)
         """
-        before = communicator.rank()
+        before, mesh = communicator.rank(), remeshing.layout_of(self._strategies())
         with setting(_in_call, True):
             while True:
                 try:
@@ -211,6 +215,7 @@ class Survival:
                     continue
                 if reason is not None:
                     raise with_reason(RankLostError("found when ranks were about to join or leave"), reason)
+                remeshing.say(mesh, [], remeshing.layout_of(self._strategies()))
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:

@@ -21,11 +21,11 @@ from strategy.simulated_job import Rank, this_rank
 class Layout:
     """A mesh/layout.py `Layout`, of which the protocol needs the extents and names of positions."""
 
-    def __init__(self, data_size: int, model_size: int) -> None:
-        self.data_size, self.model_size = data_size, model_size
+    def __init__(self, data_size: int, model_size: int, wanted_model_size: int) -> None:
+        self.data_size, self.model_size, self.wanted_model_size = data_size, model_size, wanted_model_size
 
-    def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> Layout:
-        return Layout(data_size, model_size)
+    def resized(self, data_size: int, model_size: int, rank: int) -> Layout:
+        return Layout(data_size, model_size, self.wanted_model_size)
 
     def position(self, rank: int) -> str:
         return str(divmod(rank, self.model_size))
@@ -63,6 +63,9 @@ class SlicedVariable:
         if self._next is not None:
             (self._place, self._values), self._next = self._next, None
 
+    def forget_assignments(self) -> None:
+        """It has none."""
+
     def check(self) -> None:
         """Checks that this rank has all entries of its slices."""
         assert self._values == [_entries(box) for (box,) in self.held()]
@@ -92,7 +95,7 @@ def _exchange(
 def begin(rank: Rank, strategy: Any, model_size: int) -> None:
     """Puts the ranks of a job on a mesh."""
     job, topology = strategy.job, communicator.topology()
-    strategy.mesh_layout = Layout(topology.size // model_size, model_size)
+    strategy.mesh_layout = Layout(topology.size // model_size, model_size, model_size)
     offset = int(topology.size == model_size)
     rank.variable = SlicedVariable(job, Place(topology.rank % model_size, model_size, offset))
 

@@ -65,7 +65,7 @@ class Ranks:
             monkeypatch.setattr(each, "communicator", here)
         monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=self.all_to_all))
         monkeypatch.setattr(sharing_out, "all_slots", lambda: self.slots[self._here.rank])
-        monkeypatch.setattr(remeshing.SmallerMesh, "form", lambda *_: None)
+        monkeypatch.setattr(remeshing.NextMesh, "form", lambda *_: None)
 
     def topology(self) -> Any:
         hosts = [f"host{self.hosts[each]}" for each in self.left]
@@ -163,11 +163,12 @@ class FlatRanks(Ranks):
 class FakeLayout:
     """A mesh/layout.py `Layout`, of which the extents alone are needed."""
 
-    def __init__(self, data_size: int, model_size: int) -> None:
+    def __init__(self, data_size: int, model_size: int, wanted_model_size: int = 0) -> None:
         self.data_size, self.model_size = data_size, model_size
+        self.wanted_model_size = wanted_model_size or model_size
 
-    def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> FakeLayout:
-        return FakeLayout(data_size, model_size)
+    def resized(self, data_size: int, model_size: int, rank: int) -> FakeLayout:
+        return FakeLayout(data_size, model_size, self.wanted_model_size)
 
 
 class MeshRanks(Ranks):
@@ -175,12 +176,29 @@ class MeshRanks(Ranks):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data_size: int, model_size: int) -> None:
         super().__init__(monkeypatch, [0] * (data_size * model_size))
+        self._at_first = data_size, model_size
         for rank in self.left:
-            axes = {"model": SimpleNamespace(size=model_size, rank=rank % model_size), "data": None}
-            job = SimpleNamespace(device="/cpu:0", mesh=SimpleNamespace(**axes), shards_from_elements=None)
-            job.slice_mirror_offset = 1 if data_size == 1 else 0
-            self.strategies.append(SimpleNamespace(job=job, mesh_layout=FakeLayout(data_size, model_size)))
-            self.slots.append([self.variable(n, value, axis, job) for n, (value, axis) in enumerate(CUT)])
+            self._add(rank, [value for value, _ in CUT])
+
+    def _add(self, rank: int, values: Sequence[np.ndarray]) -> None:
+        data_size, model_size = self._at_first
+        axes = {"model": SimpleNamespace(size=model_size, rank=rank % model_size), "data": None}
+        job = SimpleNamespace(device="/cpu:0", mesh=SimpleNamespace(**axes), shards_from_elements=None)
+        job.slice_mirror_offset = 1 if data_size == 1 else 0
+        topology = SimpleNamespace(size=data_size * model_size)
+        layout = FakeLayout(data_size, model_size)
+        self.strategies.append(SimpleNamespace(job=job, mesh_layout=layout, topology=topology))
+        self.slots.append([self.variable(n, v, axis, job) for n, (v, (_, axis)) in enumerate(zip(values, CUT))])
+
+    def join(self) -> int:
+        """Returns a newcomer, whose slices have no values."""
+        rank = len(self.hosts)
+        self.hosts.append(0)
+        self.left.append(rank)
+        self.new.add(rank)
+        self._add(rank, [np.zeros_like(value) for value, _ in CUT])
+        self.generations.append(Generations(holds_nothing=True))
+        return rank
 
     @staticmethod
     def variable(number: int, value: np.ndarray, axis: int, job: Any, initial: Any = None) -> LaidOutVariable:
@@ -427,6 +445,54 @@ def test_one_rank_after_the_other_of_a_mesh(size: tuple[int, int], monkeypatch: 
             assert ranks.share_out(*left) == [None] * len(left)
             left = ranks.check()
             del left[-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "lost", "then", "newcomers"),
+    [((2, 2), 1, (1, 3), 1), ((1, 4), 2, (1, 3), 1), ((1, 2), 1, (1, 1), 1), ((1, 2), 0, (1, 1), 3)],
+)
+def test_a_mesh_grows_to_what_it_was(
+    size: tuple[int, int], lost: int, then: tuple[int, int], newcomers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or becomes larger."""
+    ranks = MeshRanks(monkeypatch, *size)
+    left = [rank for rank in ranks.left if rank != lost]
+    assert ranks.share_out(*left) == [None] * len(left)
+    left = ranks.check()
+    assert ranks.mesh(left[0]) == then
+    left += [ranks.join() for _ in range(newcomers)]
+    assert ranks.share_out(*left) == [None] * len(left)
+    assert ranks.check() == left and ranks.mesh(left[-1]) == (len(left) // size[1], size[1])
+
+
+@pytest.mark.parametrize("passed", [(), (0,), (4,), (0, 2, 3, 4)])
+@pytest.mark.parametrize("lost", [0, 3, 4])
+def test_a_rank_is_lost_while_a_mesh_grows(passed: tuple[int, ...], lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`passed`: ranks that have come to the end. Rank 4 is the newcomer; next, another one comes."""
+    ranks = MeshRanks(monkeypatch, 2, 2)
+    assert ranks.share_out(0, 2, 3) == [None] * 3
+    ranks.join()
+    ranks.fails = lambda rank, name: name.endswith("made") and rank not in passed
+    ranks.share_out(0, 2, 3, 4)
+    ranks.fails = _nobody
+    if 4 in passed:  # it may be in its first step
+        ranks.new.discard(4)
+    left = [each for each in (0, 2, 3, 4) if each != lost] + [ranks.join()]
+    assert ranks.share_out(*left) == [None] * 4
+    assert ranks.check() == left and ranks.mesh(left[0]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "waiting", "leaving", "room"),
+    [((1, 2), 1, 0, 0), ((1, 2), 2, 0, 2), ((1, 2), 3, 0, 2), ((2, 2), 1, 1, 1), ((2, 2), 0, 1, 0), ((1, 3), 1, 0, 0)],
+)
+def test_newcomers_wait_until_there_is_a_larger_mesh(
+    size: tuple[int, int], waiting: int, leaving: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = MeshRanks(monkeypatch, *size)
+    leaf = SimpleNamespace(job=ranks.strategies[0].job, shape=[4 if size[1] == 2 else 3], axis=0)
+    monkeypatch.setattr(sharing_out, "all_slots", lambda: [leaf])
+    assert sharing_out.room_for(waiting, leaving, ranks.strategies[:1]) == room
 
 
 def test_each_rank_may_miss_any_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import Ended, run, write_program
+from launch.launching import Ended, run
 from strategy.test_survival import PROGRAM, check_ended
+from strategy.test_survival import check as check_rank_by_rank
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
@@ -59,16 +60,8 @@ def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     assert ended.status == 137 and "were lost together" in ended.err and "--restarts" in ended.err, ended
 
 
-LAID_OUT = """
-import keras
-import keras_ddl
-layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 2)))
-layout[".*"] = (None, "model")
-keras_ddl.Strategy(layout=layout)
-"""
-
-
-def test_spares_are_refused(tmp_path: Path) -> None:
-    program = write_program(tmp_path, LAID_OUT)
-    ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
-    assert ended.status == 1 and "Leave out --spares, and name the hosts with --hosts" in ended.err, ended
+def test_a_mesh_that_has_lost_a_rank_grows_to_what_it_was_when_a_spare_joins(tmp_path: Path) -> None:
+    ended = check_rank_by_rank(tmp_path, "mesh2", "arrays", "step", "1:7", ranks=4, spares=1, epochs=12)
+    assert "a mesh of 1 x 3 continues." in ended.err, ended
+    assert "the mesh 1 x 3 has become a mesh of 2 x 2." in ended.err, ended
+    assert ended.err.count("mesh (2, 2)") == 4, ended

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.communicator import history
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
@@ -111,7 +112,8 @@ def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshS
             return None
         recipe, is_same = recipe_of(initializer), _is_same_on_all_ranks(job)
         if not is_same:
-            recipe = communicator.broadcast_object(recipe, root=0, name=_name(variable, "first_value"))
+            own, name = recipe, _name(variable, "first_value")
+            recipe = history.left_to_join(lambda: own, lambda: communicator.broadcast_object(own, root=0, name=name))
         value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
         if value is None or not value.is_possible:
             return None
@@ -143,7 +145,8 @@ def initial_value(variable: Any, value: Any) -> Any:
         first = made()
         if _is_same_on_all_ranks(job) and callable(value):
             return LaidOutVariable(first, variable.name, job, axis, is_trained=is_trained, initial=made)
-        agreed = agreement.broadcast_value(first.numpy(), _name(variable, "laid_out"))
+        name = _name(variable, "laid_out")
+        agreed = history.left_to_join(first.numpy, lambda: agreement.broadcast_value(first.numpy(), name))
         return LaidOutVariable(tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=is_trained)
 
 

@@ -1,5 +1,5 @@
-"""Continues with a smaller mesh when ranks are lost: slices are redistributed, ranks without a place leave, and the
-others make the communicators of the new axes.
+"""Continues with another mesh when ranks are lost or join: slices are redistributed, ranks without a place leave, and
+the others make the communicators of the new axes.
 
 Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
 rank has a mirror of the slice (cut/mirrors.py). So a lost rank's slices still exist, unless all ranks with a slice are
@@ -31,21 +31,17 @@ def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
     return next((each.mesh_layout for each in strategies if each.mesh_layout is not None), None)
 
 
-class SmallerMesh:
-    """The mesh that the ranks of a topology, the remaining ones, are to form."""
+class NextMesh:
+    """The mesh that the ranks of a topology are to form."""
 
     def __init__(self, strategy: StrategyInterface, topology: Topology) -> None:
         self._strategy, self._topology = strategy, topology
         self._mesh: NewMesh | None = None
 
-    def describe(self) -> int:
-        """Returns the number of model ranks of the mesh that this rank has its slices for."""
-        assert self._strategy.mesh_layout is not None
-        return self._strategy.mesh_layout.model_size
-
-    def arrange(self, described: int, leaves: Sequence[Any]) -> list[Place | None]:
-        topology = self._topology
-        mesh = self._mesh = largest_mesh(described, topology.hosts, {each.shape[each.axis] for each in leaves})
+    def arrange(self, leaves: Sequence[Any]) -> list[Place | None]:
+        topology, layout = self._topology, self._strategy.mesh_layout
+        assert layout is not None
+        mesh = self._mesh = largest_mesh(layout.wanted_model_size, topology.hosts, _extents(leaves))
         # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
         least = min(communicator.min_ranks(), topology.size)
         if mesh.size < least:
@@ -60,7 +56,7 @@ class SmallerMesh:
         mesh, layout = self._mesh, self._strategy.mesh_layout
         assert mesh is not None and layout is not None
         rank = mesh.staying.index(self._topology.rank)
-        self._strategy.mesh_layout = layout.of_smaller_mesh(mesh.data_size, mesh.model_size, rank)
+        self._strategy.mesh_layout = layout.resized(mesh.data_size, mesh.model_size, rank)
 
     def form(self, renew: Callable[[Topology], None]) -> None:
         """Forms the mesh, when its slices are already distributed. COLLECTIVE.
@@ -88,8 +84,17 @@ class SmallerMesh:
             ranks.warn_of_hosts(strategy.mesh_layout, topology)
 
 
+def size_with(ranks: int, layout: Layout, leaves: Sequence[Any]) -> int:
+    """Returns how many ranks the mesh that a number of ranks form has."""
+    return largest_mesh(layout.wanted_model_size, [0] * ranks, _extents(leaves)).size
+
+
+def _extents(leaves: Sequence[Any]) -> set[int]:
+    return {each.shape[each.axis] for each in leaves}
+
+
 def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
-    """Returns the place of each remaining rank in the mesh that they are to form. hosts: of these ranks."""
+    """Returns the place of each rank in the mesh that the ranks are to form. hosts: of these ranks."""
     offset = mirror_offset([hosts[each] for each in mesh.staying]) if mesh.data_size == 1 else 0
     places: list[Place | None] = [None] * len(hosts)
     for number, rank in enumerate(mesh.staying):
@@ -98,12 +103,15 @@ def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
 
 
 def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:
-    """Prints on rank 0 which mesh continues. lost: ranks of the mesh before."""
-    if before is not None and after is not None and communicator.rank() == 0:
+    """Prints on rank 0 which mesh continues. lost: ranks of the mesh before; none: others have joined it."""
+    if before is None or after is None or communicator.rank() != 0:
+        return
+    shapes = [f"{each.data_size} x {each.model_size}" for each in (before, after)]
+    if lost:
         names = ", ".join(f"rank {rank} ({before.position(rank)})" for rank in lost)
-        print(
-            f"keras_ddl: the mesh {before.data_size} x {before.model_size} has lost {names}; a mesh of "
-            f"{after.data_size} x {after.model_size} continues.",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"the mesh {shapes[0]} has lost {names}; a mesh of {shapes[1]} continues."
+    elif shapes[0] != shapes[1]:
+        text = f"the mesh {shapes[0]} has become a mesh of {shapes[1]}."
+    else:
+        return
+    print(f"keras_ddl: {text}", file=sys.stderr, flush=True)
