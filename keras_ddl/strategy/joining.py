@@ -193,7 +193,7 @@ def _trace_ahead(model: Any) -> None:
     strategy, reading, caller = strategy_of(model), fits.reading_of(model), model.train_function
     if strategy is None or reading is None or not isinstance(caller, failing_together.Caller):
         return
-    if strategy.job.shards_from_elements is not None or strategy.job.mesh is not None:
+    if strategy.job.shards_from_elements is not None:
         return
     try:
         with garbage.paused():

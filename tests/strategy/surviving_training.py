@@ -291,8 +291,7 @@ history = model.fit(
 history.history["steps"] = [kills.steps]  # a callback of the program that counts
 predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
 if AWAITED:  # newcomers have traced the training step before they came, and the others have kept it
-    # With shards or a mesh nobody traces ahead.
-    expected = 2 if "unlike" in KIND or ((IN_SHARDS or ON_MESH) and ME < AWAITED) else 1
+    expected = 2 if "unlike" in KIND or (IN_SHARDS and ME < AWAITED) else 1  # shards: nobody traces ahead
     assert traces(model) == expected, (ME, traces(model))
 if in_shards:
     assert gathered_slots.slots_of(model)
