@@ -19,9 +19,8 @@ from keras_ddl import communicator
 from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import CollectiveError
 from keras_ddl.state.exchange import exchange
-from keras_ddl.state.placements import NOTHING, Place
+from keras_ddl.state.placements import NOTHING, MeshPlace, place_on_mesh
 from keras_ddl.state.plan import Holding, MissingBoxError, plan
-from keras_ddl.topology.mirrors import mirror_offset
 
 _NAME = "keras_ddl/share_out"
 
@@ -43,8 +42,8 @@ class Leaf(Protocol):
     def values(self) -> Sequence[np.ndarray]:
         """Returns the arrays of `held`."""
 
-    def wanted(self, place: Place | None) -> Holding: ...
-    def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:
+    def wanted(self, place: MeshPlace | None) -> Holding: ...
+    def make_next(self, place: MeshPlace, arrays: Sequence[np.ndarray | int], generation: int) -> None:
         """Makes what `take_next` will store. `arrays`: vectors, or for arrays that it already holds, their indices."""
 
     def take_next(self) -> None: ...
@@ -55,7 +54,7 @@ class Leaf(Protocol):
 class Arrangement(Protocol):
     """Chooses the place of each rank if not every rank holds its own part, as on a mesh."""
 
-    def arrange(self, leaves: Sequence[Leaf]) -> Sequence[Place | None]:
+    def arrange(self, leaves: Sequence[Leaf]) -> Sequence[MeshPlace | None]:
         """Returns each rank's place. All ranks return or raise the same."""
 
     def take(self) -> None:
@@ -153,9 +152,9 @@ class Generations:
         if self._generation == newest:
             own = {each.number: each.held() for each in of_all}
         gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
-        places: Sequence[Place | None]
+        places: Sequence[MeshPlace | None]
         if arrangement is None:
-            places = [Place(each, len(hosts), mirror_offset(hosts)) for each in range(len(hosts))]
+            places = [place_on_mesh(each, hosts) for each in range(len(hosts))]
         else:
             places = arrangement.arrange(of_all)
         planned = []

@@ -162,12 +162,6 @@ class Strategy(tf.distribute.Strategy):
                 f"MIN:MAX` (rank {self.rank}). Run once with a fixed number of ranks (-np N), and pass the LayoutMap "
                 "that it prints."
             )
-        if self.job.shards_from_elements is not None:
-            raise ConfigError(
-                "A job with a layout can continue without a lost rank only if another rank holds the same slices; with "
-                "sharding='optimizer' each shard is on one rank only. Received: sharding='optimizer' under `keras-ddl "
-                f"run -np MIN:MAX` (rank {self.rank}). Leave out sharding, or give a fixed number of ranks (-np N)."
-            )
 
     def _check_rank_0_stays(self) -> None:
         """Refuses a job that may continue without rank 0, because only rank 0 knows its position in the data."""

@@ -13,9 +13,9 @@ from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
+from keras_ddl.state.placements import MeshPlace, Place, place_on_mesh
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
-from keras_ddl.topology.mirrors import mirror_offset
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,12 @@ class Job:
     gathered_bytes: int = 0
     reads_on_rank_0: bool = False
 
-    @property
-    def slice_mirror_offset(self) -> int:
-        """Distance along the model axis to the mirror of a slice; 0: there are no mirrors, because other data ranks
-        have the same slices."""
-        if not self.goes_on or self.mesh is None or self.mesh.data.size > 1:
-            return 0
-        return mirror_offset(self.mesh.model.topology.hosts)
+    def place_of(self, rank: int) -> MeshPlace:
+        """Returns the place of a rank among those that share variables."""
+        if self.mesh is None:
+            return MeshPlace(Place(rank, self.size, self.mirror_offset))
+        place = place_on_mesh(rank, self.mesh.hosts, self.mesh.model.size)
+        return place if self.goes_on else MeshPlace(*(each._replace(offset=0) for each in place))
 
     @property
     def accumulates_parts(self) -> bool:

@@ -30,7 +30,8 @@ def share_out(
     spread = meshes or [each for each in strategies if each.job.shards_from_elements is not None]
     if not spread:
         return None
-    if len(meshes) > 1 or (meshes and any(each.job.shards_from_elements is not None for each in strategies)):
+    others = [each for each in strategies if each not in meshes and each.job.shards_from_elements is not None]
+    if len(meshes) > 1 or (meshes and others):
         return (
             "A job can continue without a lost rank only if at most one Strategy has a layout, and no other has "
             f"sharding. Received: {len(meshes)} of {len(strategies)} Strategies with a layout."

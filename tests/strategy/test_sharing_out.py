@@ -19,8 +19,9 @@ from keras_ddl.callbacks import _last_good
 from keras_ddl.errors import CollectiveError, ConfigError, RankLostError
 from keras_ddl.state import exchange, generations
 from keras_ddl.state.generations import Generations
-from keras_ddl.state.placements import Place
+from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy import sharing_out
+from keras_ddl.strategy.job import Job, Settings
 from keras_ddl.strategy.mesh import remeshing
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.survivors import NewMesh, largest_mesh
@@ -37,6 +38,12 @@ CUT = [(RNG.normal(size=(12, 3)).astype("float32"), 0), (RNG.normal(size=(2, 24,
 
 def _nobody(rank: int, name: str) -> bool:
     return False
+
+
+def fake_job(rank: int, size: int, mesh: Any = None, shards_from: int | None = 1) -> Job:
+    job = Job(rank, size, "", "/cpu:0", Settings(), None, shards_from, 0.0, goes_on=True, mirror_offset=1)
+    job.mesh = mesh
+    return job
 
 
 class Ranks:
@@ -120,7 +127,7 @@ class FlatRanks(Ranks):
         self.slots = [[self.slot(n, value, each.job) for n, value in enumerate(FLAT)] for each in self.strategies]
 
     def _add_job(self) -> Any:
-        job = SimpleNamespace(rank=0, size=2, mirror_offset=1, device="/cpu:0", shards_from_elements=1)
+        job = fake_job(rank=0, size=2)
         self.strategies.append(SimpleNamespace(job=job, mesh_layout=None))
         return job
 
@@ -174,6 +181,8 @@ class FakeLayout:
 class MeshRanks(Ranks):
     """Ranks of a mesh, with slices."""
 
+    slots_from: int | None = None  # elements
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data_size: int, model_size: int) -> None:
         super().__init__(monkeypatch, [0] * (data_size * model_size))
         self._at_first = data_size, model_size
@@ -182,9 +191,9 @@ class MeshRanks(Ranks):
 
     def _add(self, rank: int, values: Sequence[np.ndarray]) -> None:
         data_size, model_size = self._at_first
-        axes = {"model": SimpleNamespace(size=model_size, rank=rank % model_size), "data": None}
-        job = SimpleNamespace(device="/cpu:0", mesh=SimpleNamespace(**axes), shards_from_elements=None)
-        job.slice_mirror_offset = 1 if data_size == 1 else 0
+        size = data_size * model_size
+        mesh = SimpleNamespace(hosts=(0,) * size, model=SimpleNamespace(size=model_size))
+        job = fake_job(rank % size, size, mesh, self.slots_from)
         topology = SimpleNamespace(size=data_size * model_size)
         layout = FakeLayout(data_size, model_size)
         self.strategies.append(SimpleNamespace(job=job, mesh_layout=layout, topology=topology))
@@ -237,7 +246,7 @@ def test_a_chunk_does_not_keep_the_complete_value_in_memory():
     def begins_at(tensor: Any) -> int:
         return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
 
-    job = SimpleNamespace(rank=1, size=4, mirror_offset=1, device="/cpu:0", shards_from_elements=1)
+    job = fake_job(rank=1, size=4)
     value = tf.zeros([4, 1 << 16])
     share = ShardedVariable(value, "slot", job, lambda: value).share
     first = begins_at(value)
@@ -550,7 +559,8 @@ def test_what_not_all_ranks_have_made_begins_anew_or_ends_the_job(monkeypatch: p
     for initial, reason in ((lambda: tf.constant(value), None), (None, "must exist on all of them")):
         ranks = MeshRanks(monkeypatch, 1, 4)
         ranks.slots[0].append(ranks.variable(7, value, axis, ranks.strategies[0].job, initial))
-        ranks.strategies[0].job.mesh.model.size = 3  # as `form` will have it
+        mesh = ranks.strategies[0].job.mesh
+        mesh.model.size, mesh.hosts = 3, (0,) * 3  # as `form` will have it
         results = ranks.share_out(0, 1, 2)
         assert all((each is None) if reason is None else (reason in each) for each in results), results
         if reason is None:
@@ -577,4 +587,8 @@ def test_the_largest_mesh(model_size: int, hosts: list[int], extents: list[int],
 
 def test_a_rank_without_a_place_gives_what_it_has_and_gets_nothing() -> None:
     mesh = largest_mesh(2, [0, 0, 0], [4])
-    assert remeshing.places_in(mesh, [0, 0, 0]) == [Place(0, 2, 1), Place(1, 2, 1), None]
+    assert remeshing.places_in(mesh, [0, 0, 0]) == [
+        MeshPlace(Place(0, 1), Place(0, 2, 1)),
+        MeshPlace(Place(0, 1), Place(1, 2, 1)),
+        None,
+    ]

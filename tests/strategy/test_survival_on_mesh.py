@@ -65,6 +65,21 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
     check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "model", "data", "killed", "mesh", "left"),
+    [
+        (4, "mesh2+shards", "arrays", "step 1:7", "(1, 3)", [0, 2, 3]),
+        (4, "mesh2+by8+shards+two", "arrays", "step 1:7 2:12", "none", [0]),
+        (6, "mesh2+by8+shards", "dataset", "step 0:3 2:8", "(1, 2)", [1, 3]),
+        (6, "mesh3+shards+saving", "arrays", "gather 1:3", "(1, 5)", [0, 2, 3, 4, 5]),
+    ],
+)
+def test_meshes_with_optimizers_in_shards(
+    ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path
+) -> None:
+    check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
+
+
 def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
     ended = run(["run", "-np", "1:4", *command], tmp_path)
@@ -93,6 +108,8 @@ def test_where_a_rank_has_left_for_lack_of_a_place_a_mesh_grows_when_two_spares_
         (4, "mesh4+saving", "arrays", "step 2:7", 2, [0, 3, 4, 5]),
         (3, "mesh3+two", "several", "step 1:7 0:12", 2, [2, 3, 4]),
         (2, "mesh2", "arrays", "step 1:7 2:0:joining", 2, [0, 3]),
+        (4, "mesh2+shards", "arrays", "step 1:7", 1, [0, 2, 3, 4]),
+        (2, "mesh2+shards+attention", "dataset", "step 1:7", 1, [0, 2]),
     ],
 )
 def test_meshes_grow(

@@ -28,12 +28,16 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import ResourceVariable, tf
 from keras_ddl.cut import LocalPart, Slices
 from keras_ddl.errors import ConfigError
-from keras_ddl.state.placements import Place
+from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
-from keras_ddl.strategy.shards.sharded_slots import sharded_variable, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_slots import (
+    ShardedVariable,
+    sharded_variable,
+    sharded_variable_of_handle,
+)
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import of_one_rank
@@ -68,13 +72,8 @@ class LaidOutVariable(ShardedWeight):
         self.axis = axis
         super().__init__(value, name, job, initial, is_trained=is_trained)
 
-    def place_in(self, job: Job) -> Place:
-        if job.mesh is None:  # one model rank is left
-            return Place(0, 1)
-        return Place(job.mesh.model.rank, job.mesh.model.size, job.slice_mirror_offset)
-
-    def layout_for(self, size: int) -> Slices:
-        return Slices(tuple(self.shape.as_list()), size, self.axis)
+    def shared_at(self, place: MeshPlace) -> tuple[Slices, Place]:
+        return Slices(tuple(self.shape.as_list()), place.model.size, self.axis), place.model
 
     def local_part(self) -> LocalPart:
         """Returns what this rank has of the variable, for the cut along the model axis."""
@@ -98,7 +97,7 @@ class LaidOutVariable(ShardedWeight):
     __str__ = __repr__
 
 
-def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshSlot | None:
+def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
     """Returns the value for a new Keras variable, from rank 0's initializer. None: no layout cuts the variable and it
     is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE if a layout cuts it or it is a slot in
     shards.
@@ -117,7 +116,9 @@ def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshS
         value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
         if value is None or not value.is_possible:
             return None
-        if is_in_shards:
+        if is_in_shards and axis is None:  # data ranks share it, and model ranks hold the same
+            return ShardedVariable(value, variable.name, job, lambda: value)
+        if is_in_shards and axis is not None and value.is_constant:
             return MeshSlot(value, variable.name, job, axis)
         assert axis is not None
         initial = (lambda: value) if is_same else None
@@ -153,7 +154,8 @@ def initial_value(variable: Any, value: Any) -> Any:
 def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
     """Whether the variable that is being made is a slot in shards among the data ranks."""
     assert job.mesh is not None
-    return making_in_shards.get() and job.mesh.data.size > 1 and shape == tuple(following.get().shape)
+    has_shards = job.mesh.data.size > 1 or job.goes_on  # one data rank may become several
+    return making_in_shards.get() and has_shards and shape == tuple(following.get().shape)
 
 
 def _is_same_on_all_ranks(job: Job) -> bool:

@@ -20,11 +20,13 @@ class Mesh:
 
     Attributes:
         layout: of variables over the mesh.
+        hosts: of all ranks, as in Topology.
         data, model: communicators of the ranks that differ from this one only along the batch axis, or only along the
             model axis.
     """
 
     layout: Layout
+    hosts: tuple[int, ...]
     data: Communicator
     model: Communicator
 
@@ -70,7 +72,8 @@ def _without_peers(layout: Layout, topology: Topology) -> Mesh | None:
     first = rank // size * size
     of_data, of_model = range(rank % size, topology.size, size), range(first, first + size)
     comm = communicator.communicator_of(None)
-    return Mesh(layout, comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL))
+    axes = comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL)
+    return Mesh(layout, tuple(topology.hosts), *axes)
 
 
 def connect(layout: Layout, topology: Topology) -> Mesh | None:
@@ -85,7 +88,7 @@ def connect(layout: Layout, topology: Topology) -> Mesh | None:
     for axis in (model, data):
         axis.native().add_lane()
     errors.name_positions(lambda message, rank: _position_of(layout, topology.rank, message, rank))
-    return Mesh(layout, data, model)
+    return Mesh(layout, tuple(topology.hosts), data, model)
 
 
 def _position_of(layout: Layout, own: int, message: str, rank: int) -> tuple[int, str]:

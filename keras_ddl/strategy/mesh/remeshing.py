@@ -2,8 +2,8 @@
 the others make the communicators of the new axes.
 
 Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
-rank has a mirror of the slice (cut/mirrors.py). So a lost rank's slices still exist, unless all ranks with a slice are
-lost together.
+rank has a mirror of the slice (cut/mirrors.py). Shards of a slice, of optimizer variables, have mirrors on another data
+rank. So what a lost rank had still exists, unless all ranks that have it are lost together.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
-from keras_ddl.state.placements import Place
+from keras_ddl.state.placements import MeshPlace, place_on_mesh
 from keras_ddl.strategy.mesh import ranks
 from keras_ddl.strategy.mesh.survivors import NewMesh, largest_mesh
 from keras_ddl.strategy.why_it_ends import TooFewError
-from keras_ddl.topology.mirrors import mirror_offset
 
 if TYPE_CHECKING:
     from keras_ddl.strategy.interface import StrategyInterface
@@ -38,7 +37,7 @@ class NextMesh:
         self._strategy, self._topology = strategy, topology
         self._mesh: NewMesh | None = None
 
-    def arrange(self, leaves: Sequence[Any]) -> list[Place | None]:
+    def arrange(self, leaves: Sequence[Any]) -> list[MeshPlace | None]:
         topology, layout = self._topology, self._strategy.mesh_layout
         assert layout is not None
         mesh = self._mesh = largest_mesh(layout.wanted_model_size, topology.hosts, _extents(leaves))
@@ -90,15 +89,15 @@ def size_with(ranks: int, layout: Layout, leaves: Sequence[Any]) -> int:
 
 
 def _extents(leaves: Sequence[Any]) -> set[int]:
-    return {each.shape[each.axis] for each in leaves}
+    return {each.shape[each.axis] for each in leaves if each.axis is not None}
 
 
-def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
+def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[MeshPlace | None]:
     """Returns the place of each rank in the mesh that the ranks are to form. hosts: of these ranks."""
-    offset = mirror_offset([hosts[each] for each in mesh.staying]) if mesh.data_size == 1 else 0
-    places: list[Place | None] = [None] * len(hosts)
+    staying = [hosts[each] for each in mesh.staying]
+    places: list[MeshPlace | None] = [None] * len(hosts)
     for number, rank in enumerate(mesh.staying):
-        places[rank] = Place(number % mesh.model_size, mesh.model_size, offset)
+        places[rank] = place_on_mesh(number, staying, mesh.model_size)
     return places
 
 

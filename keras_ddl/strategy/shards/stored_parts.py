@@ -15,7 +15,6 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import MeshLayout
 from keras_ddl.cut.flat_shards import Box
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, deferring_restored_values, sharded_variable
@@ -30,10 +29,8 @@ def boxes_of(slot: ShardedVariable) -> list[Box] | None:
 
 def is_written_here(slot: ShardedVariable) -> bool:
     """Whether this rank writes its boxes; of ranks with the same boxes, the first one does."""
-    layout, rank = slot.share.layout, communicator.rank()
-    if isinstance(layout, MeshLayout):
-        return layout.axis is not None or rank % layout.model == 0
-    return not isinstance(slot, LaidOutVariable) or rank < layout.size
+    own = [held[0] for held in slot.held_by_all()]
+    return own.index(own[communicator.rank()]) == communicator.rank()
 
 
 def slot_in_parts(variable: Any) -> ShardedVariable | None:
