@@ -212,7 +212,21 @@ def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
         return weight.axis if tuple(weight.shape) == shape and weight.axis != NO_AXIS else None
-    return job.mesh.layout.axis_of(variable.path, shape)
+    layout = job.mesh.layout
+    return layout.axis_of(path_on_rank_0(variable) if shape and layout.has_keys else variable.path, shape)
+
+
+def path_on_rank_0(variable: Any) -> str:
+    """Returns the path that the variable that is being made has on rank 0, where layers may have other numbers, because
+    rank 0 has made other models before. COLLECTIVE, once for each variable."""
+    global _last_path
+    if _last_path is None or _last_path[0]() is not variable:
+        path: str = communicator.broadcast_object(variable.path, root=0, name=_name(variable, "path"))
+        _last_path = weakref.ref(variable), path
+    return _last_path[1]
+
+
+_last_path: tuple[weakref.ref[Any], str] | None = None
 
 
 def weight_of_slot() -> Any:

@@ -123,6 +123,10 @@ class Layout:
         self._is_resized = False
 
     @property
+    def has_keys(self) -> bool:
+        return bool(len(self._map))
+
+    @property
     def wanted_model_size(self) -> int:
         """The extent of the model axis that the program asked for, whatever mesh the ranks form now."""
         return int(self._map.device_mesh.shape[1]) if self.model_axis else 1
