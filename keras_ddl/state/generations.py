@@ -19,7 +19,7 @@ from keras_ddl import communicator
 from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import CollectiveError
 from keras_ddl.state.exchange import exchange
-from keras_ddl.state.placements import NOTHING, MeshPlace, place_on_mesh
+from keras_ddl.state.placements import NOTHING, MeshPlace
 from keras_ddl.state.plan import Holding, MissingBoxError, plan
 
 _NAME = "keras_ddl/share_out"
@@ -52,7 +52,7 @@ class Leaf(Protocol):
 
 
 class Arrangement(Protocol):
-    """Chooses the place of each rank if not every rank holds its own part, as on a mesh."""
+    """Chooses the place of each rank."""
 
     def arrange(self, leaves: Sequence[Leaf]) -> Sequence[MeshPlace | None]:
         """Returns each rank's place. All ranks return or raise the same."""
@@ -85,7 +85,7 @@ class _Next(NamedTuple):
     generation: int
     stays: bool
     leaves: list[Leaf]
-    arrangement: Arrangement | None
+    arrangement: Arrangement
 
 
 class Generations:
@@ -103,7 +103,7 @@ class Generations:
     def share_out(
         self,
         leaves: Sequence[Leaf],
-        arrangement: Arrangement | None,
+        arrangement: Arrangement,
         hosts: Sequence[int],
         rank: int,
         *,
@@ -111,9 +111,7 @@ class Generations:
     ) -> str | None:
         """Gives each rank its parts of every leaf. COLLECTIVE. All ranks have finished the same steps.
 
-        Args:
-            arrangement: None: rank n holds part n, and another rank holds its mirror.
-            hosts: the host of each rank. is_new: this rank has run no step yet.
+        Args: hosts: the host of each rank. is_new: this rank has run no step yet.
         Returns: None; or, on every rank, why the job cannot continue; then no part has changed.
         Raises: RankLostError: another rank was lost; call it again with the remaining ranks. CollectiveError, in a rank
             that joins: it lacks leaves that the others have.
@@ -152,11 +150,7 @@ class Generations:
         if self._generation == newest:
             own = {each.number: each.held() for each in of_all}
         gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
-        places: Sequence[MeshPlace | None]
-        if arrangement is None:
-            places = [place_on_mesh(each, hosts) for each in range(len(hosts))]
-        else:
-            places = arrangement.arrange(of_all)
+        places = arrangement.arrange(of_all)
         planned = []
         for leaf in of_all:
             held = tuple(NOTHING if each is None else each[leaf.number] for each in gathered)
@@ -185,8 +179,7 @@ class Generations:
         if self._next is None or self._next.generation != generation or not self._next.stays:
             return
         self._generation = generation
-        if self._next.arrangement is not None:
-            self._next.arrangement.take()
+        self._next.arrangement.take()
         for leaf in self._next.leaves:
             leaf.take_next()
         self._next = None

@@ -30,7 +30,7 @@ class Admission(Joining):
         # not been told, and it for rank 0.
         self._wanting: set[str] = set()
         self._called: set[str] = set()
-        self._leaving = 0  # so many ranks are to leave, as rank 0 knows
+        self._leaving: dict[int, str] = {}  # ranks that are to leave, as rank 0 knows, and why
         self._steps = 0  # since newcomers have come, or since fit has begun
         self._begins_epoch = False
         self.has_newcomers = False  # they have come at some time: all ranks compare from then on, whoever is left
@@ -56,7 +56,9 @@ class Admission(Joining):
                 board.answer(name, self._record.pickled())  # what it was to join has ended
             elif call == self._record.calls and self._callbacks is not None and name not in self._called:
                 self._wanting.add(name)
-        self._leaving = len(board.questions("leave"))
+        members = communicator.members()
+        leaving = {int(name): why for name, why in board.questions("leave").items()}
+        self._leaving = {number: why for number, why in leaving.items() if number in members}
 
     def between_steps(self, caller: failing_together.Caller) -> None:
         """Admits newcomers and lets ranks leave before a step of fit, if any are due. COLLECTIVE in that case."""
@@ -101,7 +103,7 @@ class Admission(Joining):
         finished = survival.finished()
         self.look()
         if (self._wanting or self._leaving) and board.admit_at == self._admitted_at:
-            room = survival.room_for(len(self._wanting), self._leaving)
+            room = survival.room_for(len(self._wanting), len(self._leaving))
             self._called = set(sorted(self._wanting, key=int)[:room])  # the others wait until there is room
             self._wanting -= self._called
             if self._called or self._leaving:
@@ -111,9 +113,10 @@ class Admission(Joining):
         if board.admit_at == self._admitted_at or finished < board.admit_at:
             return
         self._admitted_at = board.admit_at
-        called, self._called, self._leaving = self._called, set(), 0
+        called, self._called = self._called, set()
+        leaving, self._leaving = self._leaving, {}
         survival.has_met_newcomers = False
-        while not survival.admit([int(name) for name in called], caller):
+        while not survival.admit([int(name) for name in called], leaving, caller):
             pass
         if survival.has_met_newcomers:
             self._steps, self.has_newcomers = 0, True
@@ -157,7 +160,7 @@ class Admission(Joining):
 
     def end_fit(self) -> None:
         """Ends admission, because training has ended."""
-        self._callbacks, self._leaving = None, 0
+        self._callbacks, self._leaving = None, {}
         self._wanting.clear()
         self._called.clear()
         self._board.has_question = True

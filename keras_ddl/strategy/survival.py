@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -56,7 +56,8 @@ class Report(NamedTuple):
         rank: its number before. finished: how many calls it has finished; None: it is a newcomer without state.
         has_traced: the failed call may have traced; None: others had finished the call, so this rank has finished it,
             too, and has not begun the next one. has_met_newcomers: in the current admission. is_on_trial: it has come
-            as a newcomer.
+            as a newcomer. leaving: ranks that are to leave the job, as the launcher numbers them, and why; rank 0
+            knows it.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class Report(NamedTuple):
     has_traced: bool | None = False
     has_met_newcomers: bool = False
     is_on_trial: bool = False
+    leaving: Mapping[int, str] = {}
 
 
 class Survival:
@@ -185,15 +187,16 @@ class Survival:
         """Returns how many of the newcomers that wait have a place once a number of ranks have left."""
         return sharing_out.room_for(waiting, leaving, self._strategies())
 
-    def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
-        """Meets the newcomers that rank 0 names and gives them the state. COLLECTIVE over all ranks, newcomers
-        included.
+    def admit(self, newcomers: Sequence[int], leaving: Mapping[int, str], caller: Caller) -> bool:
+        """Meets the newcomers that rank 0 names and gives them the state; ranks that rank 0 names leave. COLLECTIVE
+        over all ranks, newcomers included.
 
         Returns True if they are members now, or lost. False: they wait, because a rank was lost in the previous call
         while some ranks were still in it; these ranks will be between steps next. (Ranks that are already in the next
         call have met the newcomers.)
         """
         before, mesh = communicator.rank(), remeshing.layout_of(self._strategies())
+        is_on_trial = self.is_on_trial
         with setting(_in_call, True):
             while True:
                 try:
@@ -201,12 +204,13 @@ class Survival:
                         before,
                         self._finished,
                         has_met_newcomers=self.has_met_newcomers,
-                        is_on_trial=self.is_on_trial,
+                        is_on_trial=is_on_trial,
+                        leaving=leaving,
                     )
                     reports = self._meet(newcomers, mine)
                     self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
                     self._catch_up(reports, list, caller)
-                    reason = self._share_out()
+                    reason = self._share_out(reports[0].leaving)
                     self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.why_not_again()
@@ -224,8 +228,9 @@ class Survival:
             while True:
                 try:
                     self._renew(meet(), one_per_job.alive())
-                    self._catch_up(self._exchange(Report(-1, None)), list, None)
-                    reason = self._share_out()
+                    reports = self._exchange(Report(-1, None))
+                    self._catch_up(reports, list, None)
+                    reason = self._share_out(reports[0].leaving)
                 except RankLostError:
                     if not communicator.is_initialized():
                         raise
@@ -305,7 +310,7 @@ class Survival:
                     reason = PREDICTIONS
                     break
                 self._catch_up(reports, variables, caller)
-                reason = self._share_out()
+                reason = self._share_out({})
                 if reason is None:
                     is_finished = self.finished() > begun
                     # Where some have finished this call, rank 0 had begun it, and had written all that came before.
@@ -328,11 +333,18 @@ class Survival:
             return failed_rank is None or failed_rank in self.on_trial
         return bool(self.on_trial) and (isinstance(error, RankMismatchError) or failed_rank in self.on_trial)
 
-    def _share_out(self) -> str | None:
-        """Redistributes shards and slices. Returns a message that says what is lost, if anything."""
-        is_new, strategies = self._finished is None, self._strategies()
+    def _share_out(self, leaving: Mapping[int, str]) -> str | None:
+        """Redistributes shards and slices, and lets ranks leave. Returns a message that says what is lost, if anything.
+
+        leaving: as in Report.
+        """
+        is_new, strategies, members = self._finished is None, self._strategies(), communicator.members()
         renew = functools.partial(self._renew, strategies=strategies)
-        return sharing_out.share_out(self._generations, strategies, renew, is_new=is_new)
+        why = {rank: leaving[number] for rank, number in enumerate(members) if number in leaving}
+        on_trial = {members[rank] for rank in self.on_trial}
+        reason = sharing_out.share_out(self._generations, strategies, renew, is_new=is_new, leaving=why)
+        self.on_trial = frozenset(rank for rank, number in enumerate(communicator.members()) if number in on_trial)
+        return reason
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """If this rank, whose number was `before`, is now rank 0, it writes from now on."""

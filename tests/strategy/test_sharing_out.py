@@ -98,8 +98,9 @@ class Ranks:
         self.sent += sum(map(len, parts))
         return tf.constant(np.concatenate(parts)), None
 
-    def share_out(self, *left: int, least: int = 1) -> list[Any]:
-        """Returns, for each rank that is left, what `share_out` has returned or raised there."""
+    def share_out(self, *left: int, least: int = 1, leaving: Sequence[int] = ()) -> list[Any]:
+        """Returns, for each rank that is left, what `share_out` has returned or raised there. leaving: of these ranks,
+        which do not stay."""
         self.left, self.least = list(left), least
         self._exchange = Exchange(len(left), 0.5 if self.fails is not _nobody else self.timeout)
         self.renew()
@@ -107,7 +108,10 @@ class Ranks:
         def run(rank: int) -> Any:
             self._here.rank = rank
             strategies = [self.strategies[rank]]
-            return sharing_out.share_out(self.generations[rank], strategies, lambda _: None, is_new=rank in self.new)
+            why = {self.left.index(each): "no room" for each in leaving}
+            return sharing_out.share_out(
+                self.generations[rank], strategies, lambda _: None, is_new=rank in self.new, leaving=why
+            )
 
         results = results_or_errors(run, left)
         return [results[rank] for rank in left]
@@ -279,6 +283,14 @@ def test_all_ranks_of_a_host_and_a_rank_with_the_one_that_has_its_mirrors(monkey
     reasons = ranks.share_out(0, 3)
     assert len(set(reasons)) == 1 and "were lost together" in reasons[0]
     ranks.left = [0, 1, 2, 3]
+    ranks.renew()
+    ranks.check()
+
+
+def test_a_rank_and_the_one_with_its_mirrors_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = FlatRanks(monkeypatch, [0] * 4)
+    assert ranks.share_out(0, 1, 2, 3, leaving=[1, 2]) == [None] * 4
+    ranks.left = [0, 3]
     ranks.renew()
     ranks.check()
 
@@ -528,6 +540,19 @@ def test_what_stays_is_not_sent_and_not_copied(monkeypatch: pytest.MonkeyPatch) 
     assert ranks.mesh(0) == (2, 2) and ranks.check() == [0, 1, 2, 3]
     assert all(slot.share.chunk is chunk for slot, chunk in zip(ranks.slots[0], before))
     assert ranks.met == ["generations", "held", "made"]
+
+
+def test_all_ranks_with_a_slice_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = MeshRanks(monkeypatch, 2, 2)
+    assert ranks.share_out(0, 1, 2, 3, leaving=[1, 3]) == [None] * 4
+    ranks.left = [0, 2]
+    assert ranks.check() == [0, 2] and ranks.mesh(0) == (1, 2)
+
+
+def test_ranks_that_are_needed_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = MeshRanks(monkeypatch, 2, 2)
+    assert ranks.share_out(0, 1, 2, 3, leaving=[1, 3], least=3) == [None] * 4
+    assert ranks.check() == [0, 1, 2, 3] and ranks.mesh(0) == (2, 2)
 
 
 def test_all_ranks_with_a_slice_are_lost_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ rank. So what a lost rank had still exists, unless all ranks that have it are lo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator
@@ -31,31 +31,47 @@ def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
 
 
 class NextMesh:
-    """The mesh that the ranks of a topology are to form."""
+    """The mesh that the ranks of a topology are to form. Without a layout all ranks are along its batch axis.
 
-    def __init__(self, strategy: StrategyInterface, topology: Topology) -> None:
-        self._strategy, self._topology = strategy, topology
+    Args:
+        strategy: the one with a layout; None: there is none. leaving: ranks that are to leave, and why. They stay if
+            fewer ranks than the job may continue with would be left.
+    """
+
+    def __init__(self, strategy: StrategyInterface | None, topology: Topology, leaving: Mapping[int, str]) -> None:
+        self._strategy, self._topology, self._leaving = strategy, topology, leaving
         self._mesh: NewMesh | None = None
 
     def arrange(self, leaves: Sequence[Any]) -> list[MeshPlace | None]:
-        topology, layout = self._topology, self._strategy.mesh_layout
-        assert layout is not None
-        mesh = self._mesh = largest_mesh(layout.wanted_model_size, topology.hosts, _extents(leaves))
+        hosts, size = self._topology.hosts, self._topology.size
         # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
-        least = min(communicator.min_ranks(), topology.size)
+        least = min(communicator.min_ranks(), size)
+        mesh = self._largest([rank for rank in range(size) if rank not in self._leaving], leaves)
+        if mesh.size < max(least, 1):
+            mesh = self._largest(range(size), leaves)
         if mesh.size < least:
             raise TooFewError(
                 "fit can continue without a lost rank only if the new mesh has at least MIN ranks (-np MIN:MAX). "
                 f"Received: a mesh of {mesh.data_size} x {mesh.model_size}, but at least {least} ranks are needed "
-                f"(rank {topology.rank}). Restart the job (keras-ddl run --restarts 1), or choose a smaller MIN."
+                f"(rank {self._topology.rank}). Restart the job (keras-ddl run --restarts 1), or choose a smaller MIN."
             )
-        return places_in(mesh, topology.hosts)
+        self._mesh = mesh
+        return places_in(mesh, hosts)
+
+    def _largest(self, ranks: Sequence[int], leaves: Sequence[Any]) -> NewMesh:
+        if not ranks:
+            return NewMesh(0, 0, ())
+        hosts = [self._topology.hosts[rank] for rank in ranks]
+        layout = None if self._strategy is None else self._strategy.mesh_layout
+        mesh = largest_mesh(1 if layout is None else layout.wanted_model_size, hosts, _extents(leaves))
+        return mesh._replace(staying=tuple(ranks[each] for each in mesh.staying))
 
     def take(self) -> None:
-        mesh, layout = self._mesh, self._strategy.mesh_layout
-        assert mesh is not None and layout is not None
-        rank = mesh.staying.index(self._topology.rank)
-        self._strategy.mesh_layout = layout.resized(mesh.data_size, mesh.model_size, rank)
+        mesh = self._mesh
+        assert mesh is not None
+        if self._strategy is not None and self._strategy.mesh_layout is not None:
+            rank = mesh.staying.index(self._topology.rank)
+            self._strategy.mesh_layout = self._strategy.mesh_layout.resized(mesh.data_size, mesh.model_size, rank)
 
     def form(self, renew: Callable[[Topology], None]) -> None:
         """Forms the mesh, when its slices are already distributed. COLLECTIVE.
@@ -68,13 +84,15 @@ class NextMesh:
         assert mesh is not None
         if len(mesh.staying) < topology.size:
             if topology.rank not in mesh.staying:
-                renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
-                raise RankLostError("All ranks that were to form the mesh are lost.")
+                no_place = f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"
+                renew(communicator.leave(self._leaving.get(topology.rank, no_place)))
+                raise RankLostError("All ranks that were to continue are lost.")
             topology = communicator.regroup_with()
             renew(topology)
             if topology.size != mesh.size:
-                raise RankLostError("Another rank was lost while ranks formed a mesh.")
-        assert strategy.mesh_layout is not None
+                raise RankLostError("Another rank was lost while ranks left.")
+        if strategy is None or strategy.mesh_layout is None:
+            return
         try:
             strategy.job.mesh = ranks.connect(strategy.mesh_layout, topology)
         except CollectiveError as error:  # the engine does not say who is gone
