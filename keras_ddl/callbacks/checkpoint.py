@@ -19,7 +19,7 @@ from keras_ddl.callbacks._base_graphs import base_graphs
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._in_parts import Fill, InParts, Place
-from keras_ddl.callbacks._learning_rate_controller import controller_of
+from keras_ddl.callbacks._learning_rate import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.snapshot import Buffers

@@ -19,7 +19,7 @@ from keras_ddl.files import durable
 from keras_ddl.state.boxes import size
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.values.layouts import Box
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint

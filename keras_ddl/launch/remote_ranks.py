@@ -99,11 +99,16 @@ class _Running:
             # ssh fails when its host is lost. Statuses of ranks go to the launcher.
             self.status = self.status or max(0, ended if ended != 255 else 0)
             return True
-        why = f"{'host_ranks' if _is_here(host.name) else config.get('SSH')} ended with status {ended}"
+        starter, remedy = "host_ranks", ""
+        if not _is_here(host.name):
+            starter = config.get("SSH")
+            remedy = f" Check that `{starter} {host.name} true` works without a password, and that the host has "
+            remedy += f"{sys.executable}."
+        why = f"{starter} ended with status {ended}"
         if host.may_fail:
             os.write(1, b"\n" + NOT_STARTED + f"{host.name} {why}\n".encode())
         else:
-            print(f"The ranks of host {host.name} could not be started: {why}.")
+            print(f"The ranks of host {host.name} could not be started: {why}.{remedy}")
         return host.may_fail
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keras_ddl.topology.mirrors import mirror_offset
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.mirrors import SharedOut
+    from keras_ddl.cut.values.layouts import Distribution
     from keras_ddl.state.plan import Holding
 
 NOTHING: Holding = ()
@@ -47,7 +47,7 @@ def place_on_mesh(rank: int, hosts: Sequence[int], model_size: int = 1) -> MeshP
     return MeshPlace(Place(batch, batch_size, mirror_offset(hosts[::model_size])), Place(model, model_size, of_model))
 
 
-def holding(layout: SharedOut, place: Place) -> Holding:
+def holding(layout: Distribution, place: Place) -> Holding:
     """Returns what a rank with this place holds."""
     return tuple(tuple(layout.boxes(part)) for part in place.parts())
 

@@ -12,9 +12,9 @@ from cut.comparing import TOLERANCE, difference
 from harness.threads import results_of
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Mirror, Mirrors, Program, Report, Sharded, Snapshots, build_step
-from keras_ddl.cut.collectives import GATHER, PLAIN, Reduction
-from keras_ddl.cut.flat_shards import Layout
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.values.collectives import GATHER, PLAIN, Reduction
+from keras_ddl.cut.values.layouts import Layout
 
 # A rank that waits for another occupies one of the threads in which TensorFlow runs operations (conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32

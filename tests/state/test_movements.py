@@ -17,7 +17,7 @@ from cut.simulated import Exchange
 
 from harness.threads import results_of
 from keras_ddl.cut import MeshLayout, Slices
-from keras_ddl.cut.flat_shards import Box, Layout
+from keras_ddl.cut.values.layouts import Box, Layout
 from keras_ddl.state import boxes, exchange
 from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding, place_on_mesh, replicated
 from keras_ddl.state.plan import Holding, MissingBoxError, Move, plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from keras_ddl.parts import FOLDERS
 
@@ -95,6 +96,27 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
                 yield Finding(path, line, f"imports {target}, from further along the line")
             if place == PLACE[folder] and folder_of(target) != folder:
                 yield Finding(path, line, f"imports {target}, of a folder of its own line: those stand side by side")
+
+
+def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
+    """Of the folders in a folder of the core, none imports another one that needs it, by whatever way."""
+    needs: dict[str, dict[str, set[str]]] = {}  # folder -> folder in it -> those beside it that it imports from
+    paths: dict[str, Path] = {}
+    for name in inside(project):
+        if folder_of(name) in FOLDERS:
+            continue
+        words = (name if project.modules[name].stem == "__init__" else name.rpartition(".")[0]).split(".")
+        for depth in range(2, len(words)):
+            above, own = ".".join(words[:depth]), ".".join(words[: depth + 1])
+            of_own = needs.setdefault(above, {}).setdefault(own, set())
+            paths.setdefault(own, project.modules[name].parent)
+            for target in project.imports_of(name):
+                there = ".".join(target.split(".")[: depth + 1])
+                if target.startswith(f"{above}.") and there != own:
+                    of_own.add(there)
+    for folders in needs.values():
+        for own, others in circles(folders).items():
+            yield Finding(paths[own], 1, f"in a circle of folders, or above one, with {sorted(others)}")
 
 
 def no_circle_of_imports(project: Project) -> Iterator[Finding]:

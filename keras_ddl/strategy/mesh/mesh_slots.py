@@ -2,8 +2,8 @@
 
 If a layout cuts a weight, its slots are cut along the model axis in the same way, and the data ranks of a model
 position hold flat shards of the slice. The step is cut accordingly: along the model axis the slot is a variable with a
-slice, which has no memory of its own, and along the batch this variable is in shards (cut/sharding.py). While a job
-continues with one data rank, that rank has the slice; with one model rank, data ranks hold flat shards of the slot.
+slice, which has no memory of its own, and along the batch this variable is in shards (cut/shards/sharding.py). While a
+job continues with one data rank, that rank has the slice; with one model rank, data ranks hold flat shards of the slot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import UninitializedVariable
 from keras_ddl.cut import LocalPart, MeshLayout, Slices
-from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.values.layouts import Distribution, Layout
 from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
@@ -30,7 +30,7 @@ class MeshSlot(ShardedVariable):
         self._slice: Any = None  # a variable without value that stands for the slice in the cut along the model axis
         super().__init__(value, name, job, lambda: value)
 
-    def shared_at(self, place: MeshPlace) -> tuple[Layout | Slices | MeshLayout, Place]:
+    def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
         (batch, model), shape = place, tuple(self.shape.as_list())
         if model.size == 1:
             return Layout(shape, batch.size), batch

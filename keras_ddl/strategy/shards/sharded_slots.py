@@ -2,10 +2,10 @@
 
 A slot is a variable that an optimizer keeps for a weight, such as Adam's moments. When Keras creates a slot, its value
 is replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own,
-and beside it this rank's chunk (cut/flat_shards.py) and, in a job that continues when a rank is lost, the mirror of
-another rank's chunk (cut/mirrors.py). A step that is traced on the global batch reads and assigns it as usual, and the
-cut computes with the chunks. Any other read is refused unless the slot has been gathered (gathered_slots.py), so nobody
-can read a wrong value.
+and beside it this rank's chunk (cut/values/layouts.py) and, in a job that continues when a rank is lost, the mirror
+of another rank's chunk (cut/shards/mirrors.py). A step that is traced on the global batch reads and assigns it as
+usual, and the cut computes with the chunks. Any other read is refused unless the slot has been gathered
+(gathered_slots.py), so nobody can read a wrong value.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.cut import MeshLayout, Slices
-from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.values.layouts import Distribution, Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding
 from keras_ddl.state.plan import Holding
+from keras_ddl.strategy import tracing
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.step import tracing
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
@@ -69,7 +68,7 @@ class Share:
         generation: how often the ranks had redistributed what they have.
     """
 
-    layout: Layout | Slices | MeshLayout
+    layout: Distribution
     rank: int
     offset: int
     chunk: Any
@@ -159,14 +158,14 @@ class ShardedVariable(UninitializedVariable):
             share.assign(value)
         return share
 
-    def shared_at(self, place: MeshPlace) -> tuple[Layout | Slices | MeshLayout, Place]:
+    def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
         """Returns how ranks share the variable, and which part the rank at a place has. Here: data ranks share it, and
         on a mesh ranks of other model positions hold the same parts, so they need no mirrors."""
         own = place.batch if place.model.size == 1 else place.batch._replace(offset=0)
         return Layout(tuple(self.shape.as_list()), own.size), own
 
     @staticmethod
-    def _share(layout: Layout | Slices | MeshLayout, place: Place, stored: Sequence[Any], generation: int = 0) -> Share:
+    def _share(layout: Distribution, place: Place, stored: Sequence[Any], generation: int = 0) -> Share:
         chunk, mirror = [*stored, None][:2]
         return Share(layout, place.number, place.offset, chunk, mirror, generation)
 

@@ -15,7 +15,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.flat_shards import Box
+from keras_ddl.cut.values.layouts import Box
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, deferring_restored_values, sharded_variable
 

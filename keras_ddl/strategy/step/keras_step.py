@@ -29,7 +29,7 @@ from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.component_rows import ComponentRows, arguments_by_component
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.execution import Execution
-from keras_ddl.strategy.step.tracing import as_one_process, sees_global_batch
+from keras_ddl.strategy.tracing import as_one_process, sees_global_batch
 
 _STEPS = ("train_step", "test_step", "predict_step")
 # Names of the exchange that begins a step. From them the timeline knows when the batch had arrived, and whether the
