@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Sequence
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from keras_ddl import ops
 from keras_ddl.communicator import Communicator
@@ -57,7 +57,7 @@ class Reduction(NamedTuple):
 PLAIN = Reduction()
 
 
-class Collectives(Protocol):
+class Collectives:
     """Puts collectives into the graph; `name` is the same on all ranks and used once in a step."""
 
     rank: int
@@ -69,6 +69,7 @@ class Collectives(Protocol):
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
+        raise NotImplementedError
 
     def compresses(self, value: Value, op: str) -> bool:
         """Whether to reduce `value` with `compressed`, that is, rounded between hosts."""
@@ -76,18 +77,22 @@ class Collectives(Protocol):
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the ranks' tensors, concatenated along axis 0, where their extents may differ."""
+        raise NotImplementedError
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns this rank's rows of the sum over ranks; if they are uneven, the first ranks have one more."""
+        raise NotImplementedError
 
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         """Returns the tensor of rank (rank - offset) % size; extents along axis 0 may differ."""
+        raise NotImplementedError
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups tensors, given their bytes, in the order in which they become ready."""
+        raise NotImplementedError
 
 
-class StepCollectives:
+class StepCollectives(Collectives):
     """Collectives of the job's ranks (keras_ddl.ops) for the step in the current graph.
 
     Sums that run whenever the step runs form its plan, in an order in which no sum needs a later one, roughly as they
