@@ -28,10 +28,8 @@ from keras_ddl.communicator import Communicator, history
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
-from keras_ddl.resilience import remeshing, replayed_calls, sharing_out
-from keras_ddl.resilience.admission import Admission
-from keras_ddl.resilience.joining import Newcomer
-from keras_ddl.resilience.joining_state import give_up
+from keras_ddl.resilience import remeshing, sharing_out
+from keras_ddl.resilience.joining_base import Joining, give_up
 from keras_ddl.resilience.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
@@ -73,7 +71,7 @@ class Survival(Resilience):
     """The calls of a job that continues. Only calls of the main thread count; calls of other threads may fail.
 
     Attributes:
-        joining: how newcomers join; None: the job takes no newcomers.
+        joining: how newcomers join.
         has_met_newcomers: in the last admission.
         on_trial: present numbers of ranks that have come as newcomers. Nobody can know whether they have state that the
             program itself keeps, for example in a closure. So they leave if they turn out to differ, and the others
@@ -88,15 +86,13 @@ class Survival(Resilience):
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
         self._place, self._epoch = communicator.topology(), communicator.epoch()
-        recorded = history.of_job()
-        self.joining: Admission | Newcomer | None = None
+        self.joining = Joining()
         self.has_met_newcomers = False
         self.on_trial: frozenset[int] = frozenset()
-        self._generations = Generations(holds_nothing=isinstance(recorded, history.Replay))
-        if isinstance(recorded, history.Replay):
-            self._finished, self.joining = None, Newcomer(recorded, self)
-        elif recorded is not None:
-            self.joining = Admission(recorded, self)
+        is_new = isinstance(history.of_job(), history.Replay)
+        self._generations = Generations(holds_nothing=is_new)
+        if is_new:
+            self._finished = None
         Communicator.recover = self._collective
 
     @property
@@ -116,8 +112,7 @@ class Survival(Resilience):
             if not isinstance(history.of_job(), history.Replay):  # it is one of the ranks already
                 give_up(error)
             raise error
-        if self.joining is not None:
-            self.joining.look()
+        self.joining.look()
         if caller is None:  # a call within hooks: standbys take what was to be written before it for written
             for each in trainer_calls.followers():
                 each.flush()
@@ -170,12 +165,10 @@ class Survival(Resilience):
         self._written, self._returned = variables, returned
 
     def between_steps(self, caller: Caller) -> None:
-        if self.joining is not None:
-            self.joining.between_steps(caller)
+        self.joining.between_steps(caller)
 
     def check_batch(self, batch: Any) -> None:
-        if self.joining is not None:
-            self.joining.check_batch(batch)
+        self.joining.check_batch(batch)
 
     def room_for(self, waiting: int, leaving: int) -> int:
         """Returns how many of the newcomers that wait have a place once a number of ranks have left."""
@@ -234,33 +227,25 @@ class Survival(Resilience):
                     raise RankLostError(reason)
                 return
 
-    def has_joined(self, finished: int, admission: Admission) -> None:
+    def has_joined(self, finished: int, joining: Joining) -> None:
         """Called when this newcomer has become a rank and has the state after a number of calls."""
-        self._finished, self.joining = finished, admission
+        self._finished, self.joining = finished, joining
 
     @property
     def has_newcomers(self) -> bool:  # type: ignore[override]
-        return self.joining is not None and self.joining.has_newcomers
+        return self.joining.has_newcomers
 
     def prove(self, callbacks: Any) -> None:
-        if self.joining is not None:
-            self.joining.prove(callbacks)
+        self.joining.prove(callbacks)
 
     def begin_fit(self, callbacks: Any) -> None:
-        if self.joining is not None:
-            self.joining.begin_fit(callbacks)
+        self.joining.begin_fit(callbacks)
 
     def begin_epoch(self) -> bool:
-        return self.joining is not None and self.joining.begin_epoch()
+        return self.joining.begin_epoch()
 
     def end_fit(self) -> None:
-        if self.joining is not None:
-            self.joining.end_fit()
-
-    def call_of_trainer(
-        self, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
-    ) -> Any:
-        return replayed_calls.call_of_trainer(method, model, call, callbacks)
+        self.joining.end_fit()
 
     def _compare(self) -> None:
         """After a loss, lets the ranks compare their weights if all of them are between the same two calls."""
@@ -342,8 +327,7 @@ class Survival(Resilience):
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """If this rank, whose number was `before`, is now rank 0, it writes from now on."""
         if communicator.rank() == 0 and before != 0:
-            if self.joining is not None:
-                self.joining.become_first()
+            self.joining.become_first()
             for follower in trainer_calls.followers():
                 follower.become_first(may_lack_last=may_lack_last)
 
@@ -377,7 +361,6 @@ class Survival(Resilience):
             if caller is not None and any(may_have_traced) and None not in may_have_traced:
                 caller.forget_traces()  # all are in the same call, which some may have traced
         if None in calls:
-            assert self.joining is not None
             self.joining.share_state(calls.index(most))
 
     def _share_last_call(
@@ -422,9 +405,3 @@ def _sent(leaf: Any) -> Any:
 
 def _received(leaf: Any) -> Any:
     return tf.constant(leaf.value) if isinstance(leaf, _Sent) else leaf
-
-
-@functools.cache
-def of_job() -> Survival:
-    """Returns the Survival of this job."""
-    return Survival()

@@ -69,7 +69,7 @@ class LaidOutVariable(ShardedWeight):
         is_trained: bool,
         initial: Callable[[], tf.Tensor | FirstValue] | None = None,
     ) -> None:
-        self.axis = axis
+        self.axis: int = axis
         super().__init__(value, name, job, initial, is_trained=is_trained)
 
     def shared_at(self, place: MeshPlace) -> tuple[Slices, Place]:
