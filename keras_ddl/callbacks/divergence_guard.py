@@ -18,8 +18,8 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat.models import optimizers_with_rates
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.errors import ConfigError
-from keras_ddl.resuming.training_state import build_optimizer
 from keras_ddl.schedules import positive
+from keras_ddl.strategy.agreement.training_state import build_optimizer
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
 
 _LEAST = 0.01  # of the first window's loss: a smaller rise is noise

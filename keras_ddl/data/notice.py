@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import tf
 
 NONE = (0, 0)
@@ -19,13 +19,7 @@ class _Words:
     """The variables of the process."""
 
     def __init__(self) -> None:
-        # The first use may be in the middle of a program's tf.function.
-        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
-
-            def variable(name: str) -> tf.Variable:
-                return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=f"keras_ddl_notice_{name}")
-
-            self.own, self.agreed = variable("own"), variable("agreed")
+        self.own, self.agreed = process_variable("notice_own"), process_variable("notice_agreed")
 
 
 @functools.cache

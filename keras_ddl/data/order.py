@@ -27,7 +27,7 @@ import numpy as np
 from keras_ddl import config, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, streams
 
@@ -65,15 +65,9 @@ class _Notes:
     """The variables of the process, made by `prepare`."""
 
     def __init__(self) -> None:
-        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
-
-            def variable(shape: list[int], name: str) -> tf.Variable:
-                return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_order_{name}")
-
-            self.list = variable([_NOTES, 1 + _WORDS], "notes")
-            self.noted = variable([], "noted")
-            self.compared = variable([], "compared")
-            self.passes = variable([_PASSES], "passes")
+        self.list = process_variable("order_notes", [_NOTES, 1 + _WORDS])
+        self.noted, self.compared = process_variable("order_noted"), process_variable("order_compared")
+        self.passes = process_variable("order_passes", [_PASSES])
         self.unlike: tuple[int, str] | None = None  # a batch with components that differ, and the names of these
         self.has_warned = False  # of `unlike`
 

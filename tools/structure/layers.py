@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from keras_ddl.parts import FOLDERS
 
@@ -25,7 +24,6 @@ LINE = [
     ("state",),
     ("strategy", "checkpoint"),
     ("model_state",),
-    ("resuming",),
     ("callbacks",),
     ("cli",),
     tuple(FOLDERS),
@@ -99,24 +97,23 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
 
 
 def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
-    """Of the folders in a folder of the core, none imports another one that needs it, by whatever way."""
-    needs: dict[str, dict[str, set[str]]] = {}  # folder -> folder in it -> those beside it that it imports from
-    paths: dict[str, Path] = {}
+    """Folders in the same folder of the core do not import one another in a circle."""
+    imports: dict[str, dict[str, dict[str, Finding]]] = {}  # folder -> folder in it -> folder beside that, and where
     for name in inside(project):
         if folder_of(name) in FOLDERS:
             continue
-        words = (name if project.modules[name].stem == "__init__" else name.rpartition(".")[0]).split(".")
+        path = project.modules[name]
+        words = (name if path.stem == "__init__" else name.rpartition(".")[0]).split(".")
         for depth in range(2, len(words)):
             above, own = ".".join(words[:depth]), ".".join(words[: depth + 1])
-            of_own = needs.setdefault(above, {}).setdefault(own, set())
-            paths.setdefault(own, project.modules[name].parent)
-            for target in project.imports_of(name):
+            of_own = imports.setdefault(above, {}).setdefault(own, {})
+            for target, line in project.imports_of(name).items():
                 there = ".".join(target.split(".")[: depth + 1])
                 if target.startswith(f"{above}.") and there != own:
-                    of_own.add(there)
-    for folders in needs.values():
-        for own, others in circles(folders).items():
-            yield Finding(paths[own], 1, f"in a circle of folders, or above one, with {sorted(others)}")
+                    of_own.setdefault(there, Finding(path, line, f"imports {there}, which is in a circle of folders"))
+    for folders in imports.values():
+        for own, others in circles({own: set(found) for own, found in folders.items()}).items():
+            yield from (folders[own][other] for other in sorted(others))
 
 
 def no_circle_of_imports(project: Project) -> Iterator[Finding]:
@@ -165,6 +162,7 @@ def private_interfaces_have_one_home(project: Project) -> Iterator[Finding]:
 
 RULES = (
     imports_point_one_way,
+    folders_beside_each_other_import_one_way,
     no_circle_of_imports,
     distribute_loop_is_entered_by_the_strategy,
     modules_beside_the_folders_are_what_users_import,

@@ -187,6 +187,10 @@ class ShardedVariable(UninitializedVariable):
         return self.initial is not None
 
     @property
+    def full_shape(self) -> tuple[int, ...]:
+        return tuple(self.shape.as_list())
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.dtype.as_numpy_dtype)
 
@@ -199,6 +203,10 @@ class ShardedVariable(UninitializedVariable):
 
     def values(self) -> list[np.ndarray]:
         return [np.asarray(each.read_value()) for each in ([self] if self.is_complete else self.share.variables)]
+
+    def restore(self, arrays: Sequence[np.ndarray]) -> None:
+        for variable, array in zip(self.share.variables, arrays, strict=True):
+            variable.assign(array.reshape(variable.shape))
 
     def wanted(self, place: MeshPlace | None) -> Holding:
         return NOTHING if place is None else holding(*self.shared_at(place))
@@ -271,6 +279,10 @@ class ShardedVariable(UninitializedVariable):
     def note_assignment(self, content: np.ndarray) -> None:
         """Counts an assignment outside of steps. `content`: describes what was assigned, equal on all ranks."""
         self.assignments = (self.assignments[0] + 1, checksum(content))
+
+    def note_restored(self, source: str) -> None:
+        """Counts an assignment of what was restored from `source`, equal on all ranks."""
+        self.note_assignment(np.frombuffer(source.encode(), np.uint8))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_complete or _in_traced_step():

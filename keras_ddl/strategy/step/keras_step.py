@@ -16,7 +16,7 @@ from keras_ddl.communicator import comparison, stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.names import plain_name
-from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import gather_rows, row_count
@@ -45,8 +45,7 @@ class RowsTrained:
 
     def __init__(self) -> None:
         # Not in the first step: a tf.function that makes a variable is traced again.
-        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
-            self._count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="keras_ddl_rows_trained")
+        self._count = process_variable("rows_trained")
 
     def add(self, counts: tf.Tensor) -> None:
         """Counts the rows of the step that is being traced or run ([ranks] int64). No rank waits for this."""

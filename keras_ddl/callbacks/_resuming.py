@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import communicator, model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.models import is_built
+from keras_ddl.cut.values.layouts import Box
 from keras_ddl.errors import CheckpointError
-from keras_ddl.resuming import parts
-from keras_ddl.resuming.training_state import broadcast_training_state
+from keras_ddl.state import files
 from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.agreement.training_state import broadcast_training_state
 from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
-from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -40,12 +45,10 @@ class Resumed:
     restoration: Restoration | None = None
 
 
-def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: bool = False) -> Resumed:
+def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
     """Restores the latest checkpoint in `dir` into the model, its optimizers, and fit. COLLECTIVE.
 
-    Args:
-        epochs: those of fit; a run that a callback stopped stays stopped unless this has changed.
-        in_parts: whether each rank reads its own parts of variables that are spread over ranks (`parts.are_used`).
+    Args: epochs: those of fit; a run that a callback stopped stays stopped unless this has changed.
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
     with of_one_rank(False):
@@ -63,15 +66,8 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
     with of_one_rank(False):
         model_state.build_optimizers(model, to_build)
 
-    def restore() -> Resumed:
-        resumed = on_first_rank(lambda: _read_latest(model, dir, in_parts), "Checkpoint/restore")
-        if in_parts:
-            parts.restore(model, dir, resumed.step)
-        broadcast_training_state(model)
-        return resumed
-
-    with sharded_slots.deferring_restored_values(True):
-        resumed = communicator.as_one(restore, lambda: agreement.all_variables(model))
+    resumed = restore_on_all_ranks(model, dir, lambda: "latest", _resumed)
+    assert resumed is not None
     if resumed.progress is not None:
         resumed.restoration = Restoration(model, *resumed.progress)
         resumed.restoration.at_train_begin()
@@ -87,10 +83,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
     return resumed
 
 
-def _read_latest(model: Any, dir: Path, in_parts: bool) -> Resumed:
-    """On rank 0: restores the model, except for parts that each rank reads itself; returns what the other ranks
-    need."""
-    read = model_state.restore_checkpoint(model, dir, "latest", parts="none" if in_parts else "complete")
+def _resumed(read: ckpt.Checkpoint) -> Resumed:
     extra = read.extra or {}
     return Resumed(
         read.step,
@@ -101,3 +94,56 @@ def _read_latest(model: Any, dir: Path, in_parts: bool) -> Resumed:
         extra.get("learning_rate"),
         read_progress(read.path),
     )
+
+
+def restore_on_all_ranks(
+    model: Any,
+    dir: Path,
+    which: Callable[[], str | int | None],
+    returned: Callable[[ckpt.Checkpoint], T],
+    *,
+    seeds: str = "all",
+) -> T | None:
+    """Restores a checkpoint in `dir` on all ranks: rank 0 reads and sends what is not spread over ranks. COLLECTIVE.
+
+    Args:
+        which, returned: called on rank 0: which checkpoint, as `restore_checkpoint` takes it, or None; and what to
+            return on all ranks.
+        seeds: as for `restore_checkpoint`.
+    Returns: None, if `which` returned it.
+    Raises: CheckpointError, on every rank.
+    """
+
+    def read_on_rank_0() -> tuple[T, list[tuple[str, str] | None]] | None:
+        chosen = which()
+        if chosen is None:
+            return None
+        read, sources = model_state.restore_complete(model, dir, chosen, seeds=seeds)
+        in_files = {target: (f"{read.path.name}/{name}", key) for target, (name, key) in sources.items()}
+        return returned(read), [in_files.get(target) for target in model_state.spread_variables(model)]
+
+    def restore() -> T | None:
+        read = on_first_rank(read_on_rank_0, "Checkpoint/restore")
+        if read is None:
+            return None
+        _restore_spread(model, dir, read[1])
+        broadcast_training_state(model)
+        return read[0]
+
+    return communicator.as_one(restore, lambda: agreement.all_variables(model))
+
+
+def _restore_spread(model: Any, dir: Path, sources: Sequence[tuple[str, str] | None]) -> None:
+    """Gives every rank its parts of the variables that are spread over ranks. COLLECTIVE.
+
+    sources: of each variable the bundle and the key, or None: it is not restored.
+    """
+    spread = model_state.spread_variables(model).values()
+    pairs = [(each, source) for each, source in zip(spread, sources, strict=True) if source is not None]
+
+    def read(number: int, boxes: Sequence[Box]) -> np.ndarray:
+        variable, (bundle, key) = pairs[number]
+        return model_state.read_boxes(str(dir / bundle), key, variable, boxes)
+
+    if pairs:
+        files.read([each for each, _ in pairs], read, files.reaching(dir))

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl import communicator, model_state, ops
+from keras_ddl import communicator, ops
 from keras_ddl.communicator.comparison import differing
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import layer_with, weights_made_trainable
-from keras_ddl.compat.names import plain_name
+from keras_ddl.compat.names import is_seed, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import accumulation, agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.progress import gather
-from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
@@ -53,7 +52,7 @@ def broadcast_with_streams(variables: Sequence[Any], root: int = 0, *, own_strea
     agreement.broadcast_variables(variables, root=root)
     stream = (communicator.rank() - root) % communicator.size()
     if stream and own_streams:
-        for variable in filter(model_state.is_seed, variables):
+        for variable in filter(is_seed, variables):
             seed, *rest = variable.numpy().tolist()
             variable.assign([(seed + seed_offset(stream)) % 2**31, *rest])
 
@@ -74,7 +73,7 @@ def agree_on_local_state(model: Any) -> None:
     """Combines the state that ranks compute from their own rows, for a checkpoint within an epoch. COLLECTIVE.
 
     Layers' state is agreed on (under a Strategy it is already equal). Gradients accumulated for the next update are
-    summed: on every rank under a Strategy (strategy/step/accumulation.py), else on rank 0.
+    summed: on every rank under a Strategy (strategy/accumulation.py), else on rank 0.
     """
     if communicator.is_initialized() and communicator.size() > 1:
         if keras_compat.strategy_of(model) is None:
@@ -137,7 +136,7 @@ def agree(model: keras.Model, size: int) -> None:
     name = f"keras_ddl/{plain_name(model.name)}/statistics"
     for i, other in differing([value.tobytes() for value in values], name).items():
         variable, value = variables[i], values[i]
-        if variable.aggregation == "only_first_replica" or model_state.is_seed(variable):
+        if variable.aggregation == "only_first_replica" or is_seed(variable):
             variable.value.assign(communicator.broadcast_array(value, root=0, name=f"{name}_{i}"))
         elif variable.aggregation == "mean" or value.dtype.kind not in "iub":
             mean = _reduced(value.astype(np.float64), f"{name}_mean_{i}") / size
