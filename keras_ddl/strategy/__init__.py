@@ -27,7 +27,6 @@ from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
 from keras_ddl.strategy.step.keras_step import KerasSteps, execution_of
 from keras_ddl.strategy.tracing import sees_global_batch
-from keras_ddl.topology.mirrors import mirror_offset
 
 
 class Strategy(BaseStrategy):
@@ -122,7 +121,6 @@ class Strategy(BaseStrategy):
         self.mesh_layout = mesh_layout if self.job.goes_on else None
         if self.mesh_layout is not None:
             self._check_goes_on_with_layout(self.mesh_layout)
-        self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.job))

@@ -40,7 +40,7 @@ def _nobody(rank: int, name: str) -> bool:
 
 
 def fake_job(rank: int, size: int, mesh: Any = None, shards_from: int | None = 1) -> Job:
-    job = Job(rank, size, "", "/cpu:0", Settings(), None, shards_from, 0.0, goes_on=True, mirror_offset=1)
+    job = Job(rank, size, "", "/cpu:0", Settings(), None, shards_from, 0.0, goes_on=True, hosts=(0,) * size)
     job.mesh = mesh
     return job
 
@@ -137,7 +137,7 @@ class FlatRanks(Ranks):
     def renew(self) -> None:
         hosts = [self.hosts[each] for each in self.left]
         for rank, number in enumerate(self.left):
-            vars(self.strategies[number].job).update(rank=rank, size=len(hosts), mirror_offset=mirror_offset(hosts))
+            vars(self.strategies[number].job).update(rank=rank, size=len(hosts), hosts=tuple(hosts))
 
     @staticmethod
     def slot(number: int, value: np.ndarray, job: Any) -> ShardedVariable:
@@ -166,7 +166,7 @@ class FlatRanks(Ranks):
                     np.testing.assert_array_equal(slot.numpy(), value)
                     continue
                 np.testing.assert_array_equal(share.chunk.numpy(), layout.cut(value, place))
-                mirrored = (place - self.strategies[rank].job.mirror_offset) % layout.size
+                mirrored = (place - share.offset) % layout.size
                 np.testing.assert_array_equal(share.mirror.numpy(), layout.cut(value, mirrored))
 
 
@@ -195,7 +195,7 @@ class MeshRanks(Ranks):
     def _add(self, rank: int, values: Sequence[np.ndarray]) -> None:
         data_size, model_size = self._at_first
         size = data_size * model_size
-        mesh = SimpleNamespace(hosts=(0,) * size, model=SimpleNamespace(size=model_size))
+        mesh = SimpleNamespace(model=SimpleNamespace(size=model_size))
         job = fake_job(rank % size, size, mesh, self.slots_from)
         topology = SimpleNamespace(size=data_size * model_size)
         layout = FakeLayout(data_size, model_size)
@@ -583,8 +583,8 @@ def test_what_not_all_ranks_have_made_begins_anew_or_ends_the_job(monkeypatch: p
     for initial, reason in ((lambda: tf.constant(value), None), (None, "must exist on all of them")):
         ranks = MeshRanks(monkeypatch, 1, 4)
         ranks.slots[0].append(ranks.variable(7, value, axis, ranks.strategies[0].job, initial))
-        mesh = ranks.strategies[0].job.mesh
-        mesh.model.size, mesh.hosts = 3, (0,) * 3  # as `form` will have it
+        job = ranks.strategies[0].job
+        job.mesh.model.size, job.hosts = 3, (0,) * 3  # as `form` will have it
         results = ranks.share_out(0, 1, 2)
         assert all((each is None) if reason is None else (reason in each) for each in results), results
         if reason is None:

@@ -20,13 +20,11 @@ class Mesh:
 
     Attributes:
         layout: of variables over the mesh.
-        hosts: of all ranks, as in Topology.
         data, model: communicators of the ranks that differ from this one only along the batch axis, or only along the
             model axis.
     """
 
     layout: Layout
-    hosts: tuple[int, ...]
     data: Communicator
     model: Communicator
 
@@ -72,8 +70,7 @@ def _without_peers(layout: Layout, topology: Topology) -> Mesh | None:
     first = rank // size * size
     of_data, of_model = range(rank % size, topology.size, size), range(first, first + size)
     comm = communicator.communicator_of(None)
-    axes = comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL)
-    return Mesh(layout, tuple(topology.hosts), *axes)
+    return Mesh(layout, comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL))
 
 
 def connect(layout: Layout, topology: Topology) -> Mesh | None:
@@ -88,7 +85,7 @@ def connect(layout: Layout, topology: Topology) -> Mesh | None:
     for axis in (model, data):
         axis.native().add_lane()
     errors.name_positions(layout.position)
-    return Mesh(layout, tuple(topology.hosts), data, model)
+    return Mesh(layout, data, model)
 
 
 def _warn(layout: Layout, topology: Topology) -> None:

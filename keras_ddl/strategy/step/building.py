@@ -64,7 +64,7 @@ def along_batch(
             shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
             weights=[o for _, o in program.captured if isinstance(slots[id(o)], sharded_weights.ShardedWeight)],
             gathered_bytes=job.gathered_bytes,
-            mirrors=cut.Mirrors(mirrors, job.mirror_offset) if mirrors else None,
+            mirrors=cut.Mirrors(mirrors, job.place_of(job.rank).batch.offset) if mirrors else None,
             **options,
         )
 
