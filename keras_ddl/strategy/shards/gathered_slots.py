@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import Communicator, history
+from keras_ddl.communicator import history
 from keras_ddl.communicator.comparison import other_rank
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
@@ -119,24 +119,21 @@ def without_values(slots: Sequence[ShardedVariable]) -> Iterator[None]:
 
 
 def _gather(slot: ShardedVariable, on_rank: int | None = None) -> tf.Tensor | None:
-    """Returns all of a slot; None, maybe, on ranks other than `on_rank`."""
-    name, shape = _name(slot, "gathered"), tuple(slot.shape.as_list())
-    if slot.job.goes_on:  # then ranks may give others what a call has returned
-        on_rank = None
+    """Returns all of a slot; None on ranks other than `on_rank`, unless one rank is left. COLLECTIVE."""
+    name = _name(slot, "gathered")
 
-    def make(_: Communicator | None = None) -> tf.Tensor | None:
+    def make() -> tf.Tensor | None:
         slot.complete()
         if slot.is_complete:
             return slot.read_value()
         held, place = slot.held_by_all(), communicator.topology()
         with ops.translate_errors():
-            value = gather(held, shape, place.hosts, place.rank, slot.values, slot.numpy_dtype, name, on_rank=on_rank)
-        if slot.job.goes_on:  # then no rank may have finished two calls more than another
-            communicator.barrier(name=f"{name}/all")
+            value = gather(
+                held, slot.full_shape, place.hosts, place.rank, slot.values, slot.numpy_dtype, name, on_rank=on_rank
+            )
         return None if value is None else tf.constant(value)
 
-    recover = Communicator.recover  # makes it again when a rank is lost, of other chunks
-    return history.recorded(name, make if recover is None else lambda: recover(make))
+    return history.recorded(name, lambda: communicator.as_one_each(make, f"{name}/all"))
 
 
 def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
@@ -190,7 +187,7 @@ def _spread(slot: ShardedVariable, root: int) -> None:
     name, restored = _name(slot, "spread"), [np.asarray(slot.restored)]
 
     def spread() -> None:
-        wanted, place, shape = slot.held_by_all(), communicator.topology(), tuple(slot.shape.as_list())
+        wanted, place, shape = slot.held_by_all(), communicator.topology(), slot.full_shape
         held = tuple(replicated(shape) if rank == root else NOTHING for rank in range(len(wanted)))
         moves = plan(held, wanted, place.hosts)
         arrays = exchange(moves, held, wanted, place.rank, lambda: restored, slot.numpy_dtype, name)
