@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # whose tools then know a name that does not exist
+if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:

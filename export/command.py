@@ -17,7 +17,7 @@ from keras_ddl.launch import startup_notes
 if TYPE_CHECKING:
     from keras_ddl.export.graft import ExportResult
 
-USUAL_MODEL_NAME = "model"  # of keras-ddl serve, keras-ddl predict and the image of TensorFlow Serving
+USUAL_MODEL_NAME = "model"  # default of keras-ddl serve, keras-ddl predict and TensorFlow Serving's image
 
 
 @click.command("export", short_help="Turn a checkpoint into a SavedModel for serving.")
@@ -68,7 +68,7 @@ USUAL_MODEL_NAME = "model"  # of keras-ddl serve, keras-ddl predict and the imag
 @click.option("--inputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
 @click.option("--outputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the only one.")
 @click.option("--meta-graph", metavar="FILE", help="For a graph-mode script: its graph, if it is not found.")
-@startup_notes.hidden()  # TensorFlow is imported beside a thread, with which a fork is not safe
+@startup_notes.hidden()  # importing TensorFlow runs a thread, beside which a fork is not safe
 def command(
     checkpoints: str | None,
     output: str | None,
@@ -131,7 +131,7 @@ def command(
             result = _graph_mode(checkpoints, folder, *of_graph, version=version, keep=keep)
             if result is not None:
                 return result
-        # Before TensorFlow is imported, which takes seconds.
+        # Checked before TensorFlow is imported, which takes seconds.
         if not source.is_dir():
             raise CheckpointError(
                 f"CHECKPOINTS must be a directory that callbacks.Checkpoint has written. Received: {checkpoints!r}, "
@@ -148,7 +148,7 @@ def command(
             metric=metric,
             mode=mode,
             validate="off" if no_verify else "process",
-            warmup=other or not no_warmup,  # a conversion is compared on the rows in it
+            warmup=other or not no_warmup,  # the proof of a conversion uses its rows
             model_name=model_name,
             weights=weights,
             keep=keep,
@@ -175,7 +175,7 @@ def command(
 
 
 def _is_of_saver(directory: Path) -> bool:
-    """Whether a Saver wrote `directory`. One of keras_ddl may also have a file `checkpoint`, of a CheckpointManager."""
+    """Whether a Saver wrote `directory`. keras_ddl's may also contain a file `checkpoint`, of a CheckpointManager."""
     return (directory / "checkpoint").is_file() and not list_bases(directory)
 
 
@@ -189,7 +189,7 @@ def _graph_mode(
     version: int | str | None,
     keep: int | None,
 ) -> ExportResult | None:
-    """Exports a Saver's checkpoint. None: it is not a Saver's, and no option requires one."""
+    """Exports a Saver's checkpoint. Returns None if it is not a Saver's and no option requires one."""
     path = Path(checkpoint)
     has_file = path.with_name(path.name + ".index").exists() or _is_of_saver(path)
     if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
@@ -213,7 +213,7 @@ def _graph_mode(
 
 
 def parse_tensors(text: str | None) -> dict[str, str] | None:
-    """Parses "scores=logits:0,x:0" to name -> tensor; the default name is that of the operation. None for None."""
+    """Parses "scores=logits:0,x:0" to name -> tensor, by default under the operation's name. None for None."""
     if text is None:
         return None
     pairs = [each.strip().partition("=") for each in text.split(",") if each.strip()]
@@ -276,7 +276,7 @@ def describe(result: ExportResult, model_name: str) -> str:
         return "\n".join(
             [*lines, f"It is {converted[0]}; keras_ddl_export.json beside it names its inputs and outputs."]
         )
-    # As in the help of `keras-ddl serve`: a model's name is said where it is not the usual one.
+    # As in the help of `keras-ddl serve`, names the model only if its name is not the default.
     name, variable = ("", "") if model_name == USUAL_MODEL_NAME else (f"{model_name}=", f" -e MODEL_NAME={model_name}")
     mount = f"{result.path.resolve().parent}:/models/{model_name}"
     lines += [

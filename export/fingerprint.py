@@ -1,4 +1,4 @@
-"""Updates fingerprint.pb after part of a SavedModel was rewritten. Its hashes may be any 64 bits of a hash."""
+"""Updates fingerprint.pb after part of a SavedModel was rewritten. Any 64-bit hashes will do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _change(folder: Path, change: Callable[[Any], None]) -> None:
     from tensorflow.core.protobuf import fingerprint_pb2
 
     file = folder / _FILE
-    if file.exists():  # TensorFlow can be configured to write none
+    if file.exists():  # TensorFlow can be configured not to write it
         fingerprint = fingerprint_pb2.FingerprintDef.FromString(file.read_bytes())
         change(fingerprint)
         file.write_bytes(_bytes_of(fingerprint))

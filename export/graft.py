@@ -1,4 +1,4 @@
-"""The graft: combines a base graph and a checkpoint's weights into a versioned SavedModel. No Keras, no user code.
+"""Combines a base graph and a checkpoint's weights into a versioned SavedModel, without Keras or the user's code.
 
 saved_model.pb and the assets are copied byte for byte; variables/ is rewritten from the checkpoint, key by key.
 TensorFlow Serving polls the directory of versions, so a version appears complete, by one rename, and never changes.
@@ -94,7 +94,7 @@ def export_saved_model(
         raise ConfigError(f"keep must be the number of versions to keep, 1 or more, or None. Received: {keep!r}.")
     declared = declarations.read(signatures, functions=False, taken=METHODS)
     clock = _Clock()
-    checkpoint = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None  # refuses before the base graph
+    checkpoint = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None  # reports its errors first
     base = manifest.read(ckpt_dir, model)
     declarations.check_at_export(declared, base.record)
     if checkpoint is not None:
@@ -102,9 +102,9 @@ def export_saved_model(
     else:
         assert weights is not None
         source = Source(Path(weights))
-    final = versions.choose(Path(out_dir), version, source.step)  # before the costly steps: mistakes show at once
+    final = versions.choose(Path(out_dir), version, source.step)  # early, so that mistakes show at once
     with contextlib.ExitStack() as stack:
-        # Started early: it loads TensorFlow while this process works.
+        # Started early, so that it loads TensorFlow while this process works.
         process = stack.enter_context(CleanProcess()) if validate == "process" else None
         thread = stack.enter_context(ThreadPoolExecutor(1))
         intact = None
@@ -150,7 +150,7 @@ def export_saved_model(
 
 
 def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, Any]]) -> None:
-    # What the manifest lists, and nothing that lies beside it.
+    # Only listed files, nothing else in the directory.
     listed = [name for name in base["files"] if name in _COPIED or name.startswith("assets/")]
     foreign.copy(base.path, listed, staged)
     (staged / "assets").mkdir(exist_ok=True)

@@ -40,7 +40,7 @@ FORMAT = 1
 NAME = "manifest.json"
 SAMPLE = "sample.npz"
 STATIC = "variables/static"
-PROVENANCE = "keras_ddl_export.json"  # in assets.extra of a version: where it came from
+PROVENANCE = "keras_ddl_export.json"  # in a version's assets.extra: its origin
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Manifest:
 
     @property
     def name(self) -> str | None:
-        """The part of the model whose graph this is; None: the model itself."""
+        """Name of the part of the model that this graph computes; None: the whole model."""
         return self.record["name"]
 
     @property

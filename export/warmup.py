@@ -42,7 +42,7 @@ def request(model_name: str, signature: str, rows: Mapping[str, Any], inputs: Ma
 def read(path: Path) -> dict[str, Any] | None:
     """Returns name -> array of the first Predict request to `serving_default` in the file.
 
-    None: there is no such request, no file, or another kind of file, which a server reports when it loads the version.
+    None: there is no such request or file, or another kind of file, which a server reports when it loads the version.
     """
     import tensorflow as tf
     from google.protobuf.message import DecodeError

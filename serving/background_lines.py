@@ -1,4 +1,4 @@
-"""Writes logs in a thread of their own, so that no disk and no reader of a pipe can fail or delay a request."""
+"""Writes logs in a separate thread, so that neither a disk nor the reader of a pipe can fail or delay a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class BackgroundLines:
-    """A stream of lines. Lines that cannot be written are lost, and so are new lines while too many wait.
+    """A stream of lines. Lines that cannot be written are lost, as are new lines while too many wait.
 
     Cost: for each line, one entry in a queue.
     """
@@ -36,7 +36,7 @@ class BackgroundLines:
             self._lose(f"{_MOST_WAITING} lines wait to be written")
 
     def flush(self) -> None:
-        """Does nothing: users of streams call it."""
+        """Does nothing. Users of streams call it."""
 
     def close(self) -> None:
         """Writes waiting lines for at most 2 seconds."""
@@ -47,7 +47,7 @@ class BackgroundLines:
         self._thread.join(_CLOSE_SECONDS)
 
     def _write_all(self) -> None:
-        is_broken = False  # the file ends in the middle of a line
+        is_broken = False  # whether the file ends in the middle of a line
         while (line := self._lines.get()) is not None:
             data = line.encode(errors="replace")
             rest = memoryview(b"\n" + data if is_broken else data)

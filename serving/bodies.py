@@ -1,4 +1,4 @@
-"""Decompresses requests: bodies of HTTP, and messages of gRPC, whose server passes them on as they arrive.
+"""Decompresses requests: HTTP bodies, and gRPC messages, which gRPC's server passes on as they arrive.
 
 Only a model's process decompresses a whole request; the process that clients connect to reads at most its beginning.
 """
@@ -11,7 +11,7 @@ from keras_ddl.serving.status import RequestError, invalid, too_large
 
 # Content-Encoding -> zlib's `wbits`.
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-_BEGINNING = 2**16  # bytes, of what came and of what it decompresses to
+_BEGINNING = 2**16  # bytes, both compressed and decompressed
 IDENTITY = "identity"
 
 
@@ -29,7 +29,7 @@ def encoding_of(message: bytes) -> str:
 
 
 def beginning(body: bytes, encoding: str) -> bytes:
-    """Returns the first 64 KB of what the first 64 KB of a body decompress to. An uncompressed body stays as it is.
+    """Decompresses the first 64 KB of a body, and returns at most 64 KB of the result. Other bodies stay unchanged.
 
     Raises: RequestError: INVALID_ARGUMENT: the body is invalid.
     """

@@ -1,6 +1,6 @@
 """Limits the number of connections, so that one client cannot use up those that others need.
 
-Each interface has the same limit. For a connection beyond it, one without a complete request is closed.
+Each interface has the same limit. A connection beyond it closes another one that has no complete request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiohttp import web
 _KEPT_FILES = 220  # for models, logs, gRPC's own, and connections that are accepted but not yet counted
 _MOST_FILES = 8192
 _MOST_CONNECTIONS = 500  # per interface
-_ROOM = 3  # times as many connections gRPC itself accepts: room for those that come between two looks
+_ROOM = 3  # gRPC itself accepts this many times the limit: room for connections that come between two polls
 _LOOK_SECONDS = 0.1
 _Address = tuple[str, int]
 
@@ -42,7 +42,7 @@ class Connections:
         self._make, self._most = make, most
 
     def __call__(self) -> asyncio.Protocol:
-        # Open connections, oldest first. asyncio accepts some 100 at once, which are added later.
+        # Open connections, oldest first. asyncio accepts some 100 at once and adds them later.
         before = self._make.connections
         if len(before) >= self._most:
             before.sort(key=_is_busy)
@@ -59,7 +59,7 @@ def _is_busy(connection: web.RequestHandler) -> bool:
 
 
 class GrpcConnections:
-    """Ends connections of gRPC, which by itself would close new connections and keep old ones. On the event loop only.
+    """Ends connections of gRPC, which itself would close new connections and keep old ones. On the event loop only.
 
     gRPC does not name its connections, so `watch` finds them among this process's open files.
 
@@ -69,8 +69,8 @@ class GrpcConnections:
 
     def __init__(self, most: int) -> None:
         self._most, self.accepted = most, _ROOM * most
-        self._silent: dict[_Address, None] = {}  # no request has come over them; oldest first
-        self._used: dict[_Address, None] = {}  # the longest unused first; perhaps closed
+        self._silent: dict[_Address, None] = {}  # without a request so far; oldest first
+        self._used: dict[_Address, None] = {}  # with requests, the longest unused first; maybe closed
 
     def used(self, peer: str) -> None:
         """Notes that a complete request has arrived. `peer`: the client, as for `disconnect`."""
@@ -81,10 +81,10 @@ class GrpcConnections:
             del self._used[next(iter(self._used))]
 
     async def watch(self, port: int, busy: Callable[[], set[str]]) -> None:
-        """Watches the connections to `port` until it is cancelled, and ends those beyond the limit.
+        """Watches the connections to `port` until it is cancelled, and ends connections beyond the limit.
 
-        First it ends connections without a request, except new ones since the last look. If the others alone are too
-        many, it ends those unused for longest.
+        First it ends connections without a request, except new ones since the last poll. If the rest are still too
+        many, it ends those that have been unused for longest.
 
         Args:
             port: the server's port.
@@ -132,18 +132,18 @@ def _open_connections() -> Iterator[tuple[_Address, _Address, socket.socket]]:
     for descriptor in _descriptors():
         try:
             copy = os.dup(descriptor)
-        except OSError:  # it has been closed meanwhile
+        except OSError:  # already closed
             continue
         try:
             each = socket.socket(fileno=copy)
-        except OSError:  # it is no socket
+        except OSError:  # not a socket
             os.close(copy)
             continue
         with each:
             if each.family in (socket.AF_INET, socket.AF_INET6):
                 try:
                     own, peer = _address(each.getsockname()), _address(each.getpeername())
-                except OSError:  # it listens, or its peer has left
+                except OSError:  # a listening socket, or the peer has left
                     continue
                 yield own, peer, each
 

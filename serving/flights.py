@@ -1,4 +1,4 @@
-"""The requests in progress, and the memory that they use in the server's own process."""
+"""Tracks the requests in progress and the memory that they use in the server's own process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from keras_ddl.serving import memory
 from keras_ddl.serving.memory import MEGABYTE
 from keras_ddl.serving.status import Code, RequestError
 
-_SMALL_BYTES = 2**16  # smaller requests are not counted: their number is bounded
-_STALLED_SECONDS = 2.0  # without a byte in either direction, after which a request may be dropped for others
+_SMALL_BYTES = 2**16  # smaller requests are not counted, because their number is limited
+_STALLED_SECONDS = 2.0  # a request that moved no byte for this long may be dropped for others
 _MOST = 4096  # requests in progress
-_MOST_UNREAD = 1000  # requests of which only the headers have arrived
+_MOST_UNREAD = 1000  # requests with only their headers
 _LOOK_SECONDS = 0.03
-_YOUNG_SECONDS = 0.1  # that a small message may take to arrive on a busy machine
+_YOUNG_SECONDS = 0.1  # how long a small message may take on a busy machine
 
 
 class Flight:

@@ -28,12 +28,12 @@ from keras_ddl.launch import startup_notes
 from keras_ddl.launch.processes import die_with_parent
 from keras_ddl.serving.settings import Options
 
-MOST_BYTES = 2**20  # of a message; larger ones cannot be sent
+MOST_BYTES = 2**20  # largest message that can be sent
 
 
 def main(descriptor: int, modules: list[str]) -> None:
-    """Answers the server's messages (forked.py). `modules`: to import first, because they register operations."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the server, which finishes running requests
+    """Answers the server's messages (forked.py). `modules`: imported first, because they register operations."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server handles them, and finishes running requests
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     with startup_notes.hidden():
@@ -44,14 +44,14 @@ def main(descriptor: int, modules: list[str]) -> None:
         for module in modules:
             importlib.import_module(module)
     tf.get_logger().setLevel(logging.ERROR)
-    gc.freeze()  # keeps the collector from touching these objects, so that their memory stays shared
+    gc.freeze()  # keeps the garbage collector from touching these objects, so that their memory stays shared
     running: set[int] = set()
 
     def reap(*arguments: Any) -> None:
         for pid in list(running):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # the handler has come in between
+            except ChildProcessError:  # the handler has already reaped it
                 ended = pid
             if ended:
                 running.discard(pid)
@@ -75,7 +75,7 @@ def main(descriptor: int, modules: list[str]) -> None:
         if pid:
             os.close(descriptors[0])
             running.add(pid)
-            reap()  # it may have ended before it was in `running`
+            reap()  # it may have ended before it was added to `running`
             with contextlib.suppress(OSError):  # the server has ended
                 control.send(str(pid).encode())
             continue

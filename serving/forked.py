@@ -52,7 +52,7 @@ class ForkServer:
         self._control.settimeout(_IMPORT_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
-                # -P: the current folder may contain any module.
+                # -P, because the current folder may contain any module.
                 [sys.executable, "-P", "-m", f"{__package__}.fork_server", str(theirs.fileno()), *self._modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

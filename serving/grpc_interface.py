@@ -23,9 +23,9 @@ from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_CONTROL_BYTES = 2**18  # limit for requests that the server answers itself
-_RELOAD_SECONDS = 600.0  # that a new list of models may take to load
-_STREAMS = 100  # of a connection, at the same time
+_CONTROL_BYTES = 2**18  # largest request that the server answers itself
+_RELOAD_SECONDS = 600.0  # limit for loading a new list of models
+_STREAMS = 100  # concurrent streams per connection
 _MOST_PENDING = (1000, 3000)  # unprocessed requests: gRPC refuses some above the first, all above the second
 _METHODS: Mapping[str, Sequence[str]] = {
     "tensorflow.serving.PredictionService": ("Predict", "Classify", "Regress", "MultiInference", "GetModelMetadata"),
@@ -47,9 +47,9 @@ class GrpcInterface:
             options=[
                 ("grpc.max_receive_message_length", options.message_bytes),
                 ("grpc.max_send_message_length", options.message_bytes),
-                ("grpc.so_reuseport", 0),  # a port that is taken is an error
-                ("grpc.per_message_decompression", 0),  # the processes do that (bodies.py)
-                ("grpc.http2.bdp_probe", 0),  # it would widen the windows of streams that are not read
+                ("grpc.so_reuseport", 0),  # makes a port in use an error
+                ("grpc.per_message_decompression", 0),  # the model processes decompress (bodies.py)
+                ("grpc.http2.bdp_probe", 0),  # probes would widen the windows of streams that nobody reads
                 ("grpc.max_concurrent_streams", _STREAMS),
                 ("grpc.server.max_pending_requests", _MOST_PENDING[0]),
                 ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING[1]),
@@ -68,7 +68,7 @@ class GrpcInterface:
         async def answer(_: Any, context: Any) -> bytes | None:
             return await self._answer(name, context)
 
-        # As a stream, the server reads the request itself, so it can time out if the message never arrives.
+        # With a stream the server reads the request itself, so it can time out if the message never arrives.
         return grpc.stream_unary_rpc_method_handler(answer)
 
     async def _answer(self, name: str, context: Any) -> bytes | None:
@@ -83,7 +83,7 @@ class GrpcInterface:
                 flight = self._flights.begin(drop)
                 flight.peer = context.peer()
                 context.add_done_callback(lambda _: self._flights.end(flight))
-                # The message has no name here: gRPC keeps this frame of an aborted call until the next garbage
+                # Does not name the message, because gRPC keeps an aborted call's frame until the next garbage
                 # collection.
                 return self._sent(
                     flight, context, await self._dispatch(name, await self._read(name, context, flight), record, flight)
@@ -100,7 +100,7 @@ class GrpcInterface:
         return None
 
     def _sent(self, flight: Flight, context: Any, answer: bytes) -> bytes:
-        flight.hold(2 * len(answer))  # gRPC has a second copy until the client has read it
+        flight.hold(2 * len(answer))  # gRPC keeps a second copy until the client has read it
         flight.drop = functools.partial(disconnect, context.peer())
         flight.drop_after(self._options.timeout)
         return answer

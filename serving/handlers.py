@@ -55,7 +55,7 @@ class Handlers:
             return self._rest[method](data, reply)
         request = _parsed(self._grpc[method][0], data)
         spec = request.tasks[0].model_spec if method == "MultiInference" and request.tasks else request.model_spec
-        # routing.py reads only the first fields.
+        # Checked again, because routing.py reads only the first fields.
         if spec.name != self._servable.name or spec.version.value not in (0, self._servable.version):
             raise invalid("The model_spec must be the first field of a request, and occur once.")
         answer = self.respond(method, request, reply).SerializeToString()

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 
-SILENT_SECONDS = 10.0  # without a byte, after which the server counts as hung
-_MOST_CONNECTIONS = 64  # above it, the oldest is closed
-_ANSWER_SECONDS = 2.0  # that a client has to send its request and read the response
-_MOST_BYTES = 8192  # of a request
+SILENT_SECONDS = 10.0  # after which a silent server counts as hung
+_MOST_CONNECTIONS = 64  # beyond this, the oldest is closed
+_ANSWER_SECONDS = 2.0  # in which a client must send its request and read the response
+_MOST_BYTES = 8192  # per request
 
 
 class HealthPort:
@@ -60,7 +60,7 @@ class HealthPort:
 
         Call it several times a second.
         """
-        with contextlib.suppress(OSError):  # a full pipe, or no descriptors left: the next call tries again
+        with contextlib.suppress(OSError):  # the pipe is full, or no descriptors are left; the next call tries again
             if self._process.poll() is not None:
                 before, self._writer = self._writer, self._start()
                 os.close(before)
@@ -122,7 +122,7 @@ class _Probes(asyncio.Protocol):
 
 async def _serve(listener: int, pipe: int, silent_seconds: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the server; this process ends with it
+        signal.signal(number, signal.SIG_IGN)  # the server handles them, and ends this process
     probes = _Probes(silent_seconds)
     await asyncio.get_running_loop().connect_read_pipe(lambda: probes, os.fdopen(pipe, "rb", 0))
     server = await asyncio.start_server(probes.answer, sock=socket.socket(fileno=listener), limit=_MOST_BYTES)

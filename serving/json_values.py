@@ -60,7 +60,7 @@ def _loads(body: bytes) -> Any:
         if b"NaN" in body or b"Infinity" in body:  # not JSON, but TensorFlow Serving accepts them
             return json.loads(body, parse_float=_finite)
         raise
-    except SystemError as error:  # orjson's, when it gets no more memory
+    except SystemError as error:  # orjson ran out of memory
         raise MemoryError from error
 
 
@@ -150,7 +150,7 @@ def _is_bytes(value: Any) -> bool:
 def _array(alias: str, value: Any, number: int) -> np.ndarray:
     dtype = tf.as_dtype(number)
     try:
-        # As objects first: with one string among numbers, NumPy would convert all to strings of that length.
+        # As objects first, because with one string among numbers NumPy would convert everything to strings.
         array = np.array(value, dtype=object)
         if any(type(each) is list for each in array.reshape(-1)):
             raise ValueError(_unequal(value))
@@ -170,7 +170,7 @@ def _array(alias: str, value: Any, number: int) -> np.ndarray:
 
 
 _NUMBERS = frozenset((int, float))
-# The types that values in JSON may have for the kind of a dtype; bfloat16 and its like are of kind V.
+# Kind of a dtype -> types that its JSON values may have; bfloat16 and similar dtypes have kind V.
 _KINDS = {
     "b": frozenset((bool,)),
     "i": frozenset((int,)),
@@ -211,7 +211,7 @@ def _described(kind: type) -> str:
 def _bytes_of(value: Any) -> bytes:
     """Returns the bytes of a string or of {"b64": ...}. Raises: ValueError: it is neither."""
     if _is_bytes(value) and isinstance(value["b64"], str):
-        # Clients also write base64 without padding, in several lines, and with the alphabet for URLs.
+        # Clients also write base64 without padding, on several lines, or with the URL alphabet.
         text = "".join(value["b64"].split()).rstrip("=").translate(_FROM_URL)
         try:
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -273,7 +273,7 @@ def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows
 
 
 def _written_rows(names: Sequence[str], columns: Sequence[Any], write: Callable[[Any], bytes]) -> Iterator[bytes]:
-    """Yields the text of some rows at a time: a row's Python objects need far more memory than its text."""
+    """Yields the text of some rows at a time, because a row's Python objects need far more memory than its text."""
     rows = zip(*columns)
     while some := [dict(zip(names, row)) for row in itertools.islice(rows, _ROWS_AT_A_TIME)]:
         yield write(some)[1:-1]
@@ -302,7 +302,7 @@ def _values(name: str, array: np.ndarray, is_finite: bool) -> Any:
         return values.reshape(array.shape).tolist()
     if is_finite and array.ndim and array.size:
         return np.ascontiguousarray(array)
-    # Through strings, float32 0.1 stays 0.1.
+    # Goes through strings, so that float32 0.1 stays 0.1.
     return (array.astype(str).astype(np.float64) if array.dtype.kind == "f" else array).tolist()
 
 

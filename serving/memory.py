@@ -17,7 +17,7 @@ def resident_bytes() -> int:
 def collect() -> None:
     """Returns unused memory to the system, if the C library can.
 
-    Python keeps some memory in cycles (tracebacks refer to requests), and the C library keeps some for later.
+    Python keeps memory in cycles (tracebacks refer to requests), and the C library keeps freed memory for later.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -22,11 +22,11 @@ from keras_ddl.errors import ConfigError
 _PACKAGE = "tensorflow.serving"
 _KINDS = descriptor_pb2.FieldDescriptorProto
 
-# Message -> field -> its number and type: a type of protobuf's, a message of this file, or the full name of another
-# one; before it "repeated", "map" (from strings), or "oneof" and the name of the oneof.
+# Message -> field -> (number, type). The type is protobuf's, a message of this file, or the full name of another
+# message. Before it may stand "repeated", "map" (from strings), or "oneof" and the oneof's name.
 Messages = Mapping[str, Mapping[str, tuple[int, str]]]
 
-# What a process without TensorFlow reads.
+# Messages for processes without TensorFlow.
 CONTROL: Messages = {
     "ModelSpec": {
         "name": (1, "string"),
@@ -71,7 +71,7 @@ CONTROL: Messages = {
 }
 ENUMS: Mapping[str, Mapping[str, int]] = {"ModelType": {"MODEL_TYPE_UNSPECIFIED": 0, "TENSORFLOW": 1, "OTHER": 2}}
 
-# Requests and responses, which contain messages of TensorFlow's.
+# Requests and responses, which contain TensorFlow's messages.
 REQUESTS: Messages = {
     "PredictRequest": {
         "model_spec": (1, "ModelSpec"),
@@ -121,7 +121,7 @@ REQUESTS: Messages = {
     },
 }
 
-# Of the config file that tensorflow-serving-api does not have (monitoring_config.proto).
+# Messages of the config file monitoring_config.proto, which tensorflow-serving-api lacks.
 _FILES: Messages = {
     "PrometheusConfig": {"enable": (1, "bool"), "path": (2, "string")},
     "MonitoringConfig": {"prometheus_config": (1, "PrometheusConfig")},

@@ -66,7 +66,7 @@ class Metrics:
         if record.method == "Check":
             return
         seconds = record.seconds
-        # The name is the client's: unknown models must not create time series, so they share one.
+        # The client chooses the name. Unknown models share one time series, so that clients cannot create new ones.
         model = record.model if record.version is not None else ""
         self._count.labels(model, record.status).inc()
         self._latency.labels(model, record.method, record.protocol.upper()).observe(seconds * 1e6)
@@ -87,7 +87,7 @@ class Metrics:
             self._access_log.write(json.dumps(line) + "\n")
 
     def log_exception(self, record: Record, error: BaseException) -> None:
-        """Logs an error that no request should be able to cause."""
+        """Logs an unexpected error, a bug of the server."""
         LOG.error("%s %s: %s", record.protocol, record.method, "".join(traceback.format_exception(error)))
 
     def render(self) -> bytes:

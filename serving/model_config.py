@@ -11,7 +11,7 @@ from typing import Any
 from keras_ddl.errors import ConfigError
 from keras_ddl.files import foreign, version_directories
 
-_MOST_MODELS = 1000  # in a request, which the process reads that clients connect to
+_MOST_MODELS = 1000  # per request, because the process that clients connect to reads it
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,6 @@ def _has_graph(path: Path) -> bool:
         try:
             foreign.check_opens(path / name)
             return True
-        except (FileNotFoundError, NotADirectoryError):  # not Path.exists, which treats any error as absence
+        except (FileNotFoundError, NotADirectoryError):  # not Path.exists, which would treat any error as absence
             pass
     return False

@@ -26,7 +26,7 @@ from keras_ddl.serving.status import Code, RequestError, invalid
 
 LOG = logging.getLogger("keras_ddl.serving")
 _DRAIN_SECONDS, _LOOK_SECONDS = 30.0, 0.05
-_RETRY_SECONDS = 0.25  # before a load is tried again whose process was killed; doubled each time
+_RETRY_SECONDS = 0.25  # pause before a killed load is retried; doubled each time
 
 
 class State(enum.IntEnum):
@@ -107,7 +107,7 @@ class ModelManager:
         """
         self._configs = {config.name: config for config in configs}
         self._warned: dict[str, str] = {}  # model -> the last warning about its directory
-        self._wrong: dict[str, dict[int, str]] = {}  # model -> version -> why it could not be looked into
+        self._wrong: dict[str, dict[int, str]] = {}  # model -> version -> why it could not be read
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
@@ -261,7 +261,7 @@ class ModelManager:
         for number in wrong:
             loaded = versions.get(number)
             if loaded is not None and loaded.servable is not None:
-                on_disk[number] = loaded.servable.path  # it stays
+                on_disk[number] = loaded.servable.path  # stays loaded
         self._warn_of_versions(name, wrong)
         wanted = config.choose(list(on_disk))
         if wanted or versions:
@@ -270,7 +270,7 @@ class ModelManager:
             self._warn(name, f"{config.base_path} has no version to serve yet; waiting for one")
         for version in versions.values():
             if version.number not in wanted and version.servable is None:
-                version.state, version.error = State.END, ""  # gone, or no longer wanted
+                version.state, version.error = State.END, ""  # deleted or no longer wanted
         for number in sorted(wanted):
             if self._is_to_be_loaded(versions.get(number), on_disk[number]):
                 await self._load_version(config, number, on_disk[number])
@@ -294,7 +294,7 @@ class ModelManager:
         if version is None:
             return True
         if version.servable is not None:
-            return version.servable.path != path  # it has moved
+            return version.servable.path != path  # the directory has moved
         if not version.error:
             return version.state == State.END
         may_retry = self._retries is None or version.failures <= self._retries
@@ -310,12 +310,12 @@ class ModelManager:
         begin = time.monotonic()
         try:
             with contextlib.ExitStack() as stack:
-                await asyncio.to_thread(stack.enter_context, durable.being_read(path))  # an export must not remove it
-                await asyncio.to_thread(foreign.check_opens, path)  # TensorFlow would wait for a FIFO's writer
+                await asyncio.to_thread(stack.enter_context, durable.being_read(path))  # keeps exports from removing it
+                await asyncio.to_thread(foreign.check_opens, path)  # because TensorFlow would wait for a FIFO's writer
                 version.servable = await self._load(config, path, number)
         except Exception as error:  # a broken model must not stop the server
             state, wait = State.END, self._retry_seconds
-            if isinstance(error, (LoadInterrupted, OSError)):  # not by the model's fault, perhaps
+            if isinstance(error, (LoadInterrupted, OSError)):  # may not be the model's fault
                 state, wait = State.LOADING, min(wait, _RETRY_SECONDS * 2**version.failures)
             version.failed(state, f"{type(error).__name__}: {error}", wait)
             LOG.error(

@@ -22,7 +22,7 @@ from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError
 
-_LARGE_BYTES = 8 * memory.MEGABYTE  # of request and response, after which memory is returned to the system
+_LARGE_BYTES = 8 * memory.MEGABYTE  # after larger requests and responses, memory is returned to the system
 _SWITCH_SECONDS = 0.001
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 MAX_REQUESTS = 1000
@@ -77,9 +77,9 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
     begin = threading.Barrier(options.computing + 1)
     for _ in range(options.computing):
         threading.Thread(target=process.serve, args=(begin,), daemon=True).start()
-    begin.wait()  # the memory limit counts from after the threads' stacks
+    begin.wait()  # the memory limit does not count the threads' stacks
     memory.collect()
-    gc.freeze()  # the graph stays: the collector need not traverse it again
+    gc.freeze()  # the garbage collector need not traverse the graph again
     memory.bound(options.memory_bytes)
     frames.send(connection, 0, {"warmed_up": replayed})
     process.ready.set()
@@ -99,7 +99,7 @@ class _Process:
             with self._reading:
                 try:
                     frame = frames.receive(self._stream)
-                except MemoryError:  # in the middle of a frame: the stream cannot be read any further
+                except MemoryError:  # in the middle of a frame, so the rest of the stream is unreadable
                     frame = None
                 except ConnectionError:
                     frame = None

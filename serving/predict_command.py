@@ -1,4 +1,4 @@
-"""keras-ddl predict: queries a model server, for a quick look."""
+"""keras-ddl predict: sends rows to a model server and shows the outputs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _read(rows: str) -> dict[str, Any]:
 
 
 def _columns(rows: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Returns the inputs by name. `rows`: these, or {"instances": [...]} with rows. `names`: of the model's inputs."""
+    """Returns the inputs by name. `rows`: the same, or {"instances": [...]}. `names`: names of the model's inputs."""
     names, instances = list(names), rows.get("instances")
     if "instances" in names or len(rows) != 1 or not isinstance(instances, list):
         return rows
@@ -116,7 +116,7 @@ def _by_rest(
     try:
         with urllib.request.urlopen(f"{path}/metadata", timeout=timeout) as answer:
             signatures = json.load(answer)["metadata"]["signature_def"]["signature_def"]
-        # A signature that is not there is refused below, by the server.
+        # If the signature does not exist, the server refuses the request below.
         inputs = _columns(inputs, signatures.get(signature, {}).get("inputs", ()))
         values = {name: _plain(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
         body = json.dumps({"signature_name": signature, "inputs": values}).encode()
@@ -132,7 +132,7 @@ def _by_rest(
     except (http.client.HTTPException, json.JSONDecodeError, UnicodeError, LookupError, ConnectionError) as error:
         why = f"no answer in HTTP with JSON: {type(error).__name__}. For a gRPC port use grpc://"
         raise _none_there(url, why) from None
-    # JSON gives no dtypes, and a single output without its name: the metadata has both.
+    # JSON has no dtypes, and no name for a single output, so both come from the metadata.
     dtypes = {name: each["dtype"] for name, each in signatures[signature]["outputs"].items()}
     if len(dtypes) == 1:
         outputs = {next(iter(dtypes)): outputs}
@@ -171,7 +171,7 @@ def _by_grpc(
             return channel.unary_unary(path, type(request).SerializeToString, reply)(request, timeout=timeout)
 
         try:
-            # JSON and NumPy have other dtypes: cast to those of the model's inputs.
+            # Casts, because JSON and NumPy have other dtypes than the model's inputs.
             metadata = message("GetModelMetadataRequest")(metadata_field=["signature_def"])
             request = message("PredictRequest")()
             for each in (metadata, request):
@@ -194,7 +194,7 @@ def _by_grpc(
             answer = call("Predict", request)
         except grpc.RpcError as error:
             why = f"{error.code().name}: {str(error.details()).rstrip('.')}"
-            # The state of the channel may come later than the answer.
+            # The answer may arrive before the channel's state.
             is_there |= error.code() is grpc.StatusCode.INVALID_ARGUMENT
             if error.code() is grpc.StatusCode.NOT_FOUND or (is_there and error.code() is grpc.StatusCode.UNAVAILABLE):
                 raise _without_model(address, model, why) from None

@@ -1,4 +1,4 @@
-"""The server's side of a model version's process: calls it, times it, ends it, and restarts it."""
+"""Calls, times, ends and restarts the process of a model version, from the server's side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from keras_ddl.serving.status import Code, RequestError, late
 LOG = logging.getLogger("keras_ddl.serving")
 _PIECE = 2**18  # asyncio copies what is written at once
 _LOAD_SECONDS = 600.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0  # between starts of a process that cannot be started
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0  # between attempts to start a process
 
 
 class LoadError(Exception):
@@ -202,7 +202,7 @@ class ModelProcess:
             self.name,
             self._options.timeout,
         )
-        for each in reversed(list(self._running.values())):  # each goes before those that wait
+        for each in reversed(list(self._running.values())):  # reversed, because each goes to the front of the queue
             self._retry(each)
         self._running.clear()
         if self._process is not None:
@@ -235,7 +235,7 @@ class ModelProcess:
             self._spawn(self._restart())
 
     async def _restart(self) -> None:
-        """Starts the process again until that succeeds; meanwhile requests are refused."""
+        """Retries to start the process until that succeeds. Meanwhile requests are refused."""
         begin, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while not self._closed:
             try:

@@ -31,9 +31,9 @@ _CORS = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "Origin, Content-Type, Accept, Authorization",
 }
-_SMALL_BYTES, _PIECE = 2**16, 2**18  # up to the first, a response is sent at once; larger ones in pieces of the second
-_MOST_DIGITS = 19  # of a version
-# (HTTP method, method in the path) -> gRPC's name of the method.
+_SMALL_BYTES, _PIECE = 2**16, 2**18  # larger responses than _SMALL_BYTES are sent in pieces
+_MOST_DIGITS = 19  # in a version
+# (HTTP method, method in the path) -> gRPC's method.
 _METHODS = {
     ("POST", "predict"): "Predict",
     ("POST", "classify"): "Classify",
@@ -69,7 +69,7 @@ class RestInterface:
             keepalive_timeout=options.idle_seconds,
             shutdown_timeout=options.drain_seconds,
             logger=logger,
-            auto_decompress=False,  # the processes do that
+            auto_decompress=False,  # the model processes decompress
         )
         self._listening: asyncio.Server | None = None
 
@@ -140,7 +140,7 @@ class RestInterface:
         if record.method == "Status":
             versions = [each.as_json() for each in self._front.status(spec, record)]
             return json.dumps({"model_version_status": versions}, indent=1).encode()
-        self._front.check(spec, record)  # before its body is read
+        self._front.check(spec, record)  # checked before the body is read
         body = await self._body(request, flight)
         encoding = request.headers.get("Content-Encoding", "identity").lower()[:50]
         return await self._front.forward(spec, record, flight, body, encoding)

@@ -1,7 +1,7 @@
 """Finds which model a gRPC message is for, and encodes the few small messages that the server answers itself.
 
-It does not import TensorFlow. The cost does not grow with the message: only the first fields are read, of any kind, and
-their contents are skipped by length. Source: https://protobuf.dev/programming-guides/encoding.
+It does not import TensorFlow. The cost does not grow with the message, because it reads only the first fields and skips
+their contents by length. Source: https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from keras_ddl.serving import messages
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MOST_FIELDS = 200  # that are read of a message
-_MOST_BYTES = 4096  # of a ModelSpec, in all its parts
+_MOST_FIELDS = 200  # that are read per message
+_MOST_BYTES = 4096  # in all parts of a ModelSpec
 
 
 def spec_of(data: bytes, *, in_task: bool = False) -> Any:

@@ -20,7 +20,7 @@ CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
 _INIT = "__saved_model_init_op"  # for loaders, not for clients
 _SERVE = "serve"  # the tag of the graph that is served
-_CALLABLES = 64  # limit of cached ones: each is a pruned graph in TensorFlow, and clients choose the outputs
+_CALLABLES = 64  # limit of the cache: each is a pruned graph in TensorFlow, and clients choose the outputs
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Servable:
         self._session = tf.compat.v1.Session(graph=graph, config=options)
         with graph.as_default():
             meta_graph = tf.compat.v1.saved_model.load(self._session, list(tags), str(path))
-        # Unchanged, for clients' metadata requests.
+        # Kept unchanged for clients' metadata requests.
         self.signature_defs = dict(meta_graph.signature_def)
         self.signatures = {
             name: _signature(name, each, graph) for name, each in self.signature_defs.items() if name != _INIT
@@ -108,7 +108,7 @@ class Servable:
             return [_as_array(each) for each in call(*(feeds[alias] for alias in signature.inputs))]
         except tf.errors.OpError as error:
             raise RequestError(Code(error.error_code), error.message) from None
-        except (TypeError, ValueError) as error:  # about a feed's shape, before anything runs
+        except (TypeError, ValueError) as error:  # a feed has a wrong shape, and nothing has run
             raise invalid(str(error)) from None
 
     def _callable(self, signature: Signature, fetches: tuple[str, ...]) -> Any:

@@ -25,7 +25,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     """Adds TensorFlow Serving's flags as hidden options, except those that are also our own."""
     kinds: dict[type, Any] = {bool: click.BOOL, int: click.INT, float: click.FLOAT, str: click.STRING}
     for flag in reversed(FLAGS):
-        if flag.name == "port":  # which is ours, too
+        if flag.name == "port":  # also the name of our own option
             continue
         more: dict[str, Any] = {"flag_value": True, "is_flag": False} if flag.kind is bool else {}
         option = click.option(f"--{flag.name}", f"tfs_{flag.name}", type=kinds[flag.kind], hidden=True, **more)
@@ -109,7 +109,7 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
         )
     for module in arguments["modules"]:
         _check_module(module)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what clients send that is no gRPC must not fill the log
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # clients that do not speak gRPC must not fill the log
     from keras_ddl.serving import model_config
     from keras_ddl.serving.server import Server
     from keras_ddl.serving.settings import server_options
@@ -185,7 +185,7 @@ def _check_module(module: str) -> None:
 def _open_log(path: str) -> BackgroundLines:
     """Opens the access log; "-" is stdout. Raises: ConfigError: it cannot be opened."""
     try:
-        # Not to wait for the reader of a FIFO.
+        # O_NONBLOCK: does not wait for the reader of a FIFO.
         descriptor = 1 if path == "-" else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
         if path != "-":
             os.set_blocking(descriptor, True)

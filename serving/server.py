@@ -1,4 +1,4 @@
-"""The server: runs both interfaces over the models from start to the last response.
+"""Runs the server: both interfaces and the models, from start to the last response.
 
 This process does not parse or compute requests: it reads bytes, forwards them to the process of a model version, and
 writes its bytes back. It imports no TensorFlow.
@@ -74,7 +74,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         most = connections()
-        gc.freeze()  # imported modules stay: the collector need not traverse them again
+        gc.freeze()  # the garbage collector need not traverse imported modules again
         flights, front = (
             Flights(options.memory_bytes, options.timeout),
             Front(self._models, Metrics(options.access_log), options),
@@ -133,12 +133,12 @@ class Server:
                 text = Path(path).read_bytes()
                 if text == known:
                     continue
-                known = text  # read it the first time, too: it may have changed since the server began
+                known = text  # also read the first time, because it may have changed since the server began
                 configs = model_config.read_file(path)
-                if not configs:  # perhaps it is being written
+                if not configs:  # the file may be half written
                     raise ConfigError("It must name a model. The served models stay.")
                 error = await self._models.reload(configs, _RELOAD_SECONDS)
-            except RequestError as temporary:  # a label of a version that is not loaded yet, say: the next poll retries
+            except RequestError as temporary:  # e.g. a label's version is not loaded yet; the next poll retries
                 error, known = temporary, None
             except (OSError, ConfigError) as invalid:
                 error = invalid

@@ -1,4 +1,4 @@
-"""Errors of requests: gRPC's canonical codes, and TensorFlow Serving's HTTP statuses for them."""
+"""Defines errors of requests: gRPC's canonical codes, and TensorFlow Serving's HTTP statuses for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-# Other codes are the server's fault: 500.
+# All other codes are the server's fault, status 500.
 _HTTP = {
     Code.OK: 200,
     Code.CANCELLED: 499,

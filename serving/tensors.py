@@ -129,7 +129,7 @@ def cast(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
     wide = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         result = wide.astype(wanted)
-    if not np.isfinite(result).all():  # clients may send NaN and Infinity, but no number becomes one
+    if not np.isfinite(result).all():  # clients may send NaN and Infinity, but other numbers must not become one
         lost = wide[np.isfinite(wide) & ~np.isfinite(result)]
         if lost.size:
             raise ValueError(f"{lost[0]} is beyond its range")

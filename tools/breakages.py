@@ -1,13 +1,13 @@
 """Breaks the project on purpose, one line at a time, and runs the tests that ought to notice.
 
-    make breakages                          # all of them; an hour and more
+    make breakages                          # all; more than an hour
     make breakages ARGS="--only serving"    # those with this text in the file, the line or the phrase
-    make breakages ARGS="--sample 10"       # a few, chosen by chance
+    make breakages ARGS="--sample 10"       # a few at random
 
-The breakages are in tools/breakages/, a file per subject, and in a part's tests/breakages.toml: a line, the line in its
-place, the quick tests that must notice, and what breaks. Neither the sources nor the installed package are changed.
-Python tests run with a copy of the package first on PYTHONPATH: folders of links to the installed files, in which one
-file is the broken one. Native tests run from a copy of native/ in build/breakages; its objects stay.
+The breakages are in tools/breakages/, a file per subject, and in a part's tests/breakages.toml. Each has a line, its
+replacement, the quick tests that must notice, and what breaks. Neither the sources nor the installed package change.
+Python tests run with a copy of the package first on PYTHONPATH, made of links to the installed files and one broken
+file. Native tests run from a copy of native/ in build/breakages, which keeps its objects.
 
 Ends with 1 if a breakage was not noticed.
 """
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLES = Path(__file__).with_suffix("")
 NATIVE_WORK = ROOT / "build" / "breakages"
 PARTS = parts.FOLDERS
-_CLEAN_UP_SECONDS = 30.0  # for tests that were interrupted to end what they started
+_CLEAN_UP_SECONDS = 30.0  # for interrupted tests to end their processes
 _NO_TESTS = (4, 5)  # pytest's statuses for a wrong command line and for no test
 
 
@@ -54,8 +54,8 @@ class Unusable(Exception):
 class Breakage:
     """One line to break.
 
-    `line`, `broken`: without indentation. `tests`: arguments for pytest; for native code names of ctest, and `target`
-    is what ninja builds for them. `needs`: a Python package without which the tests are skipped.
+    `line`, `broken`: without indentation. `tests`: arguments for pytest; for native code, names of ctest, for which
+    ninja builds `target`. `needs`: a Python package without which the tests are skipped.
     """
 
     file: str
@@ -76,7 +76,7 @@ class Breakage:
     def apply(self, text: str) -> str:
         """Returns the text of the file with the line broken.
 
-        Raises: Unusable: the line does not occur exactly once, or the result is no Python.
+        Raises: Unusable: the line does not occur exactly once, or the result is not valid Python.
         """
         lines = text.split("\n")
         places = [number for number, line in enumerate(lines) if line.strip() == self.line]
@@ -95,10 +95,10 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the tests did.
+    """The result of the tests on a breakage.
 
     `kind`: "noticed", "NOT NOTICED", "skipped" or "ERROR"; with --unbroken "passed" and "FAILED" for the first two, in
-    the other order. `note`: what else to say of it.
+    the other order. `note`: details.
     """
 
     kind: str
@@ -151,7 +151,7 @@ def _parse() -> argparse.Namespace:
 
 
 def read_tables() -> list[Breakage]:
-    """Returns the breakages of tools/breakages/, and of the parts that are here, by file."""
+    """Returns the breakages of tools/breakages/ and of the installed parts, by file."""
     found = []
     of_parts = [ROOT / folder / "tests" / "breakages.toml" for folder in PARTS.values()]
     for path in [*sorted(TABLES.glob("*.toml")), *filter(Path.exists, of_parts)]:
@@ -160,7 +160,7 @@ def read_tables() -> list[Breakage]:
 
 
 def chosen(breakages: Sequence[Breakage], only: str | None, sample: int | None, seed: int | None) -> list[Breakage]:
-    """Returns the breakages that --only, --sample and --seed leave."""
+    """Returns the breakages that --only, --sample and --seed select."""
     left = [each for each in breakages if only is None or only in f"{each.file}\n{each.line}\n{each.breaks}"]
     if sample is not None and sample < len(left):
         seed = random.randrange(10**6) if seed is None else seed
@@ -216,9 +216,9 @@ def _try_python(breakage: Breakage, limit_seconds: float, unbroken: bool) -> Ver
 
 @contextlib.contextmanager
 def overlay(file: str | None, text: str = "") -> Iterator[tuple[dict[str, str], Path | None]]:
-    """Makes a copy of the installed package, of links, with one file (named as in the repository) replaced by `text`.
+    """Copies the installed package as links, with one file (named as in the repository) replaced by `text`.
 
-    Yields: the environment for processes that are to import it, and the path of that file in the copy. In the end all
+    Yields: the environment for processes that should import the copy, and the path of that file in it. At the end all
         processes with that environment are killed, and the copy is removed.
     """
     with tempfile.TemporaryDirectory(prefix="broken-") as name:
@@ -231,7 +231,7 @@ def overlay(file: str | None, text: str = "") -> Iterator[tuple[dict[str, str], 
         _link_tree(ROOT / "integrations" / "ddl" / "top_level" / "ddl", site / "ddl")
         for library in _libraries():
             (site / "keras_ddl" / library.name).symlink_to(library)
-        # In the place of the module by which the editable installation finds the sources.
+        # Replaces the module by which the editable installation finds the sources.
         (site / "_editable_skbc_keras_ddl.py").touch()
         changed = None
         if file is not None:
@@ -251,7 +251,7 @@ def overlay(file: str | None, text: str = "") -> Iterator[tuple[dict[str, str], 
 
 
 def installed_name(file: str) -> str:
-    """Returns the path in site-packages of a file of the repository."""
+    """Returns the path in site-packages of a repository file."""
     for name, folder in PARTS.items():
         if file.startswith(f"{folder}/"):
             return f"keras_ddl/{name}{file.removeprefix(folder)}"
@@ -269,7 +269,7 @@ def _libraries() -> list[Path]:
 def _link_tree(source: Path, goal: Path) -> None:
     for folder, _, files in os.walk(source):
         to = goal / Path(folder).relative_to(source)
-        to.mkdir(parents=True, exist_ok=True)  # a folder may be left of what has moved to a part
+        to.mkdir(parents=True, exist_ok=True)  # a folder may remain from code that has moved to a part
         for name in files:
             (to / name).symlink_to(Path(folder, name))
 
@@ -305,7 +305,7 @@ def _try_native(breakage: Breakage, limit_seconds: float, unbroken: bool) -> Ver
 
 @contextlib.contextmanager
 def _native_copy() -> Iterator[Path]:
-    """Yields build/breakages with a fresh copy of native/ in it; files that are as they were keep their times."""
+    """Yields build/breakages with a fresh copy of native/; unchanged files keep their times."""
     NATIVE_WORK.mkdir(parents=True, exist_ok=True)
     with (NATIVE_WORK / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -326,7 +326,7 @@ _running: set[subprocess.Popen[bytes]] = set()
 def _run(
     words: Sequence[str], environment: Mapping[str, str] | None = None, limit_seconds: float | None = None
 ) -> tuple[int | None, str]:
-    """Runs a command in the repository's root; returns its status (None: it took too long) and its output."""
+    """Runs a command in the repository's root. Returns its status (None: it took too long) and its output."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -344,7 +344,7 @@ def _run(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupts a process, as its tests then end the ranks that they have started; kills it if that takes long."""
+    """Interrupts a process, so that its tests end their ranks; kills it if that takes too long."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
@@ -361,12 +361,12 @@ def _kill_all(beginning: str) -> None:
             if entry.name.isdigit() and f"\0{beginning}".encode() in b"\0" + (entry / "environ").read_bytes():
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
-            continue  # it ended meanwhile, or is another user's
+            continue  # already ended, or another user's
 
 
 @contextlib.contextmanager
 def _ended_by_signals(pool: ThreadPoolExecutor) -> Iterator[None]:
-    """Ends what runs, and removes the copies, at SIGINT and SIGTERM."""
+    """Ends running tests and removes the copies on SIGINT and SIGTERM."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,12 +1,11 @@
-"""Hosts, racks and slow links on one Linux machine: network namespaces joined by shaped virtual cables.
+"""Emulates hosts, racks and slow links on one Linux machine: network namespaces joined by shaped virtual cables.
 
-Every host is a network namespace with one interface (eth0) that a token bucket holds to a rate in both directions.
-The hosts of a rack share a bridge; the bridges of several racks are joined by uplinks with a rate of their own. A
-program started on a host also has its own host name, System V IPC and /dev/shm, so that an MPI library takes the hosts
-for what they are meant to be. What it cannot hide is /proc: processes of two hosts see each other. The counters of the
-virtual cables (`Cables`) tell what really went over the network.
+Every host is a network namespace with one interface (eth0), which a token bucket limits to a rate in both directions.
+The hosts of a rack share a bridge; uplinks with their own rate join the bridges of several racks. A program started on
+a host also has its own host name, System V IPC and /dev/shm, so that MPI libraries see different hosts. Only /proc
+shows the processes of all hosts. The counters of the virtual cables (`Cables`) tell how much went over the network.
 
-The hosts share this machine's cores. What starts programs on them should keep all in one session (see
+The hosts share this machine's cores. Callers should start all programs on them in one session (see
 benchmarks/sessions.py).
 
 Needs Linux, root, and the tools of iproute2 and util-linux. Nothing touches the machine's own network.
@@ -45,7 +44,7 @@ class ClusterUnavailable(RuntimeError):
 
 
 def check_available() -> None:
-    """Raises ClusterUnavailable unless namespaces and shaped links can be made here."""
+    """Raises ClusterUnavailable unless this machine can make namespaces and shaped links."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise ClusterUnavailable(
@@ -98,16 +97,16 @@ class Cables:
 
 
 class EmulatedCluster:
-    """A context manager: the cluster exists inside `with`, and nothing of it afterwards, whatever happened.
+    """A context manager. The cluster exists inside `with`, and is removed afterwards, whatever happened.
 
     Attributes:
         hosts: names of the hosts, h0, h1, ..., in the order of the racks.
         agent: path of a program that runs a command on a host: `agent h0 command words...`.
-        counters: what `Cables` reads.
+        counters: the argument of `Cables`.
     """
 
     def __init__(self, num_hosts: int, rate: str, *, num_racks: int = 1, rack_rate: str | None = None) -> None:
-        """`rate`, `rack_rate`: as tc spells them, e.g. "200mbit"; `num_hosts` is a multiple of `num_racks`."""
+        """`rate`, `rack_rate`: in tc's spelling, e.g. "200mbit"; `num_hosts` is a multiple of `num_racks`."""
         if num_hosts % num_racks:
             raise ValueError(f"num_hosts must be a multiple of num_racks. Received: {num_hosts} and {num_racks}.")
         check_available()
@@ -132,7 +131,7 @@ class EmulatedCluster:
         self._remove()
 
     def command(self, host: str, words: Sequence[str]) -> list[str]:
-        """The command line that runs `words` on `host`."""
+        """Returns the command line that runs `words` on `host`."""
         return [str(self.agent), host, *words]
 
     def _build(self) -> None:
@@ -166,15 +165,15 @@ class EmulatedCluster:
         self.agent = self._folder / "agent"
         self.agent.write_text(AGENT.replace("@NAME@", self._name).replace("@FOLDER@", str(self._folder)))
         self.agent.chmod(0o755)
-        # A process that lives in the switch shows its counters to every host, through /proc.
+        # A process in the switch shows the switch's counters to every host, through /proc.
         self._anchor = subprocess.Popen(["ip", "netns", "exec", switch, "sleep", "infinity"])
         self.counters = Path(f"/proc/{self._anchor.pid}/net/dev")
-        while not Cables(self.counters).sent() and self._anchor.poll() is None:  # `ip` is not in the switch at once
+        while not Cables(self.counters).sent() and self._anchor.poll() is None:  # `ip` enters the switch a bit later
             time.sleep(0.01)
 
     @staticmethod
     def _set_congestion_control(space: str) -> None:
-        # Linux's default, whatever this machine uses, where that is permitted. bbr, say, stops for 0.2 s every ten
+        # Linux's default, if permitted, whatever this machine uses. Others distort times: bbr stops for 0.2 s every ten
         # seconds to probe the delay.
         words = ["ip", "netns", "exec", space, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic"]
         subprocess.run(words, capture_output=True)
@@ -200,7 +199,7 @@ class EmulatedCluster:
 def _remove_namespaces(name: str) -> None:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.splitlines()
     for space in [line.split()[0] for line in listed if line.startswith(f"{name}-")]:
-        for _ in range(100):  # what starts another process meanwhile is found the next time
+        for _ in range(100):  # again, because a process may start another one meanwhile
             pids = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split()
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -212,7 +211,7 @@ def _remove_namespaces(name: str) -> None:
 
 
 def remove_abandoned() -> None:
-    """Removes what a cluster whose process was killed left behind."""
+    """Removes the leftovers of clusters whose process was killed."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.splitlines()
     for name in {line.split()[0].split("-")[0] for line in listed if line.startswith(PREFIX)}:
         owner = name[len(PREFIX) :]

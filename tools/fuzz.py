@@ -1,13 +1,13 @@
-"""Random collectives in random orders against NumPy, from a seed: a test program, and a command for a long night.
+"""Compares random collectives in random orders with NumPy, from a seed: in tests, or overnight.
 
     keras-ddl run -np 4 python tools/fuzz.py --seconds 600
     keras-ddl run -np 4 python tools/fuzz.py --seed 17 --first-round 12 --rounds 1   # a failure prints it
 
-A round is a plan that every rank draws from (seed, round): some dozen calls of random kind, dtype, op, count, name and
-root, over all ranks or within a row or a column of them, now and then one in which a rank deviates. The ranks then run
-the plan in one of three ways: in order on the main thread; dealt out to a few threads; or every call on a thread of its
-own, started in an order of each rank's own. Before some calls a rank sleeps. Every result is compared with NumPy's;
-every deviation must raise on every rank, with one text.
+A round is a plan that every rank draws from (seed, round): about a dozen calls of random kind, dtype, op, count, name
+and root, over all ranks or within a row or column of ranks. In some calls one rank deviates. The ranks run the plan in
+one of three ways: in order on the main thread; divided between a few threads; or every call on its own thread, started
+in a different order on each rank. Before some calls a rank sleeps. Every result must equal NumPy's, and every deviation
+must raise the same error on every rank.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEVIATIONS = ("count", "dtype", "op", "root", "kind")
 
 @dataclass(frozen=True)
 class Call:
-    """One collective of a plan, the same on all ranks; each row or column has one of its own."""
+    """One collective of a plan, equal on all ranks; each row or column runs its own."""
 
     group: int  # 0: all ranks, 1: rows, 2: columns
     kind: str
@@ -51,14 +51,14 @@ class Call:
     dtype: str
     op: str
     count: int
-    root: int  # modulo the size of the group, as is `deviant`
+    root: int  # taken modulo the size of the group, like `deviant`
     seed: int
     thread: int
     deviation: str  # "" for none
     deviant: int
 
     def inputs(self, size: int) -> list[np.ndarray]:
-        """Each rank's array: small integers, so that every result is exact in every dtype and order."""
+        """Returns each rank's array of small integers, so that every result is exact in every dtype and order."""
         rng = np.random.default_rng(self.seed)
         choices = {"product": [1, 2] if self.dtype == "uint8" else [-1, 1, 2]}.get(self.op, [0, 1, 2, 3])
         scale = size if self.op == "mean" else 1
@@ -74,7 +74,7 @@ def make_plan(seed: int, number: int, size: int, kinds: tuple[str, ...], threads
     plan = []
     for index in range(int(rng.integers(1, 40))):
         kind, thread = str(rng.choice(kinds)), int(rng.integers(threads))
-        # Calls of one name are matched in order, which only one thread can promise.
+        # Ranks match calls of one name in order, which only a single thread guarantees.
         name = f"shared {thread}" if rng.random() < 0.3 else f"call {index}"
         deviation = str(rng.choice(DEVIATIONS)) if rng.random() < 0.08 and size > 1 else ""
         plan.append(
@@ -108,7 +108,7 @@ def _can_deviate(kind: str, deviation: str) -> bool:
         "count": kind not in ("all_gather", "all_to_all"),
         "op": reduces,
         "root": kind.startswith("broadcast"),
-        # The names of calls on arrays begin with the kind: another kind is another name, not a disagreement.
+        # Names of calls on arrays begin with the kind, so another kind means another name, not a mismatch.
         "kind": kind in ("all_reduce", "broadcast"),
     }.get(deviation, True)
 
@@ -121,7 +121,7 @@ class Runner:
         self.rank, self.size = (comm or keras_ddl.topology()).rank, (comm or keras_ddl.topology()).size
 
     def check(self, call: Call) -> str:
-        """Runs one call and compares; returns the text of a mismatch that was planned."""
+        """Runs one call and compares the result. Returns the text of a planned mismatch."""
         call = replace(call, root=call.root % self.size, deviant=call.deviant % self.size)
         if self.size == 1:
             call = replace(call, deviation="")
@@ -230,12 +230,12 @@ class Runner:
 
 
 def run_round(runners: list[Runner], seed: int, number: int, kinds: tuple[str, ...]) -> int:
-    """Runs one plan; returns its number of calls."""
+    """Runs one plan. Returns its number of calls."""
     rng = np.random.default_rng([seed, number, 1])
     style = str(rng.choice(["in order", "threads", "shuffled"]))
     threads = {"in order": 1, "threads": int(rng.integers(2, 6)), "shuffled": 1}[style]
     plan = make_plan(seed, number, runners[0].size, kinds, threads)
-    mine = np.random.default_rng([seed, number, 2, runners[0].rank])  # what each rank does in its own way
+    mine = np.random.default_rng([seed, number, 2, runners[0].rank])  # for choices that differ between ranks
     delays = np.where(mine.random(len(plan)) < 0.1, mine.random(len(plan)) * 0.003, 0.0)
 
     def run(indices: list[int]) -> list[tuple[int, str]]:
@@ -254,7 +254,7 @@ def run_round(runners: list[Runner], seed: int, number: int, kinds: tuple[str, .
     else:
         parts = [[index for index, call in enumerate(plan) if call.thread == thread] for thread in range(threads)]
         if style == "shuffled":
-            # Calls of one name stay in order, on one thread; all others go anywhere.
+            # Calls of one name stay in order on one thread; all others go to any thread.
             by_name: dict[tuple[int, str], list[int]] = {}
             for index, call in enumerate(plan):
                 by_name.setdefault((call.group, call.name), []).append(index)

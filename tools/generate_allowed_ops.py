@@ -1,13 +1,12 @@
-"""Writes export/proof/allowed_ops.txt, the frozen list of TensorFlow's own ops that a servable graph may hold.
+"""Writes export/proof/allowed_ops.txt, the fixed list of TensorFlow's own ops that a servable graph may contain.
 
     python tools/generate_allowed_ops.py [FILE]    # another file: to compare
 
-To be run in a process that has loaded no op library, with the newest TensorFlow that keras_ddl supports: the registry
-of a training process contains keras_ddl's ops too, and a scan against it would pass wrongly.
+Run it in a process that has loaded no op library, with the newest TensorFlow that keras_ddl supports. The registry of a
+training process also contains keras_ddl's ops, which a scan would then let pass.
 
-Listed are the ops that have a CPU kernel, which leaves out TPU and XLA internals and the ops of TensorFlow's own
-tests; and a few that run only on GPUs, marked `no-cpu-kernel`. Left out are ops that call back into Python or speak to
-a cluster.
+The list has all ops with a CPU kernel (so no TPU or XLA internals, nor the ops of TensorFlow's own tests), and a few
+that run only on GPUs, marked `no-cpu-kernel`. It leaves out ops that call back into Python or talk to a cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-# Private API, read from TensorFlow 2.21: the registries of ops and of kernels have no public Python door.
+# Private API of TensorFlow 2.21, because the registries of ops and kernels have no public Python API.
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import kernels
@@ -29,7 +28,7 @@ _CALLS_OUT = re.compile(
     r"|Xla|DTensor|CopyToMesh|Relayout|RegisterDataset|DataServiceDataset|Test|Stub|Old$)"
 )
 _GPU_ONLY = re.compile(r"^(Cudnn\w+|CTCLossV2|GenerateBoundingBoxProposals|SparseMatrix\w+|MaxPoolGradGradWithArgmax)$")
-_REWRITTEN = {"AccumulateNV2"}  # replaced by a pass before it runs, hence without a kernel of its own
+_REWRITTEN = {"AccumulateNV2"}  # a pass replaces it before it runs, so it has no kernel
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Makes a mutant of a process: its live functions get the mutant's code, or the mutant is imported."""
+"""Applies a mutant to a running process: replaces the code of its functions, or imports the mutated module."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 
 from mutations import PACKAGE, Mutant, source_of, tree_of
 
-Place = tuple[str, int]  # of a function in its file: qualified name, first line
+Place = tuple[str, int]  # a function's qualified name and first line in its file
 
 
 def _functions_in(code: CodeType) -> Iterator[CodeType]:
-    """Yields the code of all functions in a module's, of nested ones too."""
+    """Yields the code of all functions in a module's code, including nested functions."""
     for each in code.co_consts:
         if isinstance(each, CodeType):
-            if each.co_flags & inspect.CO_OPTIMIZED:  # else the body of a class
+            if each.co_flags & inspect.CO_OPTIMIZED:  # otherwise a class body
                 yield each
             yield from _functions_in(each)
 
 
 def _on_import(code: CodeType) -> list[CodeType]:
-    """Returns what runs on import, without the functions in it: of a module and the bodies of its classes."""
+    """Returns the code that runs on import, without functions: of the module and of its class bodies."""
     inner = [each for each in code.co_consts if isinstance(each, CodeType)]
     own = code.replace(co_consts=tuple(None if each in inner else each for each in code.co_consts))
     bodies = (each for each in inner if not each.co_flags & inspect.CO_OPTIMIZED)
@@ -35,7 +35,7 @@ def _on_import(code: CodeType) -> list[CodeType]:
 
 
 def changed_functions(mutant: Mutant, path: str) -> dict[Place, CodeType] | None:
-    """Returns the new code of the functions that a mutant changes; None if it changes what runs on import."""
+    """Returns the new code of the functions that a mutant changes; None if it changes code that runs on import."""
     old, new = (compile(tree, path, "exec") for tree in (ast.parse(source_of(mutant.file)), tree_of(mutant)))
     if _on_import(old) != _on_import(new):
         return None
@@ -45,7 +45,7 @@ def changed_functions(mutant: Mutant, path: str) -> dict[Place, CodeType] | None
 
 
 class LiveFunctions:
-    """The functions of the package's modules in this process, wherever they are kept."""
+    """All function objects of the package in this process, wherever they are referenced."""
 
     def __init__(self) -> None:
         self._by_file: dict[str, dict[Place, list[FunctionType]]] = {}
@@ -56,7 +56,7 @@ class LiveFunctions:
                 functions.setdefault((code.co_qualname, code.co_firstlineno), []).append(each)
 
     def change(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]] | None:
-        """Makes a mutant of this process; returns what `restore` needs, None if the mutant takes an import."""
+        """Applies a mutant to this process. Returns the input of `restore`, or None if the mutant needs an import."""
         path = sys.modules[mutant.module].__file__
         assert path is not None
         codes = changed_functions(mutant, path)
@@ -69,7 +69,7 @@ class LiveFunctions:
         try:
             for each in functions:
                 each.__code__ = codes[each.__code__.co_qualname, each.__code__.co_firstlineno]
-        except ValueError:  # a closure over fewer variables
+        except ValueError:  # the new code closes over fewer variables
             self.restore(before)
             return None
         return before

@@ -1,16 +1,16 @@
-"""Placements that would be right and that the cut declines: a program, the opposite of tests/cut/test_specs.py.
+"""Finds correct placements that the cut does not use, the opposite of tests/cut/test_specs.py.
 
     PYTHONPATH=tests python tools/missing_rules.py                # all its operations, in some minutes
     PYTHONPATH=tests python tools/missing_rules.py --only Mul --open
     PYTHONPATH=tests python tools/missing_rules.py --zoo detector decoder   # no names: all networks
 
-For each combination of placements of an operation's operands in which the cut gathers or combines one of them, the
-operation is run on each rank's own operands. Where what the ranks get is the result in some placement, the cut could
-have gone on without: that is a line of the table. Lines that hold only while all entries are finite are marked, and
-are no oversight: a step must give inf and NaN where one process does. A few draws of entries, on ranks that all have
-rows, are no proof: read a line before adding it to a spec.
+For each combination of operand placements in which the cut gathers or combines an operand, the program runs the
+operation on each rank's own operands. If the ranks' results are the correct result in some placement, the collective
+was unnecessary, and the table gets a line. Lines that hold only for finite entries are marked, and are not oversights,
+because a step must give inf and NaN where one process does. A few random entries, on ranks that all have rows, are no
+proof, so read a line before adding it to a spec.
 
-As PyTorch's torch.distributed.tensor._ops.strategy_validation, which calls these lines missing rules.
+PyTorch's torch.distributed.tensor._ops.strategy_validation does the same, and calls these lines missing rules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 
-tf.config.threading.set_inter_op_parallelism_threads(32)  # as conftest.py
+tf.config.threading.set_inter_op_parallelism_threads(32)  # as in conftest.py
 
 from cut.comparing import difference  # noqa: E402
 from cut.counting import Moved, NoRanks, report_of  # noqa: E402
@@ -38,21 +38,21 @@ from keras_ddl.cut.analysis.placements import REPLICATED, Partial, Placement, Sh
 from keras_ddl.cut.analysis.program import Node, Value  # noqa: E402
 from keras_ddl.cut.analysis.report import Report  # noqa: E402
 
-SETTINGS = (Ranks(2, 5), Ranks(3, 7))  # rows are uneven, and no other extent of the cases
+SETTINGS = (Ranks(2, 5), Ranks(3, 7))  # uneven rows, a number that no other extent of the cases has
 _COMBINE = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}
-_MOST_PARTS = 2  # operands that are parts at once
+_MOST_PARTS = 2  # operands that may be partial at once
 States = tuple[Placement, ...]
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Placements of operands in which an operation could be built, and is not.
+    """Placements of operands in which an operation could run but does not.
 
     Attributes:
         moved: the operands that the cut gathers or combines.
-        sliced: the placements of operands once those that are replicated are sliced, which costs nothing.
-        results: of each result the placements that are right.
-        finite: whether only for finite entries.
+        sliced: the placements after replicated operands are sliced, which costs nothing.
+        results: the correct placements of each result.
+        finite: whether this holds only for finite entries.
     """
 
     type: str
@@ -63,7 +63,7 @@ class Missing:
     finite: bool
 
     def cells(self) -> tuple[str, ...]:
-        """Returns what the table says of it."""
+        """Returns its cells in the table."""
         operands = ", ".join(map(_word, self.operands))
         if self.sliced != self.operands:
             operands += " as " + ", ".join(map(_word, self.sliced))
@@ -81,13 +81,16 @@ def _word(placement: Placement) -> str:
     return f"S({placement.axis}{f', {blocks} blocks' if blocks != 1 else ''}{f', unit {unit}' if unit != 1 else ''})"
 
 
-# ---- what would be right
+# ---- correct placements
 
 
 def _draw(likely: float = 0.5, extremes: Sequence[float] = (), is_coarse: bool = False) -> Draw:
-    """Returns what draws entries: booleans are true with this probability, and these entries are among floats.
+    """Returns a function that draws entries.
 
-    Few of them: where everything is NaN, every placement is right. Coarse floats are often equal.
+    Args:
+        likely: probability that a boolean is true.
+        extremes: entries that occur once among floats. More would make every placement right, as if all were NaN.
+        is_coarse: round floats, so that they are often equal.
     """
 
     def draw(kind: str, shape: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -103,28 +106,28 @@ def _draw(likely: float = 0.5, extremes: Sequence[float] = (), is_coarse: bool =
     return draw
 
 
-# Booleans: all of a few are seldom true, and any of them seldom not. The others show what holds for finite entries.
+# likely=0.9 makes `all` often true, and 0.1 makes `any` often false. The first three have only finite entries.
 _DRAWS = [_draw(), _draw(likely=0.9), _draw(likely=0.1, is_coarse=True)]
 _FINITE = len(_DRAWS)
 _DRAWS += [_draw(extremes=each) for each in ([np.inf], [np.nan], [-np.inf, 0.0], [0.0, np.inf, -np.inf])]
 
 
 class _Right:
-    """Which placements of a case's results are right, by those of its operands."""
+    """Computes the correct placements of a case's results for placements of its operands."""
 
     def __init__(self, case: Case) -> None:
         self._rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
         self._draws: list[_Draw] = []
         self._finite_draws = 0
         for number, (draw, ranks) in enumerate(itertools.product(_DRAWS, SETTINGS)):
-            with contextlib.suppress(tf.errors.InvalidArgumentError):  # as of a matrix that has no inverse
+            with contextlib.suppress(tf.errors.InvalidArgumentError):  # e.g. a matrix has no inverse
                 self._draws.append(_Draw(Traced(case, ranks, self._rng, draw)))
                 self._finite_draws += number < _FINITE * len(SETTINGS)
         self._known: dict[States, tuple[frozenset[Placement], ...] | None] = {}
         self._finite: dict[States, bool] = {}
 
     def results(self, states: States) -> tuple[frozenset[Placement], ...] | None:
-        """Returns the placements of each result that are right; None: of some result none is."""
+        """Returns the correct placements of each result, or None if a result has none."""
         if states not in self._known:
             self._finite[states] = False
             self._known[states] = self._of_draws(states, len(self._draws))
@@ -134,7 +137,7 @@ class _Right:
         return self._known[states]
 
     def are_finite(self, states: States) -> bool:
-        """Whether these results are right for finite entries alone."""
+        """Whether these results are correct for finite entries only."""
         return self._finite[states]
 
     def _of_draws(self, states: States, count: int) -> tuple[frozenset[Placement], ...] | None:
@@ -147,7 +150,7 @@ class _Right:
 
 
 class _Draw:
-    """A case with entries, in one process."""
+    """A case with drawn entries, and its results in one process."""
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
@@ -156,7 +159,7 @@ class _Draw:
     def right(
         self, states: States, among: Sequence[frozenset[Placement]] | None, rng: np.random.Generator
     ) -> tuple[frozenset[Placement], ...] | None:
-        """Returns the placements of each result, of some or of all, that are right; None: of some result none is."""
+        """Returns the correct placements of each result, among given or all ones, or None if a result has none."""
         ranks = self._traced.ranks
         local = self._of_ranks(Trial(self._traced, states, rng).locals)
         if local is None:
@@ -171,7 +174,7 @@ class _Draw:
         return tuple(found)
 
     def _of_ranks(self, arrays: list[list[np.ndarray]]) -> list[list[np.ndarray]] | None:
-        """Returns the results of each rank; None where the operation cannot be built of these operands."""
+        """Returns the results of each rank, or None if the operation cannot be built from these operands."""
         found = []
         try:
             for operands in zip(*arrays):
@@ -183,7 +186,7 @@ class _Draw:
 
 
 def _array(tensor: tf.Tensor) -> np.ndarray:
-    """Returns the entries; the extreme of nothing as inf, beside which every difference would be a rounding."""
+    """Returns the entries, with the largest float (the max of nothing) as inf, because it would hide differences."""
     array = tensor.numpy()
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return np.asarray(array)
@@ -200,7 +203,7 @@ def _candidates(expected: np.ndarray, rows: int) -> Iterator[Placement]:
 
 
 def _is(placement: Placement, local: Sequence[np.ndarray], value: np.ndarray, ranks: Ranks) -> bool:
-    """Whether the ranks' tensors are a value in a placement."""
+    """Whether the ranks' tensors represent a value in a placement."""
     if isinstance(placement, Partial):
         if any(each.shape != value.shape for each in local):
             return False
@@ -210,7 +213,7 @@ def _is(placement: Placement, local: Sequence[np.ndarray], value: np.ndarray, ra
     return all(difference([got], [want]) is None for got, want in zip(local, expected))
 
 
-# ---- what the cut does
+# ---- the cut's own choice
 
 
 def _moved(traced: Traced, states: States, rng: np.random.Generator) -> tuple[int, ...]:
@@ -222,7 +225,7 @@ def _moved(traced: Traced, states: States, rng: np.random.Generator) -> tuple[in
 
 
 def missing(cases: Iterable[Case], static: bool = True) -> Iterator[tuple[Missing, Case]]:
-    """Yields what could be built without a collective, and is not. `static`: tracing sees the number of rows."""
+    """Yields the missing placements, with their case. `static`: tracing sees the number of rows."""
     for case in cases:
         rng = np.random.default_rng(0)
         traced = Traced(case, Ranks(2, SETTINGS[0].rows, static), rng)
@@ -245,10 +248,10 @@ def missing(cases: Iterable[Case], static: bool = True) -> Iterator[tuple[Missin
                 if results is not None:
                     found.append(Missing(case.type, states, operands, each, results, right.are_finite(each)))
             if found:
-                yield min(found, key=lambda each: each.finite), case  # the first: as they are
+                yield min(found, key=lambda each: each.finite), case  # min prefers unsliced operands
 
 
-# ---- types of operations without a spec, of which test_specs.py has no cases
+# ---- types of operations without a spec, for which test_specs.py has no cases
 
 
 def _without_row() -> list[Case]:
@@ -260,11 +263,11 @@ def _without_row() -> list[Case]:
     return found
 
 
-# ---- what it costs
+# ---- costs
 
 
 class _Costs(Report):
-    """Counts the bytes that types of operations have gathered and combined."""
+    """Counts the bytes that each type of operation gathers and combines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +282,7 @@ class _Costs(Report):
                 self.combined[reader.type] += (value.shape.num_elements() or 0) * value.dtype.size
 
     def by_type(self) -> Counter[str]:
-        """Returns the bytes that were gathered."""
+        """Returns the gathered bytes by type of operation."""
         found: Counter[str] = Counter()
         for each in self.entries:
             if each.kind == "gather" and each.reason.endswith(" needs all rows"):
@@ -290,7 +293,7 @@ class _Costs(Report):
 
 
 def costs(names: Sequence[str], static: bool = True) -> tuple[Counter[str], Counter[str]]:
-    """Returns the bytes that types of operations have gathered, and combined, in a step of each network (none: all)."""
+    """Returns the bytes that each type of operation gathers, and combines, in a step of each network (none: all)."""
     from cut import zoo
 
     gathered, combined = Counter(), Counter()
@@ -307,7 +310,7 @@ def costs(names: Sequence[str], static: bool = True) -> tuple[Counter[str], Coun
 
 
 def table(found: Iterable[tuple[Missing, Case]], gathered: Mapping[str, int], combined: Mapping[str, int]) -> list[str]:
-    """Returns the lines of a table in Markdown: types of the same line together, the dearest first."""
+    """Returns the lines of a Markdown table: types with equal lines together, the most expensive first."""
     lines: dict[tuple[str, ...], dict[str, list[Case]]] = {}
     for each, case in found:
         lines.setdefault(each.cells(), {}).setdefault(each.type, []).append(case)

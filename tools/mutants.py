@@ -1,20 +1,19 @@
-"""Changes the rules of the cut one at a time and sees which changes its tests notice.
+"""Changes the rules of the cut one at a time, and shows which changes its tests do not notice.
 
-    make mutants                          # a sample of 60, with the seed of the day
-    make mutants ARGS="--all"             # every one: hours
+    make mutants                          # a sample of 60, seeded by the date
+    make mutants ARGS="--all"             # all; takes hours
     make mutants ARGS="--only specs/contractions --list"
 
-A mutant (mutations.py) is one small change in one file of keras_ddl/cut/. It is made in memory: no file changes. First
-the tests run once as they are and it is recorded which of them reach which line; then each mutant meets the tests that
-reach its line, those that most probably notice it first, until one fails. A mutant that no test notices either does
-not change what is computed (only what it costs, say) and stands in tests/cut/equivalent_mutants.txt with the reason, or
-a test is missing.
+A mutant (mutations.py) is one small change in one file of keras_ddl/cut/, made in memory; no file changes. First the
+unchanged tests run once, to record which of them reach which line. Then each mutant runs the tests that reach its line,
+the most promising first, until one fails. If no test notices a mutant, either it does not change what is computed (only
+its cost, say), and tests/cut/equivalent_mutants.txt gives the reason, or a test is missing.
 
-Importing TensorFlow and collecting the tests takes longer than most tests: it is done once. Mutants are made in forks
-of that process, one after the other, by giving live functions the code of the mutant. Where the change is one of what
-runs on import (tables of specs), a fork from before imports anew.
+Importing TensorFlow and collecting the tests takes longer than most tests, so it is done once. Forks of that process
+apply the mutants one after the other, by giving live functions the mutant's code. For a change in code that runs on
+import (tables of specs), an earlier fork imports the package anew.
 
-Exits with 1 if a mutant survives that is not explained.
+Exits with 1 if an unexplained mutant survives.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ from reach import Reach
 _FORK = multiprocessing.get_context("fork")
 _ON_IMPORT = "what runs on import"
 _NOT_FIT = "fails without any mutant: "
-_MARKS = "not (long or slurm or alone or parallel)"  # tests of ranks in processes of their own meet no mutant
+_MARKS = "not (long or slurm or alone or parallel)"  # mutants do not reach ranks in other processes
 
 # ---- running tests ---------------------------------------------------------------------------------------------------
 
 
 class _Record:
-    """A plug-in of pytest: which lines each test reaches, and the processor time it takes."""
+    """A pytest plugin that records which lines each test reaches, and its CPU time."""
 
     def __init__(self, measured: Any) -> None:
         self._measured, self.seconds, self.failed = measured, dict[str, float](), list[str]()
@@ -71,7 +70,7 @@ class _Record:
 
 
 class _Failures:
-    """A plug-in of pytest: which tests fail."""
+    """A pytest plugin that records which tests fail."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -90,7 +89,7 @@ def _run_tests(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
 
 
 def _record(tests: str, data: Path) -> str:
-    """Writes which lines the tests of a file reach, and what they take beside it."""
+    """Writes which lines the tests of a file reach, and beside that their CPU times."""
     import coverage
 
     measured = coverage.Coverage(data_file=str(data), source_pkgs=[PACKAGE], config_file=False)
@@ -99,14 +98,14 @@ def _record(tests: str, data: Path) -> str:
     _run_tests([tests, "-m", _MARKS], [record])
     measured.stop()
     measured.save()
-    for each in record.failed:  # such as what measures seconds, which recording takes
+    for each in record.failed:  # such as tests that measure time, which recording disturbs
         record.seconds.pop(each, None)
     data.with_suffix(".json").write_text(json.dumps(record.seconds))
     return "\n".join(record.failed)
 
 
 def _meet_on_import(mutant: Mutant, tests: Sequence[str]) -> str:
-    """In a process that has not imported the package: returns the test that notices a mutant, or nothing."""
+    """Returns the test that notices a mutant, or "". Runs in a process that has not imported the package."""
     path = importlib.util.find_spec(mutant.module)
     assert path is not None and path.origin is not None
     for name in [each for each in sys.modules if each.startswith(PACKAGE)]:
@@ -124,7 +123,7 @@ def _be_silent() -> None:
 
 
 def _in_fork(function: Callable[[], str], seconds: float) -> str:
-    """Returns what a function returns in a fork, or how the fork ended; `seconds`: of processor time."""
+    """Returns a function's result from a fork, or how the fork ended. `seconds`: limit of CPU time."""
     ours, theirs = _FORK.Pipe(duplex=False)
     child = os.fork()
     if child == 0:
@@ -148,7 +147,7 @@ def _in_fork(function: Callable[[], str], seconds: float) -> str:
 
 
 class _Loop:
-    """A plug-in of pytest: instead of running the tests that were collected, lets mutants meet them in forks."""
+    """A pytest plugin that runs the collected tests on mutants, in forks."""
 
     def __init__(self, requests: Sequence[Connection]) -> None:
         self._requests = requests
@@ -171,7 +170,7 @@ def _late(signal_: int, frame: object) -> None:
 
 
 class _Worker:
-    """A process that runs tests on mutants, one after the other: what TensorFlow makes once, it makes once."""
+    """A process that runs tests on one mutant after the other, so that TensorFlow initializes only once."""
 
     def __init__(self, session: Any, live: LiveFunctions) -> None:
         self._ours, theirs = _FORK.Pipe()
@@ -183,7 +182,7 @@ class _Worker:
         theirs.close()
 
     def meet(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, bool]:
-        """Returns the test that notices a mutant, or nothing, and whether the process is fit for more."""
+        """Returns the test that notices a mutant, or "", and whether the process can take another mutant."""
         self._ours.send((mutant, tests, seconds))
         with contextlib.suppress(EOFError):
             if self._ours.poll(600 + 10 * seconds):
@@ -210,7 +209,7 @@ class _Worker:
         def fails(test: str) -> bool:
             failures.failed.clear()
             item = items[test]
-            elsewhere = next((each for path, each in paths.items() if path != item.path), None)  # but in this session
+            elsewhere = next((each for path, each in paths.items() if path != item.path), None)  # keeps the session
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=elsewhere)
             return bool(failures.failed)
 
@@ -227,7 +226,7 @@ class _Worker:
                 by = "nobody: it does not end"
             is_late = signal.setitimer(signal.ITIMER_PROF, 0)[0] == 0
             live.restore(before)
-            # What fails also without the mutant suffers from an earlier one.
+            # A test that also fails without the mutant suffers from an earlier mutant.
             requests.send((by, not is_late and (by not in items or not fails(by))))
 
 
@@ -252,7 +251,7 @@ def _answer(requests: Connection, session: Any, live: LiveFunctions) -> None:
 
 
 class Servers:
-    """Processes that have collected the tests, which takes one of them; as many mutants at a time meet the tests."""
+    """Processes that have collected the tests, each of which runs one mutant at a time."""
 
     def __init__(self, tests: Sequence[str], count: int) -> None:
         self._pipes = [_FORK.Pipe() for _ in range(count)]
@@ -270,7 +269,7 @@ class Servers:
         _run_tests([*tests, "-m", _MARKS], [_Loop([theirs for _, theirs in self._pipes])])
 
     def meet(self, mutant: Mutant, tests: Sequence[str], seconds: float, on_import: bool) -> str:
-        """Returns the test that notices a mutant, or nothing."""
+        """Returns the test that notices a mutant, or ""."""
         pipe, by = self._free.get(), _ON_IMPORT
         if not on_import:
             pipe.send((mutant, tests, seconds))
@@ -319,7 +318,7 @@ def _chosen(asked: argparse.Namespace) -> list[Mutant]:
         return mutants
     seed = asked.seed if asked.seed is not None else int(time.time() // 86400)
     print(f"{asked.sample} of {len(mutants)} mutants, --seed {seed}")
-    random.Random(seed).shuffle(mutants)  # a larger sample begins with the smaller one
+    random.Random(seed).shuffle(mutants)  # a larger sample includes the smaller one
     return mutants[asked.skip : asked.sample]
 
 
@@ -340,7 +339,7 @@ def _reach(asked: argparse.Namespace) -> Reach:
 
 
 def _results(asked: argparse.Namespace, reach: Reach, mutants: Sequence[Mutant]) -> Mapping[Mutant, bool | None]:
-    """Returns of each mutant whether it was noticed; None: no test reaches its file."""
+    """Returns for each mutant whether a test noticed it; None: no test reaches its file."""
     servers = Servers(asked.tests, asked.jobs)
 
     def run(mutant: Mutant) -> tuple[Mutant, str | None]:
@@ -363,13 +362,13 @@ def _results(asked: argparse.Namespace, reach: Reach, mutants: Sequence[Mutant])
 
 
 def main() -> int:
-    """Runs the program; returns its exit status."""
+    """Runs the program. Returns its exit status."""
     asked = _arguments()
     mutants = _chosen(asked)
     if asked.list:
         print(*(each.name for each in mutants), sep="\n")
         return 0
-    import tensorflow  # noqa: F401, once for all children; nothing runs in it here
+    import tensorflow  # noqa: F401, once for all children; nothing runs here
 
     noticed = _results(asked, _reach(asked), mutants)
     known = explained()

@@ -1,7 +1,7 @@
-"""The mutants of the rules of the cut: every single change to be made of the files of keras_ddl/cut/ (see mutants.py).
+"""Lists the mutants of the rules of the cut: small changes of the files of keras_ddl/cut/ (see mutants.py).
 
-A mutant is one small change: an axis off by one, a sum for a maximum, the second operand for the first, a condition
-dropped, a comparison turned round.
+A mutant is one small change: an axis off by one, a sum instead of a maximum, the second operand instead of the first, a
+dropped condition, a reversed comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "keras_ddl.cut"
 FOLDER = ROOT / "keras_ddl" / "cut"
 EXPLAINED = ROOT / "tests" / "cut" / "equivalent_mutants.txt"
-# What decides the numbers. Reports, plans of cost and graph-building mechanics decide none.
+# Files that decide computed numbers, unlike reports, cost plans and graph building.
 FILES = (
     "specs/*",
     "rules/*",
@@ -34,13 +34,13 @@ FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """One change that can be made in a file."""
+    """One change of a file."""
 
     file: str  # below keras_ddl/cut/
     line: int
-    place: tuple[int, int]  # in the order of `_places`, and of `_changes`
-    name: str  # file, function and change: the same while the code around it changes
-    lines: tuple[int, int]  # of the statement that tests must reach
+    place: tuple[int, int]  # position among `_places` and `_changes`
+    name: str  # file, function and change; independent of the surrounding code
+    lines: tuple[int, int]  # lines of the statement that tests must reach
 
     @property
     def module(self) -> str:
@@ -61,7 +61,7 @@ _COMBINED = {"sum": "max", "max": "min", "min": "sum", "product": "sum", "mean":
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], ast.AST]]]:
-    """Yields (what is changed, the function that changes a copy of `node`)."""
+    """Yields (description of a change, function that applies it to a copy of `node`)."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
 
         def turned(each: ast.Compare) -> ast.AST:
@@ -138,7 +138,7 @@ def _is_factors(text: str) -> bool:
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.AST]]:
-    """Yields (function, outermost statement inside it, node) for all that may be changed: no types, messages, texts."""
+    """Yields (function, its outermost statement, node) for nodes that may change, so not types, messages or texts."""
 
     def of(node: ast.AST, function: str, statement: ast.stmt) -> Iterator[tuple[str, ast.stmt, ast.AST]]:
         if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr, ast.arg)):
@@ -222,6 +222,6 @@ def _replace(tree: ast.Module, old: ast.AST, new: ast.AST) -> ast.Module:
 
 
 def explained() -> set[str]:
-    """Returns the names of the mutants that change nothing that is computed."""
+    """Returns the names of the mutants that do not change any computed value."""
     lines = EXPLAINED.read_text(encoding="utf-8").splitlines() if EXPLAINED.exists() else []
     return {line for line in lines if line and not line.startswith("#")}

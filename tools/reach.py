@@ -1,4 +1,4 @@
-"""Which tests reach which lines of the cut, what they take, and which of them a mutant is to meet (mutants.py)."""
+"""Records which tests reach which lines of the cut and their times, and chooses the tests for a mutant (mutants.py)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from mutations import Mutant
 
-_SECONDS = 90.0  # of tests for one mutant, in processor time as they took without it
+_SECONDS = 90.0  # of CPU time for one mutant's tests, as measured without mutants
 
 
 class Tests(NamedTuple):
-    """For one mutant: tests of some seconds, further ones that reach it, and whether it runs on import alone."""
+    """The tests for a mutant: the first ones, further ones, and whether its line runs only on import."""
 
     first: list[str]
     others: list[str]
@@ -22,7 +22,7 @@ class Tests(NamedTuple):
 
 
 class Reach:
-    """Which tests reach which lines, what they take, and which have noticed mutants."""
+    """Knows which tests reach which lines, their times, and which have noticed mutants."""
 
     def __init__(self, records: Sequence[Path]) -> None:
         import coverage
@@ -40,17 +40,17 @@ class Reach:
                     lines.setdefault(line, []).extend(tests)
 
     def tests(self, mutant: Mutant, seconds: float) -> Tests:
-        """Returns the tests for a mutant; the first ones take `seconds`, all of them _SECONDS."""
+        """Returns the tests for a mutant. The first ones take `seconds`, all of them _SECONDS."""
         lines = self._lines.get(mutant.file, {})
         first, last = mutant.lines
         reached = {test for line in range(first, last + 1) for test in lines.get(line, []) if test}
         on_import = not reached
-        if on_import:  # all tests that reach anything of the file
+        if on_import:  # all tests that reach any line of the file
             reached = {test for each in lines.values() for test in each if test}
         words = [word for word in mutant.name.replace("'", '"').split('"')[1::2] if word.isalpha()]
 
         def promise(test: str) -> float:
-            """How often it notices mutants of the file, for the time it takes."""
+            """Returns how often a test notices mutants of the file, divided by its time."""
             key = (mutant.file, test)
             often = (self._noticed[key] + 0.2) / (self._tried[key] + 1)
             return often * (10 if any(word in test for word in words) else 1) / (self._seconds[test] + 0.1)
@@ -64,11 +64,11 @@ class Reach:
         return chosen
 
     def limit(self, tests: Sequence[str]) -> float:
-        """Seconds of processor time after which a mutant is one that never ends."""
+        """Returns the seconds of CPU time after which a mutant counts as endless."""
         return 30 + 5 * sum(self._seconds[each] for each in tests)
 
     def learn(self, mutant: Mutant, tests: Sequence[str], by: str) -> None:
-        """Takes note of the test that noticed a mutant, and of those that did not."""
+        """Records the test that noticed a mutant, and those that did not."""
         for each in tests[: tests.index(by) + 1] if by in tests else tests:
             self._tried[mutant.file, each] += 1
         self._noticed[mutant.file, by] += 1

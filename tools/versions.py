@@ -1,11 +1,10 @@
 """Tries keras_ddl with pairs of versions of Keras and TensorFlow, and writes the table in docs/install.md.
 
     make test-versions                                 # every pair
-    make test-versions ARGS="nightly+2.21 --no-table"  # one, and the page stays as it is
+    make test-versions ARGS="nightly+2.21 --no-table"  # one, without changing the page
 
-For each pair `tests/project/versions/checks.py` runs once with Keras alone and once on 2 ranks; what it checks stands
-there.
-The output of a pair is kept in build/versions/. Ends with 1 if a check of any pair failed.
+For each pair, tests/project/versions/checks.py runs once with Keras alone and once on 2 ranks. The output of a pair is
+kept in build/versions/. Ends with 1 if a check of any pair failed.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-# The one table of what is tried: name -> what pip is asked for. Keras varies with the first TensorFlow of the project,
-# TensorFlow with the Keras of the project, and the newest of both are tried together.
+# The one table of tried versions: name -> pip requirement. Keras varies with the project's first TensorFlow, TensorFlow
+# with the project's Keras, and the newest of both are tried together.
 KERAS = {"3.13": "keras~=3.13.0", "3.14": "keras~=3.14.0", "3.15": "keras~=3.15.0", "nightly": "keras-nightly"}
 TENSORFLOW = {
     "2.19": "tensorflow-cpu~=2.19.0",
@@ -56,12 +55,12 @@ Pair = tuple[str, str]  # names in KERAS and TENSORFLOW
 
 
 class Failed(Exception):
-    """A command that has to work did not; the text says what it said."""
+    """A required command failed; the text is its output."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: how a pair did, the very versions ("3.15.1, 2.21.0"), and the day."""
+    """A row of the table: a pair's result, its exact versions ("3.15.1, 2.21.0"), and the date."""
 
     result: str
     versions: str
@@ -103,7 +102,7 @@ def main() -> None:
 
 
 def pair_named(name: str) -> Pair:
-    """Returns the pair that "3.15+2.20" names; any two of the table, also if PAIRS does not have them together."""
+    """Returns the pair that "3.15+2.20" names: any two of the table, even if PAIRS lacks the pair."""
     keras, _, tensorflow = name.partition("+")
     if keras not in KERAS or tensorflow not in TENSORFLOW:
         sys.exit(f"A pair is KERAS+TENSORFLOW, of {', '.join(KERAS)} and {', '.join(TENSORFLOW)}. Received: {name!r}.")
@@ -111,7 +110,7 @@ def pair_named(name: str) -> Pair:
 
 
 def result_of(wrong: Mapping[str, str]) -> str:
-    """Returns what the table says of checks, given what is wrong with each ("" for nothing)."""
+    """Returns the table's text for check -> problem ("" for none)."""
     failed = [name for name, error in wrong.items() if error]
     if not failed:
         return "works"
@@ -119,9 +118,9 @@ def result_of(wrong: Mapping[str, str]) -> str:
 
 
 def rows_in(page: str) -> dict[Pair, Row]:
-    """Returns the rows of the table in a page.
+    """Returns the rows of the table on a page.
 
-    Raises: ValueError: there is no table between the two markers, or it has a row that is none.
+    Raises: ValueError: there is no table between the two markers, or it has an invalid row.
     """
     if page.count(BEGIN) != 1 or END not in page.partition(BEGIN)[2]:
         raise ValueError(f"The page must hold {BEGIN!r} once and {END!r} behind it.")
@@ -141,7 +140,7 @@ def rows_in(page: str) -> dict[Pair, Row]:
 def with_rows(page: str, rows: Mapping[Pair, Row]) -> str:
     """Returns a page with these rows in its table, in the order of PAIRS.
 
-    Rows of other pairs stay as they are, if the table above still has their pair.
+    Rows of other pairs stay unchanged if the table above still has their pair.
     """
     merged = {**rows_in(page), **rows}
     order = [*PAIRS, *(pair for pair in rows if pair not in PAIRS)]
@@ -152,18 +151,17 @@ def with_rows(page: str, rows: Mapping[Pair, Row]) -> str:
 
 # ---- environments ----------------------------------------------------------------------------------------------------
 
-# An environment for each TensorFlow, a folder for each Keras, put before it with PYTHONPATH: 4 times a gigabyte instead
-# of 8. That is as good as installing both into one, because Keras is one package in one folder, whole and in Python:
-# the first on the path hides any other altogether, such as the one that TensorFlow brought (its pre-releases bring
-# keras-nightly, which fills the folder of keras and would otherwise be mixed with it). It needs other packages than
-# TensorFlow does by name only; `pip check` tells if their versions do not do. keras_ddl needs no building for either:
-# its library is made for TensorFlow's C API (native/tf/tf_c_api.h), and the wheel is what is tried.
+# There is an environment per TensorFlow and a folder per Keras, which PYTHONPATH puts in front: 4 GB instead of 8. This
+# equals installing both into one environment, because Keras is a single folder of Python files. The first Keras on the
+# path completely hides any other, such as the one installed with TensorFlow (pre-releases install keras-nightly, whose
+# files would otherwise mix with Keras's). Keras's dependencies come with TensorFlow, and `pip check` reports wrong
+# versions. keras_ddl is not rebuilt, because it uses TensorFlow's C API (native/tf/tf_c_api.h): the wheel is tried.
 
 
 def environment(tensorflow: str, wheel: Path | None, log: Path) -> Path:
-    """Returns the Python of an environment that has this TensorFlow and keras_ddl; makes it if there is none.
+    """Returns the Python of an environment with this TensorFlow and keras_ddl; creates the environment if needed.
 
-    The environment in which this program runs serves for the TensorFlow that it has, and for its Keras with that.
+    For the TensorFlow of this program's own environment, that environment is used.
     """
     requirement = TENSORFLOW[tensorflow]
     if wheel is None and is_here(requirement):
@@ -188,7 +186,7 @@ def environment(tensorflow: str, wheel: Path | None, log: Path) -> Path:
 
 
 def is_here(requirement: str) -> bool:
-    """Returns whether the environment in which this program runs has a release that satisfies the requirement."""
+    """Returns whether this program's own environment satisfies the requirement."""
     parsed = Requirement(requirement)
     try:
         return parsed.specifier.contains(importlib.metadata.version(parsed.name), prereleases=True)
@@ -204,12 +202,12 @@ def the_wheel() -> Path:
 
 
 def keras_folder(keras: str, python: Path, log: Path) -> Path:
-    """Returns a folder that holds nothing but this Keras; a release that is there already is not looked for again."""
+    """Returns a folder that contains only this Keras; downloads a release only once."""
     folder = WORK / f"keras-{keras}"
     requirement = Requirement(KERAS[keras])
     if not folder.exists() or not requirement.specifier:
         shutil.rmtree(folder, ignore_errors=True)
-        # Under another name until it is whole.
+        # Under another name until it is complete.
         with tempfile.TemporaryDirectory(dir=WORK) as parts:
             pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "--no-deps", "--pre"]
             command([*pip, "--target", f"{parts}/keras", str(requirement)], log)
@@ -218,7 +216,7 @@ def keras_folder(keras: str, python: Path, log: Path) -> Path:
 
 
 def check_requirements(python: Path, environ: Mapping[str, str], log: Path) -> None:
-    """Checks that the environment has what this Keras says that it needs."""
+    """Checks that the environment satisfies this Keras's requirements."""
     done = command([str(python), "-m", "pip", "check"], log, environ, may_fail=True)
     lacks = [line for line in done.splitlines() if line.startswith(("keras ", "keras-nightly "))]
     if lacks:
@@ -226,7 +224,7 @@ def check_requirements(python: Path, environ: Mapping[str, str], log: Path) -> N
 
 
 def command(words: Sequence[str], log: Path, environ: Mapping[str, str] | None = None, may_fail: bool = False) -> str:
-    """Runs a command; returns its output, which also goes to the log.
+    """Runs a command. Returns its output, which also goes to the log.
 
     Raises: Failed: its status is not 0.
     """
@@ -248,7 +246,7 @@ def log_of(pair: Pair) -> Path:
 def try_pair(pair: Pair, wheel: Path | None, checks: Sequence[str], seconds: float) -> tuple[dict[str, str], str]:
     """Runs the checks with a pair.
 
-    Returns: what is wrong with each ("" for nothing), in order, and the versions that were tried.
+    Returns: check -> problem ("" for none), in order, and the versions that were tried.
     """
     log = log_of(pair)
     WORK.mkdir(parents=True, exist_ok=True)
@@ -275,7 +273,7 @@ def run_checks(
 ) -> dict[str, str]:
     """Runs checks in one process and on 2 ranks.
 
-    A check that ends the job, or never ends, fails; the checks behind it run in another job.
+    A check that ends the job, or never ends, fails; the checks after it run in another job.
     """
     names = list(checks) or command([str(python), str(CHECKS), "names", str(folder)], log, environ).split()
     job([str(python), str(CHECKS), "alone", str(folder), *names], environ, folder, seconds, log)
@@ -289,7 +287,7 @@ def run_checks(
 
 
 def outcomes(folder: Path, names: Sequence[str], ended: str) -> dict[str, str]:
-    """Returns what is wrong with each check that a job ended, and with the one that ended the job (how: `ended`)."""
+    """Returns check -> problem for checks that ended, and for the one that ended the job (how: `ended`)."""
     file = folder / "outcomes.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     found = {line["check"]: line["wrong"] for line in lines if line["check"] in names}
@@ -298,7 +296,7 @@ def outcomes(folder: Path, names: Sequence[str], ended: str) -> dict[str, str]:
 
 
 def job(words: Sequence[str], environ: Mapping[str, str], folder: Path, seconds: float, log: Path) -> str:
-    """Runs a program in `folder` with its output in the log; returns how it ended: its status and last line."""
+    """Runs a program in `folder` with its output in the log. Returns its status and last line."""
     with log.open("a") as file:
         print("$", *words, file=file, flush=True)
         start = file.tell()

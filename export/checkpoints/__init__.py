@@ -1,1 +1,1 @@
-"""Writes what exports need while a Checkpoint trains: base graphs, answers of ranks, published versions."""
+"""Prepares exports while a training writes checkpoints: base graphs, outputs of the live model, published versions."""

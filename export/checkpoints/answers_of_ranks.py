@@ -22,7 +22,7 @@ class AnswersOfRanks:
     """Runs the live model in inference mode on all ranks together, on rank 0's sample.
 
     Args:
-        model: the model, of whose weights each rank has parts.
+        model: the model, whose weights are split between the ranks.
         part: the part of the model that is served, or the model.
         options: as in `export.write_base_graph`.
     Cost: one trace, then a step on the sample for each answer.
@@ -37,7 +37,7 @@ class AnswersOfRanks:
         rows = inputs.flatten(sample) if self._is_given else inputs.made_up_sample()
         trace = isolated(lambda: signatures.trace(part, inputs, *further, float32_outputs=True, declared=declared))
         self._rows = communicator.broadcast_object({**rows, **own_rows(trace, declared)}, name=self._name)
-        self._runs = True  # the same on all ranks
+        self._runs = True  # equal on all ranks
         self._step: Callable[..., dict[str, Any]] = keras_compat.strategy_of(model).function(trace.live)
 
     def elsewhere(self) -> Elsewhere:
@@ -66,14 +66,14 @@ class AnswersOfRanks:
             outputs = self._run()
         except (RankLostError, DeadlineError):
             raise
-        except Exception as error:  # a model's own code may fail in any way
+        except Exception as error:  # a model's code may raise anything
             problem = f"{type(error).__name__}: {error}"
         problems = communicator.all_gather_object(problem, name=f"{self._name}/problems")
         failed = next((f"rank {rank}: {each}" for rank, each in enumerate(problems) if each is not None), None)
         return (outputs, None) if failed is None else (None, failed)
 
     def _run(self) -> dict[str, Any]:
-        # What inference changes, as seeds, is small, and no rank has parts of it.
+        # Inference changes only small variables such as seeds, which every rank has in full.
         state = [v for v in self._model.variables if not v.trainable and not gathered_slots.spread_in([v])]
         with unchanged([each.value for each in state]), gathered_slots.inference(True):
             outputs = self._step(**self._rows)

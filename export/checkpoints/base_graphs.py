@@ -34,13 +34,13 @@ class BaseGraphs:
         self._dir = dir
         self._how = ExportBase()
         self._publish: Publish | None = None
-        self._publisher: Publisher | None = None  # on rank 0
+        self._publisher: Publisher | None = None  # on rank 0 only
         self._forget()
 
     def _forget(self) -> None:
         self.is_written = self.is_due = False
-        self._written: list[Any] = []  # by this process
-        self._ranks: dict[str | None, AnswersOfRanks] = {}  # of a model of which ranks have parts
+        self._written: list[Any] = []  # graphs written by this process
+        self._ranks: dict[str | None, AnswersOfRanks] = {}  # for a model whose weights are split between ranks
         self._elsewhere: dict[str | None, Elsewhere] = {}
         self._answers: dict[str | None, Mapping[str, Any] | None] = {}
 
@@ -65,7 +65,7 @@ class BaseGraphs:
         if on_first_rank(lambda: self._are_ready_at_begin(model), "Checkpoint/inputs"):
             self._write(model)
             return
-        for part in self._served(model).values():  # on all ranks: rank 0 may be another one when they are written
+        for part in self._served(model).values():  # on all ranks: any may become rank 0
             export.record_inputs(part)
 
     def write(self, model: Any) -> None:
@@ -78,7 +78,7 @@ class BaseGraphs:
 
         Raises: ExportError: a directory cannot be written.
         """
-        if self._publish is None or self._publisher is not None or self._dir is None:  # Publish refuses None itself
+        if self._publish is None or self._publisher is not None or self._dir is None:  # Publish itself refuses dir=None
             return
         versions: dict[str | None, Path] = {None: self._publish.dir}
         if not self._how.is_single:
@@ -91,7 +91,7 @@ class BaseGraphs:
             self._publisher.offer(checkpoint)
 
     def wait(self) -> None:
-        """Waits until all is published."""
+        """Waits until all offered checkpoints are published."""
         if self._publish is not None:
             wait_for(self._publisher)
 
@@ -163,7 +163,7 @@ class BaseGraphs:
         spread = [each for each in model.variables if gathered_slots.spread_in([each])]
         for name, part in self._served(model).items():
             whole = None if name is None else model
-            # Where layouts are chosen in the first step, ranks may have parts only since the graph was first written.
+            # If the first step chose a layout, the weights may have been split after the graph was first written.
             elsewhere = self._elsewhere.get(name, Elsewhere(None, (), spread)) if spread else None
             with gathered_slots.without_values(gathered_slots.slots_in(spread)):
                 base = export.write_base_graph(
@@ -189,7 +189,7 @@ def _find(model: Any, name: str, part: Any) -> Any:
 
 
 def _candidates(model: Any) -> list[str]:
-    """Returns the attributes of a model that are models; if there are none, those that are layers."""
+    """Returns the attributes of a model that are models, or if there are none, the attributes that are layers."""
     for kind in (keras.Model, keras.layers.Layer):
         names = [name for name, each in vars(model).items() if isinstance(each, kind) and not name.startswith("_")]
         if names:

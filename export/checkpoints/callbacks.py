@@ -26,7 +26,7 @@ class _BesideCheckpoint(keras.callbacks.Callback):
 
     @property
     def of_this_process(self) -> tuple[str, ...]:
-        """Names the attributes that a joining rank does not take from the others: all, because its script sets them."""
+        """Names the attributes that a joining rank does not take from others: all, because its script sets them."""
         return tuple(vars(self))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Publishes checkpoints during training: exports them to versions that a server loads."""
+"""Publishes checkpoints during training, by exporting them to versions that a server loads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from keras_ddl.errors import ExportError
 from keras_ddl.files import version_directories
 from keras_ddl.files.durable import being_read, make_directory
 
-# Variables of the job, which the exporting process must not see: it is no rank.
+# Environment variables of the job, hidden from the exporting process because it is not a rank.
 _OF_JOB = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "KERAS_DDL_")
-_NICENESS = 10  # training goes first
+_NICENESS = 10  # training has priority
 _TURN_SECONDS = 5.0
 
 
@@ -71,7 +71,7 @@ class Publisher:
                 for model, directory in self._versions.items():
                     try:
                         self._publish(checkpoint.step, model, directory)
-                    except OSError as error:  # no memory, or no processes, left
+                    except OSError as error:  # e.g. out of memory or processes
                         _warn_of_failure(checkpoint.step, directory, str(error))
 
     def _publish(self, step: int, model: str | None, directory: Path) -> None:
@@ -100,7 +100,7 @@ class Publisher:
             errors="replace",
             env={**environment, "CUDA_VISIBLE_DEVICES": "-1"},
         )
-        with contextlib.suppress(OSError):  # it may have ended
+        with contextlib.suppress(OSError):  # it may have ended already
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
         _, errors = process.communicate()
         if process.returncode != 0:
@@ -109,8 +109,8 @@ class Publisher:
 
 
 def wait_for(publisher: Publisher | None) -> None:
-    """Waits on all ranks until rank 0 has published all. COLLECTIVE; `publisher`: on rank 0."""
-    # In short turns, each a collective: an export may take longer than the deadline of collectives.
+    """Waits on all ranks until rank 0 has published everything. COLLECTIVE. publisher: None on ranks other than 0."""
+    # One collective per short turn, because an export may outlast the deadline of collectives.
     while on_first_rank(lambda: publisher is not None and publisher.is_busy(_TURN_SECONDS), "Checkpoint/published"):
         pass
 

@@ -1,4 +1,4 @@
-"""A program that converts a SavedModel to another format, or runs the converted model. Each task has its own process.
+"""A program that converts a SavedModel to another format, or runs the converted model, one task per process.
 
 A converter imports many modules and changes global state. The converted model runs without TensorFlow, as on its target
 devices. The program reads one JSON request from stdin and writes one line of JSON to stdout.
@@ -20,13 +20,13 @@ from typing import Any
 MARK = "keras_ddl-conversion:"  # converters may also print to stdout
 _BLOCKED = ("keras", "tf_keras", "keras_ddl")  # no model's code is needed
 _HERE = Path(__file__)
-_MESSAGES = 3  # of one failure
+_MESSAGES = 3  # shown per failure
 
 
 def _load_replay() -> Any:
     """Loads proof/replay.py by its path, because keras_ddl is blocked here and its folders could hide other modules."""
     spec = importlib.util.spec_from_file_location("replay", _HERE.parents[1] / "proof" / "replay.py")
-    assert spec is not None and spec.loader is not None  # of a file that ends in .py
+    assert spec is not None and spec.loader is not None  # always set for a file that ends in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -227,7 +227,7 @@ def to_tflite(path: str, into: str, opset: None, quantize: str | None) -> dict[s
     try:
         model = converter.convert()
     except Exception as error:  # its type is private
-        # Every sentence is about one node: loc(...fused["Op:", "node@function"]...): error: what is wrong.
+        # Each line concerns one node: loc(...fused["Op:", "node@function"]...): error: what is wrong.
         sentences = re.findall(r"^.*error: .*$", str(error), re.MULTILINE)
         places = [re.search(r'fused\["(\w+):", "([^"@]*)', each) for each in sentences]
         if not any(places):

@@ -1,4 +1,4 @@
-"""The formats other than SavedModel, and the processes that convert to a format and run the converted model."""
+"""Defines the formats other than SavedModel, and runs the processes that convert a model and run the result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from keras_ddl.export.proof import replay
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE
 
-# Weights in 8 bits are off by up to 1/254 of the largest in their row; layers add that up.
+# 8-bit weights are off by up to 1/254 of the largest weight in their row, and errors add up over layers.
 DYNAMIC_TOLERANCE = 0.1
-_LARGEST = 2_000_000_000  # bytes of weights: both formats are one message of at most 2 GiB
+_LARGEST = 2_000_000_000  # bytes of weights; a file in either format is one message of at most 2 GiB
 _SECONDS = 3600.0
 _MOST = 12
 

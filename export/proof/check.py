@@ -134,7 +134,7 @@ def signatures_of(path: Path) -> dict[str, Any]:
 
 
 def _refuse_other_rows(sample: Path, inputs: dict[str, Any], path: Path) -> None:
-    """Raises: ExportError: the rows do not fit. So a mistake in the sample is not reported as one of the SavedModel."""
+    """Raises: ExportError: the rows do not fit. So a mistake in the sample is not blamed on the SavedModel."""
     import tensorflow as tf
 
     rule = f"The sample must be an .npz file with rows for each input of {path}. Received: {sample}"
@@ -159,7 +159,7 @@ def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
     for name, (dtype, shape) in inputs.items():
         sizes = [_ROWS if size is None else size for size in (shape if shape is not None else [None])]
         rows[name] = np.zeros(sizes, "S1" if dtype == "string" else tf.as_dtype(dtype).as_numpy_dtype)
-    # An export of keras_ddl records shapes; other SavedModels have only the names of their inputs.
+    # Exports of keras_ddl record shapes; other SavedModels tell only the names of their inputs.
     provenance = path / "assets.extra" / PROVENANCE
     record = foreign.parse_json(provenance.read_text()) if provenance.is_file() else {}
     shapes = dict.fromkeys(composites.found_in(inputs)) | record.get("composites", {})

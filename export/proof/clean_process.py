@@ -1,8 +1,8 @@
 """A program that loads a SavedModel and runs rows through it as a server does: through TensorFlow's C library.
 
 It is the clean process of an export's proof (validate.py). It imports neither TensorFlow's Python code nor Keras nor
-keras_ddl, so it starts quickly and no code of theirs can help the model to load. TensorFlow Serving loads a SavedModel
-with the same C++ function. The program loads the library before it reads the request, while the exporter still works.
+keras_ddl, so it starts quickly and their code cannot help the model to load. TensorFlow Serving loads a SavedModel with
+the same C++ function. The program loads the library before it reads the request, while the exporter is still working.
 
 stdin: one line of JSON, the request. stdout: MARK and one line of JSON. Arrays are passed in .npz files: the bytes of a
 tensor, or, for strings, an array of bytes, each with a dot appended, because NumPy drops zeros at the end.
@@ -70,7 +70,7 @@ class Library:
 
     def __init__(self) -> None:
         """Raises: OSError, AttributeError: the library is missing, or lacks a function."""
-        spec = importlib.util.find_spec("tensorflow")  # finds, does not import
+        spec = importlib.util.find_spec("tensorflow")  # does not import it
         if spec is None or not spec.submodule_search_locations:
             raise OSError("TensorFlow is not installed")
         library = ctypes.CDLL(str(Path(spec.submodule_search_locations[0], "libtensorflow_cc.so.2")))
@@ -172,7 +172,7 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
             }
         tensors = run(library, session, graph, feeds, list(question["outputs"].values()))
         outputs = {alias: array_of(library, tensor) for alias, tensor in zip(question["outputs"], tensors)}
-        # By position: an alias may have the name of an argument of savez.
+        # By position, because an alias may be the name of an argument of savez.
         np.savez(question["answers"], *(content for _, _, content in outputs.values()))
         answers.append({alias: [dtype, shape] for alias, (dtype, shape, _) in outputs.items()})
     return {"answers": answers, "seconds": {"load": loaded - start, "answer": time.perf_counter() - loaded}}

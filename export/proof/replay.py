@@ -1,6 +1,6 @@
 """Runs a SavedModel on a stored sample, and compares its outputs with the stored ones.
 
-A function `Ask` runs it: that of the clean process of an export's proof (validate.py), or `answer_here`.
+An `Ask` runs it, in the clean process of an export's proof (validate.py) or in this one (`answer_here`).
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _compare_known(
     if sources is None:
         known = {name: answer for name, answer in answers.items() if name not in skip}
         return {**compare(expected, known, tolerance), "compared": list(expected)}
-    # The others are random, or training did not store them.
+    # All others are random, or were not stored in training.
     stored = {name: source for name, source in sources.items() if source in expected}
     known = {name: answer for name, answer in answers.items() if name in stored or name not in sources}
     comparison = compare({name: expected[source] for name, source in stored.items()}, known, tolerance)
@@ -244,7 +244,7 @@ def answer_here(path: str) -> Ask:
         import tensorflow as tf
 
         start = time.perf_counter()
-        served = tf.saved_model.load(path)  # referenced, because signatures do not keep the variables alive
+        served = tf.saved_model.load(path)  # kept, because signatures do not keep the variables alive
         loaded = time.perf_counter()
         answers: dict[str, dict[str, Any]] = {}
         for name, rows in questions.items():

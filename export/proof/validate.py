@@ -1,4 +1,4 @@
-"""The proof of an export: the SavedModel answers the stored sample as the trained model did, in a clean process."""
+"""Proves an export: in a clean process, the SavedModel must answer the stored sample as the trained model did."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CleanProcess:
 
     def __enter__(self) -> CleanProcess:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KERAS_DDL_")}
-        # -P: the program's folder holds modules whose names could hide others (signatures, validate, ...).
+        # -P, because modules in the program's folder (signatures, validate, ...) could hide others.
         self._process = subprocess.Popen(
             [sys.executable, "-P", clean_process.__file__],
             stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ class CleanProcess:
                 with np.load(question["answers"]) as archive:
                     for place, (alias, (dtype, shape)) in enumerate(described.items()):
                         as_numpy, content = tf.as_dtype(dtype).as_numpy_dtype, archive[f"arr_{place}"]
-                        if dtype == tf.string:  # without the dots
+                        if dtype == tf.string:  # removes the dots
                             array = replay.texts([each[:-1] for each in content.tolist()])
                         else:
                             array = content.view(as_numpy)
@@ -163,7 +163,7 @@ def validate_saved_model(
         answer = replay.replay(ask, rows, answers, list(skip), tolerance, asked, images or {}, own_inputs or {})
     except ExportError:
         raise
-    except Exception as error:  # anything here would keep a server from answering, too
+    except Exception as error:  # any failure would also stop a server from answering
         raise ExportError(
             f"A server must load the SavedModel and run the stored sample. Received: {type(error).__name__}: "
             f"{error} Nothing was published. Check the ops with scan_saved_model, and the TensorFlow version."

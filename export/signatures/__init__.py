@@ -76,7 +76,7 @@ class Trace:
         return answers
 
     def of(self, signature: str, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the rows that a signature takes."""
+        """Returns those `rows` that a signature takes."""
         return rows_of(signature, rows, {name: inputs.specs for name, inputs in self.own.items()})
 
 

@@ -21,7 +21,7 @@ def is_composite(tensor: Any) -> bool:
     """Whether a tensor, a spec, or a KerasTensor is sparse or ragged."""
     import tensorflow as tf
 
-    if hasattr(tensor, "tocoo"):  # a scipy matrix, which fit takes, too
+    if hasattr(tensor, "tocoo"):  # a scipy matrix, which fit also takes
         return True
     kinds = (tf.SparseTensor, tf.RaggedTensor, tf.SparseTensorSpec, tf.RaggedTensorSpec)
     return isinstance(tensor, kinds) or bool(getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False))

@@ -164,7 +164,7 @@ class SavedGraph:
             added.signature.name = names[function.signature.name]
             for node in added.node_def:
                 for value in node.attr.values():
-                    # Only the field that is set: touching another one of the oneof would replace it.
+                    # Touches only the field that is set, because touching another field of the oneof would replace it.
                     kind = value.WhichOneof("value")
                     for each in [value.func] if kind == "func" else value.list.func if kind == "list" else []:
                         each.name = names.get(each.name, each.name)

@@ -26,7 +26,7 @@ from keras_ddl.files import digests, durable
 
 _WHAT = "An export"
 _BASE = "_basegraph.meta"
-# Operations that may have no consumers and are still no outputs of the model.
+# Operations that are not outputs of the model even if they have no consumers.
 _NO_OUTPUTS = re.compile(
     r"^(NoOp|Const|Placeholder.*|(Resource)?Assign.*|ReadVariableOp|.*IsInitialized.*|IsVariableInitialized|Save.*|Restore.*"
     r"|.*HashTable.*|LookupTable.*|InitializeTable.*|.*Summary.*)$"
@@ -64,7 +64,7 @@ def export_graph(
     file = _find_graph(prefix, None if meta_graph is None else str(meta_graph))
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(CleanProcess())  # loads TensorFlow meanwhile
+        process = stack.enter_context(CleanProcess())  # loads TensorFlow in parallel
         meta = _read(file)
         nodes = {node.name: node for node in meta.graph_def.node}
         answers = _named(outputs, nodes, file) if outputs is not None else _only_output(nodes, file)
@@ -121,7 +121,7 @@ def _find_graph(prefix: Path, wanted: str | None) -> Path:
         names = [f"{wanted}{_BASE}", f"{stem}_{wanted}{_BASE}", f"{wanted}.meta"]
         candidates = [Path(wanted), *(prefix.parent / name for name in names)]
     else:
-        # Base graphs of other names are ambiguous, and rule out the training graph: the user must choose.
+        # Base graphs of other names rule out the training graph, but are ambiguous, so the user must choose.
         candidates = [prefix.with_name(name) for name in (own if base_graphs else [*own, f"{prefix.name}.meta"])]
     for file in candidates:
         if file.is_file():
@@ -239,7 +239,7 @@ def _prune(meta: Any, outputs: Sequence[str]) -> Any:
 
 
 def _scan(servable: Any, file: Path) -> None:
-    """Scans the graph before it is imported: importing an unknown operation fails with a less helpful message."""
+    """Scans the graph before it is imported, because importing an unknown operation fails with an obscure message."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved = saved_model_pb2.SavedModel()

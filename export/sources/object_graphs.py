@@ -1,9 +1,9 @@
 """Locates a model's variables in a file of tf.train.Checkpoint, by the object graph in the file.
 
-Three ways lead to a variable: the attributes of the model, which tf.train.Checkpoint follows, but Keras 3.15 hides
-layers in lists, dicts and nested tuples from it; the optimizer's list of trainable variables, which includes those of
-hidden layers, in the model's order; and the complete list that `model_state.trackable` adds. Other objects in the file,
-and the names of all objects, do not matter.
+Three ways lead to a variable. tf.train.Checkpoint follows the attributes of the model, but Keras 3.15 hides layers in
+lists, dicts and nested tuples from it. The optimizer lists all trainable variables, even of hidden layers, in the
+model's order. And `model_state.trackable` adds a complete list. Other objects in the file, and the names of all
+objects, do not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRAINED = "_trainable_variables"
 
 
 def places_in_objects(model: Any, keyed: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns key -> names of the attributes by which tf.train.Checkpoint gets from the model to the variable."""
+    """Returns key -> names of the attributes that tf.train.Checkpoint follows from the model to the variable."""
     import tensorflow as tf
 
     wanted = {id(variable): key for key, variable in keyed.items()}
@@ -111,7 +111,7 @@ class ObjectGraph:
         base: Manifest,
         specs: Mapping[str, Any],
     ) -> dict[str, int] | None:
-        """Returns `known` and the optimizer's variables, if the optimizer trains this model; else None.
+        """Completes `known` by the optimizer's variables. Returns None if the optimizer does not train this model.
 
         Args:
             known: variables that the object leads to by attributes.
@@ -123,7 +123,7 @@ class ObjectGraph:
         ours = dict(zip(order, trained))
         if any(known.get(key, node) != node for key, node in ours.items()):
             return None
-        # Slot variables (momenta) are named after layer and variable, so their names show the order.
+        # Slots (momenta) are named after layer and variable, so their names show the order.
         lists = [self._listed(node) for name, node in optimizer.items() if name not in (_TRAINED, "_variables")]
         named = [[(self._values[node] or ("", ""))[1] for node in each] for each in lists if len(each) == len(order)]
         paths = [bundle.name_of(key) for key in order]
@@ -141,7 +141,7 @@ class ObjectGraph:
         return {**known, **ours}
 
     def _is_of(self, order: Sequence[str], nodes: Sequence[int], specs: Mapping[str, Any]) -> bool:
-        """Whether the nodes can be these variables: number, dtypes, shapes and the ends of names agree."""
+        """Whether the nodes may be these variables: number, dtypes, shapes and the ends of names agree."""
         values = [self._values[node] for node in nodes]
         return len(order) == len(nodes) and all(
             value is not None

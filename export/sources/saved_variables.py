@@ -1,8 +1,8 @@
 """Locates a graph's variables in a Saver's checkpoint, and restores them in a session.
 
-A meta graph has three sources for a variable's place, tried in this order: the operations of its own Saver, which may
-use other names than the graph (for example for moving averages); the record of a partitioned variable's part in a
-collection, which gives tensor and slice; the variable's name.
+A meta graph tells a variable's place in three ways, tried in this order: the operations of its own Saver, which may use
+other names than the graph (for moving averages, say); for a part of a partitioned variable, a record of tensor and
+slice in a collection; and the variable's name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Restore:
-    """How a Saver restores a variable: the place that it reads, its tensor with the value, the assigning operation."""
+    """How a Saver restores a variable: the place that it reads, the tensor with the value, the assign operation."""
 
     place: Place
     tensor: str
@@ -136,7 +136,7 @@ def _restores(graph: Any, operation: str) -> dict[str, _Restore]:
         node = nodes.get(name)
         if node is None:
             continue
-        if node.op not in _ASSIGNS:  # groups, also those of shards
+        if node.op not in _ASSIGNS:  # groups, including shards' groups
             after = [each[1:] for each in node.input if each.startswith("^")]
             queue += [each for each in after if each not in seen]
             seen.update(after)

@@ -77,7 +77,7 @@ def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
             places.setdefault(written[int(item[()])], name)
 
     try:
-        # Layers may override the method in any way, and this is only a convenience: it must never stop a training.
+        # Layers may override the method in any way, and this mere convenience must never stop a training.
         with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "places.weights.h5")
             model.save_weights(file)
@@ -101,7 +101,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     try:
         content = io.BytesIO(zipfile.ZipFile(file).read("model.weights.h5")) if file.suffix == ".keras" else file
         with h5py.File(content, "r") as opened:
-            # The file may be of the complete model, or of the part whose graph this is.
+            # The file may belong to the complete model, or to the exported part.
             of_whole = base["h5_of_whole"]
             places = of_whole if of_whole and all(of_whole.get(key) in opened for key in keys) else base["h5"]
             missing = [key for key in keys if places.get(key) not in opened]
@@ -111,7 +111,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
             tensors = {}
             for key in keys:
                 array = opened[places[key]][()]
-                if array.dtype.kind == "V":  # h5py knows no bfloat16
+                if array.dtype.kind == "V":  # h5py has no bfloat16
                     array = array.view(dtypes[key].as_numpy_dtype)
                 tensors[key] = tf.constant(array)
             return tensors
@@ -123,7 +123,7 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-    if file.is_dir():  # with the files of a CheckpointManager, or of several save()
+    if file.is_dir():  # holds the files of a CheckpointManager, or of several save()
         import tensorflow as tf
 
         file = Path(tf.train.latest_checkpoint(str(file)) or file)

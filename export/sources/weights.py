@@ -125,7 +125,7 @@ def _from_checkpoint(checkpoint: ckpt.Checkpoint, base: Manifest, constants: lis
                 )
         group: dict[str, str] = {}
         group_bytes = 0
-        # Constants first: a changed one is reported before much is written.
+        # Constants first, so that a changed one is reported before much is written.
         for key in sorted(wanted, key=lambda key: key not in constants):
             nbytes = _bytes_of(*specs[key])
             if group and group_bytes + nbytes > _GROUP_BYTES:
@@ -162,7 +162,7 @@ def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
             part = (
                 tf.abs(part) if value.dtype.is_complex else tf.cast(part, tf.float32) if value.dtype.size < 4 else part
             )
-            # A finite sum proves finite values, and is cheap. A sum that is not finite may have overflowed: count.
+            # A finite sum proves finite values cheaply. Any other sum may have overflowed, so count.
             if not math.isfinite(float(tf.reduce_sum(part))):
                 count += len(part) - int(tf.math.count_nonzero(tf.math.is_finite(part)))
         if count:

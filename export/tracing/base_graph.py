@@ -1,4 +1,4 @@
-"""The base graph: the model's inference function as a plain SavedModel, written once when training begins.
+"""Writes the base graph, the model's inference function as a plain SavedModel, once when training begins.
 
 ckpt/base/saved_model.pb, assets/, fingerprint.pb    copied by an export, byte for byte
 ckpt/base/variables/static.*                         contents of variables/ that are not weights
@@ -74,11 +74,11 @@ class BaseGraph:
         arrays = {ROWS + name: storable(array) for name, array in rows.items()}
         arrays |= {ANSWERS + name: array for name, array in golden.items()}
         arrays[THREADS] = kernel_threads()
-        if self.runs_elsewhere:  # these are the live model's: the export compares the graph's with them
+        if self.runs_elsewhere:  # answers of the live model, with which the export compares the graph's
             return arrays, {"agrees": None}
         try:
             live = isolated(lambda: answer(self._traced.functions.live, rows, self._traced.variables))
-        except Exception as error:  # a model that runs only inside a tf.function must still get its checkpoints
+        except Exception as error:  # even a model that runs only inside a tf.function must get its checkpoints
             return arrays, {"agrees": None, "problems": [f"the live model did not answer: {type(error).__name__}"]}
         tolerance = validate.HALF_TOLERANCE if self.record["half"] else validate.TOLERANCE
         comparison = compare(_without(golden, skip), _without(live, skip), 10 * tolerance)

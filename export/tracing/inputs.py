@@ -1,4 +1,4 @@
-"""A model's inputs: names, dtypes and shapes of the serving signature, and sample rows that fit them."""
+"""Describes a model's inputs: names, dtypes and shapes of the serving signature, and sample rows that fit them."""
 
 from __future__ import annotations
 
@@ -182,9 +182,9 @@ def as_inputs(structure: Any, first: str = "inputs") -> Inputs:
             name = "_".join(path)
         else:
             name = getattr(leaf, "name", None) or ""
-            # Keras numbers unnamed inputs by how many the process has created: clients cannot rely on such names.
+            # Keras numbers unnamed inputs per process, so clients cannot rely on these names.
             name = "_".join([first, *map(str, path)]) if _AUTOMATIC.fullmatch(name) else name
-        name = re.sub(r"\W", "_", name)  # the name of an argument of a traced function
+        name = re.sub(r"\W", "_", name)  # valid as the name of a function's argument
         name = _unique(name if name[:1].isalpha() else f"input_{name}", {*names, *specs})
         names.append(name)
         if composites.is_composite(spec):
@@ -227,7 +227,7 @@ def spec_of_sample(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
         return tf.TensorSpec(array.shape, "string")
-    # As fit does: floats of any width become floatx.
+    # As in fit, floats of any width become floatx.
     return tf.TensorSpec(array.shape, keras.config.floatx() if array.dtype.kind == "f" else array.dtype)
 
 

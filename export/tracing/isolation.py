@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def isolated(work: Callable[[], Result]) -> Result:
-    """Runs `work` in a thread of its own and returns its result.
+    """Runs `work` in a new thread and returns its result.
 
     TensorFlow keeps strategy, device and name scopes per thread, and Keras its call context, so a trace in another
     thread is not affected by them. Only Keras's dtype policy is carried over.
@@ -65,7 +65,7 @@ def unchanged(variables: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         for variable, value in saved:
-            # Only what has changed: other ranks make no such assignment, and variables that ranks share count them.
+            # Only changed variables, because shared variables count assignments, and other ranks make none here.
             if not _are_same_bits(tf.convert_to_tensor(variable).numpy(), value.numpy()):
                 variable.assign(value)
 

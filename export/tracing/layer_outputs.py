@@ -47,7 +47,7 @@ def _recording(call: Callable[..., Any], answers: list[Any]) -> Callable[..., An
 
 
 def place_of(tensor: Any, graph: Any) -> str | None:
-    """Returns a tensor's place in a function's body ("node:output:0"), None if it is elsewhere or an argument."""
+    """Returns a tensor's place in a function's body ("node:output:0"), or None if it is elsewhere or an argument."""
     if tensor.graph is not graph or tensor.op.type == "Placeholder":
         return None
     index = tensor.value_index

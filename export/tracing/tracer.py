@@ -156,7 +156,7 @@ class Tracer:
         return Traced(record, trace, rows, read_by_any, untracked)
 
     def _own(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those variables of the complete model that the traced model has."""
+        """Returns the complete model's variables that belong to the traced model."""
         known = {id(each): key for key, each in variables.items()}
         foreign = [each.path for each in self.model.variables if id(each) not in known]
         if foreign:
@@ -218,7 +218,7 @@ class Tracer:
                 for name, inputs in trace.own.items()
             },
         }
-        if set(answers) != set(trace.outputs):  # serving_default must not return layers unless declared so
+        if set(answers) != set(trace.outputs):  # serving_default returns layers only if so declared
             outputs = {DEFAULT: record["declared"][DEFAULT], **declared.outputs}
             declared = dataclasses.replace(declared, outputs=outputs)
         return {**record, **(declarations.add_to(self.staged, declared, record) if declared else {})}

@@ -1,4 +1,4 @@
-"""DDL's two callbacks for Keras, over keras_ddl.callbacks. Started alone, they do nothing."""
+"""DDL's two callbacks for Keras, on top of keras_ddl.callbacks. In a process without other ranks they do nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from keras_ddl.errors import ConfigError
 
 
 def _of_an_object(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that raises a clear error if callbacks have the class instead of an object."""
+    """Returns a method that raises a clear error if the script passed the class instead of an object."""
 
     @functools.wraps(method)
     def checked(self: Any, *args: Any) -> Any:
-        if not args:  # called on the class: `self` is the argument
+        if not args:  # called on the class
             name = method.__qualname__.partition(".")[0]
             raise ConfigError(
                 f"A callback must be an object. Received: the class {name}. Write {name}(), with parentheses."

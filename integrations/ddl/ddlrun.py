@@ -121,7 +121,7 @@ def command(
 
 
 def _warn_of_another_ddl(program: Sequence[str]) -> None:
-    """Warns if `import ddl` finds a file other than keras_ddl's: Python looks next to the script first."""
+    """Warns if `import ddl` finds another file than keras_ddl's, because Python looks next to the script first."""
     script = next((Path(word) for word in program if word.endswith(".py")), None)
     if script is not None and script.with_name("ddl.py").is_file():
         click.echo(

@@ -44,7 +44,7 @@ class _Times:
         with self._lock:
             self._seconds.append(max(0.0, float(end) - float(begin)))
             if len(self._seconds) >= job.options().dump_iter:
-                # Every rank is here after the same reduction, and goes on when all are.
+                # Every rank gets here after the same reduction.
                 of_ranks = communicator.all_gather_object(self._seconds, name="ddl/dump_iter")
                 if communicator.rank() == 0:
                     job.say(summary(np.array(of_ranks).T, self._printed + 1))

@@ -1,4 +1,4 @@
-"""This process as one of DDL's learners: its rank, and the conditions for a reduction."""
+"""Describes this process as one of DDL's learners: its rank, and when it reduces gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_ddl.gradients.bucket_size import BucketSize, agree
 from keras_ddl.topology import Topology, parse_mode
 from keras_ddl.topology.launcher import find_launcher
 
-# IBM counts a group in elements, which were of four bytes.
+# IBM counts a group in elements of four bytes.
 _ELEMENT_BYTES = 4
 
 
@@ -59,7 +59,7 @@ def options() -> Options:
 
 
 def bucket_size() -> BucketSize:
-    """Returns the size limit of one reduction, on which all ranks have agreed."""
+    """Returns the size limit of one reduction, equal on all ranks."""
     return _State.bucket_size
 
 
@@ -69,7 +69,7 @@ def is_alone() -> bool:
 
 
 def is_training_together() -> bool:
-    """Whether to reduce gradients here: there are several ranks, and no tf.distribute strategy does it."""
+    """Whether to reduce gradients here: there are several ranks, and no tf.distribute strategy that does."""
     return communicator.is_initialized() and communicator.size() > 1 and not tf.distribute.has_strategy()
 
 

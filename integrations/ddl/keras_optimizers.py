@@ -25,8 +25,8 @@ def _average(optimizer: Any) -> None:
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        # An optimizer within another gets what the outer one has made of reduced gradients. Whether they are finite,
-        # for one, must be asked of gradients that are the same on all ranks.
+        # An inner optimizer gets gradients that the outer one has already reduced. The outer one must see reduced
+        # gradients, so that all ranks agree whether they are finite.
         if _applying.get() or not job.is_training_together():
             return original(self, grads, trainable_variables)
         if trainable_variables is not None:

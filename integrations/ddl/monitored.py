@@ -1,4 +1,4 @@
-"""Sessions of tf.compat.v1.train in which rank 0 differs: it is the only chief, or has the only checkpoint.
+"""Supports sessions of tf.compat.v1.train in which only rank 0 is the chief, or has a checkpoint.
 
 A rank that restores or waits for a chief does not initialise, so the others would wait for it in the broadcast after
 their initializers. So all ranks initialise, then rank 0 restores, and all get the variables of rank 0: weights, the
@@ -20,7 +20,7 @@ from keras_ddl.errors import ConfigError
 # Key in a graph's collections, where a Scaffold keeps its own operations as well.
 _KEY = "ddl/as_rank_0"
 _MOVABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
-# For each graph, the name of the operation that initialises it.
+# Graph -> name of the operation that initialises it.
 _init_ops: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from keras_ddl.errors import ConfigError
 
-# IBM's algorithms. Ours is chosen by measurement, whatever the letter; the dimensions are the topology.
+# IBM's algorithms. Only the dimensions matter here, because our algorithm is chosen by measurement.
 MODES = {
     "p": "explore and take the best for each dimension",
     "r": "rings",
@@ -83,7 +83,7 @@ def translate_mode(mode: str) -> str:
             f"-mode must be one of {letters}. Dimensions may follow: ranks of a host x hosts (x racks). "
             f"Received: {mode!r}. Example: 'p:4x2'."
         )
-    return mode if match[2] else "p"  # with its letter, so that messages name what was written
+    return mode if match[2] else "p"  # keeps the letter, so that messages show what the user wrote
 
 
 def group_elements(environ: Mapping[str, str]) -> int | None:

@@ -28,11 +28,11 @@ _ASSIGNMENTS = ("Assign", "AssignVariableOp")
 
 class _State:
     enabled = True
-    # For each graph, the names of the variables that were made while it was off.
+    # Graph -> names of the variables that were made while the broadcast was off.
     left_out: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-    # For each graph, the operations that initialise one variable, by the name of its own initializer.
+    # Graph -> the operations that initialise one variable, by the name of its own initializer.
     initializers: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-    # Variables of eager mode, by id, that start from rank 0's values already, or are not to.
+    # Eager variables, by id, that need no broadcast: they already have rank 0's values, or must not get them.
     settled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -66,14 +66,14 @@ def settle(variables: Iterable[Any]) -> None:
         if not tf.executing_eagerly():
             return
         new = [each for each in variable_lists.unwrap(list(variables)) if _State.settled.get(id(each)) is not each]
-        new = [each for each in new if bool(each.is_initialized())]  # one made by the tf.function itself is not yet
+        new = [each for each in new if bool(each.is_initialized())]  # not one that the tf.function itself is making
         if not new:
             return
         _State.settled.update((id(each), each) for each in new)
         if is_equal(repr([checksum(each.numpy()) for each in new]).encode(), "ddl/first_values"):
             return
         ops.broadcast_variables(new)
-    if tf.executing_eagerly() and communicator.rank() == 0:  # a tf.function computes its gradients only afterwards
+    if tf.executing_eagerly() and communicator.rank() == 0:  # not in a tf.function, which computes its gradients later
         stack_position.warn(
             "ddl: variables must be equal on all ranks before gradients are computed. Received: values that differ "
             f"between ranks when {variable_lists.describe(new)} were first trained. All ranks now use the values of "

@@ -1,7 +1,7 @@
 """Horovod's interface on top of keras_ddl: `import keras_ddl.horovod as hvd`.
 
 It replaces `horovod.tensorflow`. After `install()`, or with `keras-ddl run --as-horovod`, unchanged imports of Horovod
-find it. Like Horovod, it works without a Strategy. It only translates names: keras_ddl's own functions do the work.
+find it. Like Horovod, it works without a Strategy. It only translates names; keras_ddl's own functions do the work.
 integrations/horovod/docs/from-horovod.md lists the differences from Horovod.
 """
 
@@ -40,7 +40,7 @@ _HOME_OF = {
     "SyncBatchNormalization": "sync_batch_normalization",
     "run": "running",
 }
-# Modules of this folder that are also found as attributes: hvd.compression.
+# Modules of this folder that are also attributes, such as hvd.compression.
 _MODULES = ("callbacks", "compression", "elastic", "keras", "keras_elastic")
 
 # Names of Horovod that are missing here -> what to use instead.

@@ -67,12 +67,12 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
         share_cores(topology)
         sessions.install()
-    # Not with the first DistributedOptimizer: in `model.compile(hvd.DistributedOptimizer(...))`, Python has looked up
-    # Keras's compile by then.
+    # The first DistributedOptimizer would be too late: in `model.compile(hvd.DistributedOptimizer(...))`, Python has
+    # already looked up Keras's compile.
     from keras_ddl.strategy import keras_patches
 
     keras_patches.install()
-    if installation.is_installed():  # a script that has not been changed for Keras 3
+    if installation.is_installed():  # the script may not be adapted to Keras 3
         from keras_ddl.horovod import old_keras_names
 
         old_keras_names.install()
@@ -115,7 +115,7 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI runs and several threads may call it. Raises: NotInitializedError: before `init`."""
+    """Whether MPI is running and several threads may call it. Raises: NotInitializedError: before `init`."""
     communicator.topology()
     if not mpi.running():
         return False
@@ -145,7 +145,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Returns 0: TensorFlow's tensors on GPUs do not travel by NCCL, but through host memory."""
+    """Returns 0, because TensorFlow's tensors on GPUs travel through host memory, not by NCCL."""
     return 0
 
 

@@ -139,7 +139,7 @@ def broadcast_(
     comm = communicator_of(process_set)
     assign = ops.broadcast_variables(variables, root_in(process_set, root_rank), comm=comm)
     with tf.control_dependencies([] if assign is None else [assign]):
-        # tf.identity of a variable without a resource may have been read before.
+        # Not tf.identity, which may return an old value of a variable without a resource.
         return [each.read_value() if hasattr(each, "read_value") else tf.identity(each) for each in variables]
 
 
@@ -297,7 +297,7 @@ def _scaled(tensor: Any, factor: Any) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
     if isinstance(factor, (int, float)) and factor == 1:
         return tensor
-    # 16-bit floats cannot represent most factors precisely, and integers no fractions.
+    # 16-bit floats cannot represent most factors precisely, and integers cannot represent fractions.
     inside = tf.float64 if tensor.dtype.is_integer else tf.float32 if tensor.dtype.size == 2 else tensor.dtype
     return tf.cast(tf.cast(tensor, inside) * tf.cast(factor, inside), tensor.dtype)
 

@@ -1,4 +1,4 @@
-"""Commits: state that a program saves so that it can continue after a restart of its job.
+"""Stores commits: state that a program saves so that it can continue after a restart of its job.
 
     <directory>/rank-0/ckpt-00000012    one commit: a checkpoint (keras_ddl/checkpoint) of one pickled object
     <directory>/rank-4/ckpt-00000012    the same, of the first rank of another host
@@ -24,8 +24,8 @@ from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.files import durable, private
 
 _CONTENT = "content.pickle"
-_LEVELS = 3  # of directories that must be this user's: of all commits, of one state, of a rank
-_KEPT = 2  # after a power cut the newest may be torn on disk
+_LEVELS = 3  # nested directories that must be this user's: of all commits, of one state, of a rank
+_KEPT = 2  # because a power cut may truncate the newest on disk
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Commits:
         ckpt.prune(folder, _KEPT)
 
     def found(self) -> list[ckpt.Checkpoint]:
-        """Returns all commits that this process can read, newest first, torn ones included."""
+        """Returns all commits that this process can read, newest first, including truncated ones."""
         folders = [path for path in self.directory.glob("rank-*") if path.is_dir()]
         everything = (each for folder in folders for each in ckpt.list_checkpoints(folder))
         return sorted(everything, key=lambda each: (each.step, each.path), reverse=True)
@@ -95,7 +95,7 @@ def read(commit: ckpt.Checkpoint) -> Any:
 
 
 def newest(commits: Commits) -> tuple[int, int, Any] | None:
-    """Returns (number, rank that read it, content on that rank) of the newest intact commit; None: none. COLLECTIVE.
+    """Returns (number, rank that read it, content on that rank) of the newest intact commit, or None. COLLECTIVE.
 
     Raises: ConfigError, on all ranks: others may have written it. Any error of unpickling, on the rank that reads.
     """

@@ -14,7 +14,7 @@ from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod import commits, old_keras_names
 from keras_ddl.launch import host_watch
 
-# States are identified by the order in which a script creates them, which is the same after a restart.
+# A state is identified by the order in which the script creates states, which is the same after a restart.
 _states = itertools.count()
 
 
@@ -35,7 +35,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State(abc.ABC):
-    """The state from which a job continues. Subclasses define save, restore and sync; `content` and `put` for restarts.
+    """The state from which a job continues. Subclasses define save, restore and sync, and for restarts content and put.
 
     Args:
         bcast_object, get_rank: ignored.
@@ -43,7 +43,7 @@ class State(abc.ABC):
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None) -> None:
         self._commits = commits.of_job(f"state-{next(_states)}")
-        self._number = 0  # of the last commit, equal on all ranks
+        self._number = 0  # number of the last commit, equal on all ranks
         self._hosts_updated = self._is_to_leave = False
         self._reset_callbacks: list[Callable[[], Any]] = []
 

@@ -46,8 +46,8 @@ class _Once:
 
     def __init__(self, reduction: GradientReduction) -> None:
         self._reduction = reduction
-        self._computed: dict[Any, int] = {}  # in eager mode: how often since they were applied
-        self._left: set[Any] = set()  # computed more often than applied: whether more of them come is unknown
+        self._computed: dict[Any, int] = {}  # in eager mode: computations since the last apply
+        self._left: set[Any] = set()  # computed more often than applied, so more may be applied later
 
     def computed(self, pairs: Pairs) -> Pairs:
         """Returns the result of compute_gradients."""
@@ -58,7 +58,7 @@ class _Once:
         return result
 
     def applied(self, pairs: Pairs) -> Pairs:
-        """Returns the gradients that apply_gradients applies. Raises: ConfigError: they may or may not be reduced."""
+        """Returns the gradients that apply_gradients applies. Raises: ConfigError: unknown whether they are reduced."""
         if not tf.executing_eagerly():
             return self._reduced(pairs)
         todo = [i for i, (_, v) in enumerate(pairs) if v.ref() not in self._computed]
@@ -90,7 +90,7 @@ class _Once:
         gradients, variables = [pairs[i][0] for i in todo], [pairs[i][1] for i in todo]
         result = list(pairs)
         for i, before, after in zip(todo, gradients, self._reduction.reduce(gradients, variables) if todo else ()):
-            # A tensor of its own: on ranks that do not take part, others may still reduce the gradient itself.
+            # A new tensor, because on ranks that take no part, another optimizer may still reduce the gradient itself.
             after = tf.nest.map_structure(tf.identity, after, expand_composites=True)
             reduced.note(before, after)
             result[i] = (after, pairs[i][1])
@@ -112,7 +112,7 @@ class _Accumulation:
         kind = type(optimizer)
         self._compute, self._apply = optimizer.compute_gradients, optimizer.apply_gradients
         self._reduction, self._passes, self._factor = reduction, passes, 1 / passes if average else 1.0
-        self._is_last: Any = None  # of the graph of the last compute_gradients
+        self._is_last: Any = None  # tensor in the graph of the last compute_gradients
         accumulation = self
 
         @functools.wraps(kind.compute_gradients)

@@ -25,5 +25,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs the broadcast, also when a session is created again."""
+        """Runs the broadcast for each session that is created."""
         session.run(self.bcast_op)

@@ -45,7 +45,7 @@ _ABSENT = {
         ("horovod.runner", "horovod.spark", "horovod.ray"), "Start ranks with keras-ddl run or keras_ddl.run."
     ),
 }
-# Names of Keras 2 that scripts use and Keras 3 has not -> what to write.
+# Names of Keras 2 that Keras 3 lacks -> what to write.
 _INSTEAD = {
     "fit_generator": "model.fit, which takes generators and datasets",
     "evaluate_generator": "model.evaluate",
@@ -101,7 +101,7 @@ def install() -> None:
     if not is_installed():
         sys.meta_path.insert(0, _Finder())
         explain_old_names()
-    if str(FOLDER) not in sys.path:  # for processes that inherit the path: keras_ddl.run, multiprocessing
+    if str(FOLDER) not in sys.path:  # for processes that inherit the path (keras_ddl.run, multiprocessing)
         sys.path.append(str(FOLDER))
     importlib.import_module("horovod")
 
@@ -113,7 +113,7 @@ def check_no_other() -> None:
     if module is None:
         elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER.resolve()]
         spec = importlib.machinery.PathFinder.find_spec("horovod", elsewhere)
-        where = spec.origin if spec is not None else None  # None: a folder that merely has the name
+        where = spec.origin if spec is not None else None  # None: only a folder of that name
     if where is not None and not Path(where).resolve().is_relative_to(FOLDER.resolve()):
         raise ConfigError(
             f"keras_ddl.horovod can replace Horovod only if Horovod is not installed. Received: {where}. Uninstall it "
@@ -158,7 +158,7 @@ class _Loader(importlib.abc.Loader):
         name = module.__name__
         real = importlib.import_module(self._home)
         sys.modules[name] = real
-        if not hasattr(real, "__path__"):  # submodules of a module without a path are looked up in sys.modules only
+        if not hasattr(real, "__path__"):  # then Python looks for submodules in sys.modules only
             for below in _available():
                 if below.startswith(f"{name}."):
                     sys.modules[below] = importlib.import_module(_MODULES[below])

@@ -72,7 +72,7 @@ def load_model(
             average_aggregated_gradients=average_aggregated_gradients,
         )
         _warn_of_means(model.optimizer, backward_passes_per_step)
-        model.jit_compile = False  # it was compiled with an optimizer that did not reduce yet
+        model.jit_compile = False  # because compile saw an optimizer that did not reduce yet
     return model
 
 

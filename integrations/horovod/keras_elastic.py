@@ -80,7 +80,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.state.save()
-        self.state.write_commit()  # without checking for other hosts, which no longer matter
+        self.state.write_commit()  # changes of the hosts no longer matter
 
     def commit(self) -> None:
         """Calls `state.commit()`. COLLECTIVE."""

@@ -14,7 +14,7 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.optimizers import batches_counted
 from keras_ddl.gradients import own_reductions
 
-# True within the update of an optimizer that reduces: there `iterations` counts updates.
+# True within the update of an optimizer that reduces; `iterations` then counts updates.
 counting_updates = Setting("counting_updates", False)
 
 

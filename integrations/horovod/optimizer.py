@@ -144,7 +144,7 @@ def _distribute(
 
 
 def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
-    """Implements copy.deepcopy: Keras copies only what it would save, so the copy must be made to reduce."""
+    """Implements copy.deepcopy. Keras copies only what it would save, so the copy must be made to reduce again."""
     kind: Any = type(optimizer)
     make, arguments = kind.__reduce__(optimizer)
     copied = distribute(make(*arguments))
@@ -222,7 +222,7 @@ class _ReducingSteps:
         self._optimizer = optimizer
         self._reduction = reduction
         self._factor = factor
-        self._variables: list[Any] | None = None  # of the accumulated gradients in `clip`
+        self._variables: list[Any] | None = None  # variables of the accumulated gradients in `clip`
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         return {"apply": self.apply, "update": self.update, "clip": self.clip, "overwrite": self.overwrite}
@@ -241,7 +241,7 @@ class _ReducingSteps:
             self._variables = None
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes `iterations` count updates for the bias correction of momenta; elsewhere it counts batches."""
+        """Lets `iterations` count updates, for the bias correction of momenta. Elsewhere it counts batches."""
         with counting_updates(True):
             return original_step(self._optimizer, "update")(*args, **kwargs)
 

@@ -47,7 +47,7 @@ class ProcessSet:
 
     @property
     def comm(self) -> Communicator:
-        """The communicator of its collectives. Raises: ConfigError: the set is not registered, or lacks this rank."""
+        """The communicator of the set. Raises: ConfigError: the set is not registered, or lacks this rank."""
         return communicator_of(self)
 
     def included(self) -> bool:

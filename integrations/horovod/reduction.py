@@ -101,7 +101,7 @@ class GradientReduction:
         """Whether this rank's gradients are currently reduced with those of others."""
         try:
             return self.takes_part and self.size > 1
-        except KerasDdlError:  # its process set has been removed, or keras_ddl shut down
+        except KerasDdlError:  # the process set was removed, or keras_ddl shut down
             return False
 
     def register_local_var(self, var: Any) -> None:

@@ -1,4 +1,4 @@
-"""The option of `keras-ddl run` for programs of Horovod: --as-horovod."""
+"""The option --as-horovod of `keras-ddl run`, for programs that import Horovod."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HorovodOptions(RunOptions):
     options = (Rare(["--as-horovod"], is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod."),)
 
     def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
-        """Returns the variables, with --as-horovod also a PYTHONPATH through which `import horovod` finds keras_ddl.
+        """Returns the variables; with --as-horovod also a PYTHONPATH in which `import horovod` finds keras_ddl.
 
         Raises: ConfigError: a Horovod is installed on this host; on other hosts the ranks check that.
         """

@@ -17,7 +17,7 @@ from keras_ddl.horovod.reduction import GradientReduction, plain
 class _DistributedGradientTape(tf.GradientTape):
     """Wraps a tape and shares its state, so that it may be created before or after recording."""
 
-    # Not in the shared state: several of these may wrap one persistent tape.
+    # Not in the shared state, because several of these may wrap one persistent tape.
     __slots__ = ("_ddl_reduction",)
 
     @do_not_convert

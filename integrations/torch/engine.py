@@ -26,7 +26,7 @@ class Engine:
         self._name = f"{comm.prefix}collective"
         self._completions = Completions()
         self._lock = threading.Lock()
-        self._ordinal: int | None = None  # of this rank's GPU, once tensors on one have come
+        self._ordinal: int | None = None  # number of this rank's GPU, once a tensor was on one
 
     def run(
         self,
@@ -41,14 +41,14 @@ class Engine:
         finish: Callable[[Any], None] | None = None,
         **fields: Any,
     ) -> DdlWork:
-        """Runs a collective; on this thread if the caller waits anyway.
+        """Runs a collective, on this thread if the caller waits for it.
 
         Args:
             results: tensors for the caller; they and `keep` stay alive while it runs.
             agree: a string that must be equal on all ranks.
             waits: whether to return only when it is done.
             finish: called at the end, to copy results to their tensors.
-            fields: of the request; see requests.Requests.request.
+            fields: the request's fields; see requests.Requests.request.
 
         Raises: KerasDdlError: it fails before this returns.
         """
@@ -64,7 +64,7 @@ class Engine:
         return DdlWork(results, native.start(request, (keep, results)), finish, self._completions)
 
     def _stream(self, ordinal: int) -> int:
-        """Returns the current stream of a GPU, which becomes that of the group at its first use. COLLECTIVE then."""
+        """Returns the current stream of a GPU. The first use chooses the group's GPU and is COLLECTIVE."""
         with self._lock:
             if self._ordinal is None:
                 self.comm.native().add_device(ordinal, config.get("DEVICE"), self._name)
@@ -79,7 +79,7 @@ class Engine:
         return stream
 
     def together(self, works: Sequence[DdlWork], results: Sequence[torch.Tensor]) -> DdlWork:
-        """Returns one work for several."""
+        """Combines several works into one."""
         if len(works) == 1:
             return works[0]
         return DdlWork(results, Together(works), completions=self._completions)

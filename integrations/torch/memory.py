@@ -24,7 +24,7 @@ _OPS = {
     ReduceOp.MAX: "max",
     ReduceOp.PRODUCT: "product",
 }
-# For bools, as in other backends: whether any is true, or all are.
+# Reductions of bools, as in other backends: whether any is true, or all are.
 _OPS_OF_BOOLS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 
 

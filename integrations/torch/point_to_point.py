@@ -32,7 +32,7 @@ class Message:
         what: for errors.
     """
 
-    _abandoned: ClassVar[list[Any]] = []  # kept alive: MPI may still use their memory
+    _abandoned: ClassVar[list[Any]] = []  # kept alive because MPI may still use their memory
 
     def __init__(self, request: Any, length: int | None, what: str, timeout: timedelta) -> None:
         self._request = request
@@ -43,7 +43,7 @@ class Message:
         self._lock = threading.Lock()
         self._done = False
         self._error: Exception | None = None
-        self.is_over = False  # the transport has completed it, too
+        self.is_over = False  # whether the transport has completed it
         self.source: int | None = None
 
     def is_done(self) -> bool:

@@ -98,7 +98,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._roll_call = RollCall(store, comm.rank, comm.size)
         self._name, self._description = "", ""
 
-    # ---- who
+    # ---- properties
 
     def getBackendName(self) -> str:
         return "ddl"
@@ -152,7 +152,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_in_torch_errors
     def reduce(self, tensors: Tensors, opts: Any) -> DdlWork:
-        """As allreduce: all ranks' tensors get the result, not only the root's."""
+        """Like allreduce: all ranks' tensors get the result, not only the root's."""
         call = f"reduce to rank {opts.rootRank}"
         return reductions.all_reduce(self._engine, call, tensors, _op(opts), _waits(opts))
 

@@ -23,7 +23,7 @@ def install() -> None:
     Under a launcher, ranks are the launcher's; without one the process is alone.
     """
     launcher = find_launcher()
-    own: dict[str, str] = {}  # variables that are set here
+    own: dict[str, str] = {}  # variables that this module has set
     if launcher is not None and launcher.size is not None and launcher.rank is not None:
         # Scripts choose their device by LOCAL_RANK before they create a process group.
         known = {"RANK": str(launcher.rank), "WORLD_SIZE": str(launcher.size)}
@@ -36,7 +36,7 @@ def install() -> None:
     # Private in PyTorch 2.8 to 2.15: a public function adds handlers, but cannot replace this one.
     handlers = importlib.import_module(
         "torch.distributed.rendezvous"
-    )._rendezvous_handlers  # the name is a function's, too
+    )._rendezvous_handlers  # importlib, because a function has the same name
     by_environment = handlers["env"]
 
     def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
@@ -44,7 +44,7 @@ def install() -> None:
             yield from by_environment(url, *args, **kwargs)
             return
         store = _store(**kwargs)
-        place = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size()}  # others since keras_ddl.regroup()
+        place = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size()}  # keras_ddl.regroup() changes them
         os.environ.update({name: str(value) for name, value in place.items() if name in own})
         yield store, communicator.rank(), communicator.size()
         raise RuntimeError("Unable to perform re-rendezvous using the launcher of MPI")

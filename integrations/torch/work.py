@@ -147,7 +147,7 @@ class DdlWork(Work):
                     self._wait_for_copies()
             except (KerasDdlError, DistBackendError) as error:
                 self._error = as_torch_error(error)
-            # Last, so that a KeyboardInterrupt before leads to a retry; others read this without the lock.
+            # Last, so that an earlier KeyboardInterrupt leads to a retry. Other threads read this without the lock.
             self._started = None
 
     def _wait_for_copies(self) -> None:

@@ -1,8 +1,8 @@
 """Makes a script's MLflow and Weights & Biases log once, from rank 0.
 
 Every rank runs the script, including `wandb.init()` and `mlflow.start_run()`. So on the other ranks wandb's runs are
-"disabled", and MLflow logs to a folder that is removed with the process: all calls work there, and no output of theirs
-stays. The rank is the launcher's, because scripts start trackers before `Strategy()`.
+"disabled", and MLflow logs to a folder that is removed with the process. All calls work there but leave no output. The
+launcher's variables give the rank, because scripts start trackers before `Strategy()`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def leave_to_rank_0() -> None:
     It does nothing on rank 0, without a launcher, and with KERAS_DDL_TRACK_ALL_RANKS=1. When the first run starts,
     rank 1 prints on stderr what happens and how to change it, because ranks may be independent tasks (a sweep by srun).
     """
-    with contextlib.suppress(ConfigError):  # init() raises it, not an import
+    with contextlib.suppress(ConfigError):  # an import must not raise it; init() will
         launcher = find_launcher()
         if launcher is None or launcher.rank == 0 or config.get("TRACK_ALL_RANKS"):
             return

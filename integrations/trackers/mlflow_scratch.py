@@ -18,9 +18,9 @@ from typing import Any
 from keras_ddl import config
 from keras_ddl.files.scratch import scratch_folder
 
-# Arguments of start_run that name what only rank 0's store has.
+# Arguments of start_run that name entries of rank 0's store.
 _NAMES_IN_THE_STORE = ("run_id", "experiment_id", "parent_run_id")
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # kept until the process ends
 
 
 def log_to_scratch(mlflow: ModuleType, notify: Callable[[], None]) -> None:
@@ -29,13 +29,13 @@ def log_to_scratch(mlflow: ModuleType, notify: Callable[[], None]) -> None:
     Args:
         notify: tells the user; called when a run is started.
     """
-    # They name what is in the store of rank 0.
+    # They name entries of rank 0's store.
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI"):
         os.environ.pop(name, None)
     folder = scratch_folder("mlflow", config.get("RUN_DIR"))
     _folders.append(folder)
-    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # else a warning that it will get no further features is an error
-    mlflow.set_tracking_uri(Path(folder.name, "runs").as_uri())  # which MLflow creates, with the experiment "Default"
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # else MLflow refuses file stores
+    mlflow.set_tracking_uri(Path(folder.name, "runs").as_uri())  # MLflow creates it, with the experiment "Default"
     start, experiment = mlflow.start_run, mlflow.set_experiment
 
     def stay(uri: Any) -> None:

@@ -34,23 +34,23 @@ def _is_other() -> bool:
 
 
 class OneSearch:
-    """The first base of a tuner class that searches on all ranks."""
+    """The first base class of a tuner that searches on all ranks."""
 
     oracle: Any
     directory: Any
     project_name: Any
     hypermodel: Any
-    _scratch: tempfile.TemporaryDirectory[str] | None = None  # of ranks other than 0
+    _scratch: tempfile.TemporaryDirectory[str] | None = None  # on ranks other than 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the arguments of the tuner's class. COLLECTIVE, like all other methods."""
         if _is_several():
             _check_setting()
-        with _silence():  # that the tuner is reloaded, and what a model that is built to learn the space prints
+        with _silence():  # hides KerasTuner's "Reloading", and prints of the model built to learn the space
             super().__init__(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Acts when KerasTuner sets oracle, directory and project_name, in this order, while it makes a tuner."""
+        """Adapts oracle, directory and project_name, which KerasTuner sets in this order when it makes a tuner."""
         if _is_several():
             if name == "oracle":
                 _decide_on_rank_0(value)
@@ -78,7 +78,7 @@ class OneSearch:
         result, problem = None, None
         try:
             result = super().run_trial(trial, *args, **kwargs)  # type: ignore[misc]
-        except Exception as error:  # of the user's functions
+        except Exception as error:  # raised by the user's functions
             if not _is_several():
                 raise
             if isinstance(error, KerasDdlError) and not isinstance(error, RankError):
@@ -135,7 +135,7 @@ def _check_setting() -> None:
 
 
 def _decide_on_rank_0(oracle: Any) -> None:
-    """Makes the oracles of all ranks take rank 0's choices and results. The oracle's methods are then COLLECTIVE."""
+    """Makes all ranks' oracles take rank 0's choices and results. The oracle's methods are then COLLECTIVE."""
     populate, update, end = oracle.populate_space, oracle.update_trial, oracle.end_trial
 
     @functools.wraps(populate)
@@ -158,7 +158,7 @@ def _decide_on_rank_0(oracle: Any) -> None:
 
 
 def _fail_together(problem: Exception | None, errors: Any) -> None:
-    """Raises this rank's exception in a trial, or else that of the first rank with one. COLLECTIVE."""
+    """Raises this rank's exception in a trial, or else that of the first rank that has one. COLLECTIVE."""
     mine = (
         None
         if problem is None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from keras_ddl.communicator import history
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.communicator.world import (  # noqa: F401 - those that are not public are for other packages
+from keras_ddl.communicator.world import (  # noqa: F401 - private names are for other packages
     communicator_of,
     communicator_with_id,
     epoch,
@@ -97,7 +97,7 @@ def num_hosts() -> int:
 
 
 def describe() -> str:
-    """Describes in words what collectives run on: the box of ranks, the shared memory, the instruction set."""
+    """Describes what collectives run on: the box of ranks, the shared memory, the instruction set."""
     return communicator_of(None).describe()
 
 
@@ -114,10 +114,10 @@ def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> 
 
 
 def as_one_each(run: Callable[[], _T], name: str) -> _T:
-    """Does the same as `as_one` for a `run` that gives each rank something of its own, which no other rank has.
+    """Does the same as `as_one` for a `run` whose result differs between ranks.
 
-    `name`: of a barrier, which only jobs that continue without a lost rank need: a rank that leaves it knows that every
-    rank has its result, and no rank needs another's.
+    `name`: names a barrier, which only jobs that continue without a lost rank need. A rank that leaves it knows that
+    every rank has its own result.
     """
     results: list[_T] = []
 

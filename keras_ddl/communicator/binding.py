@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 WORLD = 0  # the id of the communicator of all ranks
-_LANE_TAG, _MESSAGES_TAG = 17, 18  # of the transports of the lane and of `for_messages`
+_LANE_TAG, _MESSAGES_TAG = 17, 18  # tags of the transports of the lane and of `for_messages`
 
 _DEVICE_MODES = {"auto": 0, "nccl": 1, "staged": 2}  # ddl_device_mode
 
-_idleness = Idleness()  # of this process
+_idleness = Idleness()
 
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
 
@@ -83,9 +83,9 @@ class Communicator(Requests):
             transport: connects the ranks; the communicator takes it over. None: a single rank.
             group: see ddl_options in ddl.h, also for the options below.
             outer: the box of the groups in the order of their leaders, fastest dimension first; (): one dimension.
-            id: the number by which ops find the communicator, equal on all its ranks.
+            id: the number by which ops find the communicator; equal on all its ranks.
             world_ranks: the number of each rank among all ranks; None: the same.
-            note: appended to its error messages.
+            note: text to append to its error messages.
 
         Raises:
             CollectiveError: the ranks could not connect.
@@ -150,7 +150,7 @@ class Communicator(Requests):
                 raise errors.NotInitializedError("The communicator was closed while it was split.")
             self._splitting += 1  # closing frees the transport
         try:
-            assert self._transport is not None  # only several ranks are split
+            assert self._transport is not None  # a single rank is never split
             return self._transport.split(ranks, tag)
         finally:
             with self._changed:
@@ -179,7 +179,7 @@ class Communicator(Requests):
         """Gives this rank the GPU `ordinal`, on which memory of requests may lie from then on. COLLECTIVE, once.
 
         Args:
-            mode: of KERAS_DDL_DEVICE. name: of the collectives in which the ranks tell each other their devices.
+            mode: KERAS_DDL_DEVICE. name: names the collectives in which ranks exchange their devices.
 
         Raises:
             DependencyError: CUDA's driver or the device is not there. ConfigError: `mode` is "nccl", and NCCL cannot
@@ -201,13 +201,13 @@ class Communicator(Requests):
         return {name: getattr(counters, name) for name in COUNTERS}
 
     def __del__(self) -> None:
-        # Not in `close`: another thread may be about to use the communicator.
+        # Freed only here, not in `close`, because another thread may be about to use the communicator.
         if getattr(self, "_comm", None) and os.getpid() == self._process:  # a fork has no communication thread
             self.close()
             core().ddl_release(self._comm)
 
     def describe(self) -> str:
-        """Describes in words what this communicator runs on."""
+        """Describes what this communicator runs on."""
         text: bytes = core().ddl_describe(self._comm)
         return text.decode(errors="replace")
 
@@ -290,7 +290,7 @@ class Communicator(Requests):
     def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], np.ndarray]:
         """Returns a function that reduces the current content of `array`, which is C-contiguous, into `out`."""
         request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
-        # Without declared argument types, whose conversions take longer than a small exchange.
+        # A function without declared argument types, because their conversions take longer than a small exchange.
         try_run = core()["ddl_try_run"]
         comm, reference, patience = c_void_p(self._comm), byref(request), c_uint32(PATIENCE_US)
 

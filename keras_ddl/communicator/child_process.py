@@ -63,7 +63,7 @@ def watch_import() -> None:
         return
     hook, parent = sys.excepthook, os.getppid()
     if b"multiprocessing.forkserver" in Path(f"/proc/{parent}/cmdline").read_bytes():
-        parent = _parent_of(parent)  # the pool would start another server
+        parent = _parent_of(parent)  # not the server, which the pool would restart
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook(kind, error, trace)

@@ -63,7 +63,7 @@ def require_equal(
 def require_equal_values(
     values: Sequence[Any], rule: str, remedy: str, *, received: Callable[[Any, Any, int], str] = _side_by_side
 ) -> None:
-    """Checks as `require_equal`, but of values already gathered from all ranks. Not collective."""
+    """Like `require_equal`, for values already gathered from all ranks. Not collective."""
     other = other_rank(values)
     if other is not None:
         difference = received(values[0], values[other], other)

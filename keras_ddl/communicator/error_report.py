@@ -28,15 +28,15 @@ from keras_ddl.files.durable import write_whole
 _INTERRUPTED = 130
 # mpirun forwards the output of ranks through pipes; output that is still in them when the job is aborted is lost.
 _FORWARDING_SECONDS = 0.2
-# How long to wait for the exit status of a rank that has left: it is about to end its process, which takes TensorFlow
-# seconds on a busy machine. If it ends with a status of its own (sys.exit(3)), the launcher must end the job with that
-# status, so this rank must not abort first. The wait ends early when no rank has such a status.
+# How long to wait for the exit status of a rank that has left. With TensorFlow a process takes seconds to end on a busy
+# machine. If it ends with a status of its own (sys.exit(3)), the launcher must end the job with that status, so this
+# rank must not abort first. The wait ends early if no rank has such a status.
 _LEAVING_SECONDS = 10.0
 _LOOK_SECONDS = 0.005
 _ABORT_LIMIT_SECONDS = 5.0
 
-# The traceback, in an error message of TensorFlow, of an exception in a function that TensorFlow has called, such as a
-# data generator. Each line is followed by an empty one.
+# The traceback that TensorFlow quotes in an error message if a Python function that it called has raised, such as a
+# data generator. An empty line follows each line.
 _EMBEDDED = re.compile(r"^Traceback \(most recent call last\):\n.*?(?=\n*\t \[\[|\n*\Z)", re.MULTILINE | re.DOTALL)
 
 _installed = False
@@ -73,7 +73,7 @@ def install(
             print(text.traceback, end="", file=sys.stderr)
         else:
             main_hook(kind, error, error.__traceback__)
-        if os.getpid() == process:  # a forked child is no rank
+        if os.getpid() == process:  # a forked child is not a rank
             _print_resume_hint()
             end(kind, error, text)
 
@@ -110,7 +110,7 @@ class ErrorText:
         traceback: the program's own frames, then the message once.
         summary: class and message.
         leaves_out: whether frames of keras_ddl, Keras and TensorFlow are left out (shown_frames.py).
-        is_within: the text is that of an exception which TensorFlow quoted in the message of its own error.
+        is_within: the exception is one that TensorFlow quoted in the message of its own error.
     """
 
     traceback: str
@@ -123,18 +123,18 @@ def for_program(error: BaseException) -> ErrorText:
     """Returns the shown text of an uncaught exception, and removes hidden frames from its traceback."""
     leaves_out = shown_frames.leave_out(error)
     own = _own_traceback(error)
-    if own is not None:  # an exception in a function that TensorFlow has called: in place of TensorFlow's own
+    if own is not None:  # raised in a function that TensorFlow called: shown in place of TensorFlow's error
         header, _, rest = shown_frames.text_without(own).partition("\n")
         text = "\n".join([header, *"".join(traceback.format_tb(error.__traceback__)).splitlines(), rest])
         return ErrorText(text, rest.strip().rpartition("\n")[2], leaves_out, is_within=True)
     text = "".join(traceback.format_exception(error))
     message = traceback.format_exception_only(error)[-1]
-    shown = shown_frames.text_without(message)  # TensorFlow's tell where a node of a graph was made
+    shown = shown_frames.text_without(message)  # TensorFlow's messages contain frames, too
     return ErrorText(text.removesuffix(message) + shown, shown.strip(), leaves_out, is_within=False)
 
 
 def _own_traceback(error: BaseException) -> str | None:
-    """Returns the traceback of the program's own exception in an error of TensorFlow, None without one."""
+    """Returns the traceback of the program's own exception that TensorFlow's error quotes, or None."""
     if not type(error).__module__.startswith("tensorflow."):
         return None
     embedded = _EMBEDDED.search(str(error))
@@ -162,7 +162,7 @@ def _write(rank: int, error: BaseException, text: ErrorText, *, gives_up: bool =
         "traceback": text.traceback,
         "leaves_out": text.leaves_out,
         "gives_up": gives_up,
-        # Whether the error says why the ranks that are left do not continue without a lost one.
+        # Whether the error says why the remaining ranks do not continue without the lost one.
         "ends_others": hasattr(error, "ends_others"),
     }
     if (failed_rank := getattr(error, "failed_rank", None)) is not None:  # a step fails on all ranks

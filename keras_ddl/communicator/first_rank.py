@@ -21,9 +21,9 @@ def is_first_rank() -> bool:
 def on_first_rank(work: Callable[[], T], name: str) -> T:
     """Runs `work` on rank 0 and returns its (picklable) result on every rank. COLLECTIVE, under `name`.
 
-    Raises: on every rank the error of `work` (on other ranks as by `portable`), so that no rank waits in vain.
+    Raises: the error of `work` on every rank (on other ranks as `portable` converts it), so that no rank waits in vain.
     """
-    outcomes: list[_Outcome] = []  # of this rank's work, which it does once, also where ranks are lost meanwhile
+    outcomes: list[_Outcome] = []  # of this rank's work, which runs once even if the exchange is repeated
     return cast(T, communicator.as_one(lambda: _made(work, name, outcomes)))
 
 

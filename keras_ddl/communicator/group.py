@@ -33,9 +33,9 @@ _PICKLED, _NOT_PICKLED = b"\0", b"\1"
 _MAX_NAME_BYTES = 80
 
 _lock = threading.Lock()
-# The open communicators by id, without that of all ranks.
+# The open communicators by id, except the communicator of all ranks.
 _open: dict[int, Communicator] = {}
-# Numbers the splits of this process, so that communicators have different ids, also after shutdown and init.
+# Numbers the splits of this process, so that ids stay unique even after shutdown and init.
 _splits = itertools.count(1)
 
 
@@ -85,14 +85,14 @@ class Communicator:
         topology: the layout of its ranks.
         name: the argument of `split`, or "split.1" and so on.
         world_ranks: for each rank, its number among all ranks.
-        id: the number by which ops refer to the communicator, equal on all its ranks; 0 for that of all ranks.
+        id: the number by which ops refer to the communicator, equal on all its ranks; 0 for the one of all ranks.
 
     All methods may be called from any thread. As a context manager it closes the communicator.
     """
 
-    # In a job that goes on when a rank is lost: makes a collective of all ranks, given as a function of their
-    # communicator, and makes it again with those that are left. Its second argument returns the variables that it
-    # writes. Nested in another one, a collective is made once: the outer one is made again.
+    # Set in a job that continues when a rank is lost. Runs a collective of all ranks, given as a function of their
+    # communicator, and repeats it with the remaining ranks. Its second argument returns the variables that it writes.
+    # A nested collective is not repeated by itself, because the outer one is.
     recover: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(
@@ -215,7 +215,7 @@ class Communicator:
     def join(self) -> int:
         """See `keras_ddl.join`."""
         last = self.native().join()
-        # A rank that joined early has made fewer calls than the others: all of them count anew.
+        # A rank that joined early has made fewer calls than the others, so all ranks restart their counts.
         with self._lock:
             self._calls.clear()
         return last
@@ -305,7 +305,7 @@ class Communicator:
     def come_together(self, obj: Any) -> list[Any]:
         """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
 
-        Afterwards collectives run as before, also those without a name, even if some ranks had called fewer of them.
+        Afterwards collectives work as before, even unnamed ones of which some ranks had made fewer calls.
         """
         with self._lock:
             calls = dict(self._calls)
@@ -387,7 +387,7 @@ def _id(key: str) -> int:
 
 
 def _checked(color: Any, key: Any) -> tuple[Any, Any, str]:
-    """Returns (color, key, name of the invalid one or ""), which all ranks exchange so that all raise."""
+    """Returns (color, key, name of the invalid argument or ""). Ranks exchange this, so that all of them raise."""
     wrong = ""
     if not isinstance(color, str) and color is not None:
         try:
@@ -422,7 +422,7 @@ def _pickle(obj: Any) -> bytes:
         try:
             return _PICKLED + pickle.dumps(obj, protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):
-            from keras_ddl.communicator import by_value  # functions of a script or a notebook, lambdas, closures
+            from keras_ddl.communicator import by_value  # for functions of a script or notebook, lambdas, closures
 
             return _PICKLED + by_value.dumps(obj)
     except Exception as error:

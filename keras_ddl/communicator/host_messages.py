@@ -23,7 +23,7 @@ class HostMessages:
         self._transport = transport
         self._functions = transport.functions
         self._lock = threading.Lock()
-        self._receives: list[_Receive] = []  # in the order of their calls, in which they match messages
+        self._receives: list[_Receive] = []  # in the order of the calls, in which they match messages
 
     def send(self, data: np.ndarray, to: int, tag: int) -> _Operation:
         """Begins to send the bytes of an array."""
@@ -58,14 +58,14 @@ class HostMessages:
 
 
 class _Operation:
-    """A send or a receive. `source` and `length`: those of the message that a receive has matched."""
+    """A send or a receive. `source` and `length`: of the message that a receive has matched."""
 
     source: int | None = None
     length: int | None = None
 
     def __init__(self, messages: HostMessages, data: np.ndarray) -> None:
         self._messages = messages
-        self._data: Any = data  # its memory
+        self._data: Any = data  # keeps the memory alive
         self._operation = c_void_p()
         self._begun = False
 
@@ -108,7 +108,7 @@ class _Receive(_Operation):
     def begin_from(self, source: int, length: int) -> None:
         """Begins to receive a message that has arrived."""
         self.source, self.length = source, length
-        if length > self._data.nbytes:  # into other memory: the caller compares the lengths and reports them
+        if length > self._data.nbytes:  # use other memory; the caller reports the mismatch
             self._data = ctypes.create_string_buffer(length)
             address = ctypes.addressof(self._data)
         else:

@@ -21,22 +21,22 @@ from types import FrameType
 
 from keras_ddl.communicator import stack_position
 
-# The innermost function of a main thread that waits for collectives: file and name. With a timeout in `seconds` it will
-# go on to do something else.
+# File and name of the innermost function of a main thread that waits for collectives. A wait with a timeout (`seconds`)
+# does not count, because the thread will then do something else.
 _WAITS_IN = (
     (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}requests.py", "_wait"),
     (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}started.py", "wait"),
     (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "quick_execute"),
     (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "execute_with_cancellation"),
 )
-# The name that the core gives to its communication threads, which poll; and Python's threads that do, by their ids.
+# Polling threads: the name that the core gives to its communication threads, and the ids of Python threads.
 _OURS = "keras_ddl"
 _polling: set[str] = set()
 _TASKS = Path("/proc/self/task")
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
 # The share of the time since the last query in which threads may be runnable although the process counts as idle.
 _IDLE_SHARE = 0.2
-_LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two queries that are compared
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two compared queries
 
 
 def this_thread_polls() -> None:
@@ -54,7 +54,7 @@ class Idleness:
         self._since: float | None = None  # the first query at which it was idle
 
     def seconds(self) -> float:
-        """Returns how long the process has been idle; 0.0: it is not, or may not be. Takes milliseconds."""
+        """Returns how long the process has certainly been idle, 0.0 if it may not be idle. Takes milliseconds."""
         with self._lock:
             now = time.monotonic()
             runnable = _runnable_seconds() if _threads_wait() and not _has_accelerator() else None
@@ -78,7 +78,7 @@ def _threads_wait() -> bool:
     main = frames.pop(threading.main_thread().ident or 0, None)
     if main is None or not _waits_for_collectives(main):
         return False
-    # Threads that were not started by Python but run it are called from C++, as in tf.py_function.
+    # C++ threads that call into Python, as for tf.py_function, are not started by Python.
     started = {each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
     return all(
         _waits_without_timeout(frame) or (thread in started and stack_position.users_frame(frame) is None)
@@ -130,6 +130,6 @@ def _has_accelerator() -> bool:
         try:
             if str(entry.readlink()).startswith(_ACCELERATORS):
                 return True
-        except OSError:  # closed meanwhile
+        except OSError:  # already closed
             continue
     return False

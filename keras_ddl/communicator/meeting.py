@@ -1,4 +1,4 @@
-"""Lets the ranks meet, with MPI, without MPI or alone, and checks what must be equal on all of them."""
+"""Connects the ranks, with or without MPI, and checks that their modes, settings and versions are equal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def joined_membership(launcher: Launcher, is_over: Callable[[], bool]) -> Member
 
 def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Topology, Transport | None]:
     """Meets the ranks of a membership. COLLECTIVE over them."""
-    # No abort function waits here for other ranks: the launcher compares how all of them have ended.
+    # Aborting need not wait for other ranks, because the launcher compares how all of them have ended.
     error_report.install(launcher.rank, host.abort)
     if len(members.members) == 1:
         return make_topology(0, [host_key()], mode), None
@@ -68,8 +68,10 @@ def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Top
 
 
 def beside(launcher: Launcher) -> Topology:
-    """Returns the place that a newcomer has while it runs the script up to the others: never rank 0, which writes; with
-    the local rank that the launcher chose; of as many ranks as there were at first (2 or more).
+    """Returns the place that a newcomer has until it catches up with the other ranks.
+
+    It is never rank 0, which writes, has the local rank that the launcher chose, and is one of as many ranks as there
+    were at first (at least 2).
     """
     error_report.install(launcher.rank, host.abort)
     size = launcher.size or 1

@@ -84,7 +84,7 @@ class MpiMessages:
         self._transport = transport
         self._module = sys.modules["mpi4py.MPI"]
         self._comm = self._module.Comm.f2py(native_library.mpi_shim().ddl_mpi_handle(transport))
-        # The largest tag of MPI is that of the message by which a rank leaves.
+        # MPI's largest tag is reserved for the message by which a rank leaves.
         self.largest_tag = self._module.COMM_WORLD.Get_attr(self._module.TAG_UB) - 1
 
     def send(self, data: Any, to: int, tag: int) -> _Request:
@@ -135,7 +135,7 @@ def abort(status: int) -> None:
 
 
 def no_exit_status_consensus() -> None:
-    """Stops the exchange of exit statuses if keras_ddl does not finalise MPI on some rank. Call it on all ranks."""
+    """Disables the exchange of exit statuses unless keras_ddl finalises MPI on every rank. Call it on all ranks."""
     native_library.mpi_shim().ddl_mpi_no_exit_status_consensus()
 
 
@@ -158,7 +158,7 @@ def _import_mpi(launcher: Launcher | None) -> ModuleType:
     try:
         import mpi4py
 
-        # Left to mpi4py, a rank that ends with an error would wait in MPI_Finalize for ranks that wait for it.
+        # mpi4py would make a rank that ends with an error wait in MPI_Finalize for ranks that wait for it.
         ours = fresh and mpi4py.rc.finalize is None
         if ours:
             mpi4py.rc.finalize = False
@@ -178,7 +178,7 @@ def _import_mpi(launcher: Launcher | None) -> ModuleType:
             f"missing: {packages.install_mpi('mpi4py')}"
         ) from error
     finally:
-        if hint is not None:  # ours alone: child processes must not inherit it
+        if hint is not None:  # only for this process: children must not inherit it
             del os.environ["MPI4PY_LIBMPI"]
 
 
@@ -199,7 +199,7 @@ def _in_order_of(launcher: Launcher | None) -> list[str]:
 
 
 def _warn_about_launcher(launcher: Launcher | None) -> None:
-    # Most MPICHs end the process when they see Open MPI's PMIx, before an error could be caught. Some can use it.
+    # Most builds of MPICH end the process when they see Open MPI's PMIx, and no error can be caught. Some can use it.
     used = native_library.mpi_text("ddl_mpi_library")
     if launcher is not None and launcher.name == "Open MPI" and launcher.name != used:
         why = f"was built for {used}" if len(native_library.mpi_families()) == 1 else f"sees only {used}"

@@ -14,12 +14,12 @@ from keras_ddl import errors, packages
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
 ABI_VERSION = 15
-DEADLINE_EXCEEDED, NOT_FOUND, FAILED_PRECONDITION = 4, 5, 9  # of ddl_code
-_RANK_NAMED = 3  # of ddl_rank_role; ranks in the other roles are lost
+DEADLINE_EXCEEDED, NOT_FOUND, FAILED_PRECONDITION = 4, 5, 9  # values of ddl_code
+_RANK_NAMED = 3  # value of ddl_rank_role; ranks in the other roles are lost
 ERROR_BYTES = 4096  # size of the buffers for error messages
 
-# The MPI shims, by the family of MPI whose binary interface they were built for: MPICH's is also that of Intel MPI,
-# MVAPICH and Cray's MPI. An installation for a site's MPI has one of them, a wheel of `make wheel` both.
+# The MPI shims, by the MPI family whose binary interface they use. Intel MPI, MVAPICH and Cray's MPI share MPICH's. An
+# installation for a site's MPI has one shim, a wheel of `make wheel` has both.
 _SHIMS = {"Open MPI": "libkeras_ddl_mpi_openmpi.so", "MPICH": "libkeras_ddl_mpi_mpich.so"}
 
 _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
@@ -42,7 +42,7 @@ class Failure(Structure):
     )
 
     def error(self, communicator: int | None = None, note: str = "") -> errors.KerasDdlError:
-        """Returns the error for it. communicator: the id of that of the request; None: in the field of that name."""
+        """Returns the error for it. communicator: id of the request's communicator; None: the field's value."""
         ranks = self.ranks[: self.num_ranks]
         return errors.from_code(
             self.code,
@@ -104,7 +104,7 @@ class Place(Structure):
     _fields_ = (("out", c_void_p), ("row_count", c_uint64), ("rows", c_uint64))
 
 
-# A ddl_device of ddl_device.h, which Python only hands on.
+# A ddl_device of ddl_device.h, which Python only passes on.
 Device = c_uint64 * 64
 
 
@@ -138,7 +138,7 @@ _BeginFunction = ctypes.CFUNCTYPE(c_int, c_void_p, c_int, c_int, c_void_p, c_siz
 
 
 class TransportFunctions(Structure):
-    """The functions of a ddl_transport, typed where Python calls them. Their first argument is its `self`."""
+    """The functions of a ddl_transport. Those that Python calls are typed. The first argument is `self`."""
 
     _fields_ = (
         ("all_gather", ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t)),
@@ -284,7 +284,7 @@ def core() -> ctypes.CDLL:
 
 
 def failure_with_number(number: int) -> errors.KerasDdlError | None:
-    """Returns the error for a failure that the core has kept (ddl_keep_failure), None if it has no such failure."""
+    """Returns the error for a failure that the core has kept (ddl_keep_failure), or None if there is none."""
     failure = core().ddl_find_failure(number)
     if not failure:
         return None
@@ -335,7 +335,7 @@ def choose_mpi(*families: str) -> str:
             except errors.DependencyError as error:
                 problems.append(str(error.__cause__))
     if not problems:
-        library_path(_SHIMS[families[0] if families else "Open MPI"])  # raises
+        library_path(_SHIMS[families[0] if families else "Open MPI"])  # raises the error
     raise errors.DependencyError(
         f"keras_ddl needs an MPI library to run on several ranks. Received: {'; '.join(problems)}. Load your site's "
         f"MPI module, which sets LD_LIBRARY_PATH, or install MPI in this environment: {packages.install_mpi()}"

@@ -27,7 +27,7 @@ class Interruption:
         self._caught: list[BaseException] = []
         self._afterwards: list[Callable[[], None]] = []
         steps = _run_handlers(self._caught)
-        assert isinstance(steps, GeneratorType)  # which has gi_running and gi_frame
+        assert isinstance(steps, GeneratorType)  # for gi_running and gi_frame
         self._steps = steps
         next(self._steps)
         self.function = INTERRUPTED(self._steps.send)
@@ -36,7 +36,7 @@ class Interruption:
         """Whether the caller runs inside a signal handler in the middle of a collective."""
         if not self._steps.gi_running:
             return False
-        frame: FrameType | None = sys._getframe()  # another thread may be the one that runs the collective
+        frame: FrameType | None = sys._getframe()  # another thread may be running the collective
         while frame is not None and frame is not self._steps.gi_frame:
             frame = frame.f_back
         return frame is not None

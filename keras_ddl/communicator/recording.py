@@ -15,7 +15,7 @@ from keras_ddl.errors import ConfigError
 
 class _Running:
     path: Path | None = None
-    keeps = False  # collectives in memory
+    keeps = False  # whether collectives are kept in memory
 
 
 def start(path: str | os.PathLike[str], rank: int) -> Path:

@@ -16,15 +16,15 @@ from keras_ddl.communicator.native_library import NOT_FOUND, Buffer, Place, Requ
 from keras_ddl.communicator.native_signals import Interruption
 from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
 
-# Numbers of ddl.h; the spellings are those of the public functions.
+# Public spelling -> number in ddl.h.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
 ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN, ALL_TO_ALL = range(7)
 COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
-_CUDA = 1  # of ddl_device_kind
+_CUDA = 1  # value of ddl_device_kind
 FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS, FLAG_CANCELS, FLAG_RESUMES = 1, 2, 4, 8, 16, 32
 
-# How long a caller that waits anyway polls for the other ranks, before it submits its request to the communication
-# thread, which waits without using a core.
+# How long a blocking caller polls for the other ranks before it hands its request to the communication thread, which
+# waits without using a core.
 PATIENCE_US = 500
 
 
@@ -61,7 +61,7 @@ class Requests:
         self._id = id
         self._note = note
         self._closed, self._closed_by = False, ""
-        self._waiting = False  # the main thread waits for the communication thread, and may run signal handlers
+        self._waiting = False  # the main thread waits for the communication thread; signal handlers may run
         self._abandoned: list[Any] = []
         self._left_join: _Waited | None = None
         self._interruption = Interruption()
@@ -142,7 +142,7 @@ class Requests:
         """Works like `run`, but always in the communication thread."""
         self._refuse_in_handler(request)
         blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
-        request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
+        request.flags = request.flags & ~FLAG_BLOCKING | blocking  # any thread may submit a request
         return self._result(_Waited(self._submit(request), request, keep))
 
     def _submit(self, request: Request) -> int:
@@ -161,13 +161,13 @@ class Requests:
                 raise error
             return self._gathered(work) if request.kind == ALL_GATHER and not request.allocate else None
         finally:
-            if not done and request.kind == JOIN:  # it goes on; `join` continues to wait for it
+            if not done and request.kind == JOIN:  # stays submitted; a later `join` waits for it again
                 self._left_join = waited
             else:
                 core().ddl_work_free(work)
 
     def _error(self, work: int) -> errors.KerasDdlError | None:
-        """Returns the error of a request that is done, None if it has succeeded."""
+        """Returns the error of a finished request, or None if it has succeeded."""
         failure = core().ddl_work_failure(work)
         if not failure:
             return None

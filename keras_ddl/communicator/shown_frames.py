@@ -1,6 +1,6 @@
 """Leaves the frames of keras_ddl, Keras and TensorFlow out of tracebacks, as Keras does with its own frames.
 
-The program's own frames are left. All frames are shown after `keras.config.disable_traceback_filtering()`, with
+Only the program's own frames remain. All frames are shown after `keras.config.disable_traceback_filtering()`, with
 KERAS_DDL_ALL_FRAMES=1, and for an error that has passed through no code of the program.
 """
 
@@ -15,9 +15,9 @@ from keras_ddl import config, parts
 from keras_ddl.errors import ConfigError
 
 _PACKAGES = ("keras", "tensorflow")
-# Python's own, of `python -m`; and what TensorFlow's autograph makes of a function, whose error names the lines.
+# Frames of `python -m`, and of functions that autograph has generated, whose errors name the original lines.
 _GENERATED = ("<frozen runpy>", "__autograph_generated_file")
-# A frame in the message of an error of TensorFlow: it may be followed by its line of code, and by empty lines.
+# A frame in an error message of TensorFlow. Its line of code and empty lines may follow.
 _FRAME_IN_TEXT = re.compile(
     r'^ +File "(?P<file>[^"\n]*)", line \d+, in .*\n(?:(?: {4,}(?!File ").*)?\n)*', re.MULTILINE
 )
@@ -26,8 +26,8 @@ _FRAME_IN_TEXT = re.compile(
 def leave_out(error: BaseException, *, goes_on: bool = False) -> bool:
     """Leaves frames out of the tracebacks of `error` and its causes; returns whether it left out any.
 
-    A cause may lose all frames, because its message stays. So may `error` if its traceback `goes_on`, because the error
-    is still on its way to the program.
+    A cause may lose all frames, because its message stays. `error` may lose all frames if its traceback `goes_on`, that
+    is, if the error has yet to pass through the program.
     """
     kept = _kept(error.__traceback__)
     if _shows_all() or (kept is None and error.__traceback__ is not None and not goes_on):
@@ -58,7 +58,7 @@ def _shows_all() -> bool:
     is_enabled = getattr(keras_config, "is_traceback_filtering_enabled", None)  # absent while Keras is being imported
     try:
         return config.get("ALL_FRAMES") or (is_enabled is not None and not is_enabled())
-    except ConfigError:  # which keras_ddl.init() raises; here it must not hide the error that is shown
+    except ConfigError:  # keras_ddl.init() reports it; here it must not hide the shown error
         return True
 
 

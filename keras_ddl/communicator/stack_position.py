@@ -4,8 +4,8 @@ Rank 0 asks a rank that does not arrive at a collective for its position. The na
 thread that waits in C without the interpreter's lock. If the main thread holds that lock in a library's C code, there
 is no reply, and rank 0 reports so.
 
-The user's own code is not the standard library, an installed package, keras_ddl, or code without a file, such as the
-functions that TensorFlow generates for ops ("<string>"), unless there is nothing else, as in `python -c`.
+The user's own code excludes the standard library, installed packages, keras_ddl and code without a file, such as the
+functions that TensorFlow generates for ops ("<string>"). As in `python -c`, such code counts if there is nothing else.
 """
 
 from __future__ import annotations
@@ -112,5 +112,5 @@ def _short(path: str) -> str:
         return str(Path(*Path(path).parts[-2:]))
     try:
         return str(Path(path).relative_to(Path.cwd()))
-    except (OSError, ValueError):  # elsewhere, or no file
+    except (OSError, ValueError):  # outside these folders, or not a file
         return path

@@ -1,4 +1,4 @@
-"""The communicator of all ranks: `init` makes it, `regroup` makes it anew, `shutdown` closes it."""
+"""Makes the communicator of all ranks (`init`), makes it anew after a loss (`regroup`), and closes it (`shutdown`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from keras_ddl.topology.launcher import Launcher, find_launcher, host_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_MEETINGS = 3  # how often the same ranks try to meet
+_MEETINGS = 3  # attempts of the same ranks to connect
 
 
 class _State:
@@ -39,7 +39,7 @@ class _State:
         self.world: Communicator | None = None
         self.exit_registered = False
         self.forked = False
-        self.process: int | None = None  # that is a rank
+        self.process: int | None = None  # the process that is a rank
         self.membership: membership.Membership | None = None  # the last one, see regroup
 
 
@@ -89,7 +89,7 @@ def init(mode: str | None = None) -> Topology:
                 place = meeting.beside(launcher)
                 history.begin(history.Replay(own_board))
             else:
-                # After shutdown, those that were left before are there again.
+                # After shutdown, `init` connects the ranks that remained before.
                 _state.membership = _state.membership or meeting.first_membership(launcher)
                 place, transport = meeting.without_mpi(launcher, mode, _state.membership)
                 history.begin(None if own_board is None else history.Record(own_board, [], 0))
@@ -116,7 +116,7 @@ def init(mode: str | None = None) -> Topology:
 
 
 def _open_world(place: Topology, transport: Transport | None, note: str = "") -> None:
-    # A newcomer has a number beside the others, and exchanges with itself alone.
+    # A newcomer that is still alone has a rank among the others, but a communicator of its own.
     alone = make_topology(0, [host_key()], place.mode) if transport is None else place
     native = binding.Communicator(transport, alone.group, alone.dims[1:], **group.settings(), note=note)
     _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
@@ -145,7 +145,7 @@ def regroup() -> Topology:
 def regroup_with(admits: Sequence[int] | None = None) -> Topology:
     """Works like `regroup`, but the ranks that meet may include newcomers. COLLECTIVE.
 
-    admits: newcomers that this rank names, perhaps none; None: there must be no newcomers.
+    admits: the newcomers that this rank admits, maybe []; None: there must be no newcomers.
     """
     with _state.lock:
         launcher = _check_can_regroup()
@@ -192,16 +192,16 @@ def _check_can_regroup() -> Launcher:
 def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topology:
     """Makes the communicator of all ranks anew from the membership that `ask` returns."""
     attempts: collections.Counter[tuple[int, ...]] = collections.Counter()
-    _close_world()  # and the timeline goes on
+    _close_world()  # the timeline continues
     while True:
         members = _state.membership = ask()
         try:
             place, transport = meeting.without_mpi(launcher, "p", members)
             started_as = ", ".join(map(str, members.members))
             _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were started as ranks {started_as}.)")
-        except (RankLostError, DeadlineError, CollectiveError):  # another one was lost, or stood still, meanwhile
+        except (RankLostError, DeadlineError, CollectiveError):  # another rank was lost or hung meanwhile
             attempts[members.members] += 1
-            if attempts[members.members] == _MEETINGS:  # all live, and do not reach one another
+            if attempts[members.members] == _MEETINGS:  # all are alive but cannot connect
                 raise
             continue
         return place
@@ -255,7 +255,7 @@ def members() -> tuple[int, ...]:
 
 
 def some_have_ended() -> bool:
-    """Whether some ranks had ended by themselves, and were not lost, when the others last met (`regroup`)."""
+    """Whether some ranks had ended normally, not been lost, when the others last met (`regroup`)."""
     return _state.membership is not None and bool(_state.membership.ended)
 
 

@@ -1,5 +1,4 @@
-"""Private interfaces of fit and Keras's callbacks: first epoch, saves of ModelCheckpoint, files of TensorBoard,
-averages."""
+"""Private interfaces of fit and of Keras's callbacks: ModelCheckpoint, TensorBoard, CSVLogger, SwapEMAWeights."""
 
 from __future__ import annotations
 
@@ -16,20 +15,19 @@ from keras_ddl.compat.tensorflow import tf
 
 
 def initial_epoch(model: Any) -> int | None:
-    """Returns the epoch that a fit of `model` begins with instead of its initial_epoch; None: it begins with
-    initial_epoch."""
+    """Returns the epoch at which a fit of `model` begins, or None if it begins at its argument initial_epoch."""
     epoch: int | None = model._initial_epoch
     return epoch
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Makes a fit of `model` begin with this epoch; None: with its own initial_epoch."""
+    """Makes a fit of `model` begin at this epoch; None: at its argument initial_epoch."""
     model._initial_epoch = epoch
 
 
 def saves_after(callback: keras.callbacks.ModelCheckpoint, batch: int) -> bool:
     """Whether ModelCheckpoint or BackupAndRestore is about to save after this batch of the epoch."""
-    # A copy is asked, for the question counts batches.
+    # Asks a copy, because the method counts batches.
     return bool(copy.copy(callback)._should_save_on_batch(batch))
 
 
@@ -39,14 +37,13 @@ def note_best(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: in
 
 
 def replace_save(callback: Any, save: Callable[..., None] | None) -> None:
-    """Makes this ModelCheckpoint or BackupAndRestore call `save` with the arguments of `original_save`; None: it saves
-    itself again."""
+    """Makes a ModelCheckpoint or BackupAndRestore call `save` with `original_save`'s arguments. None undoes this."""
     _replace(callback, "_save_model", save)
 
 
 def original_save(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Calls the callback's own save: of ModelCheckpoint (epoch, batch, logs), which decides whether to save, or of
-    BackupAndRestore ()."""
+    """Calls the callback's own save. ModelCheckpoint takes (epoch, batch, logs) and decides whether to save;
+    BackupAndRestore takes no arguments."""
     type(callback)._save_model(callback, *args, **kwargs)
 
 
@@ -57,7 +54,7 @@ def path_of_saves(callback: Any) -> Path:
 
 
 def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int = 1) -> None:
-    """Makes TensorBoard count as it does in this hook, without writing."""
+    """Makes TensorBoard count what it counts in this hook, without writing."""
     if hook == "on_train_begin":
         callback._global_train_batch = 0
     elif hook == "on_train_batch_begin":
@@ -93,7 +90,7 @@ def hush_points(is_hushed: Callable[[Any], bool]) -> None:
 
 @contextlib.contextmanager
 def keeping_batches_seen(callback: keras.callbacks.TensorBoard) -> Iterator[None]:
-    """Afterwards TensorBoard has counted as many batches as before."""
+    """Resets, at the end of the block, TensorBoard's count of batches."""
     seen = callback._global_train_batch, callback._global_test_batch
     yield
     callback._global_train_batch, callback._global_test_batch = seen
@@ -122,7 +119,7 @@ def begin_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
 
 
 def begin_late_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
-    """Like `begin_rows`, if another process has written the file until now."""
+    """Like `begin_rows`, but continues a file that another process has written so far."""
     begin = int(tf.io.gfile.stat(callback.filename).length) if tf.io.gfile.exists(callback.filename) else 0
     callback.append_header = begin == 0
     callback.csv_file, callback.writer, callback.keys = text, None, None

@@ -1,4 +1,4 @@
-"""Values that are set inside a `with` block, for this thread."""
+"""Values that are set for this thread inside a `with` block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Inside, this thread reads `value` of `variable`: `with variable.set(value):` of Python 3.14."""
+    """Sets `variable` to `value` inside the block, like `with variable.set(value):` in Python 3.14."""
     token = variable.set(value)
     try:
         yield
@@ -21,7 +21,7 @@ def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 class Setting(Generic[T]):
-    """A context variable: `with inference(True): ...`, inside of which `inference.get()` is True."""
+    """A context variable. Inside `with inference(True): ...`, `inference.get()` is True."""
 
     def __init__(self, name: str, default: T) -> None:
         self._variable = ContextVar(f"keras_ddl_{name}", default=default)

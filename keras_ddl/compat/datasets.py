@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import ShuffleDataset, do_not_convert, tf
 
-# Datasets whose order in a pass depends on how often they were iterated, and on nothing else.
+# Datasets whose order in a pass depends only on how often they were iterated.
 _IN_A_CHAIN = (
     "FixedLengthRecordDatasetV2 TFRecordDatasetV2 TextLineDatasetV2 _AssertCardinalityDataset _BatchDataset "
     "_FilterDataset _IgnoreErrorsDataset _MapDataset _OptionsDataset _PaddedBatchDataset _ParallelBatchDataset "
@@ -15,7 +15,7 @@ _IN_A_CHAIN = (
     "_ShuffleDataset _SkipDataset _TakeDataset _TensorDataset _TensorSliceDataset _UnbatchDataset _ZipDataset"
 )
 _CHAIN = frozenset(_IN_A_CHAIN.split())
-# Those that make inner iterators as they are read: without a shuffle they do not matter either.
+# Datasets that make inner iterators as they are read. They do not matter unless they contain a shuffle.
 _LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
 
 
@@ -99,7 +99,7 @@ def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
 def continued(first: Any, iterator: tf.data.Iterator) -> tf.data.Iterator:
     """Returns an iterator over `first`, an element that `iterator` has already returned, and the elements that
     follow."""
-    rest = iterator_of_type(iterator, iterator.element_spec)  # `iterator` itself may end before what this returns
+    rest = iterator_of_type(iterator, iterator.element_spec)  # `iterator` itself may be deleted before the result
     following = tf.data.Dataset.range(2**62).map(do_not_convert(lambda _: rest.get_next_as_optional()))
     following = following.take_while(do_not_convert(lambda element: element.has_value()))
     following = following.map(do_not_convert(lambda element: element.get_value()))

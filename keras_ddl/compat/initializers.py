@@ -12,7 +12,7 @@ from keras_ddl.compat.tensorflow import ref_variable, resource_variable_ops, tf,
 
 
 def after_each_variable(call: Callable[[Any], None]) -> None:
-    """From now on calls `call` with every tf.Variable and tf.compat.v1.Variable that is made, in whatever graph."""
+    """Calls `call`, from now on, with every new tf.Variable and tf.compat.v1.Variable in any graph."""
     for module, name in ((variable_v1, "default_variable_creator"), (variables, "default_variable_creator_v2")):
         _set_creator(module, name, getattr(module, name), call)
 
@@ -51,7 +51,7 @@ def _changed_initializer(original: Callable[[Any], Any], change: Callable[..., A
 
 
 def _plainly(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `original`, within which `variable.initializer` is the variable's own."""
+    """Returns `original`, wrapped so that `variable.initializer` is unchanged inside it."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:

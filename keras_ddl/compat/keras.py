@@ -1,6 +1,6 @@
 """Imports Keras's private API, and finds which Strategy a model, optimizer or context belongs to.
 
-What is changed in Keras is in strategy/keras_patches. Both were written for the Keras versions in `TESTED`.
+strategy/keras_patches changes Keras. Both were written for the Keras versions in `TESTED`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from keras_ddl.compat import strategies, tensorflow_packages
 from keras_ddl.compat.tensorflow import tf
 
-# ruff: noqa: E402  (before Keras is imported: with another backend that fails for a reason nobody would understand)
+# ruff: noqa: E402  (must come before Keras is imported, which fails obscurely with another backend)
 tensorflow_packages.check_keras_backend()
 
 import keras
@@ -22,7 +22,7 @@ TESTED = ("3.13", "3.14", "3.15")
 
 
 def _defining(public: type, name: str) -> Any:
-    """Returns the class that gives a public class the attribute `name`: itself or a base, wherever that was made."""
+    """Returns the class, among a public class and its bases, that defines the attribute `name`."""
     for each in public.__mro__:
         if name in vars(each):
             return each
@@ -40,7 +40,7 @@ with tensorflow_packages.private_imports("keras", "3.13 to 3.15"):
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
     from keras.src.utils import io_utils
 
-    # What is not public about public classes: the bases that are changed, and the modules that they are made in.
+    # Private bases and modules of public classes.
     BaseOptimizer = _defining(keras.optimizers.Optimizer, "_backend_apply_gradients")
     TFOptimizer = _defining(keras.optimizers.Optimizer, "add_variable_from_reference")
     TFVariable = _defining(keras.Variable, "_initialize")
@@ -59,7 +59,7 @@ tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named 
 
 
 def is_batch_moment(frames: Iterable[Any]) -> bool:
-    """Whether an operation was made by BatchNormalization's `_moments`. `frames`: of its traceback.
+    """Whether BatchNormalization's `_moments` made an operation. `frames`: the operation's traceback.
 
     A `_moments` that a subclass overrides does not count, unless it calls Keras's.
     """

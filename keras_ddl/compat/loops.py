@@ -1,7 +1,6 @@
-"""Builds a While from graphs that were built one by one.
+"""Builds a While operation from existing graphs.
 
-tf.while_loop takes functions instead and builds their graphs anew each time, which is half of its time, and adds a
-counter for gradients.
+tf.while_loop takes functions instead, spends half of its time building their graphs, and adds a counter for gradients.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from keras_ddl.compat.tensorflow import (
 
 
 class LoopGraph:
-    """The graph of the body, or of the condition, of a loop. Made in the graph that the loop is to be part of.
+    """The graph of a loop's body or condition. Create it inside the graph that will contain the loop.
 
-    Args: label: "body" or "condition". has_effects: it does more than compute, in the order of the program.
+    Args: label: "body" or "condition". has_effects: it has side effects, which keep the program's order.
     Attributes: graph: TensorFlow's. carried: placeholders.
     """
 
@@ -58,7 +57,7 @@ class LoopGraph:
         self.graph.outputs = [mark(each) for each in tensors]
 
     def share_captures(self, other: LoopGraph) -> None:
-        """Captures first, in the same order, the tensors that another graph captures from the graph around both."""
+        """Captures, first and in the same order, the tensors that another graph captures from the enclosing graph."""
         with self.graph.as_default():
             for each in other.graph.external_captures:
                 self.graph.capture(each)
@@ -78,7 +77,7 @@ def while_op(
 ) -> tf.Operation:
     """Builds the loop, as tf.while_loop does. `condition` began with the captures of `body`.
 
-    shapes: of what is carried, in all rounds. at_once: rounds that may run at a time.
+    shapes: of the loop values in all rounds. at_once: number of rounds that may run at a time.
     """
     body.share_captures(condition)
     graph = tf.compat.v1.get_default_graph()
@@ -102,7 +101,7 @@ def while_op(
         "body": value(func={"name": body.graph.name}),
         "output_shapes": value(list=values(shape=[each.as_proto() for each in result_shapes])),
         "parallel_iterations": value(i=at_once),
-        # What follows a loop that only reads a variable may run beside it.
+        # Lets operations after the loop run beside it if it only reads their variables.
         auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR: value(list=values(i=sorted(read))),
     }
     after = [op for each in graphs for op in each.function_captures.control]

@@ -1,4 +1,4 @@
-"""Questions about a model, its optimizers, layers and metrics; some answers are in private parts of Keras."""
+"""Answers questions about a model, its optimizers, layers and metrics, partly from Keras's private interfaces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_call(model: Any) -> bool:
 
 
 def has_keras_train_step(model: Any) -> bool:
-    """Whether a model is trained by Keras's own train_step, which updates all that is trainable."""
+    """Whether a model is trained by Keras's own train_step, which updates all trainable variables."""
     return bool(model.train_step.__module__.startswith("keras.src."))
 
 
@@ -35,10 +35,10 @@ def is_built(model: Any) -> bool:
 
 
 def build_config(model: Any) -> dict[str, Any] | None:
-    """Returns the shapes that a model was built with, if it tells them, for `build_as` in another process."""
+    """Returns the shapes that a model was built with, if it has recorded them, for `build_as` in another process."""
     try:
         config: dict[str, Any] | None = model.get_build_config()
-    except Exception:  # the model's own code
+    except Exception:  # the model's code may raise anything
         return None
     return config
 
@@ -47,7 +47,7 @@ def build_as(model: Any, config: dict[str, Any] | None) -> None:
     """Builds a model that is not built yet, with the shapes of another one, as far as possible."""
     if config is not None and not is_built(model):
         with contextlib.suppress(Exception), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras's, that it could not be built
+            warnings.simplefilter("ignore")  # Keras warns if the model cannot be built
             model.build_from_config(config)
 
 
@@ -135,7 +135,7 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def optimizers_in(optimizer: Any) -> list[Any]:
-    """Returns an optimizer and those inside it (LossScaleOptimizer, MultiOptimizer); none for a name or a config."""
+    """Returns an optimizer and its inner optimizers (LossScaleOptimizer, MultiOptimizer); [] for a name or a config."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return []
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
@@ -164,7 +164,7 @@ def named_optimizers_of(model: Any) -> dict[str, Any]:
     take("optimizer", getattr(model, "optimizer", None))
     for number, owner in enumerate([model, *model._flatten_layers(include_self=False)]):
         for name, value in list(vars(owner).items()):
-            # Keras's own lists of layers and variables hold none, and are long.
+            # Skips Keras's own lists of layers and variables, which are long and hold no optimizers.
             if isinstance(value, keras.optimizers.Optimizer) or not name.startswith("_"):
                 take(name if number == 0 else f"layer {number}/{name}", value)
     return optimizers
@@ -209,13 +209,13 @@ def is_accumulating(model: Any) -> bool:
 
 
 def rows_counted(model: Any) -> float:
-    """Returns the rows that a model has seen since its metrics were reset; 0 when its steps do not count them."""
+    """Returns the rows that a model has seen since its metrics were reset; 0 if its steps do not count them."""
     count = getattr(getattr(model, "_loss_tracker", None), "count", None)
     return 0.0 if count is None else float(keras.ops.convert_to_numpy(count))
 
 
 def metrics_in(model: Any) -> list[Any]:
-    """Returns a model's metric objects: those it tracks and those passed to compile, built or not."""
+    """Returns a model's metrics, both tracked and passed to compile, built or not."""
     compiled = getattr(model, "_compile_metrics", None)
     of_compile = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
     tracked = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
@@ -231,15 +231,13 @@ def written_by_steps(model: Any) -> list[Any]:
 
 
 def metric_variables(model: Any) -> list[Any]:
-    """Returns the variables of a model's metrics, and of those inside them, each once."""
+    """Returns the variables of a model's metrics and of their inner metrics, each once."""
     return _variables_of_metrics(model.metrics)
 
 
 def metric_variables_by_part(model: Any) -> dict[str, list[Any]]:
-    """Returns the metric variables in parts that are built at different times; the first batch builds those of
-    compile().
-
-    Variables keep their order within a part once the part is built.
+    """Returns the metric variables, grouped into parts that are built at different times. The first batch builds the
+    metrics of compile(). Once a part is built, its variables keep their order.
     """
     compiled = compiled_parts(model)
     parts: dict[str, list[Any]] = {"own": [], **{name: [] for name in compiled}}
@@ -256,8 +254,7 @@ def compiled_parts(model: Any) -> dict[str, Any]:
 
 
 def after_build(part: Any, call: Callable[[], None]) -> None:
-    """Calls `call` when a part of `compiled_parts` has its variables but no batch has written them yet: now or
-    later."""
+    """Calls `call`, now or later, when a part of `compiled_parts` has its variables but no batch has written them."""
     if part.built:
         call()
         return

@@ -1,4 +1,4 @@
-"""Names that Keras makes. Imports no Keras."""
+"""Interprets names that Keras makes. Does not import Keras."""
 
 from __future__ import annotations
 

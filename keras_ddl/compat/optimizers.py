@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_ddl.compat.keras import keras
 
-# The steps of an update, by what they do. All take gradients; "apply" and "overwrite" also the variables.
+# Our names of the steps of an update. All take gradients; "apply" and "overwrite" also take the variables.
 _STEPS = {
     "apply": "_backend_apply_gradients",
     "update": "_backend_update_step",
@@ -18,8 +18,7 @@ _STEPS = {
 
 
 def trained_variables(optimizer: Any) -> list[Any] | None:
-    """Returns the variables that an optimizer was built for; None for one that delegates updates to other
-    optimizers."""
+    """Returns the variables that an optimizer was built for, or None if it delegates updates to other optimizers."""
     trained = getattr(optimizer, "_trainable_variables", None)
     return None if trained is None else list(trained)
 
@@ -46,7 +45,7 @@ def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> list[Any]:
 
 
 def batches_counted(optimizer: Any) -> Any:
-    """Returns the variable that counts batches; `iterations` counts updates, fewer where gradients are accumulated."""
+    """Returns the variable that counts batches. `iterations` counts updates, of which accumulation makes fewer."""
     return optimizer._iterations
 
 

@@ -1,4 +1,4 @@
-"""Private interfaces of tf.distribute: strategies, their contexts, and the variables that they make."""
+"""Private interfaces of tf.distribute: strategies, their contexts, and their variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StrategyExtendedV1: Any = tf.compat.v1.distribute.StrategyExtended
 
 @contextlib.contextmanager
 def outside_strategies() -> Iterator[None]:
-    """Inside, no tf.distribute strategy is active, not even in a scope, and none creates the variables."""
+    """Inside, no tf.distribute strategy is active, even within a scope, so variables are plain."""
     graph = tf.compat.v1.get_default_graph()
     creators = graph._variable_creator_stack
     of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
@@ -39,7 +39,7 @@ def process_variable(name: str, shape: Sequence[int] = ()) -> tf.Variable:
 @functools.cache
 def _default_replica_context() -> Any:
     contexts: list[Any] = []
-    # Scopes belong to threads: a new one is in none.
+    # Scopes belong to threads, so a new thread is outside of all scopes.
     thread = threading.Thread(target=lambda: contexts.append(tf.distribute.get_replica_context()))
     thread.start()
     thread.join()

@@ -25,7 +25,7 @@ from keras_ddl.errors import DependencyError
 
 # Oldest TensorFlow whose C API has all that native/tf uses.
 OLDEST = (2, 16)
-# Where the asynchronous kernels were tested: they rely on how TensorFlow passes `done` (native/tf/kernels.cc).
+# Versions with tested asynchronous kernels, which rely on how TensorFlow passes `done` (native/tf/kernels.cc).
 TESTED = ((2, 16), (2, 17), (2, 18), (2, 19), (2, 20), (2, 21))
 OPS = ("DdlBroadcast", "DdlAllReduce", "DdlAllReduceN", "DdlReduceScatter", "DdlAllGather", "DdlAllToAll")
 
@@ -56,16 +56,16 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS):
         resource_variable_ops,
     )
 
-    # What TensorFlow exports for Keras.
+    # Exported by TensorFlow for Keras.
     FuncGraph, EagerTensor = tf.__internal__.FuncGraph, tf.__internal__.EagerTensor
-    # The class of every tf.function, and modules that public classes are made in.
+    # The class of every tf.function, and modules that define public classes.
     _Function = type(tf.function(lambda: None))
     _function_file = sys.modules[_Function.__module__].__file__
     variables: Any
     variables, variable_v1 = sys.modules[tf.Variable.__module__], sys.modules[tf.compat.v1.Variable.__module__]
 
 if config.is_set("RUN_DIR"):
-    # Autograph's generated files go where the launcher removes them, also when this process is killed.
+    # Puts autograph's generated files where the launcher removes them even if this process is killed.
     _autograph_loader.tempfile = SimpleNamespace(
         NamedTemporaryFile=functools.partial(tempfile.NamedTemporaryFile, dir=config.get("RUN_DIR"))
     )
@@ -104,7 +104,7 @@ def load_ops() -> ModuleType:
     Raises:
         DependencyError: the library was not built, or this TensorFlow cannot load it.
     """
-    with _loading:  # several threads may make a program's first collectives
+    with _loading:  # several threads may call the first collectives at once
         return _load_ops()
 
 
@@ -140,10 +140,9 @@ def _load_ops() -> ModuleType:
 def _free_from_program_order() -> None:
     """Lets keras_ddl's ops in a tf.function run as soon as their inputs are ready.
 
-    TensorFlow chains stateful ops without resources in program order, each waiting for the one before to COMPLETE: no
-    communication would overlap with another, nor with the computation it does not depend on. The core matches requests
-    by name, so the order is free. Synchronous kernels keep the chain: without it ranks could block all their threads
-    in different ops.
+    TensorFlow makes each stateful op without resources wait until the one before is COMPLETE, so collectives would
+    overlap neither each other nor independent computation. The core matches requests by name, so any order works.
+    Synchronous kernels keep the chain, because otherwise ranks could block all their threads in different ops.
     """
     auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= frozenset(OPS)
 
@@ -188,7 +187,7 @@ def _once_optimizing(executor: str | None, config_proto: bytes) -> Any:
     rewriter.meta_optimizer_iterations = rewriter.meta_optimizer_iterations or rewriter.ONE
     rewriter.memory_optimization = rewriter.memory_optimization or rewriter.NO_MEM_OPT
     rewriter.layout_optimizer = rewriter.layout_optimizer or rewriter.OFF
-    rewriter.disable_tfg_optimizer = True  # an experiment of TensorFlow's, which only infers shapes once more
+    rewriter.disable_tfg_optimizer = True  # experimental, and only infers shapes once more
     return FunctionCallOptions(executor, chosen)
 
 
@@ -248,7 +247,7 @@ def lend_functions(operation: tf.Operation, graph: tf.Graph) -> None:
 
 def _functions_of(operation: tf.Operation) -> list[Any]:
     if not any(each.type.endswith(("func", "func)")) for each in operation.op_def.attr):
-        return []  # cheaper than its attributes
+        return []  # cheaper than reading its attributes
     return [f for each in operation.node_def.attr.values() for f in (each.func, *each.list.func) if f.name]
 
 
@@ -285,7 +284,7 @@ def add_control_input(operation: tf.Operation, before: tf.Operation) -> None:
     operation._add_control_input(before)
 
 
-# Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
+# Skips a wrapper that looks for a deprecated argument in every call, a quarter of the time of a cut.
 create_op: Callable[..., tf.Operation] = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
 
 

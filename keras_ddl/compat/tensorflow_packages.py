@@ -1,4 +1,4 @@
-"""Which TensorFlow is installed, read from the packages' metadata: nothing here imports TensorFlow or Keras."""
+"""Tells which TensorFlow is installed, by the packages' metadata, without importing TensorFlow or Keras."""
 
 from __future__ import annotations
 
@@ -45,10 +45,9 @@ def check_one_tensorflow() -> None:
 
 
 def import_without_keras() -> None:
-    """Imports TensorFlow, unless it is imported already, without the Keras that it would also import: a third of the
-    time.
+    """Imports TensorFlow without Keras, which takes a third of the time, for commands that do not need Keras.
 
-    For commands that need no Keras. `import keras`, `tf.keras` and `import tensorflow.keras` work afterwards as usual.
+    `import keras`, `tf.keras` and `import tensorflow.keras` work afterwards as usual.
     If TensorFlow cannot be imported, the next import raises the error; if TensorFlow is set to use Keras 2, it is
     imported with Keras 2.
     """
@@ -62,14 +61,14 @@ def import_without_keras() -> None:
     finally:
         for name in hidden:
             del sys.modules[name]
-    keras = importlib.util.find_spec("keras")  # finds, does not import
+    keras = importlib.util.find_spec("keras")  # does not import it
     if "tensorflow" in sys.modules and keras is not None and keras.submodule_search_locations:
-        # Where TensorFlow 2.16 and later look for tensorflow.keras, had they found Keras.
+        # Where TensorFlow 2.16 and later look for tensorflow.keras if they find Keras.
         folders = [str(Path(folder, "_tf_keras")) for folder in keras.submodule_search_locations]
         tensorflow.__path__ = [*folders, *filter(None, tensorflow.__path__)]
 
 
-# What a Keras on another backend distributes training with.
+# How to distribute training with Keras on another backend.
 _INSTEAD = {
     "torch": (
         " On PyTorch, instead of keras_ddl.Strategy: import keras_ddl.torch, "

@@ -1,7 +1,7 @@
-"""What a rank computes with: the threads of TensorFlow where several ranks share the cores of a host, and a device.
+"""Chooses a rank's device, and divides a host's cores between its ranks as threads of TensorFlow.
 
-By itself TensorFlow takes one thread per core in every process. N ranks on a host then have N threads on each core,
-which wait for each other inside every operation and keep the core from the one that is waited for.
+By default TensorFlow starts one thread per core in every process. N ranks on a host then have N threads on each core,
+which wait for each other inside every operation and take the core from the thread that they wait for.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def share_cores(topology: Topology) -> None:
     if threads is None:
         return
     _set("intra", threads)
-    # Each synchronous kernel keeps a thread while it waits for other ranks: too few, and all wait.
+    # A synchronous kernel blocks a thread while it waits for other ranks, so with too few threads all would wait.
     if tf_compat.asynchronous():
-        # Two at least: with one, a weight's gradient may wait until all of backward is done, and its bucket with it.
+        # At least two: with one, a weight's gradient, and its bucket, may wait until all of backward is done.
         _set("inter", max(2, threads))
 
 
 def threads_of(rank: int, hosts: Sequence[int], cores: Sequence[Sequence[int]]) -> int | None:
-    """Returns the threads for `rank`: its cores divided by the ranks that may use one of them; None if it is alone.
+    """Returns the threads for `rank`, its cores divided by the ranks that share any of them; None if it shares none.
 
     Args:
         hosts: index of the host of each rank. cores: numbers of the cores that each rank may run on.
@@ -60,13 +60,13 @@ def _set(pool: str, threads: int) -> None:
     try:
         getattr(tf.config.threading, f"set_{pool}_op_parallelism_threads")(threads)
     except RuntimeError:
-        pass  # TensorFlow has started already, with one per core
+        pass  # TensorFlow has already started, with one thread per core
 
 
 def choose_device(topology: Topology) -> str:
     """Returns this rank's device: the GPU numbered local_rank when there are GPUs, else the CPU. COLLECTIVE.
 
-    Where ranks share a GPU, each takes memory there as it needs it. Warns of what TensorFlow no longer lets it do.
+    Ranks that share a GPU allocate its memory as they need it. Warns if TensorFlow has started and forbids this.
     """
     visible = tf.config.get_visible_devices("GPU")
     number = topology.local_rank % len(visible) if visible else 0
@@ -75,7 +75,7 @@ def choose_device(topology: Topology) -> str:
     if own is None:
         return "/device:CPU:0"
     try:
-        # Else every rank would take memory on every GPU.
+        # Otherwise every rank would allocate memory on every GPU.
         tf.config.set_visible_devices(own, "GPU")
         number = 0
     except RuntimeError:
@@ -101,7 +101,7 @@ def _ranks_on(own: tf.config.PhysicalDevice | None, topology: Topology) -> list[
 
 
 def _share(gpu: tf.config.PhysicalDevice, sharers: Sequence[int], topology: Topology) -> None:
-    """Has this rank take memory on a GPU as it needs it, unless the script has chosen; the first rank there warns."""
+    """Lets this rank allocate GPU memory on demand, unless the script has decided; the GPU's first rank warns."""
     how, grows = "each takes memory as it needs it", tf.config.experimental.get_memory_growth(gpu)
     if grows is False or tf.config.get_logical_device_configuration(gpu) is not None:
         how = "each takes memory as the script has set"
@@ -119,7 +119,7 @@ def _share(gpu: tf.config.PhysicalDevice, sharers: Sequence[int], topology: Topo
 
 
 def compute_alike(device: str) -> None:
-    """Makes TensorFlow's operations give the same bits on the GPU of every rank, for what ranks compute side by side.
+    """Makes TensorFlow's operations give the same bits on every rank's GPU, for computations that ranks repeat.
 
     Does nothing on a CPU. TensorFlow's fastest kernels for GPUs add in an order that changes from run to run. The
     deterministic ones are slower, and operations that draw random numbers without a seed fail.

@@ -10,8 +10,8 @@ from keras_ddl.compat.tensorflow import tf
 
 @functools.cache
 def install() -> None:
-    """Changes tf.compat.v1's sessions, once per process: what their `config` leaves open is as `configure_tensorflow`
-    or `share_cores` has chosen.
+    """Makes tf.compat.v1's sessions, once per process, use the choices of `configure_tensorflow` and `share_cores`
+    unless their `config` says otherwise.
     """
     for session in (tf.compat.v1.Session, tf.compat.v1.InteractiveSession):
         _configure(session)
@@ -37,7 +37,7 @@ def _configure(session: Any) -> None:
 
     @functools.wraps(original)
     def __init__(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
-        # Without a config a session takes TensorFlow's own settings, which are the rank's already.
+        # Without a config a session uses TensorFlow's settings, which already are this rank's.
         original(self, target, graph, config if config is None else session_config(config))
 
     session.__init__ = __init__

@@ -1,4 +1,4 @@
-"""Writes files and directories that appear complete or not at all: a hidden one is written, synced and renamed.
+"""Writes files and directories atomically: writes a hidden one, syncs it and renames it.
 
 `rename` is the only step that readers can see, and POSIX makes it atomic. A killed writer leaves a `.tmp-*` directory,
 which readers ignore and `sweep_temporaries` removes.
@@ -98,7 +98,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Waits until `path`, and everything under it if it is a directory, is on disk; the deepest first."""
+    """Waits until `path`, and everything under it if it is a directory, is on disk, deepest entries first."""
     if not path.is_dir():
         sync_file(path)
     for folder, _, files in os.walk(path, topdown=False):
@@ -148,7 +148,7 @@ def write_whole(path: str | Path, write: Callable[[str], Any], *, synced: bool =
     Returns: what `write` returns. Raises: what `write` raises; OSError. `path` is then unchanged.
     """
     final = Path(os.path.realpath(path))
-    base = next(parent for parent in final.parents if parent.is_dir())  # `write` creates the rest, or fails
+    base = next(parent for parent in final.parents if parent.is_dir())  # `write` creates missing parents, or fails
     with staging_directory(base) as folder:
         staged = folder / "new"
         staged.mkdir()
@@ -217,10 +217,10 @@ def remove_unless_read(path: Path) -> bool:
     except BlockingIOError:
         os.close(descriptor)
         return False
-    except OSError:  # no locks here
+    except OSError:  # this file system has no locks
         pass
     try:
-        remove(path)  # while locked: a new reader waits, and then finds nothing
+        remove(path)  # while locked, so that a new reader waits and then finds nothing
     finally:
         os.close(descriptor)
     return True

@@ -1,4 +1,4 @@
-"""Reads directories that somebody else may have filled: a checkpoint from elsewhere, a folder of several people.
+"""Safely reads directories that others may have filled, such as downloaded checkpoints and shared folders.
 
 A symbolic link there may lead to a private file, and opening a FIFO waits for its writer. So only regular files are
 opened, and links inside the directory are not followed.
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 MOST_JSON_BYTES = 1 << 28
-MOST_JSON_LEVELS = 200  # of lists and objects; what keras_ddl writes has 5, and what a user adds to it
+MOST_JSON_LEVELS = 200  # nested lists and objects; keras_ddl's files have 5 and what a user adds
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {
@@ -60,7 +60,7 @@ def _open(name: str, flags: int, place: int, path: Path) -> int:
         return os.open(name, flags, dir_fd=place)
     except OSError as error:
         mode = stat.S_IFREG
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # a link, where a directory must be, a socket
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # a link, not a directory, or a socket
             mode = os.stat(name, dir_fd=place, follow_symlinks=False).st_mode
         if stat.S_ISREG(mode):
             raise OSError(error.errno, error.strerror, str(path)) from None
@@ -109,7 +109,7 @@ def check_opens(folder: Path) -> None:
         place = left.pop()
         status = os.stat(place)  # noqa: PTH116
         if stat.S_ISDIR(status.st_mode):
-            if (status.st_dev, status.st_ino) not in seen:  # links may make a circle
+            if (status.st_dev, status.st_ino) not in seen:  # links may form a cycle
                 seen.add((status.st_dev, status.st_ino))
                 left += [os.path.join(place, name) for name in os.listdir(place)]  # noqa: PTH118, PTH208
         elif not stat.S_ISREG(status.st_mode):

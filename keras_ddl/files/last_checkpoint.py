@@ -9,7 +9,7 @@ from typing import Any
 from keras_ddl.files import news
 from keras_ddl.files.durable import write_whole
 
-FILE = "checkpoint.json"  # in KERAS_DDL_RUN_DIR, for the launcher
+FILE = "checkpoint.json"  # written to KERAS_DDL_RUN_DIR for the launcher
 
 _known: dict[str, Any] = {}
 
@@ -28,7 +28,7 @@ def note(path: Path, step: int, resume: bool, run_dir: str | None, *, is_news: b
         text = json.dumps(_known)
         try:
             write_whole(Path(run_dir) / FILE, lambda part: Path(part).write_text(text), synced=False)
-        except OSError:  # a full disk, with which the job fails anyway
+        except OSError:  # e.g. a full disk, which ends the job anyway
             pass
         if is_news:
             news.add_checkpoint(run_dir, _known)
@@ -39,7 +39,7 @@ def known() -> dict[str, Any] | None:
 
 
 def read(run_dir: Path) -> dict[str, Any] | None:
-    """Returns the last record in `run_dir`, None without one."""
+    """Returns the last record in `run_dir`, or None."""
     try:
         record = json.loads((run_dir / FILE).read_bytes()[:4096])
         return {"path": str(record["path"]), "step": int(record["step"]), "resume": bool(record["resume"])}

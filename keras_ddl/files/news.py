@@ -1,4 +1,4 @@
-"""Leaves news of a rank's program in KERAS_DDL_RUN_DIR for watchers of the job.
+"""Reports a rank's progress to watchers of the job, through files in KERAS_DDL_RUN_DIR.
 
 The rank's wrapper makes an empty file for each kind of news that a watcher wants (launch/rank_news.py), and reads the
 files once a second. The program writes only to files that exist; neither side waits for the other.
@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FIGURES = "figures"  # of the training (strategy/figures.py), always the newest
-CHECKPOINTS = "checkpoints.jsonl"  # a line for each that is complete
-_HEAD = struct.Struct("!IQ")  # of the figures: a checksum, and the length of what follows
+FIGURES = "figures"  # the newest figures of the training (strategy/figures.py)
+CHECKPOINTS = "checkpoints.jsonl"  # a line per complete checkpoint
+_HEAD = struct.Struct("!IQ")  # header of the figures: checksum and length of the rest
 _MOST_BYTES = 1 << 16
 
 
 def is_wanted(run_dir: str | None, name: str) -> bool:
-    """Whether a watcher wants `name`. `run_dir`: this rank's; None without a launcher."""
+    """Whether a watcher wants `name`. `run_dir`: this rank's folder; None without a launcher."""
     return run_dir is not None and Path(run_dir, name).exists()
 
 

@@ -1,8 +1,8 @@
 """Makes and checks directories and files that only this user may use, below shared ones such as /tmp.
 
-In a shared directory another user can create any name ahead of time, and can learn from the names there which to create
-elsewhere. So keras_ddl makes and opens everything there through this file: sockets, ranks' reports to the launcher, and
-above all pickles, which are programs.
+In a shared directory another user can create any name ahead of time, and guess further names from those that exist. So
+keras_ddl makes and opens everything there through this module: sockets, ranks' reports to the launcher, and above all
+pickles, which can run code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_ddl.errors import ConfigError
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREDENTIALS = struct.Struct("@iII")  # process, user, group
-_NOTHING = 0o077  # what others may not do: nothing at all,
+_NOTHING = 0o077  # permissions of others that are refused: any,
 _WRITE = 0o022  # or write
 
 
@@ -115,7 +115,7 @@ def _enter_own(
                 raise
     try:
         descriptor = _enter(stack, holder, path.name)
-    except NotADirectoryError:  # of a symbolic link, too
+    except NotADirectoryError:  # also if it is a symbolic link
         raise _refusal(path, "which is not a directory") from None
     _require_own(os.fstat(descriptor), path, forbidden)
     return descriptor
@@ -143,7 +143,7 @@ def _require_that_nobody_renames(descriptor: int, path: Path) -> None:
 def _trusted_owners() -> set[int]:
     owners = {0, os.geteuid()}
     with contextlib.suppress(OSError, ValueError):
-        # In a container without root's number, what belongs to root has the number of nobody.
+        # In a container that does not map root's number, root's files have the number of nobody.
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         if sum(int(count) for _, _, count in mapped) < 2**32 - 1:
             owners.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
@@ -151,7 +151,7 @@ def _trusted_owners() -> set[int]:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group is root's, or has only this user, as a group with the user's name does."""
+    """Whether a group is root's, or contains only this user, like the group with the user's name."""
     if group == 0:
         return True
     try:

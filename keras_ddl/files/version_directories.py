@@ -1,4 +1,4 @@
-"""Recognizes directories of a model's versions, which an export writes and a server loads."""
+"""Recognizes the directories of a model's versions, which an export writes and a server loads."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# broadcast_variables copies the values of a request; bounding one request bounds the memory.
+# broadcast_variables copies the values of a request, so a limit per request limits the memory.
 _REQUEST_BYTES = 256 << 20
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
@@ -88,7 +88,7 @@ def _recoverable(function: _Function) -> _Function:
             return make()
         if function.__name__ == "reduce_scatter":
             return history.not_recorded(function.__name__, make)
-        if function.__name__.startswith("broadcast"):  # values of variables, which newcomers get when they join
+        if function.__name__.startswith("broadcast"):  # not recorded: newcomers get variables when they join
             return history.left_to_join(lambda: args[0], make)
         return history.recorded(f"{function.__name__} {kwargs.get('name') or ''}", make)
 
@@ -315,7 +315,7 @@ def _broadcast_variables(
     from keras_ddl.ops import variables as variable_lists
 
     check_root(root, comm)
-    # A session runs only what it is asked for, in no defined order: names must be unique, and the caller runs the ops.
+    # A session runs only requested ops, in no fixed order, so names must be unique and the caller must run the ops.
     of_session = not tf.executing_eagerly() and not tf.inside_function()
     name = tf.compat.v1.get_default_graph().unique_name("broadcast_variables") if of_session else "broadcast_variables"
     if comm.size == 1:
@@ -325,7 +325,7 @@ def _broadcast_variables(
     detail, fingerprint = variable_lists.describe(tf_variables), variable_lists.fingerprint(tf_variables)
 
     def values(group: list[tf.Variable]) -> list[Any]:
-        # read_value is computed after the graph's current control dependencies, such as initializers.
+        # read_value runs after the graph's current control dependencies, such as initializers.
         return [variable.read_value() for variable in group] if of_session else group
 
     received: Iterator[tuple[tf.Variable, tf.Tensor]] = itertools.chain.from_iterable(

@@ -14,9 +14,9 @@ from keras_ddl.errors import ConfigError
 _MAX_FEEDBACK_BYTES = 900
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
 _DTYPES = tuple(tf.as_dtype(name) for name in DTYPES)
-# Collectives that do no arithmetic take more dtypes. These are sent as another dtype of the same size, with extra
-# dimensions of 1, by which ranks with different dtypes have different shapes and get an error. Complex numbers are sent
-# as pairs.
+# Collectives without arithmetic also take these dtypes. Each is sent as another dtype of the same size, with its own
+# number of extra dimensions of 1, so that ranks with different dtypes get an error about shapes. Complex numbers are
+# sent as pairs.
 _WIRE_DTYPES = {
     tf.bool: (tf.uint8, 1),
     tf.int16: (tf.float16, 1),

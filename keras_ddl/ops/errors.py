@@ -10,12 +10,12 @@ from keras_ddl import errors
 from keras_ddl.communicator import native_library
 from keras_ddl.compat.tensorflow import tf
 
-# How the text of a failure begins in an error of TensorFlow, which adds names of nodes around it. The number is that of
-# the failure in this process (native/tf/tf_handles.h); an assertion in a graph has none.
+# A failure's text within TensorFlow's error, which adds names of nodes around it. The number identifies the failure in
+# this process (native/tf/tf_handles.h); an assertion in a graph has none.
 _OURS = re.compile(r"keras_ddl(?:\[([0-9a-f]+)\])?: (.*?)(?=\s*\[\[|\s*\n\s*\(\d+\) |\s*\[Op:|\s*$)", re.DOTALL)
 _XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
 
-_ESCAPED = re.compile(r"""\\(["'\\])""")  # by an Assert
+_ESCAPED = re.compile(r"""\\(["'\\])""")  # Assert escapes quotes and backslashes
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def from_tensorflow(error: tf.errors.OpError) -> errors.KerasDdlError | None:
     if "assertion failed: [keras_ddl: " in text:  # an assertion in the graph, which fails on all ranks
         return errors.RankMismatchError(_ESCAPED.sub(r"\1", message.removesuffix("]")))
     found = native_library.failure_with_number(int(number, 16)) if number else None
-    return found or errors.from_code(error.error_code, message)  # one of another process: its ranks are not known
+    return found or errors.from_code(error.error_code, message)  # from another process, so the ranks are unknown
 
 
 def jit_compile_error() -> errors.ConfigError:

@@ -39,12 +39,12 @@ def all_to_all(tensor: Any, splits: Any = None, *, name: str | None = None, comm
         )
     tensor, dtype = to_wire_dtype(tensor)
     if splits is None:
-        # If they do not add up to the rows, the core fails the collective on every rank.
+        # If the splits do not add up to the rows, the core fails the collective on every rank.
         to_each = tf.fill([comm.size], tf.shape(tensor, tf.int64)[0] // comm.size)
     else:
         to_each = _splits(splits, comm)
     if comm.size == 1 and (splits is None or traced_for_xla()):
-        # Without a collective, so that XLA can compile it. Otherwise the core checks the splits of one rank, too.
+        # No collective, so that XLA can compile it. With given splits, the core checks even those of one rank.
         result, received = tf.identity(tensor), to_each
     else:
         result, received = raw.all_to_all(tensor, to_each, name, comm)

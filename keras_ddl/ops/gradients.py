@@ -75,7 +75,7 @@ def _product_of_others(tensor: tf.Tensor, name: str, comm: Communicator) -> tf.T
 def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
     comm = _comm(op)
     totals = raw.all_reduce_n(_dense(gradients, op.outputs), "sum", _name(op), comm)
-    # The zeros must depend on the collective: without, TensorFlow would not run it on this rank, for which others wait.
+    # The zeros depend on the collective, because otherwise TensorFlow would skip it here while other ranks wait.
     at_root = comm.rank == op.get_attr("root")
     return [tf.where(at_root, total, tf.zeros_like(total)) for total in totals]
 
@@ -99,7 +99,7 @@ def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
 
 @register_gradient("DdlAllGather")
 def _all_gather(op: Any, gradient: Any, _rows_gradient: Any) -> tf.Tensor:
-    # Not reduce_scatter, which divides rows evenly: ranks may have different numbers of rows in an all_gather.
+    # Not reduce_scatter, which divides rows evenly, because ranks may gather different numbers of rows.
     (x,), (_, rows) = op.inputs, op.outputs
     comm = _comm(op)
     total = raw.all_reduce(tf.convert_to_tensor(gradient), "sum", _name(op), comm)

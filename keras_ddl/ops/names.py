@@ -1,4 +1,4 @@
-"""Names collectives, so that ranks match the same ones.
+"""Names collectives, so that ranks match the same calls.
 
 Ranks match requests by name, and requests with the same name in their order. A name must therefore be equal on every
 rank, and must differ between collectives that may run at the same time:
@@ -28,7 +28,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 
 EAGER = "eager"
-# The core takes 1023 bytes, of which some are for numbers.
+# The core takes 1023 bytes; the rest is for numbers.
 _MAX_BYTES = 900
 
 
@@ -37,7 +37,7 @@ class _Names:
     path: str
     used: Counter = field(default_factory=Counter)
     outer: _Names | None = None
-    # Conditional -> the names that were used before its first branch was traced.
+    # Conditional -> the names used before its first branch was traced.
     before: dict[str, Counter] = field(default_factory=dict)
 
 
@@ -87,8 +87,8 @@ def _of(graph: Any) -> _Names:
 
 
 def _path(graph: Any) -> str:
-    # A tf.function has one name wherever it is called. The number at the end of a backward function's name counts all
-    # graphs of the process, of which ranks may have different numbers.
+    # A tf.function has one name wherever it is called. A backward function's name ends with a count of the process's
+    # graphs, which may differ between ranks.
     name = getattr(graph, "name", None) or "graph"
     return re.sub(r"_\d+$", "", name) if name.startswith("__") else name
 
@@ -105,7 +105,7 @@ def _names_of_part(graph: Any) -> _Names:
 def _unique(names: _Names, name: str, communicator: int = 0) -> str:
     count = names.used[communicator, name]
     part: _Names | None = names
-    while part is not None:  # a name that a branch has used is used in the graphs around it
+    while part is not None:  # a branch's names also count as used in the enclosing graphs
         part.used[communicator, name] = max(part.used[communicator, name], count + 1)
         part = part.outer
     return name if count == 0 else _unique(names, f"{name}_{count}", communicator)

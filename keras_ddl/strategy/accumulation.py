@@ -18,11 +18,11 @@ from keras_ddl import ops
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 
-_in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks have parts; the same on all ranks
+_in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks hold parts of sums; equal on all ranks
 
 
 def begin_step(model: Any, rank: int) -> None:
-    """Prepares a training step of fit that accumulates parts: the first one after `combine` clears the accumulators of
+    """Prepares a training step of fit that accumulates parts. The first one after `combine` clears the accumulators of
     all ranks but 0. Not collective.
     """
     if model in _in_parts or model.run_eagerly or not models.accumulates(model):

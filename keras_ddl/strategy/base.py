@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class BaseStrategy(tf.distribute.Strategy):
-    """A Strategy without what users call.
+    """The internal half of Strategy, without the methods that users call.
 
     Attributes:
-        mesh_layout: over the present mesh, in a job that continues with a layout. saves: of several ranks.
+        mesh_layout: the layout over the present mesh, in a job that continues. saves: the SaveRecords of several ranks.
     """
 
     rank: int

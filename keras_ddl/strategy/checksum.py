@@ -12,9 +12,9 @@ _COLUMNS = 512  # words that are summed side by side: 4 KiB, which stays in the 
 def checksum(array: np.ndarray) -> int:
     """Returns a number that differs when any one bit of `array` does, and almost surely when several do.
 
-    The array's 64-bit words are added up, modulo 2**64, in 512 columns, and a CRC taken of the columns' sums and the
-    rest: arithmetic that costs less than reading the memory, where a CRC of it all takes five times as long. An
-    exchange of two words within a column is not detected.
+    The array's 64-bit words are added up, modulo 2**64, in 512 columns, and the result is a CRC of the sums and the
+    remaining bytes. This costs less than reading the memory; a CRC of everything takes five times as long. Two words
+    swapped within a column are not detected.
     """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     end = data.size // (8 * _COLUMNS) * (8 * _COLUMNS)

@@ -14,7 +14,7 @@ from keras_ddl.topology import Topology, tf_config
 # Arguments of MultiWorkerMirroredStrategy and MirroredStrategy.
 _NOT_CHOSEN_IN_THE_SCRIPT = ("cluster_resolver", "devices", "cross_device_ops", "communication")
 
-# Arguments of earlier versions, and what takes their place.
+# Arguments of earlier versions -> their replacement.
 _REPLACED = {
     "mode": "an argument of keras_ddl.init, the variable KERAS_DDL_MODE, or `keras-ddl run --mode`",
     "bucket_bytes": "the variable KERAS_DDL_BUCKET_BYTES",
@@ -32,7 +32,7 @@ _REPLACED = {
 
 
 def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief, however a script asks for it.
+    """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief by every way of asking.
 
     The tasks are those of TF_CONFIG if it names as many training tasks as there are ranks. Otherwise every rank is a
     worker, with a name in place of an address, because ranks do not connect by addresses of the cluster.
@@ -56,7 +56,7 @@ def check_arguments(positional: Sequence[Any], removed: Mapping[str, Any]) -> No
     Raises: ConfigError: an argument of TensorFlow's strategies or of earlier versions; it names the replacement.
         TypeError: an argument that no strategy takes.
     """
-    if positional:  # a mode, in earlier versions, or MirroredStrategy's devices
+    if positional:  # earlier versions took a mode; MirroredStrategy takes devices
         removed = {"mode" if isinstance(positional[0], str) else "devices": positional[0], **removed}
     for name, value in removed.items():
         if name in _REPLACED:
@@ -73,9 +73,9 @@ def check_arguments(positional: Sequence[Any], removed: Mapping[str, Any]) -> No
 
 @functools.cache
 def refuse_preemption_handlers() -> None:
-    """From now on making a PreemptionCheckpointHandler raises an error that names its replacement.
+    """Makes creating a PreemptionCheckpointHandler raise an error that names its replacement.
 
-    Otherwise the handler would fail later, in a thread of its own, without saying what it lacks.
+    Otherwise the handler would fail later, in its own thread, with an obscure error.
     """
     handler = tf.distribute.experimental.PreemptionCheckpointHandler
     original = handler.__init__

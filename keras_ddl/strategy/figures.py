@@ -1,4 +1,4 @@
-"""The interface that counts steps, rows and logs of a training for whoever watches its job. A part implements it
+"""The interface by which a watched training reports its steps, rows and logs. An optional part implements it
 (parts.py)."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from keras_ddl.strategy.base import strategy_of
 class JobFigures(Protocol):
     """Counts what this process has trained. Its methods are called on all ranks."""
 
-    rows: float  # of all ranks together, in loops of the program's own
+    rows: float  # of all ranks together, in the program's own loops
 
     def begin_step(self) -> None:
         """Called when a step of a loop begins."""
 
     def end_step(self) -> bool:
-        """Called when the step has ended. Returns whether `write` is due."""
+        """Called when a step has ended. Returns whether `write` is due."""
 
     def write(self) -> None:
         """Writes the figures for the launcher."""

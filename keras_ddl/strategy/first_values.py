@@ -1,4 +1,4 @@
-"""Makes a share of a variable's first value, with the bits that one process would have, without making the rest.
+"""Makes only a share of a variable's first value, bit for bit as one process would.
 
 Keras's initializers draw with counter-based generators, so any stretch of a draw can be made alone
 (cut/operations/philox.py), and they compute with the drawn numbers entry by entry. The initializer is traced once, and
@@ -65,13 +65,13 @@ def recipe_of(initializer: Any) -> Recipe | None:
         seed = np.asarray(seed.next())
     config = initializer.get_config()
     if "seed" in config:
-        config["seed"] = 0  # without one, making the initializer again would draw from Python's generator
+        config["seed"] = 0  # unused; with None, from_config would draw a seed from Python's generator
     return Recipe(name, config, seed)
 
 
 def shape_of_new(variable: Any, value: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the shape of a Keras variable that is to be made with `value` or its result, and the value. A function is
-    called only if there is no other way to know the shape.
+    """Returns the shape of a Keras variable to be made from `value`, and the value. A function is called only if
+    nothing else tells the shape.
     """
     shape = models.declared_shape(variable)
     if shape is None:

@@ -1,4 +1,4 @@
-"""Keeps the state of a call of fit, so that nothing is stored on Keras's objects."""
+"""Keeps the state of a call of fit, instead of storing it on Keras's objects."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Fit(trainer_calls.Loop):
 
     method: str = "fit"
     reading: Reading | None = None  # of the training data
-    resumed_at: int | None = None  # the epoch with which a resumed fit has begun
-    logs_before: dict[str, Any] | None = None  # of the part of an epoch that another process has trained
-    agreed_stop: bool | None = None  # whether ranks have agreed to stop; None: nothing is agreed on
+    resumed_at: int | None = None  # the epoch at which a resumed fit began
+    logs_before: dict[str, Any] | None = None  # logs of the part of the epoch that ran before the resume
+    agreed_stop: bool | None = None  # whether ranks have agreed to stop; None: not asked yet
 
 
 def of(model: Any) -> Fit | None:

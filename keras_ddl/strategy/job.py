@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(eq=False)
 class Job:
-    """The ranks that share each batch, and how they do it.
+    """The ranks that share each batch, and the settings by which they do.
 
     Attributes:
         rank: of this process. size: the number of ranks.
@@ -42,9 +42,9 @@ class Job:
         settings: as this rank passed them. The other attributes are equal on all ranks.
         bucket_size: size of the gradients that are sent in one collective.
         shards_from_elements: slots with this many elements or more are in shards; None: no slots are. shards_weights:
-            weights are, too, and a step has `gathered_bytes` of them gathered at a time.
+            weights are, too. gathered_bytes: limit of the weights that a step has gathered at a time.
         drift_check_fraction: fraction of the training time that comparing weights may take.
-        goes_on: fit continues when a rank is lost (resilience.py), and `rank` and `size` change.
+        goes_on: fit continues when a rank is lost (resilience.py); `rank` and `size` then change.
         reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
         epoch: how often they have changed. hosts: of all ranks, as in Topology.
         mesh: data and model ranks, if a layout cuts variables; None: all ranks are data ranks.
@@ -122,14 +122,14 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 }
 
 
-# The only values that a layout goes with, by now.
+# The only values that can be combined with a layout so far.
 _WITH_LAYOUT: dict[str, tuple[Any, ...]] = {
     "compression": (None,),
     "sharding": (None, "optimizer"),
     "batch_statistics": ("global",),
     "gather_predictions": ("all",),
 }
-_WITH_CHOICE = {**_WITH_LAYOUT, "sharding": (None,)}  # with a layout that is chosen when a step is traced
+_WITH_CHOICE = {**_WITH_LAYOUT, "sharding": (None,)}  # for a layout that is chosen when a step is traced
 
 
 def check_settings(settings: Settings, rank: int) -> None:

@@ -11,12 +11,12 @@ from keras_ddl import communicator
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.job import Settings
 
-# The job's, the latest last. Kept alive: what `existing` returns must not depend on when a rank collects garbage,
-# because making another is collective.
+# This job's Strategies, the latest last. They are kept alive, because making another is collective, so whether
+# `existing` finds one must not depend on a rank's garbage collection.
 _made: list[BaseStrategy] = []
-# All that are still in use, also those of earlier jobs of the process.
+# All Strategies still in use, including those of the process's earlier jobs.
 _alive: weakref.WeakSet[BaseStrategy] = weakref.WeakSet()
-# Arguments that do not tell one Strategy from another.
+# Arguments that may differ between calls that return the same Strategy.
 _NOT_SETTINGS = ("seed",)
 _SETTINGS = {each.name for each in dataclasses.fields(Settings)}
 
@@ -55,7 +55,7 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def _are_the_same(one: object, other: object) -> bool:
-    """Whether two settings are equal. True is not 1 here, so that a wrong setting is refused in every Strategy, not
+    """Whether two settings are equal. True and 1 differ, so that a wrong setting is refused in every Strategy, not
     only the first."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 

@@ -30,7 +30,7 @@ from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
 RECORD = "progress.json"
 ARRAYS = "progress.npz"
-# How the ranks' states of a metric are combined, for those that are not summed.
+# How to combine the ranks' states of a metric that are not summed.
 _TOGETHER = {
     "mean": lambda values: values.astype(np.float64).mean(axis=0),
     "equal": lambda values: values[0],
@@ -52,13 +52,13 @@ def capture(
         "seed": generator.state.numpy().tolist() if generator is not None else None,
         "callbacks": callback_state.for_checkpoint(others),
     }
-    # No copies: EarlyStopping replaces these arrays and never writes into them. NumPy's files lack bfloat16.
+    # No copies: EarlyStopping replaces these arrays and never writes into them. NumPy's files cannot hold bfloat16.
     arrays = {
         key: array.astype(np.float32) if array.dtype.kind == "V" else array
         for key, array in _best_weights(model, others).items()
     }
     if batches:
-        # A train_step of the program's own may return the dict that Keras's compiled metrics are.
+        # The program's own train_step may return nested dicts, as Keras's compiled metrics do.
         leaves = {key: tf.nest.flatten(value) for key, value in (logs or {}).items()}
         scalars = [key for key, values in leaves.items() if all(np.ndim(each) == 0 for each in values)]
         numbers = {key: tf.nest.map_structure(float, (logs or {})[key]) for key in scalars}
@@ -79,7 +79,7 @@ def capture(
 
 
 def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns what `capture` returned for a checkpoint; None: the checkpoint has no such state."""
+    """Returns what `capture` returned for a checkpoint, or None if the checkpoint has no such state."""
     if not (folder / RECORD).exists():
         return None
     arrays = {}
@@ -131,7 +131,7 @@ class Restoration:
                     layers[int(number)].assign(value)
 
     def at_test_begin(self) -> None:
-        """Gives up metrics that no training step has created yet, because an evaluation must not get their state."""
+        """Drops the state of metrics that no training step has created yet, so that an evaluation does not get it."""
         self._awaited.clear()
 
     def _restore_metrics(self) -> None:
@@ -143,7 +143,7 @@ class Restoration:
             models.after_build(built, functools.partial(self._restore_part, part))
 
     def _restore_part(self, part: str) -> None:
-        """Restores each rank's own metrics; for another number of ranks, rank 0 gets the combined state."""
+        """Restores each rank's own metrics; if the number of ranks has changed, rank 0 gets the combined state."""
         if part not in self._awaited:
             return
         self._awaited.discard(part)
@@ -157,7 +157,7 @@ class Restoration:
                     "model). The logs of this epoch cover only its second part."
                 )
             return
-        with tf.init_scope():  # the first step of a model is being traced
+        with tf.init_scope():  # a model's first step is being traced
             for number, variable in enumerate(variables):
                 variable.value.assign(self._state_of(states, f"{part}/{number}", number).astype(variable.dtype))
 
@@ -200,7 +200,7 @@ def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
 def _gathered(best: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
     """Returns the complete arrays of kept weights, by key; None on ranks other than rank 0. COLLECTIVE.
 
-    Returns also the callbacks of which a part was lost with a rank: they keep no weights in this checkpoint.
+    Also returns the callbacks that lost a part with a rank; this checkpoint has none of their weights.
     """
     mine = {key: value for key, value in best.items() if isinstance(value, kept_weights.KeptWeight)}
     everyone = communicator.all_gather_object(
@@ -245,5 +245,5 @@ def build_for_data(model: Any) -> None:
             model(tf.nest.pack_sequence_as(x, symbols))
     except KerasDdlError:
         raise
-    except Exception:  # a model's own code may fail in any way; the caller then reports that the model is not built
+    except Exception:  # a model's code may fail in any way; the caller reports that the model is not built
         return

@@ -1,4 +1,4 @@
-"""Whether this thread runs a step as one process would, and for which job it traces."""
+"""Records whether this thread runs a step as one process would, and for which job it traces."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def as_one_graph(
     """Returns `step` for separate tracing, so that the program's Python runs as often as if one graph had several
     steps.
 
-    A tf.function that makes variables is traced again in full: in one process the following steps run before this one
-    runs again.
+    TensorFlow traces a step that makes variables a second time. In one process the second pass comes after the
+    following steps of the graph, so these run first here, too.
 
     Args:
         following: the steps that follow in the graph, with the types of their arguments.

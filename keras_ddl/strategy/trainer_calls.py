@@ -1,8 +1,7 @@
-"""The calls of Keras's trainer that run on this thread: of fit, evaluate and predict, and executions of steps in them.
+"""Tracks the calls of fit, evaluate and predict on this thread, and the executions of steps in them.
 
-Keras's code lies between two ends of such a call: between `fit` and its iterator, and between `train_function` and
-`Strategy.run`. The inner end looks here for the call that the outer end has begun. Everything else of a step is passed
-as an argument.
+Keras's code stands between the two ends of such a call: between `fit` and its iterator, and between `train_function`
+and `Strategy.run`. The inner end looks up here which call the outer end has begun; no argument could tell it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from keras_ddl.compat.context import Setting
 
 @dataclass(eq=False)
 class TrainerCall:
-    """A call that the trainer of `model` gets or makes."""
+    """A call of, or by, the trainer of `model`."""
 
     model: Any
 

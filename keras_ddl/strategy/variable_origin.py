@@ -5,6 +5,6 @@ from __future__ import annotations
 from keras_ddl.compat.context import Setting
 
 of_keras = Setting("variable_of_keras", False)
-# Whether a rank may make variables alone, as in callbacks. Otherwise all ranks make one inside a scope, and agree on
-# its first value: COLLECTIVE.
+# Whether a rank may make variables alone, as in callbacks. Otherwise making one in a scope is COLLECTIVE, because the
+# ranks agree on its first value.
 of_one_rank = Setting("variable_of_one_rank", False)

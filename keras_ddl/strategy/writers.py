@@ -1,8 +1,8 @@
-"""Which callbacks only write: Keras's, and those of other packages, which are not imported for this.
+"""Tells which callbacks of Keras and other packages only write. Other packages are not imported for this.
 
-They decide nothing that other ranks need: what BackupAndRestore restores on rank 0 is sent to all. A class that a
-program derives from one of them does not count, because its code may change logs or decide. It runs on all ranks, and
-only its inherited hooks write on rank 0 alone (keras_patches/hushed_writers.py).
+Such a callback can run on rank 0 alone, because it decides nothing for other ranks (what BackupAndRestore restores on
+rank 0 is sent to all). A program's subclass runs on all ranks, because its code may change logs or stop the training;
+only its inherited hooks run on rank 0 alone (keras_patches/hushed_writers.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_OTHERS = frozenset(
 
 
 def writing_class(callback: Any) -> type | None:
-    """Returns the writing class of a callback, or the one that its class is derived from, or None."""
+    """Returns the writing class that a callback has or inherits from, or None."""
     for kind in type(callback).__mro__:
         if kind in OF_KERAS or f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS:
             return kind
@@ -40,5 +40,5 @@ def writing_class(callback: Any) -> type | None:
 
 
 def only_writes(callback: Any) -> bool:
-    """Whether a callback only writes: it is an object of one of these classes and has no hooks of its own."""
+    """Whether a callback is an object of a writing class itself, not of a program's subclass."""
     return writing_class(callback) is type(callback) and not any(hook in vars(callback) for hook in HOOKS)

@@ -1,5 +1,4 @@
-"""Reads which launcher started this process, before the ranks are connected; after that the communicator is
-authoritative."""
+"""Finds out which launcher started this process. Valid until the ranks are connected; then ask the communicator."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class Launcher:
 
     Attributes:
         size: number of ranks; None if unknown.
-        directory: of the sockets of this host's ranks, if they were started without MPI.
+        directory: holds the sockets of this host's ranks, if they were started without MPI.
         num_hosts: number of hosts on which the ranks were started, if without MPI.
     """
 
@@ -30,7 +29,7 @@ class Launcher:
 
     @property
     def is_spare(self) -> bool:
-        """Whether this process is to take the place of a lost rank (launch/regrouping.py)."""
+        """Whether this process waits to replace a lost rank (launch/regrouping.py)."""
         return self.size is not None and self.rank >= self.size
 
 
@@ -40,11 +39,11 @@ _LAUNCHERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
     ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    # srun's tasks only: the shell of salloc and the script of sbatch have SLURM_NTASKS, but no step.
+    # Only srun's tasks have a step; salloc's shell and sbatch's script have SLURM_NTASKS.
     ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("PMIx", "PMIX_RANK", ""),
 )
-# An mpirun sets one of these. Our launcher removes them for its ranks, but a rank may itself start an mpirun.
+# mpirun sets one of these. Our launcher removes them for its ranks, but a rank may itself start mpirun.
 _OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 

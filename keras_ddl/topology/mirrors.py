@@ -1,4 +1,4 @@
-"""On which rank to keep a copy of data that only one other rank has."""
+"""Chooses the rank that keeps a copy of data that only one other rank has."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class Cluster:
     """The cluster of a TF_CONFIG.
 
     Attributes:
-        tasks: those that train, in the order of their ranks: the chief first, then host by host.
-        left_out: the others (evaluator, ps).
+        tasks: the training tasks in the order of their ranks: the chief first, then host by host.
+        left_out: all other tasks (evaluator, ps).
         own: the task of this process; None if TF_CONFIG has none.
         addresses: type of task -> addresses by index, for tasks that train.
     """
@@ -128,7 +128,7 @@ def of_rank(text: str, rank: int, size: int) -> str | None:
 def check_not_one_of_a_cluster() -> None:
     """Raises ConfigError if TF_CONFIG makes this process one of several; the message has the command for all ranks.
 
-    For a process without a launcher: it would silently train alone, and so would the others of the cluster.
+    For a process without a launcher, which would silently train alone, like every other task of the cluster.
     """
     cluster = read()
     if len(cluster.tasks) < 2 or (cluster.own is not None and cluster.own.type == "evaluator"):

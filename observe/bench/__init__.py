@@ -1,1 +1,1 @@
-"""`keras-ddl bench` and `keras-ddl bench train`: measure how fast all_reduce and training are here."""
+"""Measures the speed of all_reduce and of training: `keras-ddl bench` and `keras-ddl bench train`."""

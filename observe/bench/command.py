@@ -25,7 +25,7 @@ from keras_ddl.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _OPS = ("sum", "mean", "min", "max", "product")
-# Options that say where the ranks run; all others go to the ranks.
+# Options for the launcher; all others are passed to the ranks.
 _LAUNCH = ("num_ranks", "hosts", "mode")
 
 

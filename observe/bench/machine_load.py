@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SAMPLE_SECONDS = 0.5
-# More than this share of all cores disturbs a measurement.
+# Larger shares of all cores disturb a measurement.
 _OTHERS, _STOLEN = 0.1, 0.02
 
 
@@ -75,7 +75,7 @@ def own_seconds() -> float:
 
 
 def before() -> str:
-    """Returns the sentence about a machine that is busy before the measurement. Takes half a second."""
+    """Returns a sentence if the machine is busy before the measurement, else "". Takes half a second."""
     watch, own = Watch(), own_seconds()
     time.sleep(_SAMPLE_SECONDS)
     return watch.load(own_seconds() - own).warning(f"in {_SAMPLE_SECONDS} s before the ranks started")

@@ -60,8 +60,8 @@ def ring_stage(cluster: Cluster, nbytes: float, first: int, stop: int) -> Stage:
     units = math.prod(dim.size for dim in dims[first:stop])
     steps = 2 * (units - 1)
     sent = steps * nbytes / units
-    # A ring crosses a link of its own dimensions once, going and coming. On the way out of its unit it shares the links
-    # of the dimensions inside, all but the memory of the host.
+    # A ring crosses each link of its own dimensions once in each direction. On its way out of a unit it shares the
+    # links of the inner dimensions, except the host's memory.
     load = [
         sent * ranks(j) / ranks(first) if 0 < j < first else sent if first <= j < stop else 0.0
         for j in range(len(dims))
@@ -182,7 +182,7 @@ def pipelined_box(
 
 
 def algorithms(cluster: Cluster) -> dict[str, Callable[[Cluster, float], float]]:
-    """Returns the algorithms that make a difference for this cluster, by name: (cluster, nbytes) -> seconds."""
+    """Returns the algorithms that differ on this cluster: name -> function (cluster, nbytes) -> seconds."""
     result: dict[str, Callable[[Cluster, float], float]] = {
         "ring": ring,
         "ring pipelined": partial(pipelined_box, depth=1),
@@ -249,7 +249,7 @@ def mode_for(cluster: Cluster, nbytes: float) -> str:
     """
     name = choose(cluster, nbytes)
     sizes = [dim.size for dim in cluster.dims]
-    inner = engine_algorithms(cluster).index(name)  # dimensions that keep a stage of their own before the last
+    inner = engine_algorithms(cluster).index(name)  # dimensions with their own stage, before the last stage
     if inner == 0:
         return f"x:1x{cluster.size}" if len(sizes) > 1 else f"x:{cluster.size}"
     return "x:" + "x".join(map(str, [*sizes[:inner], math.prod(sizes[inner:])]))

@@ -48,7 +48,7 @@ def exchange(cluster: Cluster, nbytes: float) -> float:
 @cache
 def expected_largest(count: int) -> float:
     """Returns the mean of the largest of `count` draws from the standard normal distribution: 0 for 1, 1.77 for 16."""
-    # The mean is the integral of 1 - F where x > 0 less that of F where x < 0, F being the distribution of the largest.
+    # With F the distribution of the largest, the mean is the integral of 1 - F over x > 0 minus that of F over x < 0.
     below, width = NormalDist().cdf, 1 / 256
     places = [(number + 0.5) * width - 8 for number in range(int(16 / width))]
     return sum((x > 0) - below(x) ** count for x in places) * width
@@ -62,7 +62,7 @@ def fitted_spread(step: Step, rows: Sequence[tuple[Cluster, float]]) -> float:
 
 
 def fitted_link(step: Step, devices: int, seconds: float) -> float:
-    """Returns the bandwidth inside a host, bytes/s, with which a step on `devices` of its devices takes `seconds`.
+    """Returns the bandwidth inside a host, in bytes/s, at which a step on `devices` of its devices takes `seconds`.
 
     It assumes a ring of L devices, each of which sends 2 (L-1)/L of the gradients.
     """

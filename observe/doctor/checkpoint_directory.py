@@ -123,7 +123,7 @@ def parse(line: str) -> Mount | None:
 
 
 def mount_of(path: Path, candidates: list[Mount]) -> Mount | None:
-    """Returns the mount of a path: the longest mount point above it, and among equal ones the last."""
+    """Returns the mount of a path: the longest mount point above it, or the last of equal ones."""
     above = [each for each in candidates if path.is_relative_to(each.point)]
     longest = max((len(each.point) for each in above), default=0)
     return next((each for each in reversed(above) if len(each.point) == longest), None)

@@ -64,15 +64,15 @@ def command(
         findings, num_hosts = ranks.everything(directory)
         if around.rank == 0:
             _show(findings, as_json, verbose, f"{around.size} rank(s) on {num_hosts} host(s)")
-        # Warnings must not fail the job: its launcher would print more than the doctor.
+        # Warnings must not fail the job, whose launcher would then print more than the doctor.
         return EXIT_STATUS[Severity.ERROR] if worst(findings) is Severity.ERROR else 0
     findings = host.check(directory)
     title = "this host; no ranks were started"
-    if not no_ranks and worst(findings) is not Severity.ERROR:  # else ranks would only fail by it
+    if not no_ranks and worst(findings) is not Severity.ERROR:  # ranks would fail by the same error
         import keras_ddl
 
         started = num_ranks if num_ranks is not None or hosts is not None else 2
-        # TensorFlow's messages at its import are no findings.
+        # TensorFlow's messages at import are not findings.
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
             results = keras_ddl.run(
@@ -81,7 +81,7 @@ def command(
             findings, num_hosts = results[0]
             title = f"{len(results)} rank(s) on {num_hosts} host(s)"
         except (LaunchError, DeadlineError, RankError) as error:
-            # An unreachable host, different versions, a failing collective: these are findings.
+            # An unreachable host, different versions or a failing collective are findings.
             findings = [*findings, Finding(Severity.ERROR, "ranks", str(error))]
             title = "this host; ranks could not be started"
     _show(findings, as_json, verbose, title)

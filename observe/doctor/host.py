@@ -15,10 +15,10 @@ from keras_ddl.errors import KerasDdlError
 from keras_ddl.launch import gpus
 from keras_ddl.launch.finding import Finding, Severity
 
-# TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).
+# On CPUs with one of these TensorFlow switches oneDNN on by default (tsl/util/onednn_util).
 _FOR_ONEDNN = {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx_vnni"}
 _GIB = 1 << 30
-# A communicator's staging memory (KERAS_DDL_STAGING_BYTES) is at most 64 MiB per host; MPI needs some, too.
+# A communicator's staging memory (KERAS_DDL_STAGING_BYTES) is at most 64 MiB per host, and MPI also needs some.
 _ENOUGH_SHM = 256 << 20
 _ENOUGH_FILES = 1024
 
@@ -223,7 +223,7 @@ def memory_limit(root: Path) -> int | None:
     """Returns the memory limit of the control groups in bytes; None: no limit, or unknown."""
     texts = [_text(group / "memory.max").strip() for group in _groups(root, "")]
     texts += [_text(group / "memory.limit_in_bytes").strip() for group in _groups(root, "memory")]
-    # Version 1 writes "no limit" as a number of the size of the address space.
+    # Version 1 writes "no limit" as the size of the address space.
     numbers = [int(text) for text in texts if text.isdigit() and int(text) < 1 << 60]
     return min(numbers, default=None)
 
@@ -239,7 +239,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
     homes = [_HOME, f"{_HOME}/unified"] if not controller else [f"{_HOME}/{controller}"]
     for home in homes:
         for group in (path, *path.parents):
-            # In a container the path may be the host's, which does not exist here: then only the topmost does.
+            # In a container this may be the host's path, of which only the top exists here.
             yield root / home / str(group).lstrip("/")
 
 

@@ -60,10 +60,10 @@ def facts() -> dict[str, Any]:
 
 
 def gpu(device: str) -> tuple[str, str, Finding | None]:
-    """Returns the GPU that this rank computes on, what tells it from all others, and what TensorFlow lacks, if any.
+    """Returns the name of this rank's GPU, its unique id, and a finding if TensorFlow cannot use it.
 
     Args:
-        device: what `configure_tensorflow` has returned.
+        device: the result of `configure_tensorflow`.
     """
     names = gpus.names_in_tensorflow()
     found = gpus.check_tensorflow(names)
@@ -109,7 +109,7 @@ def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def compare_gpus(of_ranks: list[tuple[str, str, str, Finding | None]]) -> Iterator[Finding]:
-    """Yields which rank computes on which GPU, and what is wrong with that. `of_ranks`: each rank's host and `gpu`."""
+    """Yields which rank computes on which GPU, and problems with that. `of_ranks`: each rank's host and `gpu`."""
     for where in dict.fromkeys(each for each, *_ in of_ranks):
         here = {rank: each[1:] for rank, each in enumerate(of_ranks) if each[0] == where}
         yield from dict.fromkeys(dataclasses.replace(found, host=where) for _, _, found in here.values() if found)
@@ -234,7 +234,7 @@ def transport() -> Iterator[Finding]:
 
 
 def thread_level() -> Finding:
-    """Returns the finding about MPI's thread level: keras_ddl's threads call MPI while the program's threads do."""
+    """Checks MPI's thread level, because keras_ddl's threads call MPI while the program's threads do."""
     from mpi4py import MPI
 
     levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}

@@ -19,7 +19,7 @@ from keras_ddl.errors import ConfigError
 
 
 class EventLog:
-    """Appends each line to a file in one unbuffered write, so that readers see it at once and never half of it.
+    """Appends each line to a file in one unbuffered write, so that readers see it at once and whole.
 
     Several jobs may append to one file; `job` identifies their lines. The launcher waits neither for readers nor for
     the disk.
@@ -33,7 +33,7 @@ class EventLog:
         self._path, self._warn = Path(path), warn
         self._job = secrets.token_hex(8)
         try:
-            # Not to wait for the reader of a FIFO.
+            # O_NONBLOCK: does not wait for the reader of a FIFO.
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor: int | None = os.open(path, flags, 0o666)
         except OSError as error:
@@ -48,7 +48,7 @@ class EventLog:
                 f"--events must be a regular file. Received: {str(path)!r}, whose reader could block the job. Name a "
                 "file, and read it with `tail -F`."
             )
-        # A machine that crashed may have left half a line.
+        # A crash of the machine may have left half a line.
         if status.st_size and os.pread(self._descriptor, 1, status.st_size - 1) != b"\n":
             self._write(b"\n")
 
@@ -71,8 +71,8 @@ class EventLog:
             written, problem = 0, error.strerror or str(error)
         if written == len(data):
             return
-        with contextlib.suppress(OSError):  # the disk may fail altogether
-            if written:  # not half a line, unless another job has written behind it
+        with contextlib.suppress(OSError):  # the disk may have failed
+            if written:  # removes the half line, unless another job has appended to it
                 end = os.fstat(self._descriptor).st_size
                 if os.pread(self._descriptor, written, end - written) == data[:written]:
                     os.truncate(self._descriptor, end - written)
@@ -81,6 +81,6 @@ class EventLog:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # some file systems find out only now that the disk is full
+            with contextlib.suppress(OSError):  # some file systems report a full disk only now
                 os.close(self._descriptor)
             self._descriptor = None

@@ -45,12 +45,12 @@ class Figures:
         self._steps, self._executions = 0, 0
         self._exposed = 0.0
         self._sample: StepSample | None = None
-        # Chosen by chance: a second is often over between two epochs, and the steps after that are no typical ones.
+        # Random, because a second often ends between two epochs, and the next steps are not typical.
         self._steps_until_sample: int | None = None
-        self._chance = random.Random()  # the program's own random numbers stay as they are
+        self._chance = random.Random()  # leaves the program's random numbers alone
         self._executions_at_write, self._executions_at_sample = 0, 0
         self._write_at = 0.0
-        self._is_written: bool | None = None  # None: never
+        self._is_written: bool | None = None  # None: not tried yet
         atexit.register(self._write_last)
 
     def begin_step(self) -> None:
@@ -73,11 +73,11 @@ class Figures:
         return time.monotonic() >= self._write_at and is_first_rank()
 
     def of_fit(self, model: Any, strategy: Any) -> FitFigures:
-        """A fit begins."""
+        """Returns the figures of a fit that begins."""
         return FitFigures(model, strategy, self)
 
     def note_logs(self, logs: Mapping[str, Any] | None) -> None:
-        """Keeps the numbers among these logs."""
+        """Keeps those logs that are numbers."""
         numbers = {str(name): _number(value) for name, value in (logs or {}).items()}
         self.logs |= {name: number for name, number in numbers.items() if number is not None}
 
@@ -98,7 +98,7 @@ class Figures:
         self._write_at = time.monotonic() + _EVERY_SECONDS
 
     def _write_last(self) -> None:
-        if self._is_written is False:  # and this was the first rank
+        if self._is_written is False:  # only on the first rank
             news.write_figures(self._run_dir, {"steps": self._steps, "rows": self.rows + self.rows_of_fits})
 
     def _end_sample(self) -> None:
@@ -115,7 +115,7 @@ class FitFigures:
     def __init__(self, model: Any, strategy: Any, of_job: Figures) -> None:
         self._model, self._strategy, self._of_job = model, strategy, of_job
         self._batch = 0
-        self._rows_of_epochs = of_job.rows_of_fits  # where one rank trains: until this epoch
+        self._rows_of_epochs = of_job.rows_of_fits  # on one rank: until this epoch
 
     def begin_batch(self, batch: int) -> None:
         self._batch = batch
@@ -146,7 +146,7 @@ class FitFigures:
     def _count_rows(self) -> None:
         if self._strategy.is_several:
             self._of_job.rows_of_fits = int(self._strategy.keras_steps.rows_trained)
-        else:  # Keras counts those of an epoch
+        else:  # Keras counts the rows of an epoch
             self._of_job.rows_of_fits = self._rows_of_epochs + models.rows_counted(self._model)
 
 
@@ -161,5 +161,5 @@ def _sample() -> StepSample | None:
 def _number(value: object) -> float | None:
     try:
         return float(value) if np.ndim(value) == 0 else None  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # as the dict of a model's compiled metrics
+    except (TypeError, ValueError):  # such as the dict of a model's compiled metrics
         return None

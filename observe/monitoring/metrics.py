@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from keras_ddl import config
 
 _PREFIX = "keras_ddl_"
-_MOST_LOGS = 200  # a program that invents names must not fill Prometheus
+_MOST_LOGS = 200  # limits programs that keep inventing names
 _NAME_CHARACTERS = 100
-# Of figures.py -> metric, help.
+# Figure of figures.py -> (metric, help).
 _TOTALS = {
     "steps": ("steps", "Training steps: batches of fit, and calls of strategy.function."),
     "rows": ("rows", "Rows of these steps, of all ranks together."),
@@ -30,8 +30,8 @@ _TOTALS = {
 
 
 class _Total:
-    """A counter that the present first rank of a job reports. All ranks count the same steps, from 0 in each process,
-    except ranks that joined later.
+    """A counter that the first rank of a job reports. Every rank counts the same steps from 0, except ranks that joined
+    later.
     """
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ from keras_ddl import packages
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.watchers import Watcher
 
-_AT_ONCE = 8  # connections
+_AT_ONCE = 8  # most open connections
 _CONNECTION_SECONDS = 5.0
-_TEXT_SECONDS = 0.25  # for which the metrics are not collected again
+_TEXT_SECONDS = 0.25  # how long a text of the metrics is reused
 
 
 class MetricsServer:
@@ -50,12 +50,12 @@ class MetricsServer:
         text = _Remembered(lambda: prometheus_client.generate_latest(registry))
         try:
             self._server = _Server(address, port, text, prometheus_client.CONTENT_TYPE_LATEST)
-        except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that no host can have
+        except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: an impossible host name
             raise LaunchError(
                 f"--metrics-port must be a free port on an address of this host. Received: port {port}, address "
                 f"{address} ({getattr(error, 'strerror', None) or error}). Choose another port, or 0 for any free one."
             ) from None
-        # 0.1 s: how often it checks whether it is to end.
+        # It checks every 0.1 s whether it must end.
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.1], name="metrics", daemon=True)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class MetricsServer:
 
 
 class _Remembered:
-    """Calls `make` again only after a moment."""
+    """Reuses the result of `make` for a moment."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -102,7 +102,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         if self._free.acquire(blocking=False):
             try:
                 super().process_request(request, client_address)
-            except Exception:  # no thread could be started, which would release it
+            except Exception:  # no thread was started that would release it
                 self._free.release()
                 raise
         else:
@@ -115,15 +115,15 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # the client has hung up, or was too slow
+        pass  # the client hung up or was too slow
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
-    timeout = _CONNECTION_SECONDS  # of each read and write
+    timeout = _CONNECTION_SECONDS  # for each read and write
 
     def setup(self) -> None:
-        # For the connection as a whole: a client that sends a byte now and then would stay.
+        # Limits the whole connection, because a client could send a byte now and then to stay.
         self._end = threading.Timer(_CONNECTION_SECONDS, self._hang_up)
         self._end.daemon = True
         self._end.start()

@@ -63,7 +63,7 @@ class MonitoringOptions(RunOptions):
             if events is not None:
                 watchers.append(EventLog(events, _say))
             if port is not None:
-                from keras_ddl.monitoring.metrics_server import MetricsServer  # and Python's HTTP server
+                from keras_ddl.monitoring.metrics_server import MetricsServer  # imports Python's HTTP server
 
                 server = MetricsServer(values["metrics_address"] or "127.0.0.1", port)
                 stack.callback(server.close)
@@ -74,5 +74,5 @@ class MonitoringOptions(RunOptions):
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads
+    with contextlib.suppress(OSError):  # nobody reads the output
         click.echo(f"keras-ddl: {text}", err=True)

@@ -29,7 +29,7 @@ def html(ranks: Sequence[RankSteps], summary: Summary, title: str) -> str:
     """Returns the page."""
     folder = resources.files(__package__)
     page, *scripts = ((folder / name).read_text(encoding="utf-8") for name in ("page.html", *_SCRIPTS))
-    # A "</script" inside the data would end the script.
+    # Escaped, because "</script" inside the data would end the script.
     data = json.dumps(_data(ranks, summary, title), separators=(",", ":")).replace("<", "\\u003c")
     return page.replace("/*scripts*/", "".join(scripts)).replace("{/*data*/}", data)
 

@@ -8,7 +8,7 @@ from keras_ddl.communicator import native_timeline, recording
 from keras_ddl.timeline import steps
 from keras_ddl.timeline.files import Collective
 
-_COLLECTIVES = 4096  # of one step
+_COLLECTIVES = 4096  # kept for one step
 
 
 class StepSample:
@@ -26,7 +26,7 @@ class StepSample:
         self._begin = time.monotonic()
 
     def step_ended(self) -> None:
-        """The step itself is over. The time until `end` belongs to it, as in a timeline (timeline/steps.py)."""
+        """Called when the step has ended. As in a timeline (timeline/steps.py), the time until `end` belongs to it."""
         self._ended = time.monotonic()
 
     def end(self) -> float | None:
@@ -36,7 +36,7 @@ class StepSample:
         now = time.monotonic()
         collectives = [Collective(0, "", *one) for one in native_timeline.take()]
         native_timeline.keep(0)
-        if self._ended is None:  # it has failed
+        if self._ended is None:  # the step failed
             return None
         spans = [(self._begin, self._ended, 0), (now, now, 1)]
         return steps.of_spans(spans, collectives)[0].waiting

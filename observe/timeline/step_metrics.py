@@ -52,7 +52,7 @@ class StepMetrics(keras.callbacks.Callback):
         self.log_dir = os.fspath(log_dir)
         self.every = every
         self._writer: Any = None
-        self._is_lost = False  # the file cannot be written any more
+        self._is_lost = False  # whether the file can no longer be written
         self._forget()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -79,11 +79,11 @@ class StepMetrics(keras.callbacks.Callback):
         if self._writer is None:
             if not is_first_rank() or self._is_lost:
                 return
-            self._begin_writing()  # rank 0 was lost, and this one is rank 0 now
+            self._begin_writing()  # this rank has replaced the lost rank 0
             if self._is_lost:
                 return
             self._batches = batch
-        # The time of a step is known when the next one begins.
+        # The time of a step is known only when the next one begins.
         if sum(self._counts) >= self.every:
             self._write()
             if self._is_lost:

@@ -20,7 +20,7 @@ from keras_ddl.timeline.waits import Interval
 _STEP = re.compile(r"step (\d+)")
 _LABEL = re.compile(r"rank \d+ \((.*)\)")
 _OF_A_RANK = re.compile(r"(.*)\.rank\d+(\.\w+)?")
-# Smaller differences between the clocks of hosts are not corrected: collectives do not measure them.
+# Smaller differences between hosts' clocks are not corrected, because collectives cannot measure them.
 _CLOCK_SECONDS = 1e-3
 
 

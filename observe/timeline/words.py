@@ -1,4 +1,4 @@
-"""Words a summary as sentences, for the terminal and the page."""
+"""Writes a summary as sentences, for the terminal and the page."""
 
 from __future__ import annotations
 

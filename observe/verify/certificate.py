@@ -233,14 +233,14 @@ def _table(precisions: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _title(each: dict[str, Any]) -> str:
-    """Returns the name of a precision; of the program's own, with its dtypes."""
+    """Returns the name of a precision; the program's own is named with its dtypes."""
     if each["precision"] == "float64":
         return "float64"
     return f"as it is ({', '.join(dict.fromkeys([*each['dtypes'], *each['compute_dtypes']])) or 'nothing trained'})"
 
 
 def _difference(first: dict[str, Any]) -> list[str]:
-    """Returns the first difference, the largest distance on top."""
+    """Describes the first difference, the largest distance first."""
     names = [(name, "cannot be compared" if far == "inf" else f"{far:.1e}") for name, far in first["names"].items()]
     width = max((len(name) for name, _ in names), default=0)
     lines = [f"  step {first['step']}, {first['event']}: {first['count']} of {first['of']} values differ"]

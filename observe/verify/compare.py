@@ -25,10 +25,10 @@ from keras_ddl.verify.recording import Event, Recording
 FACTOR = 100.0
 COMPUTE_FACTOR = 10.0
 SHARE_OF_KIND = 1e-2
-# Where rounding alone allows more than this, it hides what ranks do.
+# A larger effect of rounding hides what the ranks do.
 USELESS = 0.1
-# The kind of metrics that count rows: one row of another class changes them by far more than rounding does. No row is
-# expected so near to the edge of its class as MARGIN: where less is allowed (float64), counts must be equal.
+# The kind of metrics that count rows, which change by far more than rounding if one row changes its class. No row is
+# expected within MARGIN of the edge of its class, so if less is allowed (float64), counts must be equal.
 COUNTS = "counts"
 MARGIN = 1e-9
 _WEIGHTS, _APART = "weights", "apart "
@@ -36,11 +36,11 @@ _WEIGHTS, _APART = "weights", "apart "
 
 @dataclass
 class Distance:
-    """The distance of two recordings in one event.
+    """The distance between two recordings in one event.
 
     Attributes:
         by_name: the distance of each array.
-        apart: why they cannot be compared from here on; "" if they can.
+        apart: why the recordings cannot be compared from here on; "" if they can.
     """
 
     event: Event
@@ -106,7 +106,7 @@ class Row:
         ranks: distances of the ranks from one process.
         drifts: by name, distance of one process from itself with weights perturbed by one ulp.
         limits: by name, the largest distance allowed in `ranks`.
-        hidden: names that are not judged, because rounding alone may change them by more than USELESS.
+        hidden: arrays not judged, because rounding alone may change them by more than USELESS.
         flips: counts of rows (accuracy) that differ while nothing else does: rounding may change the class of a row.
     """
 
@@ -134,7 +134,7 @@ class Row:
 
     @property
     def far(self) -> float:
-        """The distance of `nearest`. drift, allowed: of the same array."""
+        """The distance of `nearest`. `drift` and `allowed` belong to the same array."""
         return self.ranks.by_name.get(self.nearest, 0.0)
 
     @property
@@ -152,7 +152,7 @@ class Row:
 
 @dataclass
 class Judgement:
-    """The judgement on the ranks of one pair of runs.
+    """The judgement on a run of ranks, compared with a run of one process.
 
     Attributes:
         rows: the compared events in order, up to the first beyond its limit.
@@ -172,7 +172,7 @@ class Judgement:
 
     @property
     def nearest(self) -> Row | None:
-        """The row in which the ranks are nearest to their limit, or farthest beyond it."""
+        """The row in which the ranks come closest to their limit, or are farthest beyond it."""
         return max(self.rows, key=lambda row: row.far / (row.allowed or 1.0), default=None)
 
     @property

@@ -1,4 +1,4 @@
-"""Acts when a verified program has imported Keras and keras_ddl's Strategy, before the program continues."""
+"""Starts recording when a verified program has imported Keras and keras_ddl's Strategy, before it continues."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def begin() -> None:
 
     def set_up_keras(keras: Any) -> None:
         if keras.config.backend() != "tensorflow":
-            return  # which keras_ddl refuses, in its own words
+            return  # keras_ddl itself refuses it
         if plan.floatx:
             keras.config.set_floatx(plan.floatx)
         from keras_ddl.compat import tensorflow as tf_compat
 
-        # The program may have drawn numbers, or set seeds.
+        # Kept, because the program may have drawn numbers or set seeds.
         states = random.getstate(), np.random.get_state(), tf_compat.global_seed()
         keras.utils.set_random_seed(plan.seed)
         random.setstate(states[0])
         np.random.set_state(states[1])
         if states[2] is not None:
             tf_compat.tf.random.set_seed(states[2])
-        if tf_compat.tf.config.list_physical_devices("GPU"):  # whose fastest kernels differ from run to run
+        if tf_compat.tf.config.list_physical_devices("GPU"):  # the fastest kernels differ from run to run
             tf_compat.tf.config.experimental.enable_op_determinism()
 
     def follow(strategy: Any) -> None:

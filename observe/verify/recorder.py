@@ -1,6 +1,6 @@
-"""Records the training of a process of a verified program: the observer of its Strategy (strategy/observing.py).
+"""Records the training of a verified program in one process, as the observer of its Strategy (strategy/observing.py).
 
-It reads variables between steps, and changes none, except the last bit of weights if the plan asks for it. It runs on
+It only reads variables, between steps, but changes the last bit of weights if the plan asks for it. It runs on
 every rank, because shards must be gathered to be read. Rank 0 stores values, the others digests.
 """
 
@@ -32,9 +32,9 @@ from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.verify.compare import COUNTS
 from keras_ddl.verify.recording import STARTED_FILE, Event, Plan, Writer
 
-# What begins from an earlier run, or writes on all ranks alike: left out as writers.py's are.
+# Callbacks that resume an earlier run or write on all ranks. They are left out, like those of writers.py.
 _SAVERS = (keras.callbacks.ModelCheckpoint, callbacks.Checkpoint)
-# Metrics that count rows on one side of a threshold, or of one class.
+# Metrics that count rows of a class or beyond a threshold.
 _COUNTING = tuple(
     getattr(keras.metrics, name)
     for name in (
@@ -63,17 +63,17 @@ class Recorder:
         self._folder, self._plan = folder, plan
         self._writer: Writer | None = None
         self._steps = 0
-        self._begun: set[str] = set()  # models and functions of which a step has begun
+        self._begun: set[str] = set()  # models and functions that have begun a step
         self._traces: dict[str, dict[str, Any]] = {}
         self._left_out: set[str] = set()
-        self._dtypes: Counter[str] = Counter()  # of weights
+        self._dtypes: Counter[str] = Counter()  # dtypes of weights
         self._compute: set[str] = set()
-        self._alone: set[str] = set()  # models that were made outside of the scope
+        self._alone: set[str] = set()  # models made outside of the scope
         self._last_bits = np.random.Generator(np.random.Philox(7))
-        self._without_values: list[tf.Variable] = []  # made while a step is traced, which gets them values
-        self._names: dict[int, str] = {}  # of tf.Variables, by id of their handles
+        self._without_values: list[tf.Variable] = []  # made in a traced step, so without a value yet
+        self._names: dict[int, str] = {}  # names of tf.Variables, by id of their handles
         self._files: set[str] = set()
-        self._own = str(folder.parent) + os.sep  # with the copy of the working directory
+        self._own = str(folder.parent) + os.sep  # contains the copy of the working directory
 
     # ---- what the Strategy calls
 
@@ -92,7 +92,7 @@ class Recorder:
             trainable = [each for each in variables if each.trainable]
             arrays, kinds = self._read(named, gathered_slots.slots_in(variables) if strategy.is_several else [])
             if self._plan.last_bit and self._steps == 1:
-                self._change_last_bits(trainable)  # those that were restored since they were made
+                self._change_last_bits(trainable)  # weights that were restored since they were made
                 self._without_values.clear()
             self._compute.add(keras.config.dtype_policy().compute_dtype)
         else:
@@ -157,7 +157,7 @@ class Recorder:
         )
 
     def _trace(self, step: str, replicated: dict[str, int], share: float, **more: Any) -> None:
-        """Notes the facts about a step. Of several traces, or models of a class, keeps that with the largest share."""
+        """Notes facts about a step. Of several traces, or models of one class, keeps the one with the largest share."""
         known = self._traces.get(step)
         if known is None or known["replicated_share"] <= share:
             rest = {"random": {}, "collectives": 0, "bytes": 0, **more}
@@ -188,7 +188,7 @@ class Recorder:
         """Returns tf.Variables by the paths of their Keras variables, or by their own names."""
         if any(id(each.handle) not in self._names for each in variables):
             for each in gc.get_objects():
-                if issubclass(type(each), keras.Variable):  # isinstance would ask weak references
+                if issubclass(type(each), keras.Variable):  # isinstance would follow weak references
                     inner = models.inner_variable(each)
                     if isinstance(inner, tf.Variable):
                         self._names[id(inner.handle)] = each.path
@@ -255,7 +255,7 @@ class Recorder:
                 self._files.add(path)
 
     def _end_program(self) -> None:
-        """Ends this rank, as all ranks do at this point. No more code of the program runs."""
+        """Ends this rank at once, without running more of the program's code. All ranks end at this point."""
         if self._writer is not None:
             self._writer.facts({**self._facts(), "ended_after_steps": self._steps})
         if communicator.is_initialized():
@@ -268,7 +268,7 @@ class Recorder:
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _TEMPORARY = tempfile.gettempdir()
-_OF_JOBS = tuple(f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY)))  # prefixes of names
+_OF_JOBS = tuple(f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY)))  # prefixes of paths
 
 
 def _coarsest(dtypes: Iterable[str]) -> float:
@@ -277,13 +277,13 @@ def _coarsest(dtypes: Iterable[str]) -> float:
 
 
 def _chosen(strategy: Any) -> list[str]:
-    """Returns the names of a Strategy's settings that are not the default."""
+    """Returns the names of a Strategy's settings that differ from the default."""
     defaults = {name: each.default for name, each in inspect.signature(Strategy.__init__).parameters.items()}
     return [name for name, value in vars(strategy.job.settings).items() if value != defaults[name]]
 
 
 def _state(model: Any) -> list[Any]:
-    """Returns the variables of a model and of its optimizers, each once, without those of metrics, which logs show."""
+    """Returns the variables of a model and its optimizers, each once, except metrics' variables, which logs show."""
     of_metrics = {id(each) for each in models.metric_variables(model)}
     optimizers = [variable for each in models.optimizers_of(model) for variable in each.variables]
     variables = {id(each): each for each in (*model.variables, *optimizers)}
@@ -342,7 +342,7 @@ def _writes_files(callback: Any) -> bool:
 def _counts_rows(model: Any, log: str) -> bool:
     """Whether a log of a model is a metric that counts rows: "accuracy", "val_accuracy", "first_accuracy"."""
     counting = [] if model is None else [each for each in models.metrics_in(model) if isinstance(each, _COUNTING)]
-    # compile(metrics=["accuracy"]) makes an object of the class that fits the labels.
+    # compile(metrics=["accuracy"]) chooses the class that fits the labels.
     plain = log.rpartition("/")[2]
     return any(plain == each.name or plain.endswith(f"_{each.name}") for each in counting)
 

@@ -21,7 +21,7 @@ import numpy as np
 FULL_ENTRIES = 1 << 22
 SKETCH_ENTRIES = 1 << 12
 PLAN_FILE, FACTS_FILE, EVENTS_FILE = "plan.json", "facts.json", "events.jsonl"
-STARTED_FILE = "started"  # in the folder of a run: the program has imported the Strategy
+STARTED_FILE = "started"  # made in a run's folder when the program imports the Strategy
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _read_lines(path: Path) -> Iterator[Event]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             yield Event(**json.loads(line))
-        except ValueError:  # cut off
+        except ValueError:  # truncated
             return
 
 

@@ -1,4 +1,4 @@
-"""Runs a program as one process, or as ranks of this host, with its training recorded."""
+"""Runs a program as one process, or as ranks of this host, and records its training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ERROR_CHARACTERS = 1000
 
 
 class _Nowhere:
-    """A sink (launch/sinks.py) that shows nothing: each rank's output is in a file."""
+    """A sink (launch/sinks.py) that shows nothing, because each rank's output is in a file."""
 
     terminal = False
 

@@ -1,4 +1,4 @@
-"""Verifies a program: makes the runs and derives the verdict."""
+"""Verifies a program: runs it several times and derives the verdict."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Precision:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it casts doubt on EQUAL in another precision: chance, or a later run that did not end well."""
+        """Whether chance, or a later run that failed, casts doubt on EQUAL in another precision."""
         is_early = any(run is not None and not run.ended_well for run in (self.ranks, self.last_bit))
         return self.is_deterministic is False or is_early
 
@@ -107,12 +107,12 @@ class Verifier:
             self._note(f"{self._result.num_ranks} ranks share {cores} cores: results are the same, but runs are slow")
         for floatx in precisions:
             if floatx and any(each.dtypes == [floatx] for each in self._result.precisions):
-                continue  # the program's own is this one
+                continue  # the program itself chose float64
             made = Precision(floatx)
             self._result.precisions.append(made)
             self._verify(made)
             if not floatx and (made.one is None or not made.has_trained or made.is_deterministic is False):
-                break  # it will not be otherwise in another precision
+                break  # another precision would fail in the same way
         return self._result
 
     def _verify(self, made: Precision) -> None:
@@ -218,7 +218,7 @@ def _of_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
 
 
 def _why_nothing(one: Run) -> str:
-    """Why no training step was recorded."""
+    """Returns why no training step was recorded."""
     if one.result.timed_out:
         return (
             "one process trained no step before --timeout; its work before the first step (reading data?) takes longer"

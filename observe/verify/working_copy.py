@@ -1,8 +1,8 @@
 """Makes a copy of the working directory, in which a program can read its own files but not change them.
 
 The whole working directory is copied; a directory that is too large is refused before a byte is copied. Its parents and
-siblings are linked, so that paths such as ../data still work, and so are directories elsewhere to which the working
-directory has links: files written there are really written.
+siblings are linked, so that paths such as ../data still work. So are directories elsewhere that links in the working
+directory lead to. Writes to linked directories change the originals.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from keras_ddl.errors import ConfigError
 
 _MOST_BYTES = 8 << 30
 _MOST_ENTRIES = 200_000
-_LEVELS = 3  # above the working directory
+_LEVELS = 3  # parents that are rebuilt above the working directory
 _LEFT_OUT = ("__pycache__", "node_modules")
-_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what makes a directory one of Python's environments
+_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # entries that mark a Python environment
 _REMEDY = (
     "Run it in a directory that has only the files that the program needs. Put data that the program only reads into "
     "another directory and link to it: linked directories are not copied."

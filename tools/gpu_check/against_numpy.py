@@ -1,4 +1,4 @@
-"""Every collective, dtype, operation and several sizes of tensors on the GPU against NumPy on the host. In a rank."""
+"""Compares every collective, dtype and operation on GPU tensors of several sizes with NumPy. Runs in a rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ count_of_checks = 0
 
 
 def of(rank: int, count: int, dtype: str) -> np.ndarray:
-    """Whole numbers of which sums and products are exact in every dtype."""
+    """Returns integers whose sums and products are exact in every dtype."""
     return ((np.arange(count) * 7 + 3 * rank) % 3 + 2 * (rank % 2)).astype(DTYPES[dtype])
 
 
@@ -53,7 +53,7 @@ def same(found: torch.Tensor, expected: np.ndarray, what: object) -> None:
 
 
 def busy() -> None:
-    """Work on the stream, so that what does not wait for it reads old values."""
+    """Occupies the stream, so that code that does not wait for it reads old values."""
     if WHERE.type == "cuda":
         torch.cuda._sleep(2_000_000)
 
@@ -93,7 +93,7 @@ for dtype, count in itertools.product(DTYPES, COUNTS):
     output = torch.empty(SIZE * count, dtype=kind, device=WHERE)
     dist.all_to_all_single(output, on_device(whole[RANK], dtype))
     same(output, whole.reshape(SIZE, SIZE, count)[:, RANK].reshape(-1), ("all_to_all", dtype, count))
-# On a stream of its own, many at once.
+# Many at once on a separate stream.
 if WHERE.type == "cuda":
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

@@ -1,6 +1,6 @@
 """Trains by DistributedDataParallel and FSDP2 with backend "ddl" on two ranks of one GPU, and by NCCL's backend.
 
-NCCL may refuse two ranks on one GPU: its two ranks are tried, to record what it says, and one rank is the peer.
+NCCL may refuse two ranks on one GPU. The program tries two to record the error, and compares with one rank.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def in_rank(backend: str, kind: str) -> None:
 
 
 def torchrun(count: int, kind: str) -> str:
-    """Runs NCCL's backend; gloo's in a rehearsal."""
+    """Runs NCCL's backend, or gloo's in a rehearsal."""
     backend = "nccl" if ranks.ON_GPU else "gloo"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     environment = os.environ | {
         "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parent}",
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # later versions of NCCL then take two ranks on one GPU
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # lets later versions of NCCL run two ranks on one GPU
     }
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """Runs the check_* functions of a test file on ranks, all tensors on the GPU: python checks.py -np 2 FILE [BUT ...].
 
 BUT: checks to leave out, such as one that times the backward pass on the host.
-A check that fails ends its ranks; the checks after it run on new ones.
+A failing check ends its ranks; the following checks run on new ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Raises:
 
 
 def run(path: Path, skipped: set[str]) -> None:
-    """In a rank: runs the checks of a file in order, but for some."""
+    """Runs the checks of a file in order, without the skipped ones. Called in a rank."""
     if importlib.util.find_spec("pytest") is None:
         sys.modules["pytest"] = types.ModuleType("pytest")
         sys.modules["pytest"].raises = _Raises  # type: ignore[attr-defined]

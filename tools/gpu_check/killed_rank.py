@@ -30,7 +30,7 @@ def in_rank() -> None:
         except RuntimeError as error:
             lost = keras_ddl.errors.lost_rank_behind(error)
             print(f"RAISED at {time.time()} in step {step}: {lost!r} behind {error}", flush=True)
-            ranks.synchronize(where)  # the GPU is usable afterwards
+            ranks.synchronize(where)  # checks that the GPU is still usable
             print("the GPU still computes", tensor.sum().item(), flush=True)
             return
     print("no error was raised")

@@ -1,6 +1,6 @@
-"""Times all_reduce of tensors on the GPU: "ddl" staged on two ranks beside gloo, "ddl" by NCCL beside NCCL on one rank.
+"""Times all_reduce of GPU tensors: "ddl" staged against gloo on two ranks, "ddl" by NCCL against NCCL on one rank.
 
-Prints ratios, and the bound that was measured in the same run: the copies to and from locked memory of the host.
+Prints ratios, and the bound measured in the same run: copies to and from page-locked memory of the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26, 1 << 28)
 
 
 def seconds_of(function, where: torch.device, limit: float = 0.7) -> float:
-    """Returns the median of some calls."""
+    """Returns the median time of several calls."""
     times: list[float] = []
     end = time.monotonic() + limit
     for _ in range(3):
@@ -29,7 +29,7 @@ def seconds_of(function, where: torch.device, limit: float = 0.7) -> float:
         function()
         ranks.synchronize(where)
         times.append(time.monotonic() - begun)
-        # All ranks stop together.
+        # Makes all ranks stop together.
         count.fill_(float(time.monotonic() > end))
         dist.all_reduce(count, dist.ReduceOp.MAX, group=AGREE)
     return sorted(times)[len(times) // 2]

@@ -1,4 +1,4 @@
-"""Checks all rules and prints what breaks one; exit status 1 if anything does."""
+"""Checks all rules and prints violations; exits with 1 if there are any."""
 
 from __future__ import annotations
 

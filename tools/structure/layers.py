@@ -1,4 +1,4 @@
-"""Which folder of keras_ddl/ may import which, and where foreign private interfaces may be touched."""
+"""Says which folders of keras_ddl/ may import which, and which modules may use foreign private interfaces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from keras_ddl.parts import FOLDERS
 
 from .sources import Finding, Project, circles
 
-# A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it. The last line is
-# that of the parts.
+# A folder (or a module directly in keras_ddl/) may import from its own line and from lines above it. The last line
+# lists the parts.
 LINE = [
     ("errors",),
     ("parts",),
@@ -28,25 +28,25 @@ LINE = [
     ("cli",),
     tuple(FOLDERS),
 ]
-# A part imports another one inside a function, after it has asked whether it is installed.
+# A part may import another one only inside a function, after checking that it is installed.
 BETWEEN_PARTS = {
     ("bench", "cost_model"),
     ("bench", "timeline"),
     ("monitoring", "timeline"),
     ("serving", "export"),
 }
-# They name parts for type checkers; when they run, they find them by what parts provide.
+# These import parts for type checkers only. At run time they find parts by what the parts provide.
 FOR_TYPE_CHECKERS = {"keras_ddl.callbacks"}
 PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
 
-# Users import these by name; all else lies in folders.
+# Users import these modules by name; all others lie in folders.
 BESIDE = {"__init__", "config", "errors", "model_state", "parts", "schedules"}
 ROOM = "keras_ddl.strategy.distribute_loop"
 
-# A pattern, and the modules of keras_ddl that alone have it: each of them must.
+# A pattern, and the modules of keras_ddl that may contain it, and must.
 HOMES = [
-    # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library, as is
-    # the look for GPUs, which asks NVIDIA's driver; the server asks the C library to give back memory.
+    # The launcher's wrapper (which calls prctl, to end with its parent) and the search for GPUs (which asks NVIDIA's
+    # driver) must not load the native library. The server asks the C library to return memory.
     (
         r"^\s*(import|from) ctypes",
         {
@@ -56,16 +56,16 @@ HOMES = [
             *("launch.gpus", "launch.processes", "export.proof.clean_process", "serving.memory"),
         },
     ),
-    # Only two modules: what they import is in one list each, with the versions that have it.
+    # One module each, where all such imports are listed with their versions.
     (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
     (r"^\s*(import|from) keras\.src", {"compat.keras"}),
-    # The names of the project's variables meet the environment in one place; others pass them on by name.
+    # Only this module reads the project's variables from the environment.
     (r"environ(\.get\(|\[)(\w+\.)?(\"KERAS_DDL_|PREFIX|environment_name|variable)", {"config"}),
 ]
 
 
 def inside(project: Project) -> list[str]:
-    """The modules of keras_ddl but the package itself."""
+    """Returns the modules of keras_ddl, except the package itself."""
     return sorted(set(project.modules) - {"keras_ddl"})
 
 
@@ -74,7 +74,7 @@ def folder_of(module: str) -> str:
 
 
 def imports_point_one_way(project: Project) -> Iterator[Finding]:
-    """A module imports from its own folder, and from folders of lines above that of its own; see LINE."""
+    """A module imports from its own folder and from folders on lines above its own; see LINE."""
     for name in inside(project):
         path, folder = project.modules[name], folder_of(name)
         if folder not in PLACE:
@@ -82,14 +82,14 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
             continue
         for target, line in project.imports_of(name).items():
             if target == "keras_ddl":
-                if folder != "cli" and folder not in FOLDERS:  # the package's names lead to everything
+                if folder != "cli" and folder not in FOLDERS:  # the package's names import everything
                     yield Finding(path, line, "imports from keras_ddl/__init__.py, which imports it")
                 continue
             if (folder, folder_of(target)) in BETWEEN_PARTS or (
                 name in FOR_TYPE_CHECKERS and folder_of(target) in FOLDERS
             ):
                 continue
-            place = PLACE.get(folder_of(target), -1)  # without one: found in that folder
+            place = PLACE.get(folder_of(target), -1)  # a missing target is reported in its own folder
             if place > PLACE[folder]:
                 yield Finding(path, line, f"imports {target}, from further along the line")
             if place == PLACE[folder] and folder_of(target) != folder:
@@ -97,8 +97,8 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
 
 
 def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
-    """Folders in the same folder of the core do not import one another in a circle."""
-    imports: dict[str, dict[str, dict[str, Finding]]] = {}  # folder -> folder in it -> folder beside that, and where
+    """Sibling folders of the core do not import each other in a cycle."""
+    imports: dict[str, dict[str, dict[str, Finding]]] = {}  # folder -> subfolder -> imported sibling -> where
     for name in inside(project):
         if folder_of(name) in FOLDERS:
             continue
@@ -117,10 +117,10 @@ def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Findi
 
 
 def no_circle_of_imports(project: Project) -> Iterator[Finding]:
-    """No two modules import one another, by whatever way.
+    """No two modules import each other, directly or indirectly.
 
-    Imports inside functions count too: they only put a circle off. Left out are the package itself, whose names are
-    imported on first use, and that importing a submodule also runs its package's __init__, which imports its parts.
+    Imports inside functions count, because they only delay a cycle. Two things do not count: the package itself, whose
+    names are imported on first use, and that importing a submodule runs its package's __init__.
     """
     targets = {name: set(project.imports_of(name)) - {"keras_ddl"} for name in inside(project)}
     for name, others in circles(targets).items():
@@ -128,7 +128,7 @@ def no_circle_of_imports(project: Project) -> Iterator[Finding]:
 
 
 def distribute_loop_is_entered_by_the_strategy(project: Project) -> Iterator[Finding]:
-    """Of the modules outside of keras_ddl.strategy.distribute_loop only keras_ddl.strategy itself imports from it."""
+    """Outside of keras_ddl.strategy.distribute_loop, only keras_ddl.strategy itself imports from it."""
     room = {name for name in project.modules if name == ROOM or name.startswith(f"{ROOM}.")}
     if not room > {ROOM}:
         yield Finding(project.root, 1, f"{ROOM} is no folder of modules: change this rule")
@@ -139,7 +139,7 @@ def distribute_loop_is_entered_by_the_strategy(project: Project) -> Iterator[Fin
 
 
 def modules_beside_the_folders_are_what_users_import(project: Project) -> Iterator[Finding]:
-    """The modules beside the folders of keras_ddl/ are those that users import by name; see BESIDE."""
+    """The modules directly in keras_ddl/ are those that users import by name; see BESIDE."""
     beside = {path.stem for path in (project.root / "keras_ddl").glob("*.py")}
     for name in sorted(beside ^ BESIDE):
         state = "lies" if name in beside else "does not lie"
@@ -147,7 +147,7 @@ def modules_beside_the_folders_are_what_users_import(project: Project) -> Iterat
 
 
 def private_interfaces_have_one_home(project: Project) -> Iterator[Finding]:
-    """ctypes, tensorflow.python, keras.src and the project's environment variables are used in their HOMES only."""
+    """Only their HOMES use ctypes, tensorflow.python, keras.src and the project's environment variables."""
     for pattern, names in HOMES:
         home = {f"keras_ddl.{name}" for name in names}
         for name, path in project.modules.items():

@@ -1,4 +1,4 @@
-"""Which folder of native/core/src may include which, where foreign headers may be named, and who catches exceptions."""
+"""Says which native folders may include which, where foreign headers may be named, and who catches exceptions."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from pathlib import Path
 
 from .sources import Finding, Project, circles
 
-# A source of the core may include from its own folder and from those above it in this list.
+# A source of the core may include from its own folder and from folders above it in this list.
 FOLDERS = [
-    "base",  # status, views of memory, waiting, texts, traces: knows nobody
+    "base",  # status, views of memory, waiting, texts, traces; includes nothing else
     "host",  # a transport between processes of one host
     "kernels",  # arithmetic on host memory
     "shm",  # collectives among the ranks of one host
     "net",  # collectives between hosts, over the transport
-    "hierarchy",  # both composed
-    "device",  # what the core knows of a device's memory
-    "liveness",  # who runs where, and who is gone
-    "control",  # who is ready for what: the coordinator and its messages
-    "engine",  # the thread that runs what is submitted
+    "hierarchy",  # combines shm and net
+    "device",  # a device's memory, as far as the core knows it
+    "liveness",  # which ranks run where, and which are lost
+    "control",  # the coordinator and its messages: which ranks are ready for what
+    "engine",  # the thread that runs submitted requests
     "api",  # include/
 ]
 # Folder of native/ -> what its sources must not include.
 FORBIDDEN = {
     "common": r'#include\s*("(?!common/|ddl\.h")|<(mpi|tensorflow|Python))',
     "core": r'#include\s*[<"](mpi|tensorflow|Python|tf_|cuda|nccl)',
-    "cuda": r'#include\s*[<"](mpi|tensorflow|Python|tf_|cuda\.h|nccl\.h)',  # headers that a build must not need
+    "cuda": r'#include\s*[<"](mpi|tensorflow|Python|tf_|cuda\.h|nccl\.h)',  # headers that a build must do without
     "mpi": r'#include\s*[<"](tensorflow|Python|tf_)',
     "tf": r'#include\s*[<"](mpi|Python)',
 }
-CATCHERS = {"base/guard.h", "engine/communication_thread.cc"}  # the second: the system's refusal of a thread
+CATCHERS = {"base/guard.h", "engine/communication_thread.cc"}  # the second for a thread that cannot be started
 
 
 def core_of(project: Project) -> Path:
@@ -41,8 +41,8 @@ def sources_of(folder: Path) -> list[Path]:
 
 
 def includes(project: Project) -> dict[str, dict[str, int]]:
-    """Source of the core -> what it includes of the core's sources -> line. The contracts in include/ and what is in
-    common/ are open to all."""
+    """Returns source of the core -> included source of the core -> line. Everyone may include the contracts in include/
+    and the sources in common/."""
     core = core_of(project)
     return {
         str(path.relative_to(core)): {
@@ -55,7 +55,7 @@ def includes(project: Project) -> dict[str, dict[str, int]]:
 
 
 def sources_lie_in_listed_folders(project: Project) -> Iterator[Finding]:
-    """The core's sources lie in FOLDERS, each of which has some, and include one another by the path from there."""
+    """The core's sources lie in FOLDERS, none of which is empty, and include each other by the path from there."""
     found = includes(project)
     used = {name.rpartition("/")[0] for name in found}
     for folder in sorted(set(FOLDERS) - used):
@@ -71,7 +71,7 @@ def sources_lie_in_listed_folders(project: Project) -> Iterator[Finding]:
 
 
 def includes_point_up(project: Project) -> Iterator[Finding]:
-    """A source of the core includes from its own folder and from those above it in FOLDERS."""
+    """A source of the core includes from its own folder and from folders above it in FOLDERS."""
     place = {folder: number for number, folder in enumerate(FOLDERS)}
     for name, targets in includes(project).items():
         for target, line in targets.items():
@@ -81,13 +81,13 @@ def includes_point_up(project: Project) -> Iterator[Finding]:
 
 
 def includes_make_no_circle(project: Project) -> Iterator[Finding]:
-    """No two headers of the core include one another, by whatever way."""
+    """No two headers of the core include each other, directly or indirectly."""
     for name, others in circles({name: set(targets) for name, targets in includes(project).items()}).items():
         yield Finding(core_of(project) / name, 1, f"in a circle of includes, or above one, with {sorted(others)}")
 
 
 def layers_stay_apart(project: Project) -> Iterator[Finding]:
-    """No folder of native/ names the headers of MPI, TensorFlow or Python but the one that is for them."""
+    """Only the folder of native/ made for MPI, TensorFlow or Python names their headers."""
     for folder, pattern in FORBIDDEN.items():
         sources = sources_of(project.root / "native" / folder)
         if not sources:
@@ -98,7 +98,7 @@ def layers_stay_apart(project: Project) -> Iterator[Finding]:
 
 
 def exceptions_are_caught_in_guard(project: Project) -> Iterator[Finding]:
-    """The core catches exceptions in base/guard.h, whose functions others call, and in the other CATCHERS."""
+    """The core catches exceptions only in base/guard.h, whose functions others call, and in the other CATCHERS."""
     core = core_of(project)
     for path in sources_of(core):
         for line, _ in project.matches(path, r"\bcatch \("):

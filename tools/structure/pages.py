@@ -1,4 +1,4 @@
-"""What the README and the pages of docs/ name is there: files, folders, links. Nobody is sent to a package index."""
+"""Checks that files and links on the project's pages exist, and that no page sends users to a package index."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .sources import Finding, Project
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "export", "integrations", "keras_ddl", "native", "notebooks")
 FOLDERS = (*FOLDERS, "observe", "resilience", "serving", "tests", "tools")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
-SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # in native/, by the end of its path
+SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # a source in native/, by the end of its path
 OTHERS = {"mpi.h"}
 NOT_LISTED = {"README.md", "part.toml", "py.typed", "conftest.py", "tests/", "docs/", "__pycache__/"}
 TOO_FEW = "names so little that the rule no longer finds it"
-# The bare name, for which pip asks an index: not a path of a wheel, nor of a checkout.
+# The bare name, which pip looks up in an index, but not the path of a wheel or of a checkout.
 BY_NAME = re.compile(r"pip3? install\b[^\n`#]*?[ '\"]keras[_-]ddl(?![-\w./])")
 TEXTS = (".md", ".py", ".ipynb", ".toml", ".yaml", ".yml", ".sbatch", "Makefile", "Dockerfile", "run")
 
 
 def without_blocks(text: str) -> str:
-    """The text of a page with its blocks of code emptied, line by line."""
+    """Returns the text of a page with the lines of its code blocks emptied."""
     return re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
 
 
 def in_backticks(text: str) -> Iterator[tuple[int, str]]:
-    """(line, word) of the code within the sentences of a page."""
+    """Yields (line, word) for inline code on a page."""
     prose = without_blocks(text)
     for code in re.finditer(r"`([^`\n]+)`", prose):
         line = prose.count("\n", 0, code.start()) + 1
@@ -34,7 +34,7 @@ def in_backticks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def pages_name_files_that_exist(project: Project) -> Iterator[Finding]:
-    """A path in backticks on a page exists, and a native source is one by the end of its path."""
+    """A path in backticks on a page exists; for native sources the end of the path suffices."""
     native = [path.relative_to(project.root) for path in project.tracked if "native" in path.parts]
     for page in (*project.pages, *project.beside):
         for line, word in in_backticks(project.text(page)):
@@ -55,7 +55,7 @@ def readmes_list_the_files_of_their_folders(project: Project) -> Iterator[Findin
         listed = re.findall(r"^- \[?`(\S+)`", project.text(page), re.MULTILINE)
         if len(listed) != len(set(listed)):
             yield Finding(page, 1, "lists a file twice")
-        # A folder without files is what is left of one that has moved.
+        # An empty folder may remain from one that has moved.
         here = [path for path in page.parent.iterdir() if not path.is_dir() or any(path.rglob("*.py"))]
         beside = {f"{path.name}/" if path.is_dir() else path.name for path in here} - NOT_LISTED
         beside = {
@@ -78,13 +78,13 @@ def the_picture_names_folders_that_exist(project: Project) -> Iterator[Finding]:
 
 
 def anchors(text: str) -> set[str]:
-    """The headings of a page as its links spell them: lower case, no punctuation, hyphens for spaces."""
+    """Returns the headings of a page as links spell them: lower case, no punctuation, hyphens for spaces."""
     titles = re.findall(r"^#+ (.+)$", without_blocks(text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def links_lead_somewhere(project: Project) -> Iterator[Finding]:
-    """A link of a page leads to a file that exists, and to a heading in it; `make docs` does not see the README's."""
+    """A page's links lead to existing files and headings. (`make docs` does not check the README's.)"""
     for page in (*project.pages, *project.beside):
         for line, match in project.matches(page, r"\]\(([^)#]*)#?([^)]*)\)"):
             target, anchor = match.groups()
@@ -98,7 +98,7 @@ def links_lead_somewhere(project: Project) -> Iterator[Finding]:
 
 
 def nobody_is_told_to_install_by_name(project: Project) -> Iterator[Finding]:
-    """No text says `pip install` with the project's bare name: it is in no index; others could register it there."""
+    """No text says `pip install` with the project's bare name: no index has it, so others could register it there."""
     for path in project.tracked:
         if path.name.endswith(TEXTS) and "tests/unit/test_structure.py" not in path.as_posix():
             for line, match in project.matches(path, BY_NAME):

@@ -1,8 +1,8 @@
-"""What TensorFlow and Keras keep private is read in keras_ddl/compat/ only, as the syntax trees show.
+"""Checks by syntax trees that only keras_ddl/compat/ reads private attributes of TensorFlow and Keras.
 
-A syntax tree does not say whose an object is. An attribute with one underscore counts as the project's own where its
-module, or one of the project that this imports, has a class that defines it, and of `self` where any class does. What
-this takes for the project's own by mistake is a name that both have.
+A syntax tree does not show an object's class. An attribute with one underscore counts as the project's own if a class
+in its module, or in a project module that this imports, defines it; for `self`, any class counts. So a foreign
+attribute passes if the project has one of the same name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .sources import Finding, Project
 PRIVATE = re.compile(r"_(?!_)\w+")
 INTERNAL = re.compile(r"(keras\.src|tensorflow\.python)(\.|$)")
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "attrgetter")
-# Python's own: of frames, threads, processes, ctypes and named tuples.
+# Python's own private attributes: of frames, threads, processes, ctypes and named tuples.
 OF_PYTHON = {
     *("_current_frames", "_getframe", "_exit", "_DummyThread", "_inheriting"),
     *("_name", "_fields", "_replace", "_asdict"),
 }
 OF_OTHERS = {
     ("keras_ddl.serving.connections", "_current_request"),  # aiohttp's
-    ("keras_ddl.torch.rendezvous", "_rendezvous_handlers"),  # PyTorch's, in the room that knows PyTorch
+    ("keras_ddl.torch.rendezvous", "_rendezvous_handlers"),  # PyTorch's
 }
 
 
@@ -34,7 +34,7 @@ def outside(project: Project) -> list[str]:
 
 @functools.cache
 def defined_in(project: Project, module: str) -> frozenset[str]:
-    """Names in the bodies of a module's classes, and those that their methods set on `self`."""
+    """Returns the names in a module's class bodies, and the names that methods set on `self`."""
     names = set()
     for node in ast.walk(project.tree(project.modules[module])):
         if isinstance(node, ast.ClassDef):
@@ -62,7 +62,7 @@ def defined_anywhere(project: Project) -> frozenset[str]:
 
 @functools.cache
 def names_of_ours(project: Project, module: str) -> frozenset[str]:
-    """The names that a module has imported from the project."""
+    """Returns the names that a module imports from the project."""
     return frozenset(
         alias.asname or alias.name
         for node in ast.walk(project.tree(project.modules[module]))
@@ -76,7 +76,7 @@ def is_self(node: ast.AST) -> bool:
 
 
 def attributes(tree: ast.Module) -> Iterator[tuple[int, ast.expr, str]]:
-    """(line, object, attribute) of all that is read or written, by syntax or by name."""
+    """Yields (line, object, attribute) of each access, by syntax or by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.lineno, node.value, node.attr
@@ -94,7 +94,7 @@ def private_reads(project: Project, module: str, tree: ast.Module) -> Iterator[t
     )
     for line, owner, name in attributes(tree):
         if not PRIVATE.fullmatch(name) or "ddl" in name or name in OF_PYTHON or (module, name) in OF_OTHERS:
-            continue  # with "ddl": ours, on an object of theirs
+            continue  # "ddl" marks our own attributes on foreign objects
         if name in (defined_anywhere(project) if is_self(owner) else near):
             continue
         if not (isinstance(owner, ast.Name) and owner.id in names_of_ours(project, module)):
@@ -102,7 +102,7 @@ def private_reads(project: Project, module: str, tree: ast.Module) -> Iterator[t
 
 
 def internal_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Uses of keras.src and tensorflow.python: imports, `tf.python`, and names of modules in strings."""
+    """Yields the uses of keras.src and tensorflow.python: imports, `tf.python`, and names of modules in strings."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -117,7 +117,7 @@ def internal_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def private_parts_are_read_in_compat(project: Project) -> Iterator[Finding]:
-    """Private parts of TensorFlow and Keras are read in keras_ddl/compat/ only; others call a function of it."""
+    """Only keras_ddl/compat/ reads private parts of TensorFlow and Keras; other modules call its functions."""
     for module in outside(project):
         path = project.modules[module]
         tree = project.tree(path)

@@ -1,4 +1,4 @@
-"""The project's sources, read once: the Python modules, what they import, the native sources, the pages."""
+"""Reads the project's sources once: Python modules and their imports, native sources, pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Finding(NamedTuple):
-    """A line that breaks a rule; `text` says which rule, and how."""
+    """A line that breaks a rule; `text` names the rule and the problem."""
 
     path: Path
     line: int
@@ -25,14 +25,14 @@ class Finding(NamedTuple):
 
 
 class Project:
-    """A checkout of the project, or as much of one as a test makes."""
+    """A checkout of the project, or the part of one that a test makes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @functools.cached_property
     def modules(self) -> dict[str, Path]:
-        """The modules of keras_ddl by name, as they are installed: export/ is keras_ddl.export."""
+        """The modules of keras_ddl by their installed name: export/ is keras_ddl.export."""
         found = {}
         folders = {"keras_ddl": "keras_ddl"} | {f"keras_ddl.{name}": folder for name, folder in FOLDERS.items()}
         for package, folder in folders.items():
@@ -53,18 +53,18 @@ class Project:
 
     @functools.cached_property
     def beside(self) -> list[Path]:
-        """The figures beside the benchmarks, and the walk-throughs beside the examples."""
+        """The pages beside the benchmarks and the examples."""
         return [*self.root.glob("benchmarks/results/*.md"), *self.root.glob("examples/*/README.md")]
 
     def is_in_missing_part(self, path: Path) -> bool:
-        """Whether a path lies in the folder of a part that this checkout does not have: pages may lead there."""
+        """Whether a path lies in a part that this checkout lacks. Pages may link to such paths."""
         inside = os.path.normpath(path)
         missing = [self.root / folder for folder in FOLDERS.values() if not (self.root / folder).is_dir()]
         return any(inside.startswith(f"{folder}{os.sep}") for folder in missing)
 
     @functools.cached_property
     def tracked(self) -> list[Path]:
-        """The files that git knows; all files where there is no repository."""
+        """The files that git tracks, or all files if there is no repository."""
         if not (self.root / ".git").exists():
             return [path for path in sorted(self.root.rglob("*")) if path.is_file()]
         listed = subprocess.run(["git", "ls-files"], cwd=self.root, capture_output=True, text=True, check=True).stdout
@@ -80,7 +80,7 @@ class Project:
 
     @functools.cache  # noqa: B019
     def imports_of(self, name: str) -> dict[str, int]:
-        """The keras_ddl modules that a module imports, wherever the import stands, for typing only included; lines."""
+        """Returns keras_ddl module -> line for all imports of a module, including those in functions or for typing."""
         path = self.modules[name]
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         found: dict[str, int] = {}
@@ -92,14 +92,14 @@ class Project:
         return found
 
     def matches(self, path: Path, pattern: str | re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
-        """The matches of a pattern in a file, with their lines."""
+        """Yields (line, match) for a pattern in a file."""
         text = self.text(path)
         for match in re.finditer(pattern, text, 0 if isinstance(pattern, re.Pattern) else re.MULTILINE):
             yield text.count("\n", 0, match.start()) + 1, match
 
 
 def imported(tree: ast.Module, package: str = "") -> Iterator[tuple[str, int]]:
-    """(name, line) of all that a module imports; `from a import b` gives a.b. `package`: for relative imports."""
+    """Yields (name, line) of each import; `from a import b` gives a.b. `package`: for relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -112,7 +112,7 @@ def imported(tree: ast.Module, package: str = "") -> Iterator[tuple[str, int]]:
 
 
 def circles(targets_of: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Those of `targets_of` (name -> names that it needs) that need one another, or need some that do."""
+    """Returns the part of `targets_of` (name -> names that it needs) that is in a cycle, or needs a cycle."""
     waiting = dict(targets_of)
     while free := [name for name, targets in waiting.items() if not targets & waiting.keys()]:
         for name in free:

@@ -1,4 +1,4 @@
-"""What tests may import, and what the checks of the tables of names must agree with."""
+"""Checks what tests import, and that tables of names agree with their checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .sources import ROOT, Finding, Project
 
 
 def tests_import_nothing_of_benchmarks(project: Project) -> Iterator[Finding]:
-    """Only the tests of benchmarks import from benchmarks/, or load a file of it; what others need lies in tools/."""
+    """Only the tests of benchmarks import or load files of benchmarks/; shared code lies in tools/."""
     folder = project.root / "benchmarks"
     programs = {path.stem for path in folder.glob("*.py")} | {"benchmarks"}
     for path in sorted((project.root / "tests").rglob("*.py")):
@@ -29,7 +29,7 @@ def tests_import_nothing_of_benchmarks(project: Project) -> Iterator[Finding]:
 
 
 def tables_of_names() -> Sequence[Any]:
-    """Those of tests/harness/name_tables.py, which reads them from the decorators of the checks."""
+    """Returns the tables that tests/harness/name_tables.py reads from the decorators of the checks."""
     if (tests := str(ROOT / "tests")) not in sys.path:
         sys.path.append(tests)
     from harness import name_tables
@@ -38,9 +38,9 @@ def tables_of_names() -> Sequence[Any]:
 
 
 def name_tables_agree(project: Project, tables: Sequence[Any] | None = None) -> Iterator[Finding]:
-    """The pages of names say what their checks say, every name has a check that uses it, and refusals have reasons.
+    """Pages of names agree with their checks, every name has a check that uses it, and refusals have reasons.
 
-    A row without a reason stands right below the one that gives it, whose check it shares.
+    A row without a reason shares the check and the reason of the row above it.
     """
     if tables is None and project.root != ROOT:
         return

@@ -54,8 +54,8 @@ def build_optimizers_as_rank_0(model: keras.Model) -> None:
 
 
 def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
-    """Returns the optimizers that are built: name -> positions of the variables that it trains among the model's; None:
-    a variable that is not the model's."""
+    """Returns, for each built optimizer, the positions of its trained variables among the model's variables. None
+    stands for a variable that is not the model's."""
     place = {id(variable): number for number, variable in enumerate(model.variables)}
     return {
         name: [place.get(id(variable)) for variable in trained]
@@ -88,7 +88,7 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, are_equal: bool = False) -> None:
-    """Gives all ranks the values of rank `root`. are_equal: all ranks already have the same numbers."""
+    """Gives all ranks the values of rank `root`. are_equal: all ranks already have equal values."""
     variables = list(variables)
     gathered_slots.scatter_restored(gathered_slots.slots_in(variables), root)
     whole = [each.value for each in sharded_slots.whole(variables)]
@@ -96,7 +96,7 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, a
 
 
 def agree_on_initial_epoch(model: keras.Model) -> None:
-    """Makes the fit of all ranks begin with rank 0's epoch."""
+    """Makes fit begin with rank 0's epoch on all ranks."""
 
     def of_rank_0() -> int | None:
         return communicator.broadcast_object(initial_epoch(model), name=name_of(model, "initial_epoch"))

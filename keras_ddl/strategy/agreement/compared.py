@@ -1,7 +1,7 @@
-"""Variables that ranks compare by checksums, each of which is read once, at the speed of memory.
+"""Compares variables of the ranks by checksums. Each variable is read once, at the speed of memory.
 
-If a layout cuts a variable along the model axis, each slice is compared among the ranks that have it. No other rank has
-this rank's part of a variable in shards, so for these the ranks compare what the program has assigned to them.
+If a layout cuts a variable along the model axis, each slice is compared among the ranks that have it. Each chunk of a
+variable in shards is on one rank only, so the ranks compare what the program has assigned to the variable instead.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Compared:
         return bool(self._parts)
 
     def differing(self, name: str) -> tuple[list[list[tuple[str, int]]], list[tuple[int, range]]]:
-        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE; `name` names the
-        collective."""
+        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE under the name
+        `name`."""
         named = [(name_of(each), number) for each, number in zip(self.variables, self.sums)]
         gathered = communicator.all_gather_object(named, name=name)
         where = [
@@ -118,18 +118,18 @@ def ranks_apart(job: Job) -> int:
 
 
 def values(variable: Any) -> np.ndarray:
-    """Returns what this rank has of a variable that is compared."""
+    """Returns this rank's part of a compared variable."""
     own = laid_out.slice_of(variable)
     return as_array(tf.convert_to_tensor(variable if own is None else own))
 
 
 def is_compared(variable: Any) -> bool:
-    """Whether other ranks have what this one has of a variable."""
+    """Whether other ranks have the same part of a variable."""
     return sharded_slots.sharded_variable(variable) is None or laid_out.slice_of(variable) is not None
 
 
 def _has_numbers(variable: Any) -> bool:
-    if tf_variable(variable) is None:  # it is made later
+    if tf_variable(variable) is None:  # not created yet
         return False
     return bool(tf.as_dtype(variable.dtype) not in (tf.string, tf.resource, tf.variant))
 

@@ -26,7 +26,7 @@ from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, is_compared, values
 from keras_ddl.strategy.job import Job
 
-_FIRST_INTERVAL = 8  # steps, before it is known what they and the check take
+_FIRST_INTERVAL = 8  # steps, until the cost of a step and of the check is known
 _AT_MOST = 10_000
 
 
@@ -46,13 +46,13 @@ class DriftCheck:
         self._begin, self._steps = time.perf_counter(), 0
 
     def after_batch(self) -> None:
-        """Compares after as many batches as the ranks have agreed on. COLLECTIVE in that case.
+        """Compares if the number of batches that the ranks agreed on has passed. COLLECTIVE in that case.
 
         Raises: DriftError: the ranks differ; on every rank.
         """
         if not self._time_fraction:
             return
-        if not self._started:  # the first batch is traced, and is no measure
+        if not self._started:  # the first batch includes tracing, so it is not timed
             self._started = True
             self.begin_epoch()
             return
@@ -101,7 +101,7 @@ class DriftCheck:
         if differ(digests, self._job):
             self._explain(compared, step)
         self._last_equal = step
-        # From what all ranks know, so that they agree; of the gathers the shortest waited for nobody.
+        # Computed from shared numbers, so all ranks agree. The shortest gather waited for nobody and shows the cost.
         if 0 < min(steps) < math.inf:
             seconds = max(costs) + min(gathers)
             self._interval = min(max(1, math.ceil(seconds / (self._time_fraction * min(steps)))), _AT_MOST)
@@ -119,7 +119,7 @@ class DriftCheck:
         else:
             i, ranks = differing[0]
             of_ranks = [gathered[rank][i] for rank in ranks]
-            value = max(of_ranks, key=of_ranks.count)  # what most of these ranks hold; the first's of two
+            value = max(of_ranks, key=of_ranks.count)  # the majority's value; in a tie the first
             right = ranks[of_ranks.index(value)]
             others = [rank for rank in ranks if gathered[rank][i] != value]
             first = compared.variables[i]

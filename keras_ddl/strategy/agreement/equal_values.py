@@ -1,6 +1,6 @@
-"""Whether all ranks already have the same values of tensors, so that nothing needs to be sent, copied or assigned.
+"""Tells whether all ranks already have the same values of tensors, so that nothing needs to be sent or assigned.
 
-They nearly always do, because ranks draw initial weights from the same seeds.
+Initial weights nearly always are the same, because ranks draw them from the same seeds.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Held:
         """
         if differ(gathered, self._job):
             checksums, differing = self.compared.differing(agreement.name_of(self._model, "weights_of_ranks"))
-            if any(checksums) and not all(checksums):  # some rank has not built it: the step does, or says what differs
+            if any(checksums) and not all(checksums):  # a rank has not built the model: its first step will
                 return
             variables = [[name for name, _ in each] for each in checksums]
             require_equal_values(
@@ -101,7 +101,7 @@ def follow_before_training(model: Any, job: Job, before: Held) -> None:
 
 
 def say(call: str, received: str) -> None:
-    """Warns that ranks had different values and now have rank 0's."""
+    """Warns that ranks had different values and now have rank 0's. received: what differed."""
     stack_position.warn(
         f"All ranks must hold the same weights, also outside of steps. Received, when {call}: {received}. All ranks "
         "now use the weights of rank 0. To avoid this warning, run the code that sets weights on all ranks."
@@ -122,7 +122,7 @@ def _received(compared: Compared, checksums: list[list[Any]], differing: Sequenc
 
 
 def weights(model: Any, job: Job) -> list[Any]:
-    """Returns the variables of a model that must be equal on all ranks, without statistics that each rank has for
+    """Returns the variables of a model that must be equal on all ranks: all but statistics that each rank keeps for
     itself."""
     left_out: set[int] = set()
     if job.settings.batch_statistics == "rank":

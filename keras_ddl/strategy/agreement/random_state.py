@@ -17,8 +17,8 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 
-# Ranks' random streams, where they differ, differ by a multiple of this (odd, so all multiples differ; the golden ratio
-# times 2**31, so that they are far from the small steps by which users number their own seeds).
+# Distance between the seeds of neighbouring ranks. It is odd, so its multiples all differ, and it is the golden ratio
+# times 2**31, far from the small steps in which users number their seeds.
 _SEED_STRIDE = 1_327_217_885
 
 

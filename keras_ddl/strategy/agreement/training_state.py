@@ -41,7 +41,7 @@ def broadcast_training_state(model: Any, root: int = 0, exclude: Iterable[Any] =
     """
     if not communicator.is_initialized() or communicator.size() == 1:
         return
-    if models.has_keras_train_step(model):  # for custom steps, it is unknown which variables the optimizers update
+    if models.has_keras_train_step(model):  # a custom step may update any variables
         build_optimizer(model)
     variables = _without(exclude, agreement.all_variables(model))
     broadcast_with_streams(variables, root, own_streams=keras_compat.strategy_of(model) is None)
@@ -93,7 +93,7 @@ def _collect_accumulated_gradients(model: Any, rank: int) -> None:
 
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
-    """Inside the block, layers have one state that all ranks agree on, for a checkpoint; afterwards each rank has its
+    """Inside the block, all ranks have the same state of layers, for a checkpoint; afterwards each rank has its
     own again.
 
     So taking a checkpoint changes nothing, except that accumulated sums stay combined. Yields key -> array of each
@@ -151,7 +151,7 @@ def agree(model: keras.Model, size: int) -> None:
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
-    frozen = weights_made_trainable(model)  # where these differ, something is wrong, and the drift check says so
+    frozen = weights_made_trainable(model)  # must be equal anyway; if not, the drift check reports it
     return list({id(each): each for each in model.non_trainable_variables if id(each) not in frozen}.values())
 
 

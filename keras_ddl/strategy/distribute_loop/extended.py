@@ -46,7 +46,7 @@ def _label(value: tf.Tensor, name: str | None) -> str:
 
 
 class DdlExtended(strategies.StrategyExtendedV1):
-    """The hooks. See tf.distribute.StrategyExtended for what each is asked."""
+    """Implements the hooks that tf.distribute.StrategyExtended documents."""
 
     experimental_between_graph = experimental_should_init = _global_batch_size = True
     _support_per_replica_values = False
@@ -70,7 +70,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        # A step that sees the global batch means what it means in one process.
+        # A step that sees the global batch behaves as in one process.
         return 1 if tracing.sees_global_batch() else self.size
 
     @property
@@ -102,12 +102,12 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     # ---- variables
     def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        kwargs.pop("colocate_with", None)  # everything of this process is on one device
+        kwargs.pop("colocate_with", None)  # this process uses one device
         if self.size == 1 and not history.takes_newcomers():
             with tf.device(self.device):
                 return next_creator(**kwargs)
         variables.check(self.rank, **kwargs)
-        if not of_one_rank.get() and kwargs.get("initial_value") is not None:  # None: to be read from a SavedModel
+        if not of_one_rank.get() and kwargs.get("initial_value") is not None:  # None while a SavedModel is loaded
             agreed = self._agreed_initial_value if tf.executing_eagerly() else self._agreed_in_graph
             kwargs["initial_value"] = agreed(**kwargs)
         with tf.device(self.device):
@@ -119,7 +119,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         label = _label(value, name)
         if value.dtype == tf.string:
             return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
-        # A newcomer gets the values themselves from the record.
+        # A joining rank replays the record, which must contain the values themselves.
         if not history.takes_newcomers() and are_equal([value], f"{label} digest"):
             return value
         array = replicate.broadcast_value(value.numpy(), label)
@@ -153,7 +153,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return contextlib.nullcontext()
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
-        pass  # layers made outside the scope have plain variables, as those made inside
+        pass  # variables made outside the scope are fine: those made inside are plain, too
 
     def value_container(self, value: Any) -> Any:
         return value
@@ -167,7 +167,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
     # ---- running
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            # The step's opening and the replica context belong inside the traced function.
+            # The exchange that opens the step and the replica context belong inside the traced function.
             if fn not in self._functions:
                 python_function = fn.python_function
 
@@ -203,7 +203,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
             return fn(var, *args, **(kwargs or {}))
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        # Keras's optimizers come here outside of replica context; at the end of fit with moving averages of weights.
+        # Keras's optimizers call this outside of replica context at the end of fit, with moving averages of weights.
         is_alone = self.size > 1 and not tracing.sees_global_batch() and not fits.any_is_running()
         if is_alone and not self._warned_of_updates:
             self._warned_of_updates = True
@@ -227,7 +227,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        with variables.updating(True):  # a variable that is aggregated when it is read gives this rank's value
+        with variables.updating(True):  # ON_READ variables then return this rank's value
             flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
         with ops.translate_errors():
             return tf.nest.pack_sequence_as(value, [_reduced(leaf, is_mean, axis) for leaf in flat])

@@ -1,4 +1,4 @@
-"""How many rows each rank has in a step of `strategy.run`, exchanged at the start of the step.
+"""Exchanges how many rows each rank has, at the start of a step of `strategy.run`.
 
 The counts are sent when the step begins, together with the digests of batches that are compared (data/order.py). They
 are kept in a variable rather than in a tensor: a tf.function that the step calls may have been traced in an earlier
@@ -25,7 +25,7 @@ class RowShare:
             self._counts = tf.Variable(tf.ones([size], tf.int64), trainable=False, name="keras_ddl_rows")
 
     def begin_step(self, batch: Any) -> Any:
-        """Tells the other ranks the rows of `batch`, and of batches read lately (data/order.py). COLLECTIVE;
+        """Sends the other ranks the rows of `batch`, and digests of recent batches (data/order.py). COLLECTIVE;
         asynchronous in a graph.
 
         In a step without a batch, every rank counts as one row.

@@ -71,7 +71,7 @@ def adopt(variable: tf.Variable) -> tf.Variable:
     return variable
 
 
-_Mixin: Any = object  # into classes of variables: what `super()` has is theirs
+_Mixin: Any = object  # mixed into classes of variables, to which `super()` refers
 
 
 @functools.cache
@@ -95,7 +95,7 @@ class _OfMetric(_Mixin):
     def _global_value(self, value: tf.Tensor) -> tf.Tensor:
         if self.aggregation != _SUM:
             return _aggregated(self, value)
-        before = self.read_value()  # the same on all ranks
+        before = self.read_value()  # equal on all ranks
         return before + _aggregated(self, value - before)
 
 
@@ -138,7 +138,7 @@ class _OfSeveralRanks(_Mixin):
         return _aggregated(self, value) if outside and not is_own else value
 
     def __repr__(self) -> str:
-        with updating(True):  # a look at it, on one rank perhaps
+        with updating(True):  # printing must not be collective: maybe only one rank does it
             return str(super().__repr__())
 
 
@@ -147,7 +147,7 @@ def _in_replica() -> Any:
 
 
 def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
-    """Returns what this rank is to assign, or to add, when the program asks for `value`."""
+    """Returns what this rank assigns or adds when the program passes `value`."""
     strategy = _in_replica()
     on_read = variable.synchronization == _ON_READ
     if strategy is None:

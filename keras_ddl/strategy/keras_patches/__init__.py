@@ -1,5 +1,4 @@
-"""The table of what a Strategy replaces in Keras: how fit reads data, calls callbacks and saves. No mathematics is
-replaced.
+"""Lists what a Strategy replaces in Keras: how fit reads data, calls callbacks and saves, but no mathematics.
 
 A patch is a function of Keras's original and of the arguments of a call, or a class in place of Keras's. Patches are
 installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy and

@@ -1,9 +1,8 @@
-"""Models and optimizers that join a Strategy although they were made outside of its scope, as in fine-tuning.
+"""Lets models and optimizers join a Strategy although they were made outside of its scope, as in fine-tuning.
 
 A model is trained on all ranks if it or any part of it, a layer or a model inside, was made in the scope, or is a clone
 of such a model. An optimizer joins the Strategy when a model is compiled with it, or when fit begins. Each rank has
-made the variables of such models and optimizers alone, so they get rank 0's values when fit begins, and each rank keeps
-all of them.
+made these variables alone, so they get rank 0's values when fit begins, and each rank keeps all of them.
 
 A model without any part from the scope stays outside: each rank may train it alone, in its own time.
 

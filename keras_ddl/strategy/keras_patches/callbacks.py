@@ -1,7 +1,6 @@
-"""The list that calls the callbacks: writers write on rank 0, and all ranks stop together and start from the same
-state.
+"""The CallbackList of several ranks: writers write on rank 0, and all ranks start from one state and stop together.
 
-It replaces the list of keras/src/callbacks/callback_list.py (3.15.1) that Keras's trainer makes.
+It replaces keras/src/callbacks/callback_list.py (3.15.1) in Keras's trainer.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Silent(keras.callbacks.Callback):
 
 
 def adopted(callbacks: Any) -> Any:
-    """Returns what a program passes as `callbacks`; a Keras CallbackList becomes this module's CallbackList."""
+    """Returns the program's `callbacks`, in which a Keras CallbackList becomes this module's CallbackList."""
     if type(callbacks) is _KerasList:
         callbacks.__class__ = CallbackList
         if callbacks.model is not None:
@@ -58,9 +57,8 @@ def _hook(
     *,
     before: Callable[[CallbackList], None] = lambda _: None,
 ) -> Callable[..., None]:
-    """Returns a hook in which callbacks may make variables on one rank, as callbacks on rank 0 that load or trace a
-    model do, even if fit is called inside the scope, where making a variable is otherwise COLLECTIVE. before, then: run
-    on all ranks.
+    """Returns a hook in which callbacks may make variables on one rank, for example when rank 0 loads a model. In a
+    scope making a variable is otherwise COLLECTIVE. before, then: run on all ranks.
     """
     original = getattr(_KerasList, name)
 
@@ -75,16 +73,16 @@ def _hook(
 
 
 class CallbackList(_KerasList):
-    """Keras's, for a model of several ranks."""
+    """Keras's CallbackList, for a model of several ranks."""
 
     callbacks: list[Any]
-    # Class attributes: lists of Keras's own class become lists of this one.
-    _drift: DriftCheck | None = None  # these two of a fit on several ranks, from when training begins
+    # Class attributes, because `adopted` turns existing Keras lists into this class.
+    _drift: DriftCheck | None = None  # these two: set while a fit on several ranks trains
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
-    _figures: figures.FitFigures | None = None  # of a fit in a job that is watched
-    position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last of them
-    _is_beginning = False  # this fit's ranks have not agreed yet on what it starts from
+    _figures: figures.FitFigures | None = None  # if someone watches the job
+    position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last batch
+    _is_beginning = False  # the ranks have not agreed yet on the state that fit starts from
     _model_saves: Sequence[Saves] = ()
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
@@ -94,8 +92,7 @@ class CallbackList(_KerasList):
     on_predict_batch_begin = _hook("on_predict_batch_begin")
     on_test_end = _hook("on_test_end", lambda self: self.flush(), before=lambda self: self._finish_step("test_end"))
     on_predict_end = _hook("on_predict_end", before=lambda self: self._finish_step("predict_end"))
-    # Whether ranks will ask each other after each batch; and whether any of them wants to stop, on all ranks then.
-    # And the model is rank 0's on all ranks.
+    # Ranks agree whether to ask each other after each batch and whether any rank wants to stop. All get rank 0's model.
     on_test_begin = _hook("on_test_begin", lambda self: self._begin_loop("test", "evaluate begins"))
     on_predict_begin = _hook("on_predict_begin", lambda self: self._begin_loop("predict", "predict begins"))
     on_test_batch_end = _hook(
@@ -120,13 +117,13 @@ class CallbackList(_KerasList):
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write. Callbacks that save the state of others go last."""
         strategy = strategy_of_ranks(model)
-        for callback in self.callbacks:  # it may have served on another rank, or for another model
+        for callback in self.callbacks:  # it may have been used by another rank's list or another model
             hushed_writers.let_write(callback)
         self._model_saves = [] if strategy is None else self._leave_writing_to_rank_0(strategy)
         for saves in self._model_saves:
             saves.share()
         is_other = strategy is not None and strategy.rank != 0
-        # What keeps the state of a run keeps that of the other callbacks, after they have had their turn.
+        # Callbacks that save the run's state also save the other callbacks' state, so they run last.
         self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
         for callback in self.callbacks:
             if getattr(callback, "runs_last", False):
@@ -157,7 +154,7 @@ class CallbackList(_KerasList):
             return callback
         if writers.only_writes(callback) or isinstance(callback, progress.JobBar):
             return _Silent() if finished is None else standby_of(callback, finished)
-        if kind is not keras.callbacks.ProgbarLogger:  # which draws nothing on this rank: `verbose` is 0
+        if kind is not keras.callbacks.ProgbarLogger:  # a bar draws nothing here, because `verbose` is 0
             hush(callback, kind, finished)
         return callback
 
@@ -211,7 +208,7 @@ class CallbackList(_KerasList):
         self._drift = self._saves = None
         self._figures = figures.of_fit(self.model)
         self._is_beginning = True
-        self._end_joining()  # of a fit that was broken off
+        self._end_joining()  # in case an earlier fit was interrupted
         strategy = self._strategy
         before = None if strategy is None else of_rank_0.Held(self.model, strategy.job)
         with self._of_one_rank():
@@ -253,7 +250,7 @@ class CallbackList(_KerasList):
             held.follow(communicator.all_gather_object(held.digests(), name=name), "fit has ended")
 
     def _end_joining(self) -> None:
-        strategy = strategy_of(self.model)  # also where one rank is left
+        strategy = strategy_of(self.model)  # also if only one rank is left
         if strategy is not None and fits.is_outermost(self.model):
             strategy.resilience.end_fit()
 
@@ -273,7 +270,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.begin_epoch():  # the others have done the rest
+        if strategy.resilience.begin_epoch():  # a joining rank: the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -286,7 +283,7 @@ class CallbackList(_KerasList):
         self._finish_step("epoch_end")
         strategy = self._strategy
         if strategy is not None and strategy.resilience.has_newcomers:
-            self.compare()  # what callbacks change from here on has not entered a step
+            self.compare()  # before callbacks change weights that no step has used yet
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
@@ -320,7 +317,7 @@ class CallbackList(_KerasList):
             return
         self.position = (self.position[0], batch + 1, logs)
         due, may_stop = self._saves.before_batch_end(batch), "train" in self._ask_to_stop
-        if may_stop:  # such a callback may do anything, look at variables too
+        if may_stop:  # such a callback may do anything, including reading variables
             self._finish_step("train_batch_end")
             accumulation.combine(self.model)
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
@@ -332,9 +329,8 @@ class CallbackList(_KerasList):
             self._agree_to_stop_training()
 
     def _finish_step(self, moment: str) -> None:
-        """Ends the step in a job that continues without a lost rank. A rank that is behind must get from another rank
-        what the step wrote, without what callbacks made of it, because callbacks on the rank that is behind will do
-        this again.
+        """Ends the step in a job that continues without a lost rank. A rank that is behind gets what the step wrote
+        from another rank. Callbacks must not have changed it yet, because they will run on the rank that is behind.
         """
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
@@ -392,7 +388,7 @@ def _agree_on_global_seed(model: keras.Model) -> None:
     mine = None if generator is None else generator.state.numpy()
     state = communicator.broadcast_object(mine, name=agreement.name_of(model, "global_seed"))
     if communicator.rank() != 0 and state is None:
-        keras_compat.forget_global_seed_generator()  # what it will begin with follows from Python's random state
+        keras_compat.forget_global_seed_generator()  # a new one is seeded by Python's random state, which is equal
     elif communicator.rank() != 0:
         keras_compat.make_global_seed_generator().state.assign(state)
 

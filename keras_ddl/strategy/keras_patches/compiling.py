@@ -1,4 +1,4 @@
-"""Patch of Keras's `compile`, and checks that refuse models or warn of models that each rank trains alone.
+"""Patch of Keras's `compile`, and checks that refuse some models and warn of models that each rank trains alone.
 
 Patched: keras/src/trainers/trainer.py (3.15.1).
 """
@@ -21,13 +21,13 @@ from keras_ddl.strategy.base import BaseStrategy, strategy_of
 from keras_ddl.strategy.keras_patches import adopting
 from keras_ddl.strategy.one_per_job import outside_message
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that each rank trains alone
 
 
 def compile_model(
     original: Callable[..., Any], model: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any
 ) -> Any:
-    """Compiles inside the scope even if `compile` is called outside; refuses what would go wrong later."""
+    """Compiles inside the scope even if `compile` is called outside; refuses settings that would fail later."""
     strategy = adopting.adopt_model(model)
     check_scope(model, strategy)
     parts = models.optimizers_in(optimizer)
@@ -42,7 +42,7 @@ def compile_model(
     _refuse_xla(bound, model, f"under a keras_ddl.Strategy (rank {strategy.rank})")
     with strategy.scope():
         returned = original(model, optimizer, *args, **kwargs)
-    if strategy.is_several:  # what is saved before the first step is compared with this
+    if strategy.is_several:  # saves before the first step are compared with this
         of_rank_0.remember(model, of_rank_0.Held(model, strategy.job).digest)
     return returned
 

@@ -1,4 +1,4 @@
-"""The last line of a machine's first job: where the time went, and how to see more."""
+"""Prints, at the end of a machine's first job, where the time went and how to see more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def say(until_fit: float, until_step: float, rest: float, steps: int) -> None:
     Args:
         until_fit, until_step, rest: seconds from the start of the process to fit, from there to the end of the first
             step, and from there to the end of fit.
-        steps: of training, after the first one.
+        steps: training steps after the first one.
     """
     if not _is_first():
         return
@@ -35,7 +35,7 @@ def seconds_since_start() -> float:
 
 def _is_first() -> bool:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keras_ddl"
-    with contextlib.suppress(OSError, RuntimeError):  # no home, or not ours to write to: nothing can be remembered
+    with contextlib.suppress(OSError, RuntimeError):  # no home directory, or not writable: nothing can be remembered
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "first-job").touch(exist_ok=False)
         return True

@@ -1,4 +1,4 @@
-"""Callbacks whose class a program derives from a writing callback, on ranks other than 0.
+"""Silences, on ranks other than 0, callbacks whose class a program derives from a writing callback.
 
 The program's code in such a callback runs on every rank: it may add to the logs, change a rate, or stop. Inherited
 hooks write on rank 0 only. On other ranks calls of the inherited hooks (by `super()`, by name, or by the list of
@@ -34,7 +34,7 @@ def hush(callback: Any, kind: type, follower: Follower) -> None:
 
 
 def follower_of(callback: Any) -> Any:
-    """Returns the follower of a hushed callback; None: the callback writes itself."""
+    """Returns the follower of a hushed callback, or None if the callback writes itself."""
     return vars(callback).get(_KEY)
 
 
@@ -55,7 +55,7 @@ def writing(callback: Any) -> Iterator[None]:
 
 
 def arguments_of(hook: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the arguments of a hook by position; the last one is the logs."""
+    """Returns the arguments of a hook by position, the logs last."""
     names = ("epoch", "logs") if "epoch" in hook else ("batch", "logs") if "batch" in hook else ("logs",)
     return tuple(args[n] if n < len(args) else given.get(name) for n, name in enumerate(names))
 
@@ -85,7 +85,7 @@ def _heard(hook: str, original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_writing(kind: type, original: Callable[..., None]) -> Callable[..., None]:
-    """Returns the replacement of `set_model`, in which some callbacks write a description of the model."""
+    """Returns a replacement for `set_model`, in which some callbacks write a description of the model."""
 
     @functools.wraps(original)
     def method(self: Any, model: Any) -> None:

@@ -1,8 +1,8 @@
-"""Makes functions that write files other than Keras's models write once, whichever ranks call them, as saving.py does.
+"""Makes functions write each file once, whichever ranks call them; saving.py does this for Keras's models.
 
-`ONCE` has the public functions of Keras and TensorFlow that write files under a given name, and now write once if all
-ranks call them. `LEFT` has those that stay unchanged, with the reason. tests/strategy/test_written_files.py looks for
-such functions in the packages and fails if one is in neither table.
+`ONCE` lists the public functions of Keras and TensorFlow that write files under a given name, and now write once if all
+ranks call them. `LEFT` lists the functions that stay unchanged, with the reason. tests/strategy/test_written_files.py
+looks for such functions in the packages and fails if one is in neither table.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class Writing:
     """How a function writes.
 
     Attributes:
-        path: its arguments that, joined, are the path that it writes.
-        is_whole: what it writes appears by one rename, as one file or directory. returns_path: it also returns the
-            path.
+        path: names of the arguments that make up the path it writes.
+        is_whole: its result appears by one rename, as one file or directory. returns_path: it returns the path.
         in_turn: all ranks run it, one after another; later ranks find what the first has written.
     """
 
@@ -46,7 +45,7 @@ class Writing:
     in_turn: bool = False
 
 
-# What an ExportArchive passes to saved_model.save is one; tf.Module is derived from it.
+# The class of objects that ExportArchive passes to saved_model.save, and a base class of tf.Module.
 _AUTO_TRACKABLE = next(kind for kind in tf.Module.__mro__ if kind.__name__ == "AutoTrackable")
 _ASSETS = Writing(("dir_path",), is_whole=False)
 ONCE: dict[str, Writing] = {
@@ -61,7 +60,7 @@ ONCE: dict[str, Writing] = {
     "tensorflow.data.Dataset.save": Writing(("path",)),
     "tensorflow.io.write_file": Writing(("filename",)),
     "tensorflow.io.write_graph": Writing(("logdir", "name"), is_whole=False, returns_path=True),
-    # Behind `write` and `save`, and CheckpointManager's `save`.
+    # Called by `write` and `save`, and by CheckpointManager's `save`.
     "tensorflow.train.Checkpoint._write": Writing(("file_prefix",), is_whole=False, returns_path=True),
 }
 _OF_MODELS = "saving.py replaces the function behind it"
@@ -120,7 +119,7 @@ def _homes_of(function: Any, name: str) -> list[Any]:
 
 
 def _replacing(original: Any, name: str, how: Writing) -> Any:
-    if getattr(original, "keras_ddl_writes", False):  # two classes have it from one
+    if getattr(original, "keras_ddl_writes", False):  # inherited from a class whose function is replaced already
         return original
     signature = inspect.signature(original)
 
@@ -131,7 +130,7 @@ def _replacing(original: Any, name: str, how: Writing) -> Any:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return original(*args, **kwargs)  # says what is wrong
+            return original(*args, **kwargs)  # raises the TypeError
         bound.apply_defaults()
         path = _path(bound.arguments, how)
         if path is None:
@@ -162,8 +161,8 @@ def _replacing(original: Any, name: str, how: Writing) -> Any:
 
 
 def _strategy() -> BaseStrategy | None:
-    """Returns a Strategy of this job; None if several ranks do not write, or not at this moment."""
-    if not tf.executing_eagerly():  # a step that is traced: there rank 0 writes
+    """Returns a Strategy of this job, or None if only one rank writes now."""
+    if not tf.executing_eagerly():  # in a traced step rank 0 writes
         return None
     return next((each for each in one_per_job.alive() if each.is_several), None)
 
@@ -177,7 +176,7 @@ def _path(arguments: Mapping[str, Any], how: Writing) -> str | None:
 
 
 def _content_of(arguments: Mapping[str, Any], strategy: BaseStrategy) -> int:
-    """Returns a number that is equal on ranks that pass equal arguments, as far as this can be told."""
+    """Returns a digest of the arguments, as far as they can be compared between ranks."""
     content = 0
     for name, value in arguments.items():
         content = zlib.crc32(f"{name} {_told(value, strategy)}".encode(), content)

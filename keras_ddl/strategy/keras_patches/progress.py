@@ -1,5 +1,4 @@
-"""Rank 0's progress bar, which shows the job: rows per second of all ranks, beside logs, which cover all ranks
-anyway."""
+"""Rank 0's progress bar, which adds the rows per second of all ranks to Keras's logs."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import first_job
 
-_LOOK_SECONDS = 0.05  # Keras draws no more often
-_said: set[str] = set()  # by this process, before a bar
+_LOOK_SECONDS = 0.05  # Keras redraws no more often
+_said: set[str] = set()  # lines that this process has printed above a bar
 
 
 class _Rows(float):
-    """A number of rows per second in a short format, because a bar of Keras prints four decimals of any number."""
+    """Rows per second in a short format, because Keras's bar prints four decimals of any number."""
 
     def __truediv__(self, other: Any) -> _Rows:
         return _Rows(float(self) / other)
@@ -34,14 +33,14 @@ class JobBar(keras.callbacks.ProgbarLogger):
         "verbose",
         "_fit_began",
         "_first_step",
-    )  # what a rank that joins the others does not get from them
-    # Class attributes: bars of Keras's own class become this one.
-    _begin: tuple[float, int] = (0.0, 0)  # of what is counted: when, and the rows until then
+    )  # attributes that a joining rank does not get from the others
+    # Class attributes, because `adopt` turns existing Keras bars into this class.
+    _begin: tuple[float, int] = (0.0, 0)  # when counting began, and the rows trained before
     _looked = 0.0
     _speed = _Rows(0)
     _steps = 0
-    _fit_began: tuple[float, float] | None = None  # age of the process, and when; until the first step has ended
-    _first_step: tuple[float, float, float] | None = None  # seconds until fit, until its end; when it ended
+    _fit_began: tuple[float, float] | None = None  # process's age and time when fit began; None after step 1
+    _first_step: tuple[float, float, float] | None = None  # seconds until fit, seconds until its end, time of its end
     _all_steps = 0
     target: int | None
 
@@ -83,7 +82,7 @@ class JobBar(keras.callbacks.ProgbarLogger):
 
     def show(self, params: Any) -> None:
         """Makes a silent bar visible from now on, and starts counting rows."""
-        length: int | None = self.target  # of an epoch of unknown length: known from the second on
+        length: int | None = self.target  # if unknown at first, known from the second epoch on
         if params:
             self.set_params(params)
         if self.target is None:

@@ -1,5 +1,4 @@
-"""How Keras reads data: this rank's rows, agreed shuffling, checks before the first step, and fits that resume inside
-an epoch (`data/position.py`).
+"""Makes Keras read this rank's rows, shuffle equally on all ranks, and resume inside an epoch (`data/position.py`).
 
 Replaced: TFEpochIterator, and `_maybe_symbolic_build` of keras/src/backend/tensorflow/trainer.py (3.15.1).
 """
@@ -27,10 +26,10 @@ from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.base import BaseStrategy, strategy_of
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
-_readers: weakref.WeakKeyDictionary[Any, weakref.ref[EpochIterator]] = weakref.WeakKeyDictionary()  # by tf.data's
+_readers: weakref.WeakKeyDictionary[Any, weakref.ref[EpochIterator]] = weakref.WeakKeyDictionary()  # by tf.Iterator
 
 
-_from_rank_0: weakref.WeakSet[DatasetFromRank0] = weakref.WeakSet()  # of EpochIterators
+_from_rank_0: weakref.WeakSet[DatasetFromRank0] = weakref.WeakSet()  # made by EpochIterators
 
 
 def close_streams() -> None:
@@ -42,7 +41,7 @@ def close_streams() -> None:
 
 
 def rows_of(iterator: tf.data.Iterator) -> BatchRows:
-    """Returns what is known about the batches of an iterator; nothing, unless an EpochIterator made it."""
+    """Returns what is known about the batches of an iterator: nothing unless an EpochIterator made it."""
     reader = _readers[iterator]() if iterator in _readers else None
     return UNKNOWN if reader is None else reader.batch_rows
 
@@ -58,15 +57,15 @@ def learn_rows(iterator: tf.data.Iterator, counts: Sequence[Sequence[int | None]
 
 
 class EpochIterator(_KerasIterator):
-    """Keras's EpochIterator, for the rows of a rank."""
+    """Keras's EpochIterator, for this rank's rows."""
 
     def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
         self._reading: Reading | None = None
         self._shuffle_seed: tf.Variable | None = None
         self.batch_rows = UNKNOWN
-        self.source: tf.data.Dataset | None = None  # on rank 0, where it alone reads
-        self.reads_on_rank_0 = False  # which alone reads: Strategy(reader="rank0")
-        self.rereads: bool | None = None  # there: as rank 0 says (data/position.py)
+        self.source: tf.data.Dataset | None = None  # set on rank 0 if only rank 0 reads
+        self.reads_on_rank_0 = False  # Strategy(reader="rank0")
+        self.rereads: bool | None = None  # then rank 0's answer (data/position.py)
         self._batches_on_rank_0: int | None = None
         if keras_compat.is_ddl_strategy(distribute_strategy) and distribute_strategy.job.reads_on_rank_0:
             self._init_from_rank_0(distribute_strategy, args, kwargs)
@@ -75,7 +74,7 @@ class EpochIterator(_KerasIterator):
         else:
             super().__init__(distribute_strategy, *args, **kwargs)
         loop = trainer_calls.innermost()
-        if isinstance(loop, trainer_calls.Loop) and loop.iterator is None:  # fit makes a second one, to evaluate
+        if isinstance(loop, trainer_calls.Loop) and loop.iterator is None:  # not the second one of fit, for validation
             loop.iterator = self
             if isinstance(loop, fits.Fit):
                 strategy = strategy_of(loop.model)
@@ -107,7 +106,7 @@ class EpochIterator(_KerasIterator):
                     'make keras_ddl.Strategy() without reader="rank0".'
                 )
             dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
-            # What this rank reads alone is compared with nothing.
+            # Only this rank reads, so there is nothing to compare.
             self.source = dataset
             return dataset
 
@@ -121,20 +120,20 @@ class EpochIterator(_KerasIterator):
             lambda: (epoch_iterators.batches_of_epoch(self), self._shuffle_seed is not None, must_be_read(self)),
             "keras_ddl/data/reader",
         )
-        if shuffles and self._shuffle_seed is None:  # all ranks draw the seeds of shuffles: all draw the same next
+        if shuffles and self._shuffle_seed is None:  # draw as many seeds as rank 0, so that later seeds are equal
             self._shuffle_seed = _seed_variable()
         epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
         self.batch_rows = batch_rows_of(dataset)
 
     def reset(self) -> None:
-        """As Keras's."""
+        """Resets as Keras does, but keeps rank 0's number of batches."""
         super().reset()
         if self.reads_on_rank_0:
             epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
 
     def _init_rows(self, strategy: BaseStrategy, args: Any, kwargs: dict[str, Any]) -> None:
         rank, size = strategy.rank, strategy.size
-        if strategy.job.goes_on:  # then a step takes the rows, which are others when a rank has been lost
+        if strategy.job.goes_on:  # the step takes the rows, because a lost rank changes them
             rank, size = 0, 1
         elif py_dataset.has_rows(kwargs.get("x")):
             chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
@@ -171,11 +170,11 @@ class EpochIterator(_KerasIterator):
     def _rows_of_arrays(
         self, adapter: Any, strategy: BaseStrategy, rank: int, size: int, number: int
     ) -> tf.data.Dataset:
-        """Reads this rank's rows only. Shuffles in the same way on all ranks and differently in each epoch, even if the
-        script has set no seed.
+        """Reads this rank's rows only. Shuffles equally on all ranks and differently in each epoch, even if the script
+        has set no seed.
 
-        A global seed alone would not shuffle differently in each epoch, because the permutation that Keras draws inside
-        the dataset is then always the same. If the script itself has set a seed, Keras's order is kept.
+        With only a global seed, Keras would draw the same permutation in every epoch. If the script itself has set a
+        seed, Keras's order is kept.
         """
         shuffle_rows = tf.random.shuffle
         read = epoch_iterators.arrays_of(adapter)
@@ -193,7 +192,7 @@ class EpochIterator(_KerasIterator):
         )
 
     def _get_iterator(self) -> Any:
-        if self._shuffle_seed is not None:  # that of the epoch that begins
+        if self._shuffle_seed is not None:  # the seed of the new epoch
             self._shuffle_seed.assign(self._distribute_strategy.random_state.next_shuffle_seed())
         return super()._get_iterator()
 
@@ -215,8 +214,7 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
 
 
 def maybe_symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-    """Builds nothing: as without a strategy, the first step builds the model when it is traced, because it sees the
-    same program."""
+    """Builds nothing, because the first step builds the model when it is traced, as in one process."""
     if strategy_of(model) is None:
         return original(model, iterator=iterator, data_batch=data_batch)
     return None

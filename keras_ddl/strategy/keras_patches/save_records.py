@@ -2,10 +2,10 @@
 
 Nothing here is collective, so a script may save on one rank (`if keras_ddl.rank() == 0:`), on all ranks, or on each
 rank to its own path. Instead the ranks of a host use a lock: the first rank writes, and a rank that later makes the
-same call finds in the job's record that the call is done. Hosts that share a file system write once each. That is also
-right, because they write the same, and the file gets its name by one rename.
+same call finds in the job's record that the call is done. Hosts that share a file system write once each. This is
+harmless, because they write the same content, and one rename makes the file visible.
 
-A lock ends with the process that holds it, so no rank waits for a dead one. Nobody holds the record of a killed job, so
+A lock ends with the process that holds it, so no rank waits for a dead one. Nobody locks the record of a killed job, so
 the next job removes it.
 """
 
@@ -85,10 +85,10 @@ class SaveRecords:
         base = Path(config.get("RUN_DIR")).parent if config.is_set("RUN_DIR") else Path(tempfile.gettempdir())
         self.folder = base / f"{_PREFIX}{job}"
         self._held: int | None = None
-        self._seen: dict[str, int] = {}  # by path: how many entries of the record this rank's calls have come to
+        self._seen: dict[str, int] = {}  # by path: number of the record's entries that this rank's calls have matched
         for abandoned in base.glob(f"{_PREFIX}*"):
-            # In a directory that users share, anybody can make anything of this name.
-            with contextlib.suppress(OSError):  # gone meanwhile
+            # In a shared directory any user can make a file of this name.
+            with contextlib.suppress(OSError):  # already removed
                 if _is_own_directory(abandoned.lstat()):
                     remove_unless_read(abandoned)
         atexit.register(self._leave, os.getpid())
@@ -132,7 +132,7 @@ class SaveRecords:
                         )
                         yield False
                         return
-            yield True  # where this raises, nothing is recorded: the next rank tries, and learns why itself
+            yield True  # if the caller raises, nothing is recorded, and the next rank tries itself
             file.write(_Entry.of(call, self.rank).line())
             self._seen[path] = len(record) + 1
 
@@ -177,7 +177,7 @@ class SaveRecords:
     def _hold(self) -> None:
         """Makes the folder of records, and holds its lock until this process ends."""
         while self._held is None:
-            with contextlib.suppress(FileNotFoundError):  # another job has taken it for abandoned in between
+            with contextlib.suppress(FileNotFoundError):  # another job removed it as abandoned
                 private_directory(self.folder)
                 descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)

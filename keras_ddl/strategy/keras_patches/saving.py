@@ -26,7 +26,7 @@ from keras_ddl.strategy.keras_patches.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
 
-is_saving = Setting("saving", False)  # whether this is within a call that writes already
+is_saving = Setting("saving", False)  # whether an enclosing call writes already
 
 
 def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def write_once(
     with of_one_rank(True), is_saving(True), strategy.saves.claim(path, call, appears_as) as mine:
         if not mine:
             return False, None
-        if not is_whole or "://" in path:  # such a file system shows complete files only, or knows no rename
+        if not is_whole or "://" in path:  # remote file systems show complete files only, or have no rename
             return True, write(path)
         return True, write_whole(path, write)
 
@@ -129,6 +129,6 @@ class MidEpochSaves:
 
     def _savers(self, within: bool = False) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-        callbacks = (getattr(each, "writer", each) for each in self._callbacks.callbacks)  # also of a standby
+        callbacks = (getattr(each, "writer", each) for each in self._callbacks.callbacks)  # including a standby's
         savers = [each for each in callbacks if isinstance(each, kinds)]
         return [each for each in savers if not within or each.save_freq != "epoch"]

@@ -1,10 +1,10 @@
 """Stand-ins for writing callbacks on ranks that may become rank 0, in a job that continues when a rank is lost.
 
 A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next rank 0 bring their
-writers to the state of the lost ones, whose files stay. Nobody knows whether output since the last call that all ranks
-have finished was written, so it is written again: the file of CSVLogger is compared with the rows that it
-should have, and points of TensorBoard may appear twice, with equal values. Models are saved while all ranks wait,
-because other callbacks change models.
+writers to the state of the lost writers, and continue their files. Output since the last call that all ranks have
+finished may be missing, so it is written again: CSVLogger's file is made equal to the rows that it should have, and
+TensorBoard's points may appear twice, with equal values. Models are saved while all ranks wait, because other callbacks
+change models.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Standby(keras.callbacks.Callback):
         self._finished = finished
         self._last: list[_Call] = []  # hooks since the last call that all ranks have finished
         self._last_at = 0
-        self._open: dict[str, tuple[Any, ...]] = {}  # before them: the begins of what has not ended
+        self._open: dict[str, tuple[Any, ...]] = {}  # earlier "begin" hooks whose "end" is still to come
         self._is_over = False
         self._kind: Any = None if writers.only_writes(writer) else writers.writing_class(writer)
 
@@ -53,8 +53,7 @@ class Standby(keras.callbacks.Callback):
 
         Args:
             may_lack_last: write again the output since the last call that all ranks have finished.
-            has_begun: the ranks have agreed on the state that this training starts from. Before that, the writer starts
-                by itself.
+            has_begun: the ranks have agreed on the state that training starts from; if not, the writer starts itself.
         """
         if not may_lack_last or self._last_at != self._finished():
             self._settle()
@@ -71,7 +70,7 @@ class Standby(keras.callbacks.Callback):
         return self.writer
 
     def begin_late(self) -> None:
-        """Called when this rank joins in the middle of a training whose earlier part rank 0 has written."""
+        """Called when this rank joins a running training. Rank 0 has written the earlier part."""
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         """Receives a call of a hook in this rank's training."""
@@ -89,11 +88,11 @@ class Standby(keras.callbacks.Callback):
         (self._kind or type(self.writer)).set_model(self.writer, self.model)
 
     def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
-        """Notes a call of a hook that the writer on rank 0 has run."""
+        """Notes a hook that the writer on rank 0 has run."""
         if hook.endswith("_begin"):
             self._open[hook] = args
             return
-        if self._open.pop(hook.removesuffix("_end") + "_begin", None) is not None:  # a hushed one hears few begins
+        if self._open.pop(hook.removesuffix("_end") + "_begin", None) is not None:  # a hushed one gets few begins
             self._is_over = not self._open
 
     def _settle(self) -> None:
@@ -105,7 +104,7 @@ class Standby(keras.callbacks.Callback):
         for hook, args in list(calls):
             if self._kind is None:
                 getattr(self.writer, hook)(*args)
-            else:  # the program's part of it has run
+            else:  # the program's own code has already run
                 with hushed_writers.writing(self.writer):
                     getattr(self._kind, hook)(self.writer, *args)
 
@@ -160,18 +159,18 @@ class _TensorBoard(Standby):
         batches = [hook for hook in ("on_train_batch_begin", "on_test_batch_begin") if hook in self._open]
         with keras_callbacks.keeping_batches_seen(writer):
             self._replay((hook, args) for hook, args in self._open.items() if hook not in batches)
-        for hook in batches:  # in the middle of one, which it is to count once
+        for hook in batches:  # within a batch, which must count once
             keras_callbacks.follow_tensorboard(writer, hook, by=-1)
             self._replay([(hook, self._open[hook])])
 
 
 class _Rows(Standby):
-    """The standby of CSVLogger: keeps rows in memory, and later makes the file equal to them."""
+    """The standby of CSVLogger: keeps the rows in memory, and later makes the file equal to them."""
 
     def __init__(self, writer: Any, finished: Callable[[], int]) -> None:
         super().__init__(writer, finished)
-        self._text: io.StringIO | None = None  # None: training has not begun
-        self._begin = 0  # bytes of the file then, where it is appended to
+        self._text: io.StringIO | None = None  # None before training begins
+        self._begin = 0  # size of the file at that time, if appending
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         if hook == "on_train_begin":
@@ -202,7 +201,7 @@ def _make_equal(path: str, begin: int, text: bytes) -> None:
     if tf.io.gfile.exists(path):
         with tf.io.gfile.GFile(path, "rb") as file:
             written = file.read()
-    if "://" in path:  # some of these file systems write complete files only
+    if "://" in path:  # some remote file systems write complete files only
         if written[begin:] != text:
             with tf.io.gfile.GFile(path, "wb") as file:
                 file.write(written[:begin] + text)
@@ -289,7 +288,7 @@ def become_writer(standby: Standby, callback: Any, **options: bool) -> Any:
     return standby.become_writer(**options)
 
 
-# Of Keras's own classes, and of programs' subclasses of them.
+# The standbys of Keras's own classes; programs' subclasses follow.
 _KINDS: dict[type, type[Standby]] = {
     keras.callbacks.BackupAndRestore: _Backup,
     keras.callbacks.CSVLogger: _Rows,

@@ -35,7 +35,7 @@ from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller, CommonTrace
 
-_ENDED, _FAILED = "ended", "failed"  # in place of the rows of a first batch
+_ENDED, _FAILED = "ended", "failed"  # sent in place of the first batch's rows
 _OWN_DATA = "data of which each rank reads its own part"
 _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes its own rows"
 
@@ -49,8 +49,8 @@ class _KerasFunction(Caller):
         self._resilience, self._epoch = strategy.resilience, strategy.job.epoch
         self._kinds = BatchKinds()
         self._executions: dict[Any, Execution] = {}
-        self._has_executed = False  # in this call, and may have traced
-        self._executed: list[Execution] = []  # the same
+        self._has_executed = False  # this call has executed, and may have traced
+        self._executed: list[Execution] = []  # by this call
 
     def _call(self, run: Callable[[], Any], rows_of_ranks: str = "") -> Any:
         """Calls `run` on all ranks together; calls it again if ranks are lost and the job can continue.
@@ -58,12 +58,12 @@ class _KerasFunction(Caller):
         rows_of_ranks: the part of the batch that only one rank has.
         """
         self.cut_step.rows_of_ranks = rows_of_ranks
-        executed = list[Execution]()  # of this call, which others may ask for when the next one has begun
+        executed = list[Execution]()  # a list per call: other ranks may ask for it during the next call
 
         def call() -> Any:
             executed.clear()
             self._executed = executed
-            if self._epoch != self._job.epoch:  # what was cut for more ranks; what was traced stays
+            if self._epoch != self._job.epoch:  # the ranks have changed: cut again, keep the traces
                 self._epoch = self._job.epoch
                 self._forget_executions()
                 self._kinds.rebuild()
@@ -120,7 +120,7 @@ class IteratorFunction(_KerasFunction):
     def __init__(self, model: Any, program_step: Any, strategy: BaseStrategy, make: Callable[..., Any]) -> None:
         super().__init__(model, name_of_step(model, program_step), strategy)
         self._program_step, self._make = program_step, make
-        # By iterator: its execution, and an iterator of the types that this takes; None: the same, not to keep it.
+        # By iterator: its execution, and an iterator of the execution's types, or None for the iterator itself.
         self._by_iterator: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, iterator: Any) -> Any:
@@ -147,7 +147,7 @@ class IteratorFunction(_KerasFunction):
             try:
                 batch = next(iterator)
             except StopIteration:
-                if number:  # as Keras's execution, which ends early
+                if number:  # Keras's execution also ends early here
                     break
                 kind = self._kinds.of(rows.spec)
                 if self._model.steps_per_execution == 1 and not self._model.run_eagerly and 0 in kind.traces:
@@ -212,13 +212,13 @@ class IteratorFunction(_KerasFunction):
             own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
             self._by_iterator[iterator] = execution, None if typed is iterator else typed
-            if looked_into is not None:  # for this execution: then `iterator` itself is where it is to be
+            if looked_into is not None:  # only for this call: afterwards `iterator` continues behind it
                 return execution, iterator_for_all(looked_into, kind, own_rows)
         execution, typed = self._by_iterator[iterator]
         return execution, iterator if typed is None else typed
 
     def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator | None, BatchRows]:
-        """Returns an iterator over the same batches, and what the rows of the first batch tell. COLLECTIVE.
+        """Reads the first batch. Returns an iterator over the same batches, and what is then known. COLLECTIVE.
 
         Raises: RankMismatchError, on all ranks: the data of some ranks has ended.
         """
@@ -233,7 +233,7 @@ class IteratorFunction(_KerasFunction):
         except Exception as error:
             failure, rows_or_end = error, _FAILED
         of_ranks = communicator.all_gather_object(rows_or_end, name="keras_ddl/first_batch/rows")
-        if failure is not None:  # the others fail in the step
+        if failure is not None:  # the other ranks fail in the step
             raise failure
         ended = [rank for rank, each in enumerate(of_ranks) if each == _ENDED]
         if ended and len(ended) < len(of_ranks) and _FAILED not in of_ranks:
@@ -242,14 +242,14 @@ class IteratorFunction(_KerasFunction):
                 f"least one on the other ranks (rank {self._job.rank}). Give every rank the same data."
             )
         counts = [each for each in of_ranks if isinstance(each, list)]
-        if rows_or_end == _ENDED:  # it ends in the step, too
+        if rows_or_end == _ENDED:  # the step meets the end, too
             return None, rows
         return continued(first, iterator), reading.learn_rows(iterator, counts)
 
     def _make_function(self, execution: Execution, batch: Any) -> Callable[[Any], Any]:
         if not execution.is_single:
             return self._make(self._model, self._program_step)
-        # As Keras's function of a batch, traced for any number of rows.
+        # Like Keras's function of one batch, but traced for any number of rows.
         if self._model.run_eagerly:
             return self._run_single
         function = tf.function(self._run_single, reduce_retracing=True, autograph=False)
@@ -261,7 +261,7 @@ class IteratorFunction(_KerasFunction):
         return self._model.distribute_strategy.run(self._program_step, args=(batch,))
 
     def _run_without_batch(self, iterator: Any) -> None:
-        """Runs the part of the step's graph that one process has run when the graph finds that the data has ended."""
+        """Runs the part of the step's graph that one process runs before it finds that the data has ended."""
         if iterator in self._by_iterator and self._model.steps_per_execution == 1 and not self._model.run_eagerly:
             kind = self._by_iterator[iterator][0].kind
             if kind is not None and 0 in kind.traces:
@@ -315,8 +315,8 @@ class PredictFunction(_KerasFunction):
 
 
 def name_of_step(model: Any, function: Any) -> str:
-    """Returns which step of `model` a function is, because a program may have replaced the method."""
+    """Returns the name of the step that a function is, even if the program has replaced the method."""
     for name in ("train_step", "test_step"):
-        if function == getattr(model, name):  # bound methods are equal, and not identical
+        if function == getattr(model, name):  # bound methods are equal but not identical
             return name
     return "test_step" if getattr(function, "__name__", "") == "test_step" else "train_step"

@@ -31,7 +31,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
             lambda: _callbacks(inspect.signature(original).bind(model, *args, **kwargs).arguments.get("callbacks")),
         )
     except Exception as error:
-        shown_frames.leave_out(error, goes_on=True)  # as Keras's own fit does: a notebook shows what is left
+        shown_frames.leave_out(error, goes_on=True)  # as Keras's own fit does, for short tracebacks in notebooks
         raise
     finally:
         reading.close_streams()
@@ -50,11 +50,11 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
             bound.arguments["callbacks"] = observer.callbacks_of_fit(bound.arguments["callbacks"])
         if not strategy.is_several:
             return original(*bound.args, **bound.kwargs)
-        # Both: Keras's own `self.stop_training = False` does nothing where reading it gives False already.
+        # Sets both, because Keras's `self.stop_training = False` does nothing if reading already gives False.
         running.agreed_stop = model.__dict__["stop_training"] = False
         try:
             with order.translate_errors():
-                accumulation.combine(model)  # what a fit that was broken off has left
+                accumulation.combine(model)  # left over from an interrupted fit
                 strategy.random_state.agree()
                 history = original(*bound.args, **bound.kwargs)
                 _end_together(strategy)
@@ -80,7 +80,7 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
 
 def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     if gathered_slots.spread_in(model.variables):
-        adopting.adopt_model(model)  # no rank could call it alone
+        adopting.adopt_model(model)  # no rank can evaluate or predict alone
     compiling.check_scope(model, strategy_of(model))
     strategy = strategy_of_ranks(model)
     if strategy is None:
@@ -115,20 +115,20 @@ def _bind(
 ) -> inspect.BoundArguments:
     """Binds the arguments; whatever `verbose` says, only rank 0 shows the progress bar."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)
-    if strategy.rank != 0 and not strategy.job.goes_on:  # there the callbacks see to it: rank 0 may be another one
+    if strategy.rank != 0 and not strategy.job.goes_on:  # else the callbacks do it: this may become rank 0
         bound.arguments["verbose"] = 0
     bound.arguments["callbacks"] = adopted(bound.arguments.get("callbacks"))
     return bound
 
 
 def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Called at the end of an epoch or an evaluation."""
+    """Completes what Keras returns at the end of an epoch or an evaluation."""
     fit, strategy = fits.of(model), strategy_of_ranks(model)
     if fit is not None:
-        logs = logs or fit.logs_before or logs  # an epoch that is resumed after its last batch
+        logs = logs or fit.logs_before or logs  # the epoch was resumed after its last batch
     if strategy is not None:
         order.warn_of_unlike_values(strategy.rank)
-        if isinstance(trainer_calls.innermost(), fits.Fit):  # no evaluation in it
+        if isinstance(trainer_calls.innermost(), fits.Fit):  # not in a nested evaluation
             accumulation.combine(model)
     result, observer = original(model, logs), observing.observer()
     if observer is not None:
@@ -182,6 +182,6 @@ def stop_on_all_ranks(model: Any) -> None:
         fit.agreed_stop = True
 
 
-# Inside fit, reading gives what the ranks have agreed on, so that a rank that asks to stop, at whatever moment and
-# from whatever thread, does not leave the others waiting for it.
+# Inside fit, reading returns what the ranks have agreed on. Otherwise a rank that sets it, at any moment and in any
+# thread, would stop early and leave the others waiting.
 STOP_TRAINING = property(_get_stop_training, _set_stop_training)

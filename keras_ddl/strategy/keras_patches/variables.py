@@ -65,7 +65,7 @@ def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_l
     if not gathered_slots.slots_in(averages):
         return original(optimizer, var_list)
     for weight, average in zip(var_list, averages):
-        if average is not None:  # one at a time, where no rank has memory for all
+        if average is not None:  # one at a time, because a rank may lack memory for all
             with gathered_slots.gathered(gathered_slots.slots_in([average])):
                 weight.assign(average)
     return None

@@ -1,1 +1,1 @@
-"""Variables of which each rank has a part: Strategy(sharding="optimizer" or "weights")."""
+"""Splits variables into one part per rank: Strategy(sharding="optimizer" or "weights")."""

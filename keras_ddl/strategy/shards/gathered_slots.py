@@ -1,4 +1,4 @@
-"""Slots in shards (sharded_slots.py) outside of steps: gathered to be read and saved, scattered when restored."""
+"""Gathers slots in shards (sharded_slots.py) so that they can be read and saved, and scatters restored values."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from keras_ddl.state.plan import plan
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
-inference = Setting("inference", False)  # a step may run also where slots are gathered: it changes none of them
-# Of the open contexts of `gathered`, on all ranks alike: their slots, and on which rank they can be read; None: on all.
+inference = Setting("inference", False)  # allows a step while slots are gathered, because it changes none
+# The open contexts of `gathered`, equal on all ranks: their slots, and the rank that can read them (None: all ranks).
 _gathered: list[tuple[Sequence[ShardedVariable], int | None]] = []
 
 
@@ -61,18 +61,18 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
             value = _gather(each, on_rank)
             if on_rank in (None, communicator.rank()):
                 each.gathered = value
-            del value  # on other ranks nothing is to stay
+            del value  # frees the memory on other ranks
         yield
     finally:
         _gathered.pop()
         for each, values in zip(slots, before):
-            if values is None:  # else what was assigned meanwhile can be read in the outer context, too
+            if values is None:  # else the outer context still reads it, with later assignments
                 each.gathered = None
 
 
 def require_same_assignments(slots: Sequence[ShardedVariable]) -> None:
-    """Checks, before slots are gathered, that outside of steps they were assigned the same values on all ranks;
-    otherwise chunks would belong to different values. COLLECTIVE if there are slots.
+    """Checks, before slots are gathered, that all ranks have assigned them the same values outside of steps. Otherwise
+    the chunks would not belong together. COLLECTIVE if there are slots.
 
     Raises: DriftError, on every rank.
     Cost: one exchange of a few bytes per slot.
@@ -97,9 +97,7 @@ def are_readable_everywhere(slots: Iterable[ShardedVariable]) -> bool:
 
 
 def gather_again(slot: ShardedVariable) -> None:
-    """Call it after ranks have set their chunks of a slot. If the slot is gathered, its new values can then be read.
-    COLLECTIVE in that case.
-    """
+    """If a slot is gathered, makes new values readable after ranks have set its chunks. COLLECTIVE in that case."""
     if any(each is slot for some, _ in _gathered for each in some):
         value = _gather(slot)
         if slot.gathered is not None:

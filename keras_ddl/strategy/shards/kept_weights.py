@@ -1,4 +1,4 @@
-"""What `get_weights` returns for a weight that is spread over ranks: this rank's part, for `set_weights`.
+"""Lets `get_weights` return only this rank's part of a weight that is spread over ranks, for `set_weights`.
 
 Callbacks keep the best weights of a training, or an average, and set them later. If all ranks do so, each keeps its
 part, so no rank ever needs memory for a complete weight. A part can be copied, used in entry-by-entry arithmetic, and
@@ -41,7 +41,7 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
         self, name: str, shape: tuple[int, ...], share: Share, parts: Sequence[np.ndarray], number: int
     ) -> None:
         self.name, self.shape, self.parts, self.number = name, shape, list(parts), number
-        self.share = replace(share, chunk=None, mirror=None)  # whose memory is not to be kept
+        self.share = replace(share, chunk=None, mirror=None)  # frees their memory
 
     def held(self) -> Holding:
         """Returns which boxes this rank has kept."""
@@ -160,7 +160,7 @@ def set_weights(original: Callable[..., None], layer: Any, weights: Sequence[Any
 
 def _kept(slot: ShardedVariable, number: int) -> KeptWeight:
     share, shape = slot.share, tuple(slot.shape.as_list())
-    # Copies: what is kept must not keep the buffers of a step, nor change with them.
+    # Copies, so that the result neither keeps a step's buffers alive nor changes with them.
     return KeptWeight(slot.name, shape, share, [np.array(each.numpy()) for each in share.variables], number)
 
 
@@ -181,7 +181,7 @@ def part_of(variable: Any, value: np.ndarray) -> Any:
 
 
 def complete(kept: KeptWeight, held: Sequence[Holding], name: str) -> np.ndarray | None:
-    """Returns on rank 0 a complete weight of which each rank has kept its part; None on other ranks. COLLECTIVE.
+    """Assembles a kept weight on rank 0 from the ranks' parts; returns None on other ranks. COLLECTIVE.
 
     Args: held: the `held` of all ranks. name: of the collective.
     Raises: MissingBoxError: a part was lost with a rank.

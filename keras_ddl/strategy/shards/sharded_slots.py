@@ -37,7 +37,7 @@ _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
     for name in ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"]
 )
-_ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank adds up its part of a sum there, and nothing travels
+_ACCUMULATOR = "gradient_accumulator"  # Keras's name for sums that each rank keeps without communication
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
 # Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.
 deferring_restored_values = Setting("deferring_slots", False)
@@ -65,7 +65,7 @@ class Share:
         layout: which rank has which entries. rank: the rank with this `chunk`. offset: of mirrors: rank r's chunk is
             also in the mirror of rank (r + offset) % layout.size; 0: there are no mirrors.
         chunk, mirror: variables; None if one rank has all entries, which are then in the slot itself.
-        generation: how often the ranks had redistributed what they have.
+        generation: how many redistributions preceded this one.
     """
 
     layout: Distribution
@@ -106,7 +106,7 @@ class ShardedVariable(UninitializedVariable):
         job: the job whose ranks share it. share: what this rank stores. next_share: what it will store as soon as every
             rank has its own (state/generations.py).
         number: counts the slots of this process; equal on all ranks, because they make slots in the same order.
-        initial: returns its first value, equal on all ranks; None: that cannot be made again.
+        initial: returns its first value, equal on all ranks; None: the value cannot be made again.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all ranks.
         is_without_values: a graph is being traced to be served elsewhere, so reads are allowed but return no values.
@@ -170,7 +170,7 @@ class ShardedVariable(UninitializedVariable):
         return Share(layout, place.number, place.offset, chunk, mirror, generation)
 
     def _part(self, shape: Sequence[int], value: np.ndarray | None = None) -> Any:
-        # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
+        # Also an UninitializedVariable, because creating one does not involve a Strategy's scope.
         name = self.name.partition(":")[0]
         part = UninitializedVariable(trainable=False, shape=shape, dtype=self.dtype, name=name)
         if value is not None:
@@ -180,7 +180,7 @@ class ShardedVariable(UninitializedVariable):
     def complete(self) -> None:
         """Gives the variable its first value, if it has none."""
 
-    # ---- as a leaf of the state that ranks redistribute (state/generations.py)
+    # ---- a leaf of the state that ranks redistribute (state/generations.py)
 
     @property
     def can_begin_anew(self) -> bool:
@@ -198,7 +198,7 @@ class ShardedVariable(UninitializedVariable):
         return holding(self.layout, self.share.place)
 
     def held_by_all(self) -> tuple[Holding, ...]:
-        """Returns what each rank of the job holds: of slices, ranks of one model position hold the same."""
+        """Returns what each rank of the job holds. Ranks with the same model position hold the same slices."""
         return tuple(self.wanted(self.job.place_of(rank)) for rank in range(self.job.size))
 
     def values(self) -> list[np.ndarray]:
@@ -238,12 +238,12 @@ class ShardedVariable(UninitializedVariable):
     def _store(self, share: Share) -> None:
         if share.layout.size == 1:
             self.is_complete = True
-            # Unlike `assign`, whatever shape the handle holds while entries are in chunks.
+            # Unlike `assign`, works whatever shape the handle has while entries are in chunks.
             tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.reshape(share.chunk, self.shape))
             share = replace(share, chunk=None, mirror=None)
         elif self.is_complete:
             self.is_complete = False
-            nothing = tf.zeros([0], self.dtype)  # in place of all entries, whose memory is free then
+            nothing = tf.zeros([0], self.dtype)  # frees the memory of all entries
             tf.raw_ops.AssignVariableOp(resource=self.handle, value=nothing)
         self.share = share
 
@@ -315,7 +315,7 @@ class ShardedVariable(UninitializedVariable):
 
 
 def _in_traced_step() -> bool:
-    # A step that is traced to be cut, and never runs as it is: there the variable would have no entries.
+    # A step that is traced to be cut never runs as it is, so the missing entries do no harm.
     return tracing.tracing_for.get() is not None and not tf.executing_eagerly()
 
 
@@ -326,7 +326,7 @@ def sharded_variable(variable: Any) -> ShardedVariable | None:
 
 
 def whole(variables: Iterable[Any]) -> list[Any]:
-    """Returns those variables of which this rank has all entries."""
+    """Returns the variables that this rank has in full."""
     return [each for each in variables if sharded_variable(each) is None]
 
 
@@ -355,14 +355,12 @@ def slot_of(variable: Any) -> ShardedVariable | None:
 
 
 def all_slots() -> list[ShardedVariable]:
-    """Returns, in the order of creation, the slots of this process that are in shards or were until one rank was
-    left."""
+    """Returns, in the order of creation, this process's slots in shards, even while one rank has all entries."""
     return sorted(_slots.values(), key=lambda each: each.number)
 
 
 def numbers_in(variables: Iterable[Any]) -> tuple[list[int | None], int]:
-    """Returns the numbers of the slots among variables, None for other variables, and the number of the next new
-    slot."""
+    """Returns a number for each slot and None for each other variable, and the number of the next new slot."""
     slots = map(slot_of, variables)
     return [None if each is None else each.number for each in slots], _numbering.next
 
@@ -428,13 +426,12 @@ def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
-    """Replaces the value of a slot that Keras has just created for the weight `reference` by a ShardedVariable, if the
-    slot is large. On a mesh mesh/mesh_slots.py has already done this.
-    """
+    """Replaces the value of a large slot that Keras has just created for the weight `reference` by a ShardedVariable.
+    On a mesh, mesh/mesh_slots.py has already done this."""
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
     if job is not None and job.mesh is None and is_slot and is_in_shards(optimizer, reference, name):
-        is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
+        is_made = tf.executing_eagerly()  # else the traced function initializes it
         with tf.init_scope():
             first, dtype = keras.initializers.get(initializer), variable.dtype
             made = models.inner_variable(variable)
@@ -444,5 +441,5 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
 
 
 def is_large(job: Job, shape: tuple[int, ...]) -> bool:
-    """Whether a job has variables of this shape in shards."""
+    """Whether variables of this shape are large enough to be in shards."""
     return job.shards_from_elements is not None and int(np.prod(shape)) >= job.shards_from_elements

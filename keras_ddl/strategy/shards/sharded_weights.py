@@ -38,7 +38,7 @@ class ShardedWeight(ShardedVariable):
 
     @property
     def gathered(self) -> tf.Tensor | None:
-        """All entries, while they can be read. Graphs that read the variable directly get them, too."""
+        """All entries, while they can be read, also by graphs that read the variable directly."""
         return self._gathered
 
     @gathered.setter
@@ -58,7 +58,7 @@ class ShardedWeight(ShardedVariable):
         value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
         if tracing.tracing_for.get() is not None or self.gathered is not None or self.is_without_values:
             return value
-        # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
+        # A graph traced for its shapes only. In a graph that runs as it is, there would be no entries to read.
         shape = tf.raw_ops.VariableShape(input=self.handle)
         problem = f"keras_ddl: {self._refusal('a read in a graph')}"
         with tf.control_dependencies([tf.debugging.assert_equal(shape, self.shape.as_list(), problem)]):
@@ -75,9 +75,8 @@ class ShardedWeight(ShardedVariable):
 
 
 def from_initializer(variable: Any, initializer: Any) -> ShardedWeight | None:
-    """Returns the value for a new Keras variable, from rank 0's initializer; None: it is not a large weight, or its
-    chunks cannot be made alone. COLLECTIVE if it is a large weight.
-    """
+    """Makes the value of a new Keras variable with rank 0's initializer. Returns None if it is not a large weight or
+    its chunks cannot be made separately. COLLECTIVE if it is a large weight."""
     shape, job = models.declared_shape(variable), _job(variable)
     if job is None or shape is None or not is_large(job, shape):
         return None
@@ -109,7 +108,7 @@ def initial_value(variable: Any, value: Any) -> Any:
 
 
 def _job(variable: Any) -> Job | None:
-    """Returns the job that keeps the variable that is being made in shards, if it is large; else None."""
+    """Returns the job that will shard a new variable if it is large, else None."""
     strategy = keras_compat.scope_strategy()
     job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
     if job is None or not job.shards_weights or not variable.trainable or of_one_rank.get():
@@ -123,6 +122,5 @@ def _name(variable: Any, collective: str) -> str:
 
 
 def _first_value(initializer: Any, dtype: str) -> tf.Tensor:
-    """Returns the first value of a weight that other ranks have not made yet, because they have not begun the step that
-    makes it."""
+    """Returns the first value of a weight that this rank makes before the other ranks begin the step that makes it."""
     return tf.convert_to_tensor(initializer(), dtype)

@@ -24,7 +24,7 @@ from keras_ddl.data.rows import gather_rows, rows_of, with_rows
 from keras_ddl.errors import ConfigError
 
 _WITH_ROWS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-_REPORTED = {tf.RaggedTensor: "ragged", tf.SparseTensor: "sparse"}  # what a report calls one that is gathered
+_REPORTED = {tf.RaggedTensor: "ragged", tf.SparseTensor: "sparse"}  # names of gathered tensors in reports
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class _Leaf:
     """A leaf of the arguments.
 
     Attributes:
-        constant: its value if it is not a tensor, which is then part of the trace.
+        constant: its value, part of the trace, if it is not a tensor.
         spec: its type if it is a tensor, with this rank's rows.
         has_rows: it has the rows of batch number `batch` (0, or a batch of another size). is_gathered: the step gathers
             the rows of all ranks.
-        first, last: the range of its components (a dense tensor has one) among those of all arguments.
+        first, last: the range of its components (a dense tensor has one) among the components of all arguments.
     """
 
     constant: Any = None

@@ -1,9 +1,9 @@
-"""Kinds of global batches. One process traces a step once for each kind, and so do the ranks.
+"""Sorts global batches into kinds, and traces a step once for each kind, as often as one process does.
 
 Keras wraps its steps in `tf.function(reduce_retracing=True)`, which decides by the types of a batch whether an earlier
-trace serves it. For the types of a rank's rows it would decide differently than for the global batch: the program's
-Python would run more or less often than in one process, and kernels that count their draws would begin anew. So this
-module makes the same decision for global batches, identically on all ranks.
+trace serves it. By the types of one rank's rows it would decide differently: the program's Python would run more or
+less often than in one process, and kernels that count their draws would restart. So this module makes the same decision
+for global batches, identically on all ranks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchKinds:
         self._kinds.clear()
 
     def only_trace(self) -> BatchKind | None:
-        """Returns the kind of all batches so far, if there is one and one step of it was traced; else None."""
+        """Returns the only kind of batches so far, if one step of it was traced; else None."""
         kind = self._kinds[0] if len(self._kinds) == 1 else None
         return kind if kind is not None and list(kind.traces) == [0] else None
 

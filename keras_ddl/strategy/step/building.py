@@ -49,7 +49,7 @@ def along_batch(
     snapshots: cut.Snapshots,
     options: Mapping[str, Any],
 ) -> list[tf.Tensor]:
-    """Returns the outputs, complete. options: as `cut.build_step` takes them."""
+    """Builds a step cut along the batch. Returns its complete outputs. options: as `cut.build_step` takes them."""
     slots = {id(outer): sharded_variable_of_handle(outer) for _, outer in program.captured}
     shares = {id(slot): slot.share for slot in slots.values() if slot is not None}
     mirrors = [_mirror(each) for each in shares.values() if each.mirror is not None]
@@ -98,7 +98,7 @@ def on_mesh(
     data_layout = mesh.layout.data
     inputs = [each.tensor for each in program.inputs]
     input_axes = [] if data_layout is None else data_layout.of_arguments(inputs, placements, mesh.model.size, step)
-    # Where there is one data rank, nothing is shared out along the batch.
+    # One data rank computes all rows of the batch.
     of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
     spread = [sharded_variable_of_handle(outer) for outer in outers] if job.goes_on else []
     mirrors = [_mirror(each.share) for each in spread if each is not None]
@@ -138,8 +138,8 @@ def on_mesh(
 
 
 def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | None]:
-    """Returns a function from the handle of a captured slice to the handle of this rank's chunk of it, or None if data
-    ranks do not share the slice out.
+    """Returns a function from the handle of a captured slice to the handle of this rank's chunk of it, or None if
+    the slice is not divided between data ranks.
     """
     chunks = {}
     for outer in outers:
@@ -164,6 +164,6 @@ def _mirror(share: sharded_slots.Share) -> cut.Mirror:
 
 
 def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
-    """Returns a gathered argument with a static number of rows, if that of the batch is static."""
+    """Returns a gathered argument with a static number of rows if the batch has one."""
     tensor.set_shape([batch.local if isinstance(batch.local, int) else None, *tensor.shape[1:]])
     return tensor

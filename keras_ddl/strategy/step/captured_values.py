@@ -1,4 +1,4 @@
-"""What a traced step reads besides arguments and numeric variables, in a form that ranks can compare.
+"""Describes what a traced step reads besides arguments and numeric variables, so that ranks can compare it.
 
 Examples are a tensor that the program has made, a lookup table, or a variable of strings. Tracing stores a reference in
 the graph, and every rank has its own object. Objects that are drawn without a seed, adapted to different data, or
@@ -39,7 +39,7 @@ _ORDER_REMEDY = (
 )
 # Attributes of operations on tables: types of keys and values.
 _TYPES = (("Tin", "Tout"), ("Tkeys", "Tvalues"), ("key_dtype", "value_dtype"))
-_VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents can be read
+_VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # variants whose contents can be read
 
 
 class Read(NamedTuple):
@@ -65,7 +65,7 @@ def reads_of(step: str, program: cut.Program, places: Mapping[int, int], rank: i
     Cost: reads all values once, tensors on a CPU in place.
     Raises: ConfigError: it captures something that cannot be compared.
     """
-    agreed = {id(each.handle) for each in program.graph.variables}  # others are used by their handle alone
+    agreed = {id(each.handle) for each in program.graph.variables}  # other variables appear as bare handles
     reads = []
     for value, outer in program.captured:
         if not program.readers(value):
@@ -129,7 +129,7 @@ def _of_resource(
         return Read(_digest("of rank 0"), "a resource", outer, line, lambda: "a resource")
     if all(each.type.startswith("LookupTable") for each in operations):
         return _of_table(_types_in([*operations]), outer, line)
-    if (types := _types_found_in(outer)) is not None:  # a table that an operation of another package reads
+    if (types := _types_found_in(outer)) is not None:  # a table read by another package's operation
         return _of_table(types, outer, line)
     other, is_inside = next(each for each in operations.items() if each[0].type not in cut.OF_RESOURCES or each[1])
     where = " in a branch or a loop" if is_inside else ""
@@ -137,7 +137,7 @@ def _of_resource(
 
 
 def _types_in(operations: Sequence[tf.Operation]) -> tuple[tf.DType, tf.DType] | None:
-    """Returns the types of keys and values of a table, as told by operations on it; None: unknown."""
+    """Returns the types of a table's keys and values according to operations on it; None: unknown."""
     for operation in operations:
         for keys, values in _TYPES:
             if {keys, values} <= set(operation.node_def.attr):
@@ -146,12 +146,11 @@ def _types_in(operations: Sequence[tf.Operation]) -> tuple[tf.DType, tf.DType] |
 
 
 def _types_found_in(resource: tf.Tensor) -> tuple[tf.DType, tf.DType] | None:
-    """Returns the types of keys and values of a resource that may be a table; None: it is not a table of a usual
-    type."""
+    """Finds the types of keys and values of a resource by trying lookups; None: it is not a table of usual types."""
     for keys, values in itertools.product((tf.string, tf.int64, tf.int32), (tf.int64, tf.int32, tf.string, tf.float32)):
         none = tf.zeros([0], keys) if keys != tf.string else tf.constant([], tf.string)
         default = tf.zeros([], values) if values != tf.string else tf.constant("")
-        with contextlib.suppress(tf.errors.OpError):  # those of another type, or no table
+        with contextlib.suppress(tf.errors.OpError):  # another type, or not a table
             tf.raw_ops.LookupTableFindV2(table_handle=resource, keys=none, default_value=default)
             return keys, values
     return None
@@ -159,7 +158,7 @@ def _types_found_in(resource: tf.Tensor) -> tuple[tf.DType, tf.DType] | None:
 
 def _of_table(types: tuple[tf.DType, tf.DType] | None, table: tf.Tensor, line: Callable[[], str]) -> Read:
     size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
-    if types is None:  # the step reads no more than how many there are
+    if types is None:  # the step reads only the number of entries
         return Read(_digest("table", size.to_bytes(8)), "table", table, line, lambda: f"{size} entries", _TABLE_REMEDY)
     key_type, value_type = types
 

@@ -1,4 +1,4 @@
-"""The numbers of rows of a batch's components: how ranks exchange them, and along which batches a step is cut.
+"""Exchanges the numbers of rows of a batch's components, and tells along which batches a step is cut.
 
 A batch of Keras may consist of several batches with different numbers of rows: unlabelled images and fewer labelled
 ones. Each of them is shared by rows over all ranks. Which components belong together is known before a step is built
@@ -27,7 +27,7 @@ class ComponentRows:
     def __init__(self, structure: Any, count: tf.Tensor, rows: BatchRows, step: CutStep) -> None:
         self._rows, self._step = rows, step
         self._batches = _batches_of_components(structure, rows, step)
-        self._exchanged = [(0, count)]  # (batch, rows) of each component of which the rows are not known
+        self._exchanged = [(0, count)]  # (batch, rows) of each component with an unknown number of rows
         gathered = rows.of_others - {*self._batches}
         for place, leaf in enumerate(tf.nest.flatten(structure)):
             if place in gathered or not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:

@@ -33,7 +33,7 @@ ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
 ALONE = "1 rank: nothing moves between ranks."
 _steps = itertools.count()
-# Against what keeps a state of its own, by the beginning of its type.
+# Remedies for operations that keep their own state, by the beginning of their type.
 _REMEDIES = {
     "Iterator": "Pass the batch to the step, not the iterator.",
     "Lookup": "Change the table outside of the step.",
@@ -54,22 +54,22 @@ class CutStep:
         self.name = name
         self.scope = scope
         self._job = job
-        self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
+        self._feedback = f"{scope}#{next(_steps)}"  # numbered, because another step may have the same name
         self.reports: list[cut.Report] = []
-        self.traces = 0  # begun
-        self.runs_eagerly = 0  # of a step without a graph
+        self.traces = 0  # begun so far
+        self.runs_eagerly = 0  # calls without a graph
         self._snapshots: list[cut.Snapshots] = []
         self._staging: dict[Hashable, tf.Tensor] = {}
         self.eager_copies = EagerCopies()
         self._has_failed = False
-        self.rows_of_ranks = ""  # what of its batches only one rank has, for messages; "": every rank has all of them
-        self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
-        self._programs: dict[int, cut.Program] = {}  # by id of what was traced, where it may be cut again
-        self._unrepeatable: dict[int, tuple[str, str] | None] = {}  # the same
+        self.rows_of_ranks = ""  # for messages: the part of a batch that only one rank has; "": none
+        self._traced: list[ConcreteFunction] = []  # keeps alive what the ranks' graphs use
+        self._programs: dict[int, cut.Program] = {}  # by id of the trace, if it may be cut again
+        self._unrepeatable: dict[int, tuple[str, str] | None] = {}  # by id of the trace, too
         self._trained: set[tuple[int, ...]] = set()  # shapes of the weights
-        self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
+        self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of the trace
         self._used: list[tf.Variable] = []
-        self._known: set[Any] = set()  # references of variables that are equal on all ranks already
+        self._known: set[Any] = set()  # references of variables that are already equal on all ranks
 
     @property
     def rank(self) -> int:
@@ -81,7 +81,7 @@ class CutStep:
 
     @property
     def shards_further_batches(self) -> bool:
-        """Whether further batches of other sizes are cut, too; else every rank computes them in full."""
+        """Whether batches of other sizes are also cut; else every rank computes them in full."""
         return self._job.mesh is None and self._job.settings.batch_statistics == "global"
 
     @property
@@ -97,9 +97,8 @@ class CutStep:
         return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
     def why_not_again(self) -> str | None:
-        """Returns why the remaining ranks cannot repeat this step when a rank is lost: rule, what was received, remedy.
-        None: they can, in a job that continues.
-        """
+        """Returns why the other ranks cannot repeat this step when a rank is lost (rule, received, remedy), or None if
+        they can."""
         if self.rows_of_ranks:
             return (
                 "A step can be repeated after a rank is lost only if every rank can read the whole batch. Received: "
@@ -146,7 +145,7 @@ class CutStep:
         self.eager_copies.redo()
 
     def begin(self) -> None:
-        """Forgets what a failed run has left behind."""
+        """Forgets the leftovers of a failed run."""
         if self._has_failed:
             self._has_failed = False
             for each in self._snapshots:
@@ -161,8 +160,7 @@ class CutStep:
         self.reports.clear()
 
     def optimization(self) -> AbstractContextManager[None]:
-        """Returns the context in which the graphs of this step run, so that TensorFlow optimizes them as this device
-        needs."""
+        """Returns the context for running this step's graphs, in which TensorFlow optimizes them for this device."""
         return tf_compat.optimized_once() if "CPU" in self._job.device else nullcontext()
 
     @property
@@ -242,7 +240,7 @@ class CutStep:
     def _agree(self, traced: same_step.TracedStep, variables: Sequence[tf.Variable]) -> None:
         """Makes sure that all ranks have traced the same step. COLLECTIVE."""
         numbers = numbers_of(sharded_slots.whole(variables))
-        # One at a time: a variable that was written row by row is read into memory of its own.
+        # One at a time, because reading a variable that was written row by row copies it.
         values = comparison.digest(description(each.read_value() for each in numbers))
         gathered = communicator.all_gather_object((traced.digest(), values), name=f"{self.scope}/traced")
         steps, values_of_ranks = zip(*gathered)
@@ -277,7 +275,7 @@ class CutStep:
         return program
 
     def run_without_batch(self, concrete: ConcreteFunction) -> None:
-        """Runs what one process runs of a traced step if its batch never comes because the data has ended."""
+        """Runs the part of a traced step that one process runs when the data ends instead of giving a batch."""
         if id(concrete) not in self._without_batch:
             self._without_batch[id(concrete)] = self._writes_without_batch(concrete)
         write = self._without_batch[id(concrete)]
@@ -319,7 +317,7 @@ class CutStep:
         begins_with: tf.Tensor | None = None,
         **options: Any,
     ) -> list[tf.Tensor]:
-        """Builds this rank's part of a traced step in the graph that is being traced; returns its outputs, complete.
+        """Builds this rank's part of a traced step in the graph that is being traced. Returns the complete outputs.
 
         Args:
             local: this rank's part of each argument, with placement.
@@ -328,7 +326,7 @@ class CutStep:
                 plan.
             options: as `cut.build_step` takes them.
         """
-        scope = f"{self.scope}/{cut.trace_digest(program).hex()[:8]}"  # ranks that traced other steps do not meet
+        scope = f"{self.scope}/{cut.trace_digest(program).hex()[:8]}"  # different traces must not exchange data
         seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
         self._snapshots.append(cut.Snapshots(self._staging))
         arguments = building.Local(local, placements, batch)
@@ -374,7 +372,7 @@ class CutStep:
         return cut.Batch(1, int(rank == 0), min(rank, 1))
 
     def batch_of_chunks(self, total: Any) -> cut.Batch:
-        """Returns a batch of which each rank has the rows that `data.chunk` assigns to it."""
+        """Returns a batch whose rows `data.chunk` divides between the ranks."""
         ranks = self._row_ranks
         first, end = chunk(total, ranks[0], self.size)[0], chunk(total, ranks[-1], self.size)[1]
         return cut.Batch(total, end - first, first)
@@ -396,7 +394,7 @@ class CutStep:
         return [[last - i for i in bucket] for bucket in plan]
 
     def warn_of_kernels_that_begin_anew(self, concrete: ConcreteFunction) -> None:
-        """Like the function of notices.py, on rank 0."""
+        """Calls the function of notices.py on rank 0."""
         if self.rank == 0:
             notices.warn_of_kernels_that_begin_anew(self.name, concrete)
 
@@ -411,7 +409,7 @@ class CutStep:
 
 def variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:
     """Returns all variables that a traced step uses, whoever made them, in the same order on all ranks."""
-    by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
+    by_handle = {id(each.handle): each for each in concrete.graph.variables}  # the graph lists them in no fixed order
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
 
 

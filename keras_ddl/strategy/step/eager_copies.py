@@ -14,7 +14,7 @@ from typing import Any
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import ResourceVariable, tf
 
-_OWN = "keras_ddl_"  # begins the names of variables that are no part of the program
+_OWN = "keras_ddl_"  # prefix of the names of keras_ddl's own variables
 _Copy = tuple[tf.Tensor, tf.Tensor]  # handle, value
 
 
@@ -61,7 +61,7 @@ class EagerCopies:
 
 def _variables() -> Iterator[Any]:
     for each in gc.get_objects():
-        if issubclass(type(each), ResourceVariable):  # isinstance would ask weak references
+        if issubclass(type(each), ResourceVariable):  # isinstance would follow weak references
             yield each
 
 
@@ -73,7 +73,7 @@ def _copies_of(variable: Any) -> list[_Copy]:
         return []
     try:
         return [(handle, _read(handle, variable.dtype))]
-    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):  # it has no value yet
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):  # no value yet
         return []
 
 

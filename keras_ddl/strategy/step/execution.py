@@ -49,7 +49,7 @@ class Execution(TrainerCall):
     traces: list[tf.types.experimental.ConcreteFunction] = field(default_factory=list, init=False)
     steps_traced: int = field(default=0, init=False)
     _function: Callable[[Any], Any] | None = field(default=None, init=False)
-    _graph: weakref.ref[Any] | None = field(default=None, init=False)  # of the function that was traced last
+    _graph: weakref.ref[Any] | None = field(default=None, init=False)  # graph of the function that was traced last
 
     def run(self, data: Any, make_function: Callable[[Execution, Any], Callable[[Any], Any]]) -> Any:
         """Executes the steps on this rank's `data`. `make_function`: makes the function that does this, from the first

@@ -41,13 +41,13 @@ from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
 
 _CHECK_SECONDS = 0.05
 _NUMBER = re.compile(r"\d+")
-# Errors that all ranks raise by themselves, or after which no rank is left to agree with.
+# Errors that every rank raises by itself, or that leave no rank to agree with.
 _OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
-# The end of the data, which all ranks reach together.
+# All ranks reach the end of the data together.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 
 _T = TypeVar("_T")
-_calls: list[_Call] = []  # under way, of all threads
+_calls: list[_Call] = []  # the running calls of all threads
 _in_call = Setting("in_call", False)
 _thread = threading.local()
 _starting = threading.Lock()
@@ -84,7 +84,7 @@ class Caller:
         self.cut_step.forget_traces()
 
     def trace_ahead(self, rows: BatchRows) -> None:
-        """Traces the step as it will run on such batches, before this rank joins those that run it."""
+        """Traces the step for such batches before this rank joins the ranks that run it."""
 
     def common_trace(self) -> CommonTrace | None:
         """Returns this rank's trace of the step; None if it has none or several."""
@@ -145,7 +145,7 @@ class _Call:
         """Raises the alarm if a graph has failed and does not end. Called by the watching thread."""
         if not self.manager.is_cancelled:
             return
-        if self._was_cancelled:  # at the last check already: it does not end by itself
+        if self._was_cancelled:  # cancelled since the last check, so it does not end by itself
             with self._lock:
                 if not self._ended and self._alarm is None:
                     self._alarm = communicator.communicator_of(None).start_alarm()
@@ -158,7 +158,7 @@ class _Call:
             return self._alarm is None
 
     def alarm(self) -> Started:
-        """Returns the alarm, raised now if it was not."""
+        """Returns the alarm; raises it if it was not raised."""
         self._alarm = self._alarm or communicator.communicator_of(None).start_alarm()
         return self._alarm
 
@@ -211,7 +211,7 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
         if problem is not None:
             raise problem
         reports: list[_Report] = comm.come_together(_report(error, caller))
-    except KerasDdlError as problem:  # nobody to agree with
+    except KerasDdlError as problem:  # no rank is left to agree with
         return problem if isinstance(error, StepCancelledError) else error
     if any(each.in_tracing for each in reports):
         caller.forget_traces()
@@ -222,19 +222,19 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
 
 
 def _report(error: Exception, caller: Caller) -> _Report:
-    if isinstance(error, (StepCancelledError, tf.errors.CancelledError)):  # TensorFlow's, of what had not begun
+    if isinstance(error, (StepCancelledError, tf.errors.CancelledError)):  # for an operation not begun
         return _Report(None, "", caller.may_have_traced(is_python=False))
     try:
         kind = pickle.dumps(type(error))
-    except Exception:  # a class that was defined in a function
+    except Exception:  # e.g. a class defined in a function
         kind = b""
-    if isinstance(error, tf.errors.OpError):  # by a graph while it runs
+    if isinstance(error, tf.errors.OpError):  # raised by a running graph
         return _Report(kind, error.message or "", caller.may_have_traced(is_python=False))
     return _Report(kind, str(error), caller.may_have_traced(is_python=True))
 
 
 def _of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
-    """Returns another rank's error with its text, and of its class if that can be made here.
+    """Returns another rank's error with its text, and with its class if that can be made here.
 
     `is_alike`: this rank had the same error, which its report for the launcher says.
     """

@@ -59,9 +59,9 @@ class StepFunction(Caller):
         if batches == "rank":
             self.cut_step.rows_of_ranks = "batches='rank', with each rank's own rows"
         self._calls = 0
-        self._rows = 0.0  # of the last call, of all ranks, for those who watch the job
+        self._rows = 0.0  # rows of all ranks in the last call, for monitoring
         self._traced: dict[Hashable, _Traced] = {}
-        self._kinds: dict[Hashable, BatchKinds] = {}  # of arguments whose extents may be left open
+        self._kinds: dict[Hashable, BatchKinds] = {}  # for arguments whose extents may be left open
         self._epoch = strategy.job.epoch
 
     @property
@@ -93,7 +93,7 @@ class StepFunction(Caller):
 
     def _run(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
         """Runs the step. used: receives the variables that a step of several ranks uses."""
-        if self.cut_step.size == 1 or sees_global_batch():  # within another step of the global batch
+        if self.cut_step.size == 1 or sees_global_batch():  # called within another step
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             raise ConfigError(
@@ -101,12 +101,12 @@ class StepFunction(Caller):
                 f"other tf.functions. Received: a call while another function is traced (rank {self.rank}). Leave out "
                 "the tf.function around it, or put strategy.function in its place."
             )
-        self._calls += 1  # on all ranks, whatever happens
+        self._calls += 1  # counted on all ranks, even if the call fails
 
         def call() -> Any:
             if self.cut_step.size == 1:
                 return self._function(*args, **kwargs)
-            if self._epoch != self._strategy.job.epoch:  # what was built for more ranks; what was traced stays
+            if self._epoch != self._strategy.job.epoch:  # the ranks have changed: build again, keep the traces
                 self._epoch = self._strategy.job.epoch
                 self.cut_step.forget_graphs()
                 for each in self._traced.values():
@@ -135,7 +135,7 @@ class StepFunction(Caller):
         """Returns the step as a method of `instance`. It is traced separately for each object, as by tf.function."""
         if instance is None:
             return self
-        key = id(instance)  # what is compared by its fields has no hash
+        key = id(instance)  # objects that compare by fields have no hash
         if key not in self._of_objects:
             reference = weakref.ref(instance, lambda _: self._of_objects.pop(key, None))
             step = _method(self.__wrapped__, instance, reference)
@@ -190,7 +190,7 @@ class StepFunction(Caller):
         if self._reduce_retracing:
             return self._find_open(key, arguments, rows)
         counts: tuple[int, ...] = ()
-        if self._batches == "rank" and rows is not None:  # what one process traces depends on the rows of all ranks
+        if self._batches == "rank" and rows is not None:  # the trace depends on the rows of all ranks
             counts = tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
         specs = arguments.specs(sum(counts) if counts else rows)
         batch = _TracedBatch(tuple(arguments.shapes(specs)), rows, counts)
@@ -217,7 +217,7 @@ class StepFunction(Caller):
         with garbage.paused():
             try:
                 concrete = self.cut_step.trace(step, arguments.components(batch.shapes), owners=[self.__wrapped__])
-            except RankMismatchError:  # what ranks have refused is not to be found in it, when the program calls again
+            except RankMismatchError:  # a later call must not find the refused trace
                 self._function = tf_compat.clone_function(self._function, self._function.python_function)
                 raise
         return _Traced(self, concrete, arguments.without_tensors(), batch)

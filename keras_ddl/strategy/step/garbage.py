@@ -1,7 +1,7 @@
 """Pauses Python's search for cyclic garbage while a step is traced, cut and run for the first time.
 
-These phases make hundreds of thousands of objects that stay. Because of their number Python would search all objects of
-the process again, which takes 0.3 s with TensorFlow and finds nothing to free.
+These phases make hundreds of thousands of lasting objects, so that Python would search all objects of the process
+again. With TensorFlow that takes 0.3 s and finds nothing to free.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.tracing import as_one_process, sees_global_batch
 
 _STEPS = ("train_step", "test_step", "predict_step")
-# Names of the exchange that begins a step. From them the timeline knows when the batch had arrived, and whether the
-# step needs the counts before it can go on.
+# Names of the exchange that begins a step. The timeline learns from them when the batch arrived, and whether the step
+# must wait for the counts.
 _NAME, _NAME_OF_NEEDED = "rows", "needed_rows"
 
 
@@ -44,7 +44,7 @@ class RowsTrained:
     """
 
     def __init__(self) -> None:
-        # Not in the first step: a tf.function that makes a variable is traced again.
+        # Not made in the first step, because a tf.function that makes a variable is traced again.
         self._count = process_variable("rows_trained")
 
     def add(self, counts: tf.Tensor) -> None:
@@ -74,11 +74,11 @@ class KerasSteps:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, CutStep]] = weakref.WeakKeyDictionary()
-        self._warned_of: set[str] = set()  # steps that run eagerly
-        self.rows_trained = RowsTrained()  # on rank 0, which shows them
+        self._warned_of: set[str] = set()  # eager steps
+        self.rows_trained = RowsTrained()  # for rank 0, which shows them
         order.prepare()
 
-    # In a tf.function of the program's own, autograph would convert the cut as well: half a minute for five layers.
+    # In the program's own tf.function, autograph would convert the cut as well: half a minute for five layers.
     @do_not_convert
     def run(self, execution: Execution, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step with this rank's rows. COLLECTIVE. Returns: the result of one process."""
@@ -94,7 +94,7 @@ class KerasSteps:
         if execution.is_local:
             with as_one_process():
                 return function(*args, **kwargs)
-        arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))  # train_on_batch has arrays
+        arguments = tf.nest.map_structure(_as_tensor, (args, kwargs))  # train_on_batch passes arrays
         if tf.executing_eagerly():
             return self._run_on_all_rows(execution, function, arguments)
         return self._run_cut(execution, function, arguments)
@@ -178,7 +178,7 @@ class KerasSteps:
             gathered, structure, begins_with = order.exchange_step_header(of_components.exchanged, structure, name)
             report.gathered_counts(step.size * order.header_bytes(gathered.shape[1]))
             counts = of_components.check(gathered)
-        if count is None:  # nothing to share: every rank computes all of it
+        if count is None:  # nothing to divide: every rank computes everything
             batch = step.batch_without_rows()
         elif is_known:
             batch = step.batch_of_chunks(rows.total)
@@ -207,7 +207,7 @@ class KerasSteps:
         return Outputs(concrete).packed(outputs)
 
     def trace_alone(self, execution: Execution, function: Callable[..., Any], batch: Any) -> None:
-        """Traces a step that takes one batch, before this rank joins those that run it.
+        """Traces a step that takes one batch, before this rank joins the ranks that run it.
 
         batch: this rank's part, in a graph.
         """

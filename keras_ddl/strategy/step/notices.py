@@ -53,6 +53,6 @@ def warn_of_what_is_slow(name: str, report: cut.Report) -> None:
 
 
 def _nodes(concrete: Any) -> list[Any]:
-    """Returns the nodes of a traced step, those of the functions that it calls included."""
+    """Returns the nodes of a traced step and of the functions that it calls."""
     traced = concrete.graph.as_graph_def()
     return [*traced.node, *(node for function in traced.library.function for node in function.node_def)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import keras
 
 CLASSES = 10
-# Few tokens, most of each row: they occur often in a thousand rows, so a network learns them in a few epochs.
+# A few tokens per class fill most of each row, so a network learns them in a few epochs of a thousand rows.
 _TOKENS_OF_CLASS, _OWN_TOKENS = 2, 0.8
 
 

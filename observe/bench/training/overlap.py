@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class Traffic(NamedTuple):
     """Communication of a step's gradients: medians over steps, mean over ranks. Seconds, bytes of one rank, shares."""
 
-    communication: float  # in which at least one sum of gradients ran
-    exposed: float  # the part of it after backward had ended
-    waiting: float  # after backward had ended, in which none ran: other ranks had not submitted theirs
-    lead: float  # from a byte's submission to the end of backward, on average: the time that can hide it
+    communication: float  # time in which at least one sum of gradients ran
+    exposed: float  # the part of `communication` after the backward pass
+    waiting: float  # time after the backward pass without a running sum: other ranks had not submitted theirs
+    lead: float  # mean time from a byte's submission to the end of the backward pass, which can hide its exchange
     nbytes: float
-    wire: float  # share of the bytes that was reduced before backward ended
-    ready: float  # share that was submitted before: the upper bound of `wire`
+    wire: float  # share of the bytes that was reduced before the backward pass ended
+    ready: float  # share that was submitted before that, an upper bound of `wire`
 
 
 def watched(train: Callable[[], object]) -> Traffic | None:
@@ -59,7 +59,7 @@ def traffic(path: Path) -> Traffic:
     from keras_ddl import timeline
 
     sums = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
-    gradients = [one for one in sums if not one.name.endswith("/commit")]  # the last collective of a step, no sum
+    gradients = [one for one in sums if not one.name.endswith("/commit")]  # ends a step, not a sum
     of_steps = []
     for event in timeline.read(path):
         if event.get("cat") != "step":

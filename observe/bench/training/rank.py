@@ -78,7 +78,7 @@ def measure(plan: Plan, train: bool) -> Sample:
     available = len(os.sched_getaffinity(0))
     take_cores(plan.cores, keras_ddl.rank())  # before TensorFlow creates its threads
     size = keras_ddl.size()
-    # On one rank plain Keras, as the reference.
+    # Plain Keras on one rank is the reference.
     strategy = keras_ddl.Strategy() if size > 1 else None
     scope = strategy.scope if strategy else nullcontext
     batch = plan.global_batch(size)
@@ -95,7 +95,7 @@ def measure(plan: Plan, train: bool) -> Sample:
         what.model.fit(what.batches, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[watch])
 
     steps = min(plan.steps, _length(what.batches))
-    turn(min(3, steps))  # traces
+    turn(min(3, steps))  # the first step traces
     keras_ddl.barrier()
     turn(steps)
     step = statistics.median(watch.seconds)

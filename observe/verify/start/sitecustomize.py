@@ -1,4 +1,4 @@
-"""Runs before a verified program: makes its training recorded, and does not change the program."""
+"""Runs before a verified program, and starts recording its training without changing the program."""
 
 import importlib.machinery
 import importlib.util
@@ -12,10 +12,10 @@ def _without(paths: list[str]) -> list[str]:
     return [path for path in paths if os.path.abspath(path or ".") != _here]  # noqa: PTH100
 
 
-# Neither the program nor its child processes are to find this module.
+# Hides this module from the program and its child processes.
 sys.path[:] = _without(sys.path)
 os.environ["PYTHONPATH"] = os.pathsep.join(_without(os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-# The one that would have run.
+# Runs the sitecustomize that this one hides.
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
 if _spec is not None and _spec.loader is not None:
     _spec.loader.exec_module(importlib.util.module_from_spec(_spec))

@@ -3,7 +3,7 @@
 from keras_ddl.horovod.installation import install
 from keras_ddl.horovod.running import run as run
 
-# Scripts compare it. The names are those of this release.
+# Scripts compare the version. This is the release whose names keras_ddl provides.
 __version__ = "0.28.1+keras.ddl"
 
 install()
