@@ -45,7 +45,7 @@ class LoopGraph:
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Inside, operations become part of this graph."""
+        """Makes operations in the block part of this graph."""
         with self.graph.as_default(), self._order or contextlib.nullcontext():
             yield
         if self._order is not None:
@@ -77,7 +77,7 @@ def while_op(
 ) -> tf.Operation:
     """Builds the loop, as tf.while_loop does. `condition` began with the captures of `body`.
 
-    shapes: of the loop values in all rounds. at_once: number of rounds that may run at a time.
+    shapes: shapes of the loop values in all rounds. at_once: number of rounds that may run at a time.
     """
     body.share_captures(condition)
     graph = tf.compat.v1.get_default_graph()

@@ -88,7 +88,7 @@ def called(value: Any) -> Any:
 class FirstValue:
     """The value that a recipe makes for a shape and a dtype.
 
-    Attributes: shape, dtype: of the complete value.
+    Attributes: shape, dtype: shape and dtype of the complete value.
     """
 
     def __init__(self, recipe: Recipe, shape: tuple[int, ...], dtype: Any) -> None:

@@ -138,7 +138,7 @@ class _Backup(Standby):
 
 
 class _OwnBackup(Standby):
-    """The standby of a program's subclass of BackupAndRestore, of which only the hooks are known."""
+    """The standby of a program's subclass of BackupAndRestore. Only its hooks are known."""
 
     def _bring_up(self) -> None:
         self._set_model()
@@ -276,7 +276,7 @@ def standing_in(callback: Any) -> Standby | None:
 
 
 def writers_of(callbacks: Iterable[Any]) -> list[Any]:
-    """Returns callbacks as the program made them, the same on all ranks: the writer in place of its standby."""
+    """Returns the program's own callbacks, equal on all ranks: each standby is replaced by its writer."""
     return [each.writer if isinstance(each, Standby) else each for each in callbacks]
 
 

@@ -183,7 +183,7 @@ def part_of(variable: Any, value: np.ndarray) -> Any:
 def complete(kept: KeptWeight, held: Sequence[Holding], name: str) -> np.ndarray | None:
     """Assembles a kept weight on rank 0 from the ranks' parts; returns None on other ranks. COLLECTIVE.
 
-    Args: held: the `held` of all ranks. name: of the collective.
+    Args: held: the `held` of all ranks. name: name of the collective.
     Raises: MissingBoxError: a part was lost with a rank.
     """
     place = communicator.topology()

@@ -157,7 +157,7 @@ class ShardedVariable(UninitializedVariable):
         return share
 
     def place_in(self, job: Job) -> Place:
-        """Returns the place of this rank among those that share the variable."""
+        """Returns the place of this rank among the ranks that share the variable."""
         return Place(job.rank, job.size, job.mirror_offset)
 
     def layout_for(self, size: int) -> Layout | Slices:
@@ -401,7 +401,7 @@ def _sharding_job(optimizer: Any) -> Job | None:
 
 
 def check_entrywise(optimizer: Any) -> None:
-    """Raises ConfigError for an optimizer that is not known to compute each entry of a slot by itself."""
+    """Raises ConfigError for an optimizer that is not known to compute each entry of a slot independently."""
     job = _sharding_job(optimizer)
     if job is None or type(optimizer) in _ENTRYWISE or len(models.optimizers_in(optimizer)) > 1:
         return

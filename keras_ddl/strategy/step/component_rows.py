@@ -114,7 +114,7 @@ def _batches_of_components(structure: Any, rows: BatchRows, step: CutStep) -> di
     """Returns, by place, the batch of each dense component that does not belong to the first batch; other components
     are gathered.
 
-    The places in `rows` are also those of the step's arguments, because these are one batch.
+    The step's arguments are one batch, so the places in `rows` are also places among the arguments.
     """
     if not step.shards_further_batches:
         return {}

@@ -263,7 +263,7 @@ class _TracedBatch(NamedTuple):
 class _Traced:
     """The step, traced for arguments of one kind.
 
-    Attributes: batch: the batches it takes. variables: those that the step uses, in the same order on all ranks.
+    Attributes: batch: the batches it takes. variables: variables that the step uses, in the same order on all ranks.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class _Traced:
             return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
     def forget_graph(self) -> None:
-        """Makes the next call build this rank's part anew."""
+        """Makes the next call rebuild this rank's part."""
         self._run = None
 
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
