@@ -112,7 +112,7 @@ def _broadcast_first(initializer: tf.Operation, variable: Any) -> tf.Operation:
         if not _starts_as_on_rank_0(variable, _trained(graph)):
             return initializer
         with graph.as_default(), tf.control_dependencies(None):
-            # As in the variable's own: the value is the second input, in whose place `variable.load` feeds another.
+            # As in the variable's own initializer, the value is the second input, which `variable.load` replaces.
             value = ops.broadcast(initializer.inputs[1], name=f"ddl/initial_value/{variable.name}")
             made[initializer.name] = variable.assign(value, read_value=False).name
     return graph.get_operation_by_name(made[initializer.name])

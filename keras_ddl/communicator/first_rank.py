@@ -50,7 +50,7 @@ def _made(work: Callable[[], object], name: str, outcomes: list[_Outcome]) -> ob
     if communicator.is_initialized() and communicator.size() > 1:
         message = (result, None if problem is None else portable(problem))
         result, failure = communicator.broadcast_object(message, name=name)
-        problem = problem or failure  # rank 0 raises its own, with its traceback
+        problem = problem or failure  # rank 0 raises its own error, with the traceback
     if problem is not None:
         raise problem
     return result

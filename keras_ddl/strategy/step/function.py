@@ -200,9 +200,8 @@ class StepFunction(Caller):
         return self._traced[key]
 
     def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
-        """Finds a trace as tf.function(reduce_retracing=True) does, for the global batch. If each rank passes its own
-        rows, their number is open from the first call on, because otherwise each call would have to ask how many rows
-        all ranks have.
+        """Finds a trace for the global batch as tf.function(reduce_retracing=True) does. If each rank passes its own
+        rows, the first trace already leaves their number open, so that calls need not exchange it.
         """
         specs = arguments.specs(None if self._batches == "rank" else rows)
         kind = self._kinds.setdefault(key, BatchKinds()).of(specs)
@@ -251,9 +250,7 @@ class StepFunction(Caller):
 
 
 class _TracedBatch(NamedTuple):
-    """The batches that a trace takes: `shapes` of the components, `rows` of this rank and `counts` of all ranks, as far
-    as they are known.
-    """
+    """The batches that a trace takes: shapes of components and, if known, this rank's rows and all ranks' counts."""
 
     shapes: tuple[tuple[int | None, ...], ...]
     rows: int | None = None
@@ -278,7 +275,7 @@ class _Traced:
         self._run: ConcreteFunction | None = self._built()
 
     def _built(self) -> ConcreteFunction:
-        """Returns this rank's part."""
+        """Builds this rank's part of the traced step."""
         owner, arguments, batch = self._owner, self._arguments, self.batch
         program = owner.cut_step.program_of(self._concrete)
         local = list(batch.shapes)
@@ -318,8 +315,7 @@ def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[.
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Arrays and tensors are arguments of the traced step; numbers, strings, variables and objects are its
-    constants."""
+    """Converts arrays to tensors, which are arguments of the traced step. Anything else is a constant of the trace."""
     return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
 
