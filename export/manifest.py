@@ -10,9 +10,9 @@ images                         signatures that take encoded images -> the input 
 own_inputs                     signatures of functions with their own inputs -> {input: [dtype, shape]}; {} where an
                                export has replaced one
 variables                      [key, dtype, shape] of all the model's variables, in Keras's order (model_state.match);
-                               for a part of a model, those of the complete model, whose checkpoints hold them
-own, trainable                 those of these keys that the model itself owns, and that are trained; in Keras's order
-captured                       those of these keys that the graph reads: what an export copies from a checkpoint
+                               for a part of a model, all variables of the complete model, as in its checkpoints
+own, trainable                 keys of variables that the model itself owns, and that are trained; in Keras's order
+captured                       keys of variables that the graph reads, which an export copies from a checkpoint
 untracked                      [key, dtype, shape] of variables that the graph reads and Keras does not track
 constants                      key -> SHA-256 of variables that the graph does not read and training should not change
 h5, h5_of_whole, objects       key -> place in .weights.h5 files (of the model; of the complete model, if it is a part)

@@ -183,7 +183,8 @@ def from_code(
     error = _BY_CODE.get(code, CollectiveError)(message)
     error.tensor = tensor
     if isinstance(error, RankLostError):
-        error.has_left, error.ranks = code == _HAS_LEFT, tuple(dict.fromkeys(lost))
+        error.has_left = code == _HAS_LEFT
+        error.ranks = tuple(dict.fromkeys(lost))
         kept = RankLostError(message)  # not the one that is raised: its traceback would keep communicators alive
         kept.has_left, kept.ranks = error.has_left, error.ranks
         _lost.append(kept)

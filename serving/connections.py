@@ -1,4 +1,4 @@
-"""Limits the number of connections, so that one client cannot use up those that others need.
+"""Limits the number of connections, so that one client cannot use up all of them.
 
 Each interface has the same limit. A connection beyond it closes another one that has no complete request.
 """

@@ -1,4 +1,4 @@
-"""Finds which model a gRPC message is for, and encodes the few small messages that the server answers itself.
+"""Finds which model a gRPC message is for, and encodes the few small responses that the server sends itself.
 
 It does not import TensorFlow. The cost does not grow with the message, because it reads only the first fields and skips
 their contents by length. Source: https://protobuf.dev/programming-guides/encoding.

@@ -179,7 +179,7 @@ def answer(library: Library, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers the request on stdin; ends if there is none."""
+    """Answers the request on stdin, or ends if there is none."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     library = Library()

@@ -114,7 +114,7 @@ def compare(golden: Mapping[str, Any], answers: Mapping[str, Any], tolerance: fl
 
 
 def source(signature: str, name: str) -> str:
-    """Returns the key of a function signature's output among golden outputs, or of its own input among rows.
+    """Returns the key of a function signature's output among the golden outputs, or of its own input among the rows.
 
     No layer or input of a model can have such a key as its name.
     """
@@ -209,7 +209,7 @@ def _compare_known(
     skip: list[str],
     tolerance: float,
 ) -> dict[str, Any]:
-    """Compares those outputs of a signature that have golden ones."""
+    """Compares the outputs of a signature that have golden counterparts."""
     if sources is None:
         known = {name: answer for name, answer in answers.items() if name not in skip}
         return {**compare(expected, known, tolerance), "compared": list(expected)}

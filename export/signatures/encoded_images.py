@@ -16,7 +16,7 @@ _FITS = ("stretch", "crop", "pad")
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """A signature that takes encoded images, [batch] of JPEG or PNG files; for 3 channels BMP and GIF, too.
+    """A signature that takes encoded images: [batch] of JPEG or PNG files, or BMP and GIF for 3 channels.
 
     The graph decodes each image with the model's number of channels, resizes it to the model's height and width,
     computes `(pixel * scale + offset - mean) / std` of pixels 0 to 255, and casts to the input's dtype. The model's
@@ -24,7 +24,7 @@ class EncodedImages:
 
     Args:
         input: the model's image input; may be left out if only one input has the shape of an image.
-        outputs: an output or layer, a list, or a mapping from public names; None: those of `serving_default`.
+        outputs: an output or layer, a list, or a mapping from public names; None: the outputs of `serving_default`.
         resize: 'bilinear', 'nearest', 'bicubic', 'area', 'lanczos3', 'lanczos5', 'gaussian' or 'mitchellcubic'.
         antialias: whether to antialias when an image is made smaller.
         fit: 'stretch' changes the aspect ratio, 'crop' cuts the longer side, 'pad' adds black.

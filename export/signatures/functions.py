@@ -1,4 +1,4 @@
-"""Signatures that are functions of the model's inputs, or, as `Function`, of their own inputs."""
+"""Supports signatures that are functions of the model's inputs or (`Function`) of their own inputs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Place:
     """A variable's tensor in a checkpoint. `slices`: (offset, length) of each dimension; None: the complete tensor."""
 
     tensor: str
-    shape: tuple[int, ...] | None = None  # of the complete tensor, if the variable is a slice
+    shape: tuple[int, ...] | None = None  # shape of the complete tensor if the variable is a slice
     slices: tuple[tuple[int, int], ...] | None = None
 
     def of(self, tensor: Any) -> Any:

@@ -46,7 +46,7 @@ def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
 def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
     """Returns key -> dataset in the file that `model.save_weights` writes.
 
-    Keras writes a file with numbers in place of weights: each layer's public `save_own_variables` gets a store that
+    Keras writes a file with numbers instead of weights: each layer's public `save_own_variables` gets a store that
     records which variable is written where. A model that cannot be saved this way has no places.
     """
     import h5py

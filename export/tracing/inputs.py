@@ -15,7 +15,7 @@ from keras_ddl.export.signatures import composites
 _RECORDED = "_keras_ddl_inputs"
 _AUTOMATIC = re.compile(r"|(keras_tensor|input_layer|input)(_\d+)?")
 _MADE_UP_ROWS = 2
-_MADE_UP_LENGTH = 8  # of open dimensions other than the batch
+_MADE_UP_LENGTH = 8  # length of open dimensions other than the batch
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def find_inputs(model: Any, input_signature: Any = None, sample: Any = None) -> 
 
 
 def as_inputs(structure: Any, first: str = "inputs") -> Inputs:
-    """Returns the inputs of a structure of specs or tensors; the first dimension of each input is open.
+    """Returns the inputs for a structure of specs or tensors. The first dimension of each input is open.
 
     Args:
         first: the name for inputs without a name.

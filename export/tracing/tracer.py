@@ -307,7 +307,7 @@ def answer(function: Callable[..., Any], rows: Mapping[str, Any], variables: Ite
 
 
 def own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[str, Any]:
-    """Returns the samples of signatures with inputs of their own, under the keys that `replay.rows_of` expects."""
+    """Returns the samples of signatures with their own inputs, under the keys that `replay.rows_of` expects."""
     return {
         source(name, each): array
         for name, inputs in trace.own.items()

@@ -1,4 +1,4 @@
-"""ddlrun: IBM's command, translated to keras-ddl run."""
+"""Translates IBM's command ddlrun to keras-ddl run."""
 
 from __future__ import annotations
 

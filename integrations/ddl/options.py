@@ -29,7 +29,7 @@ class Options:
 
     Attributes:
         mode: the mode for keras_ddl.init; None without -mode.
-        dbg_level: 0: silent; 1: rank 0 prints what it runs on; 2: every rank does, and also what it reduces.
+        dbg_level: 0: silent; 1: rank 0 prints what it runs on; 2: every rank does, and prints what it reduces.
         dump_iter: number of reductions after which times are printed; 0: never.
         dev_sync, rebind_iter: without effect: tensors are in place when an op gets them, and ranks are not bound to
             cores.

@@ -51,16 +51,16 @@ def enable_broadcast() -> None:
 def disable_broadcast() -> None:
     """Makes variables created from now on start from each rank's own values, until `enable_broadcast`.
 
-    For graphs that not every rank initialises, such as that of an evaluation on rank 0.
+    For graphs that not every rank initialises, such as the graph of an evaluation on rank 0.
     """
     _State.enabled = False
 
 
 def settle(variables: Iterable[Any]) -> None:
-    """Assigns rank 0's values to those of `variables` that are trained for the first time and differ between ranks.
+    """Assigns rank 0's values to newly trained `variables` that differ between ranks.
 
-    For eager mode and for a tf.function that is being traced; elsewhere initializers have done it. COLLECTIVE if some
-    variables are new, which is so on all ranks or on none.
+    For eager mode and for a tf.function that is being traced; elsewhere initializers do this. COLLECTIVE if some
+    variables are new, as they then are on all ranks.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -112,7 +112,7 @@ def _broadcast_first(initializer: tf.Operation, variable: Any) -> tf.Operation:
         if not _starts_as_on_rank_0(variable, _trained(graph)):
             return initializer
         with graph.as_default(), tf.control_dependencies(None):
-            # As in the variable's own: the value is the second input, in whose place `variable.load` feeds another.
+            # As in the variable's own initializer, the value is the second input, which `variable.load` replaces.
             value = ops.broadcast(initializer.inputs[1], name=f"ddl/initial_value/{variable.name}")
             made[initializer.name] = variable.assign(value, read_value=False).name
     return graph.get_operation_by_name(made[initializer.name])

@@ -1,8 +1,8 @@
 """Horovod's collectives on tensors, on top of keras_ddl.ops.
 
-All are COLLECTIVE over the ranks of `process_set`, work eagerly and in tf.function, and are differentiable: gradients
-are those of the sum of all ranks' losses, for broadcast those of the mean. Ranks match calls by `name`, or without one
-by order (in a tf.function by the position in the graph). If ranks disagree about shape, dtype, op or root, all get
+All are COLLECTIVE over the ranks of `process_set`, work eagerly and in tf.function, and are differentiable. A gradient
+is that of the sum of all ranks' losses (broadcast: of their mean). Ranks match calls by `name`, or without one by order
+(in a tf.function, by position in the graph). If ranks disagree about shape, dtype, op or root, all of them get
 tf.errors.FailedPreconditionError, and the next collective works.
 
 `device_dense`, `device_sparse` and `ignore_name_scope` are ignored: TensorFlow places the ops, and names are used

@@ -1,10 +1,10 @@
 """Stores commits: state that a program saves so that it can continue after a restart of its job.
 
     <directory>/rank-0/ckpt-00000012    one commit: a checkpoint (keras_ddl/checkpoint) of one pickled object
-    <directory>/rank-4/ckpt-00000012    the same, of the first rank of another host
+    <directory>/rank-4/ckpt-00000012    the same commit, by the first rank of another host
 
 One rank of each host writes to the host's own disk, so that a lost host's commits exist on others. Commits are numbered
-from 1, equally on all ranks; the newest intact one on any rank is the state of the job. docs/launch.md says where the
+from 1, equally on all ranks. The newest intact commit on any rank is the job's state. docs/launch.md says where the
 directory is.
 
 A commit is a pickle, which can run any code when it is read. So commits are read and written only in directories that

@@ -1,6 +1,6 @@
 """The reduction of gradients for DistributedOptimizer and DistributedGradientTape, with Horovod's arguments.
 
-Gradients are reduced in buckets, as under the Strategy. But each rank's gradients are those of its own loss, and the
+Gradients are reduced in buckets, as under the Strategy. But each rank computes gradients of its own loss, and the
 result is their mean (or sum), not weighted by rows.
 """
 
@@ -98,7 +98,7 @@ class GradientReduction:
 
     @property
     def is_active(self) -> bool:
-        """Whether this rank's gradients are currently reduced with those of others."""
+        """Whether this rank's gradients are currently reduced with other ranks' gradients."""
         try:
             return self.takes_part and self.size > 1
         except KerasDdlError:  # the process set was removed, or keras_ddl shut down

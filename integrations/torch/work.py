@@ -158,7 +158,7 @@ class DdlWork(Work):
 
 
 class Together:
-    """Several started collectives as one."""
+    """Combines several started collectives into one."""
 
     def __init__(self, works: Sequence[DdlWork]) -> None:
         self._works = works

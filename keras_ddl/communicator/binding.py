@@ -158,7 +158,7 @@ class Communicator(Requests):
                 self._changed.notify_all()
 
     def for_messages(self) -> Any:
-        """Returns an object for messages between the same ranks, with a transport of its own. COLLECTIVE over them."""
+        """Returns an object for messages between the same ranks, with its own transport. COLLECTIVE over them."""
         return self.sub_transport(range(self._size), tag=_MESSAGES_TAG).for_messages()
 
     def add_lane(self) -> None:

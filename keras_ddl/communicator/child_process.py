@@ -97,7 +97,7 @@ def _is_ancestor(pid: int) -> bool:
     try:
         while other not in (0, pid):
             other = _parent_of(other)
-    except OSError:  # it has ended meanwhile
+    except OSError:  # already ended
         return False
     return other == pid
 

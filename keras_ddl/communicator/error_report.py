@@ -50,8 +50,8 @@ def install(
 
     Args:
         abort: ends all ranks with an exit status; None: there are no other ranks, and Python ends the process.
-        no_pending_exit_status: announces that this rank ends because another one has left, and returns whether no
-            other rank will still end with an exit status of its own.
+        no_pending_exit_status: announces that this rank ends because another rank has left. Returns whether no other
+            rank will end with its own exit status.
     """
     global _installed
     if _installed:

@@ -23,7 +23,7 @@ def on_first_rank(work: Callable[[], T], name: str) -> T:
 
     Raises: the error of `work` on every rank (on other ranks as `portable` converts it), so that no rank waits in vain.
     """
-    outcomes: list[_Outcome] = []  # of this rank's work, which runs once even if the exchange is repeated
+    outcomes: list[_Outcome] = []  # one entry, because the work runs once even if the exchange is repeated
     return cast(T, communicator.as_one(lambda: _made(work, name, outcomes)))
 
 
@@ -50,7 +50,7 @@ def _made(work: Callable[[], object], name: str, outcomes: list[_Outcome]) -> ob
     if communicator.is_initialized() and communicator.size() > 1:
         message = (result, None if problem is None else portable(problem))
         result, failure = communicator.broadcast_object(message, name=name)
-        problem = problem or failure  # rank 0 raises its own, with its traceback
+        problem = problem or failure  # rank 0 raises its own error, with the traceback
     if problem is not None:
         raise problem
     return result

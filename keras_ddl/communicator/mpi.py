@@ -102,7 +102,7 @@ class MpiMessages:
 
 
 class _Request:
-    """A send or a receive. `source` and `length`: those of the received message."""
+    """A send or a receive. `source` and `length`: of the received message."""
 
     def __init__(self, module: Any, request: MPI.Request, *, receives: bool) -> None:
         self._module, self._request, self._receives = module, request, receives
@@ -140,7 +140,7 @@ def no_exit_status_consensus() -> None:
 
 
 def no_pending_exit_status() -> bool:
-    """Announces that this rank ends; returns whether all ranks have announced it, none with an exit status of its own.
+    """Announces that this rank ends. Returns whether all ranks have, none of them with its own exit status.
 
     Never blocks.
     """

@@ -19,7 +19,7 @@ _RANK_NAMED = 3  # value of ddl_rank_role; ranks in the other roles are lost
 ERROR_BYTES = 4096  # size of the buffers for error messages
 
 # The MPI shims, by the MPI family whose binary interface they use. Intel MPI, MVAPICH and Cray's MPI share MPICH's. An
-# installation for a site's MPI has one shim, a wheel of `make wheel` has both.
+# installation for a site's MPI has one shim; a wheel made by `make wheel` has both.
 _SHIMS = {"Open MPI": "libkeras_ddl_mpi_openmpi.so", "MPICH": "libkeras_ddl_mpi_mpich.so"}
 
 _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)

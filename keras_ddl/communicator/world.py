@@ -1,4 +1,4 @@
-"""Makes the communicator of all ranks (`init`), makes it anew after a loss (`regroup`), and closes it (`shutdown`)."""
+"""Makes the communicator of all ranks (`init`), rebuilds it after a loss (`regroup`), and closes it (`shutdown`)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _open_world(place: Topology, transport: Transport | None, note: str = "") ->
 
 
 def regroup() -> Topology:
-    """Makes the communicator of all ranks anew from the ranks that are left after a loss. COLLECTIVE over them.
+    """Rebuilds the communicator of all ranks from the ranks that remain after a loss. COLLECTIVE over them.
 
     For a program that catches RankLostError and continues. The remaining ranks are numbered from 0 in their order, and
     pending collectives are dropped. Communicators of `split` are closed; data that only the lost rank had is lost. The
@@ -157,7 +157,7 @@ def leave(why: str) -> Topology:
 
     Args:
         why: the reason, which the launcher shows.
-    Returns: only if all others are lost meanwhile: this rank then continues, perhaps with others that wanted to leave.
+    Returns: only if all other ranks are lost meanwhile. This rank then continues, maybe with others that also left.
     """
     with _state.lock:
         launcher = _check_can_regroup()
@@ -190,7 +190,7 @@ def _check_can_regroup() -> Launcher:
 
 
 def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topology:
-    """Makes the communicator of all ranks anew from the membership that `ask` returns."""
+    """Rebuilds the communicator of all ranks from the membership that `ask` returns."""
     attempts: collections.Counter[tuple[int, ...]] = collections.Counter()
     _close_world()  # the timeline continues
     while True:

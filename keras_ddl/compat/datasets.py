@@ -92,7 +92,7 @@ def dataset_kind(dataset: tf.data.Dataset) -> str:
 
 
 def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
-    """Returns the two seeds of a `.shuffle()`; (0, 0) stands for another order in every process."""
+    """Returns the two seeds of a `.shuffle()`; (0, 0) means a different order in every process."""
     return int(dataset._seed), int(dataset._seed2)
 
 

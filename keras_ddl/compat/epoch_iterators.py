@@ -45,7 +45,6 @@ def dataset_of(iterator: Any) -> Any:
 
 
 def forget_validation(model: Any) -> None:
-    """Makes a running fit of `model` read its validation data anew, because Keras makes the validation iterator only
-    once."""
+    """Makes a running fit of `model` read its validation data again, because Keras caches the validation iterator."""
     if getattr(model, "_eval_epoch_iterator", None) is not None:
         model._eval_epoch_iterator = None

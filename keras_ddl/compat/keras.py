@@ -123,5 +123,5 @@ def make_global_seed_generator() -> Any:
 
 
 def forget_global_seed_generator() -> None:
-    """Lets Keras make the generator of `global_seed_generator` anew at its next use."""
+    """Makes Keras create a new generator for `global_seed_generator` at its next use."""
     _global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)

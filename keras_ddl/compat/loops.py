@@ -25,7 +25,7 @@ class LoopGraph:
     """The graph of a loop's body or condition. Create it inside the graph that will contain the loop.
 
     Args: label: "body" or "condition". has_effects: it has side effects, which keep the program's order.
-    Attributes: graph: TensorFlow's. carried: placeholders.
+    Attributes: graph: the FuncGraph. carried: placeholders of the loop values.
     """
 
     def __init__(self, label: str, *, has_effects: bool) -> None:
@@ -37,7 +37,7 @@ class LoopGraph:
         self._order: Any = auto_control_deps.AutomaticControlDependencies() if has_effects else None
 
     def carry(self, starts: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> None:
-        """Makes placeholders for loop values that begin as `starts` and always have these shapes."""
+        """Makes placeholders for loop values with initial values `starts` and fixed shapes."""
         self.carried = [tf.compat.v1.placeholder(start.dtype, shape) for start, shape in zip(starts, shapes)]
         self.graph.inputs = list(self.carried)
         for start, tensor in zip(starts, self.carried):
@@ -45,7 +45,7 @@ class LoopGraph:
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Inside, operations become part of this graph."""
+        """Makes operations in the block part of this graph."""
         with self.graph.as_default(), self._order or contextlib.nullcontext():
             yield
         if self._order is not None:
@@ -64,7 +64,7 @@ class LoopGraph:
 
 
 def copy_element_kind(source: tf.Tensor, target: tf.Tensor) -> None:
-    """Gives a placeholder of a list the element shape and dtype that are known for `source`."""
+    """Copies the known element shape and dtype of a list from `source` to a placeholder."""
     handle_data_util.copy_handle_data(source, target)
 
 
@@ -75,9 +75,9 @@ def while_op(
     shapes: Sequence[tf.TensorShape],
     at_once: int,
 ) -> tf.Operation:
-    """Builds the loop, as tf.while_loop does. `condition` began with the captures of `body`.
+    """Builds the loop, as tf.while_loop does. `condition` must have begun with the captures of `body`.
 
-    shapes: of the loop values in all rounds. at_once: number of rounds that may run at a time.
+    shapes: shapes of the loop values in all rounds. at_once: number of rounds that may run at a time.
     """
     body.share_captures(condition)
     graph = tf.compat.v1.get_default_graph()

@@ -102,7 +102,7 @@ def metric_direction(metric: Any) -> str | None:
 
 
 def layer_state(model: Any) -> list[Any]:
-    """Returns the variables in which layers collect state during calls: those made as not trainable, except seeds."""
+    """Returns the variables in which layers collect state during calls: non-trainable ones, except seeds."""
     variables = [each for layer in model._flatten_layers() for each in layer._non_trainable_variables]
     return list({id(each): each for each in variables}.values())
 

@@ -45,7 +45,7 @@ def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> list[Any]:
 
 
 def batches_counted(optimizer: Any) -> Any:
-    """Returns the variable that counts batches. `iterations` counts updates, of which accumulation makes fewer."""
+    """Returns the variable that counts batches; `iterations` counts updates, of which there may be fewer."""
     return optimizer._iterations
 
 

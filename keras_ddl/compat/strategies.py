@@ -16,7 +16,7 @@ StrategyExtendedV1: Any = tf.compat.v1.distribute.StrategyExtended
 
 @contextlib.contextmanager
 def outside_strategies() -> Iterator[None]:
-    """Inside, no tf.distribute strategy is active, even within a scope, so variables are plain."""
+    """Leaves all tf.distribute strategies within the block, even in a scope, so variables are plain."""
     graph = tf.compat.v1.get_default_graph()
     creators = graph._variable_creator_stack
     of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]

@@ -165,11 +165,11 @@ def traced_for_xla() -> bool:
 
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
-    """Inside, TensorFlow optimizes graphs that this thread runs for the first time on CPUs in half the time.
+    """Halves the time in which TensorFlow optimizes graphs that this thread first runs, on CPUs, in the block.
 
     TensorFlow optimizes every graph in two passes, the second of which finds almost nothing, and also tries layouts and
     swapping, which only matter on accelerators. Settings of the program (tf.config.optimizer) stay. A graph is
-    optimized again when it is called with other options, so all its calls must be made inside.
+    optimized again when it is called with other options, so all its calls must be made in such a block.
     """
     context = _eager_context()
     before = context.function_call_options

@@ -1,1 +1,1 @@
-"""Atomic, durable and verified files."""
+"""Reads and writes files safely: atomic, durable and verified."""

@@ -227,7 +227,7 @@ def remove_unless_read(path: Path) -> bool:
 
 
 def sweep_temporaries(parent: Path) -> list[str]:
-    """Removes temporaries of killed writers in `parent`; those of live processes stay. Returns the names removed.
+    """Removes temporaries of killed writers in `parent`, but not of live processes. Returns the removed names.
 
     A directory that was being replaced when its writer died gets its name back.
     """

@@ -1,6 +1,6 @@
 """Makes and checks directories and files that only this user may use, below shared ones such as /tmp.
 
-In a shared directory another user can create any name ahead of time, and guess further names from those that exist. So
+In a shared directory another user can create any name ahead of time, and guess further names from existing ones. So
 keras_ddl makes and opens everything there through this module: sockets, ranks' reports to the launcher, and above all
 pickles, which can run code.
 """
@@ -49,7 +49,7 @@ def private_directory(path: Path, *, is_new: bool = False) -> Path:
 
 
 def own_directory(path: Path, levels: int) -> None:
-    """Makes the last `levels` directories of `path` with mode 0700, or takes those that only this user can write.
+    """Makes the last `levels` folders of `path` with mode 0700, or takes existing ones that only this user can write.
 
     The directories above are the user's choice, such as a disk that several hosts share.
 

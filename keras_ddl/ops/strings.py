@@ -10,7 +10,7 @@ from keras_ddl.ops import raw
 def all_gather_strings(tensor: tf.Tensor, name: str | None, comm: Communicator) -> tf.Tensor:
     """Concatenates the rows of strings of all ranks, in the order of the ranks; see `all_gather`.
 
-    Cost: two all-gathers: of the shapes, and of the strings' bytes with one to three bytes beside each.
+    Cost: an all-gather of the shapes, and one of the strings' bytes plus one to three bytes per string.
     """
     if not tensor.shape.rank:
         tensor = tf.reshape(

@@ -231,8 +231,8 @@ class Strategy(BaseStrategy):
                 them are the batch, which the ranks share by rows; every rank uses all other arguments in full.
             batches: "global": every rank passes the global batch, and computes its rows of it. "rank": each rank passes
                 its own rows, and the batch is the rows of rank 0, then those of rank 1, and so on.
-            reduce_retracing: as in tf.function. False: a batch of another size is traced anew, and Python sees its
-                shape. True: extents that change are left open in the trace, for batches of ever new sizes.
+            reduce_retracing: as in tf.function. False: each size of batch is traced separately, and Python sees its
+                shape. True: extents that change are left open in the trace, for batches of many sizes.
         Returns: a function of the same arguments, COLLECTIVE over all ranks. Its results are complete and equal on all
             ranks. Its method `explain()` lists the collectives of a step.
         Raises: ConfigError: `step` is not callable, or `batches` is invalid. RankMismatchError, on every rank, when the

@@ -31,7 +31,7 @@ class JobFigures(Protocol):
 
 
 class FitFigures(Protocol):
-    """Counts what one fit has trained. Its methods are called on all ranks, together with those of callbacks."""
+    """Counts what one fit has trained. Its methods are called on all ranks, together with the callbacks."""
 
     def begin_batch(self, batch: int) -> None: ...
 

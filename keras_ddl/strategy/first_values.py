@@ -1,9 +1,9 @@
 """Makes only a share of a variable's first value, bit for bit as one process would.
 
 Keras's initializers draw with counter-based generators, so any stretch of a draw can be made alone
-(cut/operations/philox.py), and they compute with the drawn numbers entry by entry. The initializer is traced once, and
-the graph is evaluated for one stretch of the flat order after another. Other initializers (Orthogonal, functions of the
-program) make all entries at once and have no `Recipe`.
+(cut/operations/philox.py), and then compute each entry from one drawn number. So the initializer is traced once, and
+the graph is evaluated for one stretch of entries after another. Other initializers (Orthogonal, the program's own)
+make all entries at once and have no `Recipe`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BLOCK = 1 << 20  # entries that are computed at a time
 
 
 class Recipe(NamedTuple):
-    """One of Keras's initializers, as ranks send it to each other.
+    """One of Keras's initializers, in a form that ranks can exchange.
 
-    Attributes: config: without the seed. seed: the seed of the draw; None: nothing is drawn.
+    Attributes: config: its config without the seed. seed: the seed of the draw; None: nothing is drawn.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
 
 
 class _Drawn(keras.random.SeedGenerator):
-    """A generator that returns a seed that another generator returned."""
+    """A generator that returns a seed drawn by another generator."""
 
     def __init__(self, seed: np.ndarray) -> None:
         self._seed = seed
@@ -88,7 +88,7 @@ def called(value: Any) -> Any:
 class FirstValue:
     """The value that a recipe makes for a shape and a dtype.
 
-    Attributes: shape, dtype: of the complete value.
+    Attributes: shape, dtype: shape and dtype of the complete value.
     """
 
     def __init__(self, recipe: Recipe, shape: tuple[int, ...], dtype: Any) -> None:
@@ -114,8 +114,8 @@ class FirstValue:
         return all(each.shape == self.shape and self._is_possible(each) for each in of_all)
 
     def share(self, runs: Runs, shape: Any) -> tf.Tensor:
-        """Returns the entries of some runs, in a shape of the same number of entries. Cost: memory for the entries,
-        twice that while they are made unless all are equal, and some MB.
+        """Returns the entries of some runs, reshaped to `shape`. Cost: memory for the entries, twice that while they
+        are made unless all are equal, and a few MB.
         """
         if not runs.length * runs.number:  # more ranks than rows
             return tf.zeros(shape, self.dtype)

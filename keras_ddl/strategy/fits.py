@@ -19,7 +19,7 @@ class Fit(trainer_calls.Loop):
     """One call of fit."""
 
     method: str = "fit"
-    reading: Reading | None = None  # of the training data
+    reading: Reading | None = None  # how the training data is read
     resumed_at: int | None = None  # the epoch at which a resumed fit began
     logs_before: dict[str, Any] | None = None  # logs of the part of the epoch that ran before the resume
     agreed_stop: bool | None = None  # whether ranks have agreed to stop; None: not asked yet
@@ -58,7 +58,7 @@ def begin_at(model: Any, epoch: int) -> None:
 
 @contextlib.contextmanager
 def running(model: Any) -> Iterator[Fit]:
-    """Inside, `of(model)` is the fit that is yielded."""
+    """Makes `of(model)` return the yielded fit within the block."""
     fit = Fit(model)
     try:
         with fit.entered():

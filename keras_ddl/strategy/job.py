@@ -36,7 +36,7 @@ class Job:
     """The ranks that share each batch, and the settings by which they do.
 
     Attributes:
-        rank: of this process. size: the number of ranks.
+        rank: this process's rank. size: the number of ranks.
         token: a string that only the ranks of this job share; "" if there is one rank.
         device: what this rank computes with, as tf.device takes it.
         settings: as this rank passed them. The other attributes are equal on all ranks.

@@ -18,8 +18,7 @@ class Observer(Protocol):
         """A training step of a model begins; if `model` is None, a step of a function."""
 
     def end_step(self, of: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
-        """The step has ended. variables: tf.Variables that a function uses; those of a model are read from the
-        model."""
+        """The step has ended. variables: tf.Variables that a function uses; empty for a model."""
 
     def end_epoch(self, model: Any, logs: Any) -> None:
         """An epoch of fit or an evaluation has ended, with these logs."""

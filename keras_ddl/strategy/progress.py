@@ -64,8 +64,8 @@ def capture(
         numbers = {key: tf.nest.map_structure(float, (logs or {})[key]) for key in scalars}
         variables = [
             (f"{part}/{number}", variable)
-            for part, those in models.metric_variables_by_part(model).items()
-            for number, variable in enumerate(those)
+            for part, variables_of_part in models.metric_variables_by_part(model).items()
+            for number, variable in enumerate(variables_of_part)
         ]
         mine = (numbers, {key: variable.numpy() for key, variable in variables})
         # Under a Strategy, metrics are global and equal on all ranks.

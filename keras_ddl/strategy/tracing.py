@@ -20,7 +20,7 @@ tracing_for: Setting[Job | None] = Setting("job_of_step", None)
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
-    """Inside, the program's code behaves as in one process: it sees the batch of all ranks."""
+    """Makes the program's code behave as in one process within the block: it sees the batch of all ranks."""
     with _sees_global_batch(True), outside_strategies():
         yield
 

@@ -11,7 +11,7 @@ def mirror_offset(hosts: Sequence[int]) -> int:
     It is the smallest distance that puts as many copies as possible on other hosts; 0 if there is only one rank.
 
     Args:
-        hosts: of each rank, as in Topology.
+        hosts: index of each rank's host, as in Topology.
     """
     size = len(hosts)
     if len(set(hosts)) <= 1:

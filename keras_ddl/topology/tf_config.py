@@ -78,7 +78,7 @@ class Cluster:
         return shlex.join(["keras-ddl", "run", *where, *program])
 
     def left_out_text(self) -> str:
-        """Returns a sentence about the tasks without a rank; "" if there are none."""
+        """Returns a sentence about tasks without a rank, or "" if there are none."""
         parts = []
         if evaluators := [str(task) for task in self.left_out if task.type == "evaluator"]:
             parts.append(f"{', '.join(evaluators)} (start its own script alone, or pass validation_data to fit)")

@@ -1,4 +1,4 @@
-"""keras-ddl bench train: measures how training scales. The folder training/ does the work."""
+"""keras-ddl bench train: measures how training scales, with the modules in training/."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class FitFigures:
             self._write(epoch, logs)
 
     def end_epoch(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
-        """Takes the logs of the epoch, with those of a validation, which are written with the next step."""
+        """Takes the logs of the epoch, including validation logs, which are written with the next step."""
         self._count_rows()
         self._rows_of_epochs = self._of_job.rows_of_fits
         self._of_job.note_logs(logs)

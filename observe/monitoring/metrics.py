@@ -37,7 +37,7 @@ class _Total:
     def __init__(self) -> None:
         self.value = 0.0
         self.is_known = False
-        self._before = 0.0  # at the begin of the attempt
+        self._before = 0.0  # total at the start of the attempt
         self._rank: int | None = None
         self._offset = 0.0
 
@@ -61,7 +61,7 @@ class Metrics:
         self._starter = ""
         self._expected = 0
         self._members: set[int] = set()
-        self._hosts: dict[int, str] = {}  # of the ranks of this attempt whose programs have started
+        self._hosts: dict[int, str] = {}  # hosts of ranks whose programs have started in this attempt
         self._up: set[int] = set()
         self._counts = dict.fromkeys(("restarts", "lost_ranks", "joined_ranks", "checkpoints"), 0)
         self._checkpoint: tuple[float, int] | None = None  # when, and its step

@@ -22,7 +22,7 @@ class Collective:
 
     Attributes:
         kind: such as "all_reduce".
-        bytes: of this rank's input.
+        bytes: size of this rank's input.
         submitted: when its input was ready on this rank.
         agreed: when it was ready on all ranks.
         started: when the communication thread had finished the collectives before it.

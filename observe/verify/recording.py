@@ -107,7 +107,7 @@ class Writer:
             file.write(json.dumps(asdict(event)) + "\n")
 
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """Stores facts about the run, in place of earlier ones."""
+        """Stores facts about the run, replacing earlier ones."""
         new = self._folder / (FACTS_FILE + ".new")
         new.write_text(json.dumps(facts), encoding="utf-8")
         new.replace(self._folder / FACTS_FILE)

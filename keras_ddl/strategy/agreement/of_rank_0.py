@@ -6,7 +6,7 @@ their weights. If the digests differ, all ranks get rank 0's weights, and rank 0
 nothing is repaired: a DriftError says what differs (drift.py). The same happens if ranks have only parts of the
 variables, because rank 0 cannot send values that it does not have.
 
-All variables of the model are compared, trained or not, except metrics, which begin anew in each call.
+All variables of the model are compared, trained or not, except metrics, which each call resets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Held:
     """A model's variables on this rank when a call begins or ends.
 
     Args:
-        further: variables that the call uses besides those of the model. with_optimizers: also compare the optimizers'
+        further: variables that the call uses besides the model's. with_optimizers: also compare the optimizers'
             variables.
     Cost: all variables are read once, at the speed of memory; each rank sends about 30 bytes.
     """

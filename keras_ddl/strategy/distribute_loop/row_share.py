@@ -2,7 +2,7 @@
 
 The counts are sent when the step begins, together with the digests of batches that are compared (data/order.py). They
 are kept in a variable rather than in a tensor: a tf.function that the step calls may have been traced in an earlier
-step and would go on using that step's tensor.
+step and would keep using that step's tensor.
 """
 
 from __future__ import annotations

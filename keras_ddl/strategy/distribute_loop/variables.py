@@ -6,9 +6,9 @@ of `run` it reads as the sum, the mean or rank 0's value, and reading is COLLECT
 default) takes only values that are equal on all ranks. They are compared when the step runs, and the error names the
 variable.
 
-Of Keras's variables only those of metrics follow these rules: what ranks add to them in `strategy.run` is summed at
-once, so that on every rank a metric's result covers all rows, in `run` and outside. The optimizers take care of the
-others.
+Of Keras's variables only metrics' variables follow these rules. What ranks add to them in `strategy.run` is summed at
+once, so on every rank a metric's result covers all rows, in `run` and outside. Optimizers take care of all other
+variables.
 
 Steps that see the global batch (strategy.function, fit) work as in one process and use none of this.
 """
@@ -80,7 +80,7 @@ def _class_of_metric(base: type) -> type:
 
 
 class _OfMetric(_Mixin):
-    """A variable of a metric: every rank holds the sum of what all ranks have added."""
+    """A metric's variable. Every rank holds the sum of what all ranks have added."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:

@@ -45,7 +45,7 @@ def let_write(callback: Any) -> None:
 
 @contextlib.contextmanager
 def writing(callback: Any) -> Iterator[None]:
-    """Inside, the hooks of the writing class run."""
+    """Lets the hooks of the writing class run within the block."""
     follower = vars(callback).pop(_KEY, None)
     try:
         yield

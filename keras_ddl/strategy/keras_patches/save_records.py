@@ -41,8 +41,7 @@ class Call:
     """A call that writes. Ranks compare calls to find what others have written in the same call.
 
     Attributes:
-        name: of the function, with other things that distinguish its calls; without spaces. content: a digest of the
-            rest.
+        name: the function's name and whatever distinguishes its calls; no spaces. content: a digest of the rest.
         weights: digest of the model's weights, if the call writes a model. agreed: digest of the weights when all ranks
             last had the same.
         times: how often the ranks had compared the weights by then; 0: never.
@@ -138,7 +137,7 @@ class SaveRecords:
 
     @contextlib.contextmanager
     def in_turn(self, name: str) -> Iterator[None]:
-        """Inside, this rank is the only rank of its host; it waits for that as long as it takes."""
+        """Admits one rank of a host at a time to the block, without a time limit."""
         with self._locked(name, math.inf):
             yield
 

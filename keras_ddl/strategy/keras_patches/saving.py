@@ -1,7 +1,7 @@
-"""Patches of Keras's saving: `model.save`, `save_weights`, `export` write once and completely, whoever calls them.
+"""Patches Keras's saving so that `model.save`, `save_weights` and `export` write once and completely on any ranks.
 
 Patched: keras/src/saving/saving_lib.py, legacy/saving/legacy_h5_format.py, models/model.py, utils/io_utils.py (3.15.1).
-The first two stand behind all of `model.save`, `keras.saving.save_model` and their other names.
+The first two implement `model.save`, `keras.saving.save_model` and their aliases.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_once(
 
 
 def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls `original` with the hidden path; its output names the real path."""
+    """Calls `original` with the hidden path, but shows the real path in its output."""
     if staged == path:
         return original(model, path, *args, **kwargs)
     printed = io.StringIO()
@@ -75,14 +75,14 @@ def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *ar
 
 
 def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -> Any:
-    """With overwrite=False: does not ask about a file that another rank has written in the same call."""
+    """Does not ask, with overwrite=False, about a file that another rank has written in the same call."""
     if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive() if strategy.size > 1):
         return True
     return original(filepath)
 
 
 def _call_of(name: str, model: Any, job: Job) -> Call:
-    """Returns a Call that is equal on all ranks that make the same call with the same weights and optimizer state."""
+    """Returns a Call, equal on ranks that make the same call with the same weights and optimizer state."""
     held = of_rank_0.Held(model, job, with_optimizers=True)
     last = of_rank_0.agreed(model)
     steps = models.steps_taken(each for each in models.optimizers_of(model) if each.built) or 0
@@ -90,9 +90,9 @@ def _call_of(name: str, model: Any, job: Job) -> Call:
 
 
 class MidEpochSaves:
-    """Gives rank 0 complete values of variables that are spread over the ranks before a callback on rank 0 saves
-    (ModelCheckpoint, BackupAndRestore): of slots in shards, and within an epoch, if save_freq is a number, of
-    accumulated gradients.
+    """Gives rank 0 complete variables before ModelCheckpoint or BackupAndRestore saves there.
+
+    These are slots in shards and, if save_freq is a number, gradients accumulated within an epoch.
     """
 
     def __init__(self, callbacks: Any, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Stand-ins for writing callbacks on ranks that may become rank 0, in a job that continues when a rank is lost.
+"""Replaces writing callbacks on ranks that may become rank 0, in a job that continues when a rank is lost.
 
 A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next rank 0 bring their
 writers to the state of the lost writers, and continue their files. Output since the last call that all ranks have
@@ -53,7 +53,7 @@ class Standby(keras.callbacks.Callback):
 
         Args:
             may_lack_last: write again the output since the last call that all ranks have finished.
-            has_begun: the ranks have agreed on the state that training starts from; if not, the writer starts itself.
+            has_begun: whether ranks have agreed on the state that training starts from; else the writer starts itself.
         """
         if not may_lack_last or self._last_at != self._finished():
             self._settle()
@@ -138,7 +138,7 @@ class _Backup(Standby):
 
 
 class _OwnBackup(Standby):
-    """The standby of a program's subclass of BackupAndRestore, of which only the hooks are known."""
+    """The standby of a program's subclass of BackupAndRestore. Only its hooks are known."""
 
     def _bring_up(self) -> None:
         self._set_model()
@@ -196,7 +196,7 @@ class _Rows(Standby):
 
 
 def _make_equal(path: str, begin: int, text: bytes) -> None:
-    """Makes a file have `text` from byte `begin` to its end, and rewrites only what differs."""
+    """Makes `text` the content of a file from byte `begin` on, and rewrites only what differs."""
     written = b""
     if tf.io.gfile.exists(path):
         with tf.io.gfile.GFile(path, "rb") as file:
@@ -276,7 +276,7 @@ def standing_in(callback: Any) -> Standby | None:
 
 
 def writers_of(callbacks: Iterable[Any]) -> list[Any]:
-    """Returns callbacks as the program made them, the same on all ranks: the writer in place of its standby."""
+    """Returns the program's own callbacks, equal on all ranks: each standby is replaced by its writer."""
     return [each.writer if isinstance(each, Standby) else each for each in callbacks]
 
 

@@ -1,8 +1,7 @@
 """The train_function, test_function and predict_function of a model on several ranks.
 
-Keras's loops call such a function for each execution of one or more steps. The function chooses and runs the
-`Execution` for the batches at hand: a function that Keras has made for such batches and that calls `Strategy.run` for
-each step.
+Keras's loops call such a function for each execution of one or more steps. The function finds or makes the `Execution`
+for the given batches, and runs it. An Execution wraps Keras's own function, which calls `Strategy.run` for each step.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class _KerasFunction(Caller):
         self._executed: list[Execution] = []  # by this call
 
     def _call(self, run: Callable[[], Any], rows_of_ranks: str = "") -> Any:
-        """Calls `run` on all ranks together; calls it again if ranks are lost and the job can continue.
+        """Calls `run` on all ranks together, and again if ranks are lost and the job can continue.
 
         rows_of_ranks: the part of the batch that only one rank has.
         """
@@ -212,13 +211,14 @@ class IteratorFunction(_KerasFunction):
             own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
             self._by_iterator[iterator] = execution, None if typed is iterator else typed
-            if looked_into is not None:  # only for this call: afterwards `iterator` continues behind it
+            if looked_into is not None:  # once; then `iterator` continues after the first batch
                 return execution, iterator_for_all(looked_into, kind, own_rows)
         execution, typed = self._by_iterator[iterator]
         return execution, iterator if typed is None else typed
 
     def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator | None, BatchRows]:
-        """Reads the first batch. Returns an iterator over the same batches, and what is then known. COLLECTIVE.
+        """Reads the first batch to learn its rows. Returns an iterator that still yields this batch, and the rows.
+        COLLECTIVE.
 
         Raises: RankMismatchError, on all ranks: the data of some ranks has ended.
         """
@@ -242,7 +242,7 @@ class IteratorFunction(_KerasFunction):
                 f"least one on the other ranks (rank {self._job.rank}). Give every rank the same data."
             )
         counts = [each for each in of_ranks if isinstance(each, list)]
-        if rows_or_end == _ENDED:  # the step meets the end, too
+        if rows_or_end == _ENDED:  # the step will also meet the end
             return None, rows
         return continued(first, iterator), reading.learn_rows(iterator, counts)
 

@@ -34,7 +34,7 @@ def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
 
 
 def spread_in(variables: Iterable[Any]) -> list[ShardedVariable]:
-    """Returns the slots in shards among variables of which no rank has all entries. Equal on all ranks."""
+    """Returns the variables that are slots in shards without all entries on any rank. Equal on all ranks."""
     return [each for each in slots_in(variables) if not each.is_complete]
 
 
@@ -50,7 +50,7 @@ def slots_of(owner: Any) -> list[ShardedVariable]:
 
 @contextlib.contextmanager
 def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) -> Iterator[None]:
-    """Inside, the complete slots can be read on every rank or on one. COLLECTIVE on entry.
+    """Makes complete slots readable within the block, on every rank or on one. COLLECTIVE on entry.
 
     Cost: one exchange of each slot; memory for all of them on ranks that can read them.
     """
@@ -106,7 +106,7 @@ def gather_again(slot: ShardedVariable) -> None:
 
 @contextlib.contextmanager
 def without_values(slots: Sequence[ShardedVariable]) -> Iterator[None]:
-    """Inside, a graph that reads these slots can be traced and saved without their values, to be served elsewhere."""
+    """Lets the block trace and save a graph that reads these slots without their values, to be served elsewhere."""
     for each in slots:
         each.is_without_values = True
     try:
@@ -151,8 +151,8 @@ def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]
 def scatter_restored(slots: Sequence[ShardedVariable], root: int = 0) -> None:
     """Gives all ranks their chunks of the values that rank `root` has restored. COLLECTIVE if there are slots.
 
-    Raises: ConfigError, on every rank: slots were assigned on some ranks only, or with different values, so no rank has
-        the values of the others' chunks.
+    Raises: ConfigError, on every rank: slots were assigned on some ranks only, or with different values, so the other
+        ranks' chunks are unknown.
     """
     if slots:
         history.left_to_join(lambda: _forget_restored(slots), lambda: _scatter_restored(slots, root))

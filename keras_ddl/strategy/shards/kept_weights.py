@@ -31,8 +31,8 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
     """This rank's part of the values that a weight had, and the mirror of another rank's part if there is one.
 
     Attributes:
-        shape, dtype: of the complete weight. share: how it was distributed then, without the variables. parts: the
-            entries that the variables had.
+        shape, dtype: of the complete weight. share: its distribution at that time, without variables. parts: entries
+            of the variables.
         number: number of the call of get_weights, equal on all ranks that make the same calls.
     Raises: ConfigError, when the part is read as an array.
     """
@@ -132,7 +132,7 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def get_weights(original: Callable[..., list[Any]], layer: Any) -> list[Any]:
-    """Returns arrays, but a KeptWeight for each weight that is spread over ranks and not gathered on all of them."""
+    """Returns arrays, or a KeptWeight for each weight that is spread over ranks and not gathered on all of them."""
     slots = [sharded_variable(each) for each in layer.weights]
     if gathered_slots.are_readable_everywhere(slot for slot in slots if slot is not None):
         return original(layer)
@@ -183,7 +183,7 @@ def part_of(variable: Any, value: np.ndarray) -> Any:
 def complete(kept: KeptWeight, held: Sequence[Holding], name: str) -> np.ndarray | None:
     """Assembles a kept weight on rank 0 from the ranks' parts; returns None on other ranks. COLLECTIVE.
 
-    Args: held: the `held` of all ranks. name: of the collective.
+    Args: held: the `held` of all ranks. name: name of the collective.
     Raises: MissingBoxError: a part was lost with a rank.
     """
     place = communicator.topology()

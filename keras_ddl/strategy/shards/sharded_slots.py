@@ -400,7 +400,7 @@ def _sharding_job(optimizer: Any) -> Job | None:
 
 
 def check_entrywise(optimizer: Any) -> None:
-    """Raises ConfigError for an optimizer that is not known to compute each entry of a slot by itself."""
+    """Raises ConfigError for an optimizer that is not known to compute each entry of a slot independently."""
     job = _sharding_job(optimizer)
     if job is None or type(optimizer) in _ENTRYWISE or len(models.optimizers_in(optimizer)) > 1:
         return

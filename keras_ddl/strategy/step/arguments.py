@@ -1,7 +1,7 @@
 """The arguments of a step: which have rows of the batch, their types when the step is traced, and their placements.
 
 A dense tensor with the rows of the batch is sharded: each rank has its rows. Everything else is replicated. A ragged or
-sparse tensor consists of several components (values, splits, indices), whose rows are not those of the batch, even if
+sparse tensor consists of several components (values, splits, indices), whose rows are not the batch's rows, even if
 an extent happens to be equal. The components are replicated; if each rank passes its own rows, the step gathers the
 rows of all ranks. The cut is told how many rows such a tensor has, so that results with one row for each of its rows
 can be sharded again.

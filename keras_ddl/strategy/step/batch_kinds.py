@@ -21,7 +21,7 @@ class BatchKind:
     """The batches that one trace serves.
 
     Attributes:
-        structure: of the batch, with values that are not tensors. specs: of its tensors, with the rows of all ranks.
+        structure: structure of the batch, with its non-tensor values. specs: its tensors' specs, with all ranks' rows.
         traces: traces of the step for this kind, one for each position among the steps of an execution.
         built: the pairs (position, is_single of the execution) that have been built into graphs of this rank.
     """
@@ -55,7 +55,7 @@ class BatchKinds:
         return kind if kind is not None and list(kind.traces) == [0] else None
 
     def rebuild(self) -> None:
-        """Makes the graphs of the ranks anew from the existing traces."""
+        """Rebuilds the ranks' graphs from the existing traces."""
         for kind in self._kinds:
             kind.built.clear()
 

@@ -28,7 +28,7 @@ class Local(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """The collectives of a step on a mesh: of all ranks, and along each axis."""
+    """The collectives of a step on a mesh, over all ranks and along each axis."""
 
     everyone: cut.StepCollectives
     model: cut.StepCollectives

@@ -60,7 +60,7 @@ class Read(NamedTuple):
 def reads_of(step: str, program: cut.Program, places: Mapping[int, int], rank: int) -> list[Read]:
     """Returns what a program captures, in order; for numeric variables only their kind.
 
-    places: by id of the handle, the numbers of variables that all ranks number in the same way.
+    places: id of a variable's handle -> the variable's number, equal on all ranks.
 
     Cost: reads all values once, tensors on a CPU in place.
     Raises: ConfigError: it captures something that cannot be compared.

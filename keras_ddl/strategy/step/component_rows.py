@@ -1,8 +1,8 @@
 """Exchanges the numbers of rows of a batch's components, and tells along which batches a step is cut.
 
-A batch of Keras may consist of several batches with different numbers of rows: unlabelled images and fewer labelled
-ones. Each of them is shared by rows over all ranks. Which components belong together is known before a step is built
-(data/rows.py). The ranks check this for every batch with the numbers of rows that they exchange at the start of a step.
+A Keras batch may consist of several batches with different numbers of rows, such as many unlabelled and few labelled
+images. The rows of each are divided between all ranks. data/rows.py determines which components belong together before
+a step is built, and the ranks check this for every batch with the row counts that they exchange when a step starts.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class ComponentRows:
 
     @property
     def exchanged(self) -> tf.Tensor:
-        """This rank's numbers of rows ([n] int64); the first one is that of the batch."""
+        """This rank's row counts ([n] int64), the batch's first."""
         return tf.stack([rows for _, rows in self._exchanged])
 
     def check(self, gathered: tf.Tensor) -> tf.Tensor:
-        """Checks, with the same result on all ranks, that components which belong together have equal numbers of rows.
+        """Checks that components that belong together have equal numbers of rows. The result is equal on all ranks.
 
         gathered: `exchanged` of all ranks, [ranks, n]. Returns: the rows of the batch, [ranks].
         """
@@ -71,9 +71,9 @@ class ComponentRows:
         return self._counts[:, 0]
 
     def further_batches(self, arguments: Arguments, concrete: ConcreteFunction) -> list[cut.Batch]:
-        """Returns the rows of the batches beside the first, in the graph of the step. `concrete`: as it was traced.
+        """Returns the rows of all batches but the first, in the graph of the step. `concrete`: the traced step.
 
-        The tensors of `arguments` then wait for the check.
+        Makes the tensors of `arguments` wait for the check.
         """
         known: dict[int, int] = {}
         for batch, component in arguments.sharded():
@@ -111,10 +111,10 @@ def arguments_by_component(structure: Any, rows: BatchRows, step: CutStep) -> Ar
 
 
 def _batches_of_components(structure: Any, rows: BatchRows, step: CutStep) -> dict[int, int]:
-    """Returns, by place, the batch of each dense component that does not belong to the first batch; other components
-    are gathered.
+    """Returns place -> batch for dense components that do not belong to the first batch. All other components are
+    gathered.
 
-    The places in `rows` are also those of the step's arguments, because these are one batch.
+    The step's arguments are one batch, so the places in `rows` are also places among the arguments.
     """
     if not step.shards_further_batches:
         return {}

@@ -217,7 +217,7 @@ class CutStep:
 
         Args:
             following: steps, with their specs, that one process traces in the same graph.
-            parts: called after tracing, returns the variables of which each rank stores a part of a sum.
+            parts: called after tracing, returns the variables in which each rank stores its part of a sum.
             owners: see same_step.TracedStep.
             is_alone: other ranks do not trace it now, and its variables get their values later (`keep_only`).
         Cost: 64 bytes per rank, in one exchange. Every new variable and every captured value is read once.

@@ -31,7 +31,7 @@ class EagerCopies:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Inside, a step runs. First values of variables that it makes are copied, too."""
+        """Copies variables before and after the step that runs in the block, including variables that it makes."""
         self._before = [copy for each in _variables() for copy in _copies_of(each)]
 
         def note(make: Callable[..., Any], **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def _variables() -> Iterator[Any]:
 
 
 def _copies_of(variable: Any) -> list[_Copy]:
-    """Returns [copy] of a variable with a value of its own; [] for other variables."""
+    """Returns [copy] for a variable with its own value, else []."""
     is_plain = issubclass(type(variable), ResourceVariable) and type(variable).handle is ResourceVariable.handle
     handle = getattr(variable, "handle", None) if is_plain else None
     if not tf_compat.is_eager(handle) or variable.dtype in (tf.resource, tf.variant) or variable.name.startswith(_OWN):

@@ -32,7 +32,7 @@ class Execution(TrainerCall):
             program calls the function.
         rows: what is known about the rows of its batches. kind: kind of the batches; None: unknown.
         accumulates_parts: each rank accumulates its part of the gradients (accumulation.py).
-        is_local: the rows are those that the caller has passed, and the step is this rank's alone (predict_on_batch).
+        is_local: the step runs on this rank alone, on the rows that the caller has passed (predict_on_batch).
         is_single: Keras passes a batch instead of an iterator. Even in one process it traces another function for this,
             whose kernels have their own state.
         traces: traces of its steps in the graph of the last traced function.

@@ -1,7 +1,7 @@
-"""A call of a step that fails on one rank fails on all of them, with that rank's error.
+"""Makes a call of a step that fails on one rank fail on all ranks, with that rank's error.
 
 All ranks make the same calls of steps. A rank whose call raises cancels the collectives of the others (an alarm), so
-that their calls fail, too. Then all ranks exchange their errors, and raise that of the lowest rank with an error of its
+that their calls also fail. Then all ranks exchange their errors, and raise the error of the lowest rank that had its
 own. At that point no collective of the failed calls is pending, so the program may catch the error and continue.
 
 A graph ends only when the collectives that it has started end. These may wait for ranks that wait for other
@@ -58,7 +58,7 @@ _callers: weakref.WeakSet[Caller] = weakref.WeakSet()
 
 
 class CommonTrace(NamedTuple):
-    """A rank's trace, for comparison with other ranks' traces. `kind`: of the batches that it takes."""
+    """A rank's trace, for comparison with other ranks' traces. `kind`: the kind of its batches."""
 
     concrete: ConcreteFunction
     kind: str
@@ -193,7 +193,7 @@ class _Report:
     in_tracing: bool
 
     def is_like(self, other: _Report) -> bool:
-        """Whether both ranks had the same error of their own; numbers in the texts may differ."""
+        """Whether both ranks failed by themselves with equal errors, apart from numbers in the texts."""
         mine, theirs = (_NUMBER.sub("0", each.text) for each in (self, other))
         return self.kind == other.kind and self.kind is not None and mine == theirs
 

@@ -200,9 +200,8 @@ class StepFunction(Caller):
         return self._traced[key]
 
     def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
-        """Finds a trace as tf.function(reduce_retracing=True) does, for the global batch. If each rank passes its own
-        rows, their number is open from the first call on, because otherwise each call would have to ask how many rows
-        all ranks have.
+        """Finds a trace for the global batch as tf.function(reduce_retracing=True) does. If each rank passes its own
+        rows, the first trace already leaves their number open, so that calls need not exchange it.
         """
         specs = arguments.specs(None if self._batches == "rank" else rows)
         kind = self._kinds.setdefault(key, BatchKinds()).of(specs)
@@ -251,9 +250,7 @@ class StepFunction(Caller):
 
 
 class _TracedBatch(NamedTuple):
-    """The batches that a trace takes: `shapes` of the components, `rows` of this rank and `counts` of all ranks, as far
-    as they are known.
-    """
+    """The batches that a trace takes: shapes of components and, if known, this rank's rows and all ranks' counts."""
 
     shapes: tuple[tuple[int | None, ...], ...]
     rows: int | None = None
@@ -263,7 +260,7 @@ class _TracedBatch(NamedTuple):
 class _Traced:
     """The step, traced for arguments of one kind.
 
-    Attributes: batch: the batches it takes. variables: those that the step uses, in the same order on all ranks.
+    Attributes: batch: the batches it takes. variables: variables that the step uses, in the same order on all ranks.
     """
 
     def __init__(
@@ -278,7 +275,7 @@ class _Traced:
         self._run: ConcreteFunction | None = self._built()
 
     def _built(self) -> ConcreteFunction:
-        """Returns this rank's part."""
+        """Builds this rank's part of the traced step."""
         owner, arguments, batch = self._owner, self._arguments, self.batch
         program = owner.cut_step.program_of(self._concrete)
         local = list(batch.shapes)
@@ -295,7 +292,7 @@ class _Traced:
             return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
     def forget_graph(self) -> None:
-        """Makes the next call build this rank's part anew."""
+        """Makes the next call rebuild this rank's part."""
         self._run = None
 
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
@@ -318,8 +315,7 @@ def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[.
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Arrays and tensors are arguments of the traced step; numbers, strings, variables and objects are its
-    constants."""
+    """Converts arrays to tensors, which are arguments of the traced step. Anything else is a constant of the trace."""
     return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Inside, no thread collects cyclic garbage, unless the program does so explicitly."""
+    """Pauses cyclic garbage collection in all threads within the block, unless the program collects explicitly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Messages about a newly traced step: what it moves, what is slow in it, and what it must not contain."""
+"""Shows messages about a newly traced step: what it moves, what is slow in it, and what it must not contain."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 
 
 def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
-    """Warns if a trace is built into a second graph of this rank, for batches in another form: kernels that store the
-    state of their random numbers begin anew there, but would continue in one process.
+    """Warns if a trace is built into a second graph of this rank, for batches in another form. Kernels that store the
+    state of their random numbers restart there, but would continue in one process.
     """
     drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
     if drawing is not None:
@@ -26,7 +26,7 @@ def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
 
 
 def refuse_collectives(name: str, rank: int, concrete: Any) -> None:
-    """Raises: ConfigError: the step has collectives of its own."""
+    """Raises: ConfigError: the step itself contains collectives."""
     own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
     if own is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""keras_ddl in place of Horovod; see integrations/horovod/installation.py."""
+"""Provides keras_ddl as Horovod; see integrations/horovod/installation.py."""
 
 from keras_ddl.horovod.installation import install
 from keras_ddl.horovod.running import run as run
