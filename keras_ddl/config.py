@@ -25,15 +25,6 @@ T = TypeVar("T")
 PREFIX = "KERAS_DDL_"
 # A rank's wrapper creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
 ENDED_FILE = "ended.{rank}"
-# In KERAS_DDL_RUN_DIR, of a job that may go on without lost ranks: where a rank asks who is left.
-MEMBERSHIP_SOCKET = "membership"
-# There, too: from init to shutdown. Where it is left, the program has ended by os._exit, in the middle of the job.
-IN_JOB_FILE = "in-job"
-# There, too, in a job that may have newcomers: memory that the wrapper writes (communicator/board.py), and where in it
-# the second number is; what rank 0 sends to a newcomer; and what a newcomer gets.
-BOARD_FILE, BOARD_BYTES, BOARD_ADMIT_AT = "board", 16, 8
-RECORD_FILE, ANSWER_FILE = "record", "answer"
-
 
 _SET_BY = "Set by "
 

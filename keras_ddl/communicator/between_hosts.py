@@ -6,7 +6,7 @@ knows the job's secret, by an HMAC over both sides' nonces; nothing else is read
 encrypted.
 
 One thread serves the door and never waits for a peer: a stranger costs it at most a nonce of 16 bytes and one proof.
-Only a few unproven connections are open at a time, and new ones push out old ones (topology/connections.py). A rank
+Only a few unproven connections are open at a time, and new ones push out old ones (link/connections.py). A rank
 that a flood pushed out connects again.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from keras_ddl import config
 from keras_ddl.errors import RankLostError
-from keras_ddl.topology.connections import Unproven, keep_alive
+from keras_ddl.link.connections import Unproven, keep_alive
 from keras_ddl.topology.launcher import host_key
 
 _NONCE_BYTES = _KEY_BYTES = 16

@@ -1,7 +1,7 @@
 """Runs jobs: starts the ranks, shows their output, and ends all of them when one fails.
 
     keras-ddl run / keras_ddl.run()  ->  job.py  ->  host_ranks.py  ->  rank_process.py (one per rank)  ->  the program
-                                            ^______ control.py: one connection per rank ______|
+                                            ^______ link/: one connection per rank ___________|
 
 On other hosts ssh starts host_ranks.py; mpirun can take its place (mpirun.py). Both only start processes. Output,
 errors, exit statuses and orders to stop are sent over each rank's connection, because mpirun's own status cannot be

@@ -13,9 +13,11 @@ import time
 from typing import Any
 
 from keras_ddl.files.private import is_own_peer
-from keras_ddl.launch import control, host_facts
-from keras_ddl.launch.control import Channel, Kind
-from keras_ddl.topology.connections import Unproven
+from keras_ddl.launch import host_facts
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.connections import LOST_AFTER_SECONDS, Unproven
+from keras_ddl.link.handshake import verify
+from keras_ddl.link.kinds import FROM_UNPROVEN_RANK, NONCE_BYTES, Kind
 
 # A rank answers at once; this allows for one on a machine that freezes meanwhile.
 _PROOF_SECONDS = 30.0
@@ -31,7 +33,7 @@ class Acceptor:
     """
 
     def __init__(
-        self, listener: socket.socket, token: str, num_ranks: int, lost_after: float = control.LOST_AFTER_SECONDS
+        self, listener: socket.socket, token: str, num_ranks: int, lost_after: float = LOST_AFTER_SECONDS
     ) -> None:
         """`lost_after`: as for Channel."""
         self._listener, self._token, self._lost_after = listener, token, lost_after
@@ -79,10 +81,10 @@ class Acceptor:
                 if sock.family == socket.AF_UNIX and not is_own_peer(sock):
                     sock.close()
                     continue
-                channel = Channel(sock, control.PRE_AUTH_RANK_FRAMES, self._lost_after)
+                channel = Channel(sock, FROM_UNPROVEN_RANK, self._lost_after)
             except OSError:
                 return
-            nonce, sent = os.urandom(control.NONCE_BYTES), time.time()
+            nonce, sent = os.urandom(NONCE_BYTES), time.time()
             fd = channel.fileno()
             channel.send(Kind.NONCE, nonce)
             if channel.closed:  # by who has opened it
@@ -97,7 +99,7 @@ class Acceptor:
         if frame is None and not channel.closed:
             return None
         self._pending.pop(fd)
-        hello = None if frame is None else control.verify(self._token, "rank", nonce, frame[1])
+        hello = None if frame is None else verify(self._token, "rank", nonce, frame[1])
         if hello is None:
             channel.close()
             return None

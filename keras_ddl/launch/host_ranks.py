@@ -20,7 +20,7 @@ from pathlib import Path
 from keras_ddl import config
 from keras_ddl.errors import KerasDdlError
 from keras_ddl.launch import job_folder
-from keras_ddl.launch.control import Address
+from keras_ddl.launch.address import Address
 from keras_ddl.launch.processes import signal_quietly
 from keras_ddl.launch.rank_process import run_wrapper
 

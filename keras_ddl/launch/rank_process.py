@@ -20,31 +20,20 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import KerasDdlError, LaunchError
-from keras_ddl.files import last_checkpoint
 from keras_ddl.launch import host_facts, job_folder, rank_environment, startup_notes
-from keras_ddl.launch.control import (
-    CALL_FILE,
-    FILE_CHUNK_BYTES,
-    HOSTS_FILE,
-    NONCE_BYTES,
-    PRE_AUTH_LAUNCHER_FRAMES,
-    RESULT_FILE,
-    Address,
-    Channel,
-    Kind,
-    connect,
-    sign,
-    verify,
-)
-from keras_ddl.launch.membership_socket import MembershipSocket
+from keras_ddl.launch.address import Address, connect
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
-from keras_ddl.launch.rank_news import LOOK_SECONDS, RankNews
+from keras_ddl.launch.program_link import TO_PROGRAM, Frame, ProgramLink
 from keras_ddl.launch.rank_program import RankProgram, require_directory
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.handshake import sign, verify
+from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, NONCE_BYTES, Kind
 
 # Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
 _MPIRUN_GRACE_SECONDS = 0.4
@@ -55,7 +44,7 @@ _GOODBYE_SECONDS = 15.0
 _CONNECT_SECONDS = 20.0  # to be heard by a launcher that strangers flood
 _AGAIN_SECONDS = 0.05
 _BACKLOG_BYTES = 1 << 20
-_REPORT_BYTES = 1 << 20
+_LINK_BACKLOG_BYTES = 4 << 20  # more: what the program sends is rare, or the result of a call
 # For the program, but Slurm and mpirun send them to the processes that they know.
 _FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -69,16 +58,14 @@ class RankProcess:
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         # On one host there is nothing to compare.
         self._facts = None if address.path else host_facts.facts()
-        self._channel = Channel(connect(address), PRE_AUTH_LAUNCHER_FRAMES)
+        self._channel = Channel(connect(address), FROM_UNPROVEN_LAUNCHER)
         self._welcome: dict[str, Any] = {}
         self._run_dir = Path()
         self._job_dir: Path | None = None
         self._keep_job_dir = False
         self._mark = ""
-        self._call_file: Any = None
         self._program: RankProgram | None = None
-        self._membership: MembershipSocket | None = None
-        self._news: RankNews | None = None  # where somebody watches the job
+        self._link: ProgramLink | None = None  # with the program
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
@@ -98,7 +85,11 @@ class RankProcess:
 
     def _on_sigterm(self, *_: object) -> None:
         # On several hosts a job that goes on does so without what has started the rank, too: the launcher decides.
-        self._terminated = self._membership is None or self._facts is None
+        self._terminated = not self._regroups or self._facts is None
+
+    @property
+    def _regroups(self) -> bool:
+        return self._welcome.get("regroups", False)
 
     def run(self) -> int:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
@@ -112,7 +103,7 @@ class RankProcess:
                         break
                     time.sleep(_AGAIN_SECONDS)
                     try:  # the launcher may have had too many strangers
-                        self._channel = Channel(connect(self._address, timeout=0.0), PRE_AUTH_LAUNCHER_FRAMES)
+                        self._channel = Channel(connect(self._address, timeout=0.0), FROM_UNPROVEN_LAUNCHER)
                     except LaunchError:  # it is gone, or wants no more ranks
                         break
                 self._serve(1.0)
@@ -133,8 +124,7 @@ class RankProcess:
     def _watch(self, program: RankProgram) -> int:
         """Serves until the program has ended and all its output is sent, then reports. Returns its status."""
         while (status := program.poll()) is None:
-            self._serve(5.0 if self._news is None else LOOK_SECONDS)
-            self._pass_news()
+            self._serve(5.0)
         if (joined := config.get("HOST_RANK")) is not None:
             # For ranks that still wait for it in their rendezvous; the directory may have gone with the launcher.
             with contextlib.suppress(OSError):
@@ -143,13 +133,9 @@ class RankProcess:
         self._drain(program)
         program.kill_rest(self._mark)
         self._drain(program)
-        self._send_result()
-        self._pass_news(is_last=True)
-        report, age = self._read_report()
-        message = {"status": status, "stopped_by": self._stopped_by, "report": report, "report_age_seconds": age}
-        message["checkpoint"] = last_checkpoint.read(self._run_dir)
-        message["in_job"] = (self._run_dir / config.IN_JOB_FILE).exists()
-        self._channel.send(Kind.EXIT, message)
+        assert self._link is not None
+        self._report(self._link.drain())
+        self._channel.send(Kind.EXIT, {"status": status, "stopped_by": self._stopped_by})
         self._wait_for_bye()
         return 0 if self._survived else status  # what started the wrapper ends the others otherwise
 
@@ -166,9 +152,10 @@ class RankProcess:
             # With a full backlog the program blocks, as with a slow terminal.
             for fd in program.sources:
                 poll.register(fd, select.POLLIN)
-        questions = [] if self._membership is None else self._membership.fds
-        for fd in questions:
-            poll.register(fd, select.POLLIN)
+        link = self._link if self._channel.backlog < _LINK_BACKLOG_BYTES else None
+        events = {} if link is None else link.events
+        for fd, event in events.items():
+            poll.register(fd, event)
         if program is not None and program.stdin is not None and program.wants_stdin:
             poll.register(program.stdin, select.POLLOUT)
         if self._kill_at is not None:
@@ -177,9 +164,8 @@ class RankProcess:
             if fd == self._wakeup.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
-            elif self._membership is not None and fd in questions:
-                for kind, message in self._membership.serve(fd):
-                    self._channel.send(kind, message)
+            elif link is not None and fd in events:
+                self._report(link.serve(fd))
             elif program is not None and fd == program.stdin:
                 self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
             elif program is not None and fd in program.sources:
@@ -203,7 +189,7 @@ class RankProcess:
             self._signal(signal.SIGKILL)
 
     def _say_that_it_is_outside(self) -> None:
-        if self._membership is None or self._facts is None:
+        if not self._regroups or self._facts is None:
             return
         with contextlib.suppress(OSError):  # whoever would show it may be gone, too
             print(
@@ -225,10 +211,6 @@ class RankProcess:
             self._prepare(verify(self._token, "launcher", self._nonce, payload))
         elif not self._channel.authenticated:
             raise LaunchError("The launcher must first prove that it knows the job's token. It did not.")
-        elif kind is Kind.FILE:
-            self._call_file.write(payload)
-            if not payload:
-                self._call_file.close()
         elif kind is Kind.START:
             self._start()
         elif kind is Kind.STDIN and self._program is not None:
@@ -241,11 +223,8 @@ class RankProcess:
             self._stop(order["signal"], order["grace_seconds"], "the launcher")
         elif kind is Kind.SIGNAL:
             self._signal(json.loads(payload)["signal"])
-        elif kind is Kind.HOSTS_CHANGED:
-            (self._run_dir / HOSTS_FILE).touch()
-        elif kind in (Kind.ANSWER, Kind.BOARD, Kind.RECORD) and self._membership is not None:
-            for reply, message in self._membership.take(kind, payload):
-                self._channel.send(reply, message)
+        elif kind in TO_PROGRAM and self._link is not None:
+            self._report(self._link.take(kind, payload))
         elif kind is Kind.BYE:
             goodbye = json.loads(payload)
             self._may_exit, self._survived = True, goodbye["survived"]
@@ -263,14 +242,7 @@ class RankProcess:
             job_folder.make(Path(joined[2]))
         if welcome["kept"]:
             self._job_dir = job_folder.make(job_folder.on_this_host(welcome["kept"]))
-        if welcome.get("clock"):
-            (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
-        if welcome["regroups"]:
-            self._membership = MembershipSocket(self._run_dir, has_board=welcome["takes_newcomers"])
-        if welcome["watched"] is not None:
-            self._news = RankNews(self._run_dir, welcome["watched"])
-        if welcome["sends_file"]:
-            self._call_file = (self._run_dir / CALL_FILE).open("wb")
+        self._link = ProgramLink(self._run_dir, welcome["of_job"])
 
     def _start(self) -> None:
         welcome, host = self._welcome, socket.gethostname()
@@ -294,15 +266,18 @@ class RankProcess:
                 screen=welcome["terminal"] if self.rank == 0 or welcome["regroups"] else {},
                 reads_stdin=self.rank == 0 and welcome["stdin"],
             )
-            if self._news is not None:
-                self._channel.send(Kind.NEWS, {"pid": self._program.pid})
+            self._channel.send(Kind.STARTED, {"pid": self._program.pid})
         except OSError as error:
             text = f"The program must be one that host {host} can execute. Received: {error}."
             report = {"rank": self.rank, "host": host, "time": time.time(), "type": "LaunchError"}
             report |= {"summary": f"LaunchError: {text}", "traceback": f"LaunchError: {text}\n"}
-            message = {"status": 126, "stopped_by": None, "report": report, "report_age_seconds": 0}
-            self._channel.send(Kind.EXIT, message)
+            self._report([(Kind.REPORT, report), (Kind.EXIT, {"status": 126, "stopped_by": None})])
             self._wait_for_bye()
+
+    def _report(self, frames: Iterable[Frame]) -> None:
+        """Sends frames to the launcher."""
+        for kind, message in frames:
+            self._channel.send(kind, message)
 
     def _stop(self, signum: int, grace_seconds: float, who: str) -> None:
         # A later order can only bring the end forward.
@@ -325,38 +300,9 @@ class RankProcess:
             if self._channel.backlog >= _BACKLOG_BYTES:
                 deadline = time.monotonic() + _DRAIN_SECONDS  # a slow reader, not an open pipe
 
-    def _pass_news(self, *, is_last: bool = False) -> None:
-        if self._news is None or self._channel.backlog >= _BACKLOG_BYTES:  # not worth waiting for the launcher
-            return
-        if news := self._news.take(is_last=is_last):
-            self._channel.send(Kind.NEWS, news)
-
-    def _send_result(self) -> None:
-        path = self._run_dir / RESULT_FILE
-        if not self._welcome["sends_file"] or not path.exists():
-            return
-        with path.open("rb") as file:
-            while (chunk := file.read(FILE_CHUNK_BYTES)) and not self._channel.closed:
-                self._channel.send(Kind.RESULT, chunk)
-                while self._channel.backlog >= _BACKLOG_BYTES and not self._channel.closed:
-                    self._serve(1.0)
-
-    def _read_report(self) -> tuple[dict[str, Any] | None, float]:
-        """Returns the error report that keras_ddl left, and its age in seconds (hosts' clocks differ)."""
-        path = self._run_dir / f"error-{self.rank}.txt"
-        try:
-            with path.open(errors="replace") as file:
-                report = json.loads(file.read(_REPORT_BYTES))
-        except (OSError, ValueError):
-            return None, 0.0
-        if not isinstance(report, dict):
-            return None, 0.0
-        written = report.get("time")
-        return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
-
     def _wait_for_bye(self) -> None:
         # The others may take their time to find that this rank is lost, and go on.
-        deadline = time.monotonic() + (_GOODBYE_SECONDS if self._membership is None else float("inf"))
+        deadline = time.monotonic() + (float("inf") if self._regroups else _GOODBYE_SECONDS)
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._may_exit = True

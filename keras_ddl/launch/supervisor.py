@@ -20,7 +20,7 @@ from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import control, job_folder, masking, processes, terminal
+from keras_ddl.launch import address, job_folder, masking, processes, terminal
 from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.changing_hosts import ChangingHosts
 from keras_ddl.launch.host_plan import HostPlan
@@ -33,13 +33,17 @@ from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.launch.watchers import Watchers
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.connections import LOST_AFTER_SECONDS
+from keras_ddl.link.handshake import sign
+from keras_ddl.link.kinds import Kind
 
 START_SECONDS = 120.0
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
 _DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
-_ABOUT_OTHERS = (control.Kind.QUESTION, control.Kind.RECORD, control.Kind.SHOWN)
+_ABOUT_OTHERS = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
 
@@ -69,7 +73,7 @@ class Supervisor:
         self._result = JobResult([])
         for _ in range(job.num_ranks + job.spares):
             self.add_link()
-        self._by_fd: dict[int, tuple[RankLink, control.Channel]] = {}
+        self._by_fd: dict[int, tuple[RankLink, Channel]] = {}
         self._process: MpirunProcess | None = None
         self._stop_at: float | None = None  # when the other ranks are asked to end
         self._stopping = False
@@ -109,8 +113,8 @@ class Supervisor:
         self._folder = job_folder.make(job.folder, is_new=True)
         sockets = job_folder.make(self._folder / job_folder.SOCKETS, is_new=True)
         self._result.starter = job.starter
-        listener, self._address = control.listen(None if job.several_hosts else sockets / "launcher")
-        lost_after = control.LOST_AFTER_SECONDS
+        listener, self._address = address.listen(None if job.several_hosts else sockets / "launcher")
+        lost_after = LOST_AFTER_SECONDS
         if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
         self._acceptor = Acceptor(listener, self._address.token, len(self.links), lost_after)
@@ -143,7 +147,7 @@ class Supervisor:
         except OSError as error:  # such as a full disk, which must not end the job
             self.say(f"rank {rank}'s output is not saved: {error}")
             log = None
-        self.links.append(RankLink(rank, RankOutput(rank, self._screen, log)))
+        self.links.append(RankLink(rank, RankOutput(rank, self._screen, log), self._job.call))
         self._result.outcomes.append(self.links[rank].outcome)
 
     def tell_starter(self, message: bytes) -> None:
@@ -179,12 +183,14 @@ class Supervisor:
             "directory": self._job.directory,
             "terminal": screens,
             "stdin": self._stdin.wanted,
-            "sends_file": self._job.call is not None,
             "kept": self._job.kept,
             "regroups": self._regrouping is not None,
-            "takes_newcomers": self._job.takes_newcomers,
-            "watched": self._watchers.wanted,
-            "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
+            "of_job": {  # for the program (link/program.py)
+                "regroups": self._regrouping is not None,
+                "takes_newcomers": self._regrouping is not None and self._job.takes_newcomers,
+                "figures": self._watchers.want_figures,
+                "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
+            },
         }
 
     # ---- the loop ------------------------------------------------------------------------------------------------
@@ -211,7 +217,7 @@ class Supervisor:
             if self._hosts_changed and all(link.started for link in self.links):
                 self._hosts_changed = False
                 for link in self.links:
-                    link.send(control.Kind.HOSTS_CHANGED)
+                    link.send(Kind.HOSTS_CHANGED)
             if self._stop_at is not None and now >= self._stop_at:
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
@@ -274,7 +280,7 @@ class Supervisor:
                 if self._terminals:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
                     for link in self.links:  # those that have a terminal
-                        link.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
+                        link.send(Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
                 self._watchers.event("signal", signal=signal.Signals(signum).name)
@@ -306,8 +312,8 @@ class Supervisor:
             return
         self._by_fd[channel.fileno()] = link, channel
         nonce = bytes.fromhex(hello["nonce"])
-        welcome = control.sign(self._address.token, "launcher", nonce, self._welcome(hello))
-        link.connect(channel, hello, welcome, self._job.call)
+        welcome = sign(self._address.token, "launcher", nonce, self._welcome(hello))
+        link.connect(channel, hello, welcome)
         self._preflight.take(hello["rank"], hello)
         if self._stopping:
             link.stop(signal.SIGTERM, 0.0)
@@ -333,14 +339,13 @@ class Supervisor:
         link, channel = self._by_fd[fd]
         link.write()
         for kind, payload in () if channel.closed else channel.read():
-            if kind is control.Kind.STDIN_CONSUMED:
+            if kind is Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
             elif kind in _ABOUT_OTHERS and self._regrouping is not None:
                 self._regrouping.take(link.outcome.rank, kind, payload)
-            elif kind is control.Kind.NEWS:
-                self._watchers.take(link.outcome, payload)
             else:
                 link.handle(kind, payload)
+                self._watchers.take(link.outcome, kind, payload)
         if channel.closed:
             del self._by_fd[fd]
             link.lose()
@@ -386,7 +391,7 @@ class Supervisor:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
         last = not self._will_restart(self._result)
         for link in self.links:
-            link.send(control.Kind.BYE, {"last": last, "survived": link.outcome.survived})
+            link.send(Kind.BYE, {"last": last, "survived": link.outcome.survived})
         is_late = self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at
         self._mpirun.end(0.0 if is_late else _MPIRUN_SECONDS, lambda: self._serve(0.05), lambda: self._killed)
         self._read_mpirun()

@@ -13,7 +13,7 @@ import pytest
 from keras_ddl.communicator import between_hosts
 from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
 from keras_ddl.errors import RankLostError
-from keras_ddl.topology.connections import Unproven
+from keras_ddl.link.connections import Unproven
 
 SECRET = b"s" * 32
 

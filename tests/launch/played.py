@@ -19,13 +19,17 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.launch import control, outcome, restarts, supervisor
+from keras_ddl.launch import address as address_module
 from keras_ddl.launch import job as job_module
-from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch import outcome, restarts, supervisor
+from keras_ddl.launch.address import Address
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.launch.watchers import Watchers
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.handshake import sign, verify
+from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, Kind
 from launch.screens import Recorder
 
 LIMIT_SECONDS = 120
@@ -39,7 +43,7 @@ class PlayedRank:
     def __init__(self, number: int, size: int, address: Address) -> None:
         self.number, self.is_started, self.is_over = number, False, False
         self.orders: list[tuple[str, Any]] = []  # kinds and contents of the frames that it has got
-        self.channel = Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
+        self.channel = Channel(address_module.connect(address), FROM_UNPROVEN_LAUNCHER)
         self._token, self._size = address.token, size
 
     def hear(self, is_stubborn: bool) -> None:
@@ -47,22 +51,34 @@ class PlayedRank:
             if kind is Kind.NONCE:
                 hello = {"nonce": "00" * 32, "rank": self.number, "size": self._size, "host": "h", "pid": 1}
                 self.channel.mark_authenticated()
-                self.channel.send(Kind.HELLO, control.sign(self._token, "rank", payload, hello))
+                self.channel.send(Kind.HELLO, sign(self._token, "rank", payload, hello))
             elif kind is Kind.WELCOME:
-                self.orders.append(("WELCOME", control.verify(self._token, "launcher", bytes(32), payload)))
+                self.orders.append(("WELCOME", verify(self._token, "launcher", bytes(32), payload)))
             else:
                 self.orders.append((kind.name, json.loads(payload) if payload[:1] == b"{" else payload))
                 self.is_started |= kind is Kind.START
             if kind is Kind.START:
-                self.channel.send(Kind.NEWS, {"pid": 100 + self.number})
+                self.channel.send(Kind.STARTED, {"pid": 100 + self.number})
             if kind is Kind.STOP and not self.is_over and not is_stubborn:
                 signum = json.loads(payload)["signal"]
                 self.exit(-signum, "the launcher")
 
-    def exit(self, status: int, stopped_by: str | None = None, **more: Any) -> None:
+    def exit(
+        self,
+        status: int,
+        stopped_by: str | None = None,
+        report: dict[str, Any] | None = None,
+        checkpoint: dict[str, Any] | None = None,
+        in_job: bool = False,
+    ) -> None:
+        """Ends; before, its program has told what is given."""
         self.is_over = True
-        end = {"status": status, "stopped_by": stopped_by, "report": None, "report_age_seconds": 0.0, **more}
-        self.channel.send(Kind.EXIT, end)
+        if report is not None:
+            self.channel.send(Kind.REPORT, report)
+        if checkpoint is not None:
+            self.channel.send(Kind.CHECKPOINT, {**checkpoint, "is_new": True})
+        self.channel.send(Kind.IN_JOB, {"in_job": in_job})
+        self.channel.send(Kind.EXIT, {"status": status, "stopped_by": stopped_by})
 
     def told(self, kind: Kind) -> list[Any]:
         """What the frames of this kind have said to it."""

@@ -13,9 +13,12 @@ import pytest
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import acceptor as acceptor_module
-from keras_ddl.launch import control
+from keras_ddl.launch import address as address_module
 from keras_ddl.launch.acceptor import Acceptor
-from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch.address import Address
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.handshake import sign, verify
+from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, FROM_UNPROVEN_RANK, NONCE_BYTES, Kind
 from launch.launching import LIMIT_SECONDS, environment, eventually, processes, start_program
 
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
@@ -23,7 +26,7 @@ HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
 def stranger(address: Address) -> Channel:
     """A connection of this user: another one does not get as far, where all ranks are on one host."""
-    return Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
+    return Channel(address_module.connect(address), FROM_UNPROVEN_LAUNCHER)
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
@@ -37,14 +40,14 @@ def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
 
 @pytest.fixture(params=["a UNIX socket", "TCP"])
 def over(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """What `control.listen` takes."""
+    """What `address.listen` takes."""
     return tmp_path / "socket" if request.param == "a UNIX socket" else None
 
 
 @pytest.fixture
 def listening(over: Path | None) -> Iterator[tuple[Acceptor, Address, int]]:
     """What lets in 3 ranks, where it listens, and the descriptor of that."""
-    listener, address = control.listen(over)
+    listener, address = address_module.listen(over)
     acceptor = Acceptor(listener, address.token, 3)
     yield acceptor, address, listener.fileno()
     acceptor.close()
@@ -61,11 +64,11 @@ def is_dismissed(channel: Channel) -> bool:
 
 
 WITHOUT_PROOF = {
-    "nested beyond all limits": b"[" * control.PRE_AUTH_RANK_FRAMES[Kind.HELLO],
+    "nested beyond all limits": b"[" * FROM_UNPROVEN_RANK[Kind.HELLO],
     "no JSON": b"\xff" * 100,
     "empty": b"",
     "a proof for nothing": bytes(32),
-    "of another job": control.sign("00" * 32, "rank", bytes(32), HELLO),
+    "of another job": sign("00" * 32, "rank", bytes(32), HELLO),
 }
 
 
@@ -124,7 +127,7 @@ def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[A
     acceptor, address, listener = listening
     rank = stranger(address)
     assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
-    payload = control.sign(address.token, "rank", nonce_of(rank), HELLO)
+    payload = sign(address.token, "rank", nonce_of(rank), HELLO)
     found = None
     for byte in struct.pack("!BQ", Kind.HELLO, len(payload)) + payload:
         assert found is None
@@ -161,7 +164,7 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
         assert set(hello) - {"facts"} == {"nonce", "rank", "size", "host", "pid"}
         if answer == "a wrong proof":
             welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
-            channel.send(Kind.WELCOME, control.sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+            channel.send(Kind.WELCOME, sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
         elif answer == "nested beyond all limits":
             channel.send(Kind.WELCOME, b"[" * 200_000)
         channel.send(Kind.START)
@@ -178,7 +181,7 @@ def waiting_wrapper(
 
     Nobody listens any more. pushed_out: its first connection was closed.
     """
-    listener, address = control.listen(None)
+    listener, address = address_module.listen(None)
     listener.settimeout(LIMIT_SECONDS)
     env = environment("-", tmp, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
     command = [*before, sys.executable, "-m", "keras_ddl.launch.rank_process", "--", *program]
@@ -187,12 +190,12 @@ def waiting_wrapper(
         try:
             if pushed_out:
                 listener.accept()[0].close()
-            channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+            channel = Channel(listener.accept()[0], FROM_UNPROVEN_RANK)
             listener.close()
-            nonce = os.urandom(control.NONCE_BYTES)
+            nonce = os.urandom(NONCE_BYTES)
             channel.send(Kind.NONCE, nonce)
             kind, payload = wait_for_frame(channel)
             assert kind is Kind.HELLO
-            yield process, channel, control.verify(address.token, "rank", nonce, payload), address.token
+            yield process, channel, verify(address.token, "rank", nonce, payload), address.token
         finally:
             process.kill()

@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import control, job, mpirun, native_mpi
-from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch import address as address_module
+from keras_ddl.launch import job, mpirun, native_mpi
+from keras_ddl.launch.address import Address
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, FROM_UNPROVEN_RANK, Kind
 from launch.launching import LIMIT_SECONDS, write_script
 
 
@@ -152,10 +155,10 @@ def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
 
 
 def connected() -> tuple[Channel, Channel]:
-    listener, address = control.listen(None)
+    listener, address = address_module.listen(None)
     listener.setblocking(True)
-    ours = Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
-    theirs = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+    ours = Channel(address_module.connect(address), FROM_UNPROVEN_LAUNCHER)
+    theirs = Channel(listener.accept()[0], FROM_UNPROVEN_RANK)
     listener.close()
     return ours, theirs
 
@@ -163,8 +166,8 @@ def connected() -> tuple[Channel, Channel]:
 @pytest.mark.parametrize(
     ("kind", "size", "closes"),
     [
-        (Kind.HELLO, control.PRE_AUTH_RANK_FRAMES[Kind.HELLO], False),
-        (Kind.HELLO, control.PRE_AUTH_RANK_FRAMES[Kind.HELLO] + 1, True),
+        (Kind.HELLO, FROM_UNPROVEN_RANK[Kind.HELLO], False),
+        (Kind.HELLO, FROM_UNPROVEN_RANK[Kind.HELLO] + 1, True),
         (Kind.OUT, 1, True),
         (Kind.STOP, 0, True),
         (99, 0, True),
@@ -198,8 +201,8 @@ def test_address_survives_the_environment(tmp_path: Path):
     for path in (None, tmp_path / ("folder@a:1," + "d" * 120) / "launcher"):
         if path is not None:
             path.parent.mkdir()
-        listener, address = control.listen(path)
-        control.connect(address).close()
+        listener, address = address_module.listen(path)
+        address_module.connect(address).close()
         listener.close()
         assert Address.parse(str(address)) == address
     assert address.token not in repr(address)
@@ -212,7 +215,7 @@ def test_connect_to_nobody_is_a_clear_error():
         unused.bind(("127.0.0.1", 0))
         address = Address("00", socket.gethostname(), ("127.0.0.1",), unused.getsockname()[1])
     with pytest.raises(LaunchError, match="must be able to open a TCP connection to the launcher"):
-        control.connect(address, timeout=0.3)
+        address_module.connect(address, timeout=0.3)
 
 
 def test_stdin_is_read_only_as_far_as_rank_0_takes_it():

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from keras_ddl.launch import regrouping, supervisor
-from keras_ddl.launch.control import Kind
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.placement import Discovery, Placement
+from keras_ddl.link.kinds import Kind
 from launch.launching import write_script
 from launch.played import Event, Stage, asks, dies, exits, fails, gets, misses, says, stubborn, until, vanishes
 

@@ -1,0 +1,114 @@
+"""One end of a connection between two processes of a job: framed messages over a stream.
+
+A frame is one byte of `Kind`, eight bytes of length (big endian) and the payload. Connections are not encrypted; MPI's
+own connections are not either.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from keras_ddl.link.connections import LOST_AFTER_SECONDS, keep_alive
+from keras_ddl.link.kinds import Kind
+
+_HEADER = struct.Struct("!BQ")
+_READ_BYTES = 1 << 18
+
+
+class Channel:
+    """One end of a connection. Its methods never block; the owner polls and calls `read` and `write`."""
+
+    def __init__(
+        self, sock: socket.socket, accepts: Mapping[int, int] | None, lost_after: float = LOST_AFTER_SECONDS
+    ) -> None:
+        """
+        Args:
+            accepts: the kinds of frames that the peer may send, with size limits, perhaps until its proof; None: all.
+            lost_after: seconds after which another host that does not answer counts as lost.
+        """
+        self.sock = sock
+        self._accepts = accepts
+        self.closed = False
+        self.timed_out = False  # the network is down: the peer may live
+        self.is_impostor = False  # the peer has sent what it may not send
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock, lost_after)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def authenticated(self) -> bool:
+        return self._accepts is None
+
+    def mark_authenticated(self) -> None:
+        """Accepts all kinds of frames from now on, because the peer has proven that it knows the token."""
+        self._accepts = None
+
+    @property
+    def backlog(self) -> int:
+        return len(self._outgoing)
+
+    def send(self, kind: Kind, payload: bytes | Mapping[str, Any] = b"") -> None:
+        """Queues a frame and sends what the socket takes now."""
+        if self.closed:
+            return
+        body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+        self._outgoing += _HEADER.pack(kind, len(body))
+        self._outgoing += body
+        self.write()
+
+    def write(self) -> None:
+        """Sends as much of the backlog as the socket takes."""
+        while self._outgoing and not self.closed:
+            try:
+                sent = self.sock.send(self._outgoing[:_READ_BYTES])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self.timed_out = error.errno == errno.ETIMEDOUT
+                self.close()
+                return
+            del self._outgoing[:sent]
+
+    def read(self) -> Iterator[tuple[Kind, bytes]]:
+        """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
+        most = _READ_BYTES if self._accepts is None else min(_READ_BYTES, max(self._accepts.values()))
+        try:
+            data = self.sock.recv(most)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.timed_out = error.errno == errno.ETIMEDOUT
+            data = b""
+        if not data:
+            self.close()
+        self._incoming += data
+        while len(self._incoming) >= _HEADER.size:
+            kind, size = _HEADER.unpack_from(self._incoming)
+            # Checked for each frame: the caller may have authenticated the peer by the previous one.
+            if self._accepts is not None and size > self._accepts.get(kind, -1):
+                self.is_impostor = True
+                self.close()
+                return
+            end = _HEADER.size + size
+            if end > len(self._incoming):
+                return
+            payload = bytes(self._incoming[_HEADER.size : end])
+            del self._incoming[:end]
+            yield Kind(kind), payload
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._outgoing.clear()
+            self.sock.close()
