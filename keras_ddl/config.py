@@ -23,8 +23,6 @@ from keras_ddl.errors import ConfigError
 T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
-# A rank's wrapper creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
-ENDED_FILE = "ended.{rank}"
 
 _SET_BY = "Set by "
 

@@ -15,7 +15,7 @@ from keras_ddl.link.kinds import FROM_PROGRAM, JSON_FROM_PROGRAM, Kind
 from keras_ddl.link.program import SOCKET
 
 Frame = tuple[Kind, "bytes | dict[str, Any]"]
-TO_PROGRAM = (Kind.CALL, Kind.HOSTS_CHANGED, Kind.ANSWER, Kind.BOARD, Kind.RECORD)
+TO_PROGRAM = (Kind.CALL, Kind.HOSTS_CHANGED, Kind.ANSWER, Kind.BOARD, Kind.ENDED, Kind.RECORD)
 
 
 class ProgramLink:
@@ -49,7 +49,7 @@ class ProgramLink:
             if kind in JSON_FROM_PROGRAM and not _is_object(payload):
                 channel.close()
                 break
-            if kind in (Kind.QUESTION, Kind.CALL):
+            if kind in (Kind.QUESTION, Kind.CALL, Kind.WAITS):
                 self._asking = channel
             yield kind, payload
         if channel.closed:

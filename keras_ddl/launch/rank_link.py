@@ -27,6 +27,7 @@ class RankLink:
         self.over = False  # its program has ended, or the connection is lost
         self.started = False
         self.counted = False
+        self.waits_for: set[int] = set()  # ranks that must meet it, see communicator/host.py
         self._call = None if call is None else memoryview(call)
         self._sends_call = False
         self._reported_at = float("inf")
@@ -109,6 +110,8 @@ class RankLink:
             self.outcome.report, self._reported_at = json.loads(payload), time.monotonic()
         elif kind is Kind.CHECKPOINT:
             self.outcome.checkpoint = json.loads(payload)
+        elif kind is Kind.WAITS:
+            self.waits_for = set(json.loads(payload)["ranks"])
         elif kind is Kind.IN_JOB:
             self.outcome.in_job = json.loads(payload)["in_job"]
         elif kind is Kind.EXIT:

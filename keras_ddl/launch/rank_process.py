@@ -125,10 +125,6 @@ class RankProcess:
         """Serves until the program has ended and all its output is sent, then reports. Returns its status."""
         while (status := program.poll()) is None:
             self._serve(5.0)
-        if (joined := config.get("HOST_RANK")) is not None:
-            # For ranks that still wait for it in their rendezvous; the directory may have gone with the launcher.
-            with contextlib.suppress(OSError):
-                Path(joined[2], config.ENDED_FILE.format(rank=self.rank)).touch()
         self._kill_at = None
         self._drain(program)
         program.kill_rest(self._mark)

@@ -346,6 +346,8 @@ class Supervisor:
             else:
                 link.handle(kind, payload)
                 self._watchers.take(link.outcome, kind, payload)
+                if kind is Kind.WAITS:
+                    self._tell_who_ended(link)
         if channel.closed:
             del self._by_fd[fd]
             link.lose()
@@ -355,6 +357,8 @@ class Supervisor:
     def count(self, link: RankLink) -> None:
         """Handles the end of a rank: tells the watchers, and decides whether the job continues."""
         link.counted = True
+        for each in self.links:
+            self._tell_who_ended(each)
         self._watchers.rank_end(link.outcome)
         if self.changing is not None:
             self.changing.ended(link.outcome)
@@ -366,6 +370,13 @@ class Supervisor:
             return
         when = time.monotonic() + link.outcome.seconds_for_others(with_mpi=self._job.mpirun is not None)
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
+
+    def _tell_who_ended(self, link: RankLink) -> None:
+        """Tells a rank which of the ranks that it waits for have ended."""
+        ended = [rank for rank in link.waits_for if rank < len(self.links) and self.links[rank].over]
+        if ended:
+            link.waits_for.difference_update(ended)
+            link.send(Kind.ENDED, {"ranks": ended})
 
     def _stop_ranks(self, signum: int, grace_seconds: float) -> None:
         self._stopping = True

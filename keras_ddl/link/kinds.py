@@ -44,7 +44,9 @@ class Kind(enum.IntEnum):
     ANSWER = 23  # L JSON: to it; for a membership epoch, members, ended, with several hosts doors, secret
     BOARD = 24  # L JSON: has_question, admit_at: what the program should do between two steps (board.py)
     SHOWN = 25  # R JSON: admit_at, which the program sees from now on
-    RECORD = 26  # P number of a newcomer and what it should get; L the latter, for the newcomer
+    WAITS = 26  # P JSON: ranks that the program waits for, none any more for []
+    ENDED = 27  # L JSON: ranks among them whose programs have ended
+    RECORD = 28  # P number of a newcomer and what it should get; L the latter, for the newcomer
 
 
 # The frames that a peer may send, with their size limits, so that it cannot make the other side allocate memory:
@@ -60,6 +62,7 @@ FROM_PROGRAM: Mapping[int, int] = {
     Kind.CHECKPOINT: 1 << 14,
     Kind.FIGURES: 1 << 16,
     Kind.QUESTION: 1 << 16,
+    Kind.WAITS: 1 << 24,
     Kind.RECORD: 1 << 30,
 }
-JSON_FROM_PROGRAM = (Kind.REPORT, Kind.IN_JOB, Kind.CHECKPOINT, Kind.FIGURES, Kind.QUESTION)
+JSON_FROM_PROGRAM = (Kind.REPORT, Kind.IN_JOB, Kind.CHECKPOINT, Kind.FIGURES, Kind.QUESTION, Kind.WAITS)

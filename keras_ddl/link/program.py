@@ -45,6 +45,7 @@ class ProgramLink:
         has_question: a process has asked rank 0 a question. The program resets it.
         admit_at: see board.py.
         hosts_changed: the job would now be started on other hosts.
+        ended: ranks, among those that this one has waited for, whose programs have ended.
         record: what rank 0 has sent to this newcomer. The program takes it and sets None.
     """
 
@@ -59,6 +60,7 @@ class ProgramLink:
         self._call: list[bytes] = []
         self.has_question = self.hosts_changed = False
         self.admit_at = 0
+        self.ended: set[int] = set()
         self.record: bytes | None = None
         self._opened()
 
@@ -167,6 +169,8 @@ class ProgramLink:
             self._call.append(payload)
         elif kind is Kind.HOSTS_CHANGED:
             self.hosts_changed = True
+        elif kind is Kind.ENDED:
+            self.ended.update(json.loads(payload)["ranks"])
         elif kind is Kind.ANSWER:
             self._answer = json.loads(payload)
         else:  # WELCOME or BOARD

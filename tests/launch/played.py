@@ -180,6 +180,11 @@ def asks(rank: int, **question: Any) -> Event:
     return lambda play: play.ranks[rank].channel.send(Kind.QUESTION, question)
 
 
+def waits(rank: int, *others: int) -> Event:
+    """Its program waits for others to meet it."""
+    return lambda play: play.ranks[rank].channel.send(Kind.WAITS, {"ranks": others})
+
+
 def gets(signum: int) -> Event:
     """The launcher gets a signal."""
     return lambda play: os.kill(os.getpid(), signum)
