@@ -23,13 +23,15 @@ from keras_ddl.launch import job_folder
 from keras_ddl.launch.address import Address
 from keras_ddl.launch.processes import signal_quietly
 from keras_ddl.launch.rank_process import run_wrapper
+from keras_ddl.link.channel import encoded
+from keras_ddl.link.kinds import Kind
 
 # A wrapper that fails before it has reached the launcher leaves the others waiting: they are ended after this time. The
 # launcher ends connected ones earlier.
 _AFTER_FAILURE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-# What remote_ranks.py waits for: from then on, the ranks are the launcher's.
-READY = b"keras-ddl: host_ranks has started\n"
+# A frame, because stdout may have other output before it, such as a greeting of the host's.
+READY = encoded(Kind.READY)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.hosts import Host
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.placement import Discovery, HostFile
 from keras_ddl.link import program

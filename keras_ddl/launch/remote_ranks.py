@@ -2,8 +2,8 @@
 
     python -P -m keras_ddl.launch.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
 
-Spares take the slots after the ranks. With --more, lines on stdin name processes to start later:
-{"host": "h2", "first": 4, "local_ranks": [0, 1], "local_size": 2}.
+Spares take the slots after the ranks. With --more, stdin is a connection with the launcher, which may have processes
+started later (Kind.START_ON_HOST).
 
 It takes mpirun's place. The loss of a host ends no ranks on other hosts: those belong to processes of their own hosts,
 and the launcher, to which every rank is connected, decides what continues. The settings for host_ranks go to its stdin,
@@ -27,13 +27,14 @@ from collections.abc import Mapping, Sequence
 
 from keras_ddl import config
 from keras_ddl.launch.host_ranks import READY
-from keras_ddl.launch.mpirun import parse_hosts
+from keras_ddl.launch.hosts import parse_hosts
 from keras_ddl.launch.placement import ranks_by_host
 from keras_ddl.launch.processes import die_with_parent
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.kinds import Kind
 
 _FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH")  # what the python of another host may need
 _OUTPUT_BYTES = 1 << 16
-NOT_STARTED = b"keras-ddl: not started: "  # then the host, and why
 
 
 class _OnHost:
@@ -75,6 +76,7 @@ class _Running:
 
     def __init__(self, size: int, num_hosts: int, program: Sequence[str]) -> None:
         self.hosts: list[_OnHost] = []
+        self.orders: Channel | None = None
         self.status = 0  # the first one other than 0 of host_ranks on a host that has not been lost
         self._common = {
             "launcher": os.environ[config.VARIABLES["LAUNCHER"].environment_name],
@@ -100,8 +102,8 @@ class _Running:
             self.status = self.status or max(0, ended if ended != 255 else 0)
             return True
         why = f"{'host_ranks' if _is_here(host.name) else config.get('SSH')} ended with status {ended}"
-        if host.may_fail:
-            os.write(1, b"\n" + NOT_STARTED + f"{host.name} {why}\n".encode())
+        if host.may_fail and self.orders is not None:
+            self.orders.send(Kind.NOT_STARTED, {"host": host.name, "why": why})
         else:
             print(f"The ranks of host {host.name} could not be started: {why}.")
         return host.may_fail
@@ -124,11 +126,13 @@ def main(argv: list[str]) -> int:
         ranks = min(count, size - first) if first < size else count
         running.start(name, first, list(range(count)), ranks, may_fail=False)
         first += count
-    orders = b""
+    if takes_more:
+        running.orders = Channel(socket.socket(fileno=sys.stdin.fileno()), None)
     while running.hosts:
         poll = select.poll()
         by_fd = {each.output.fileno(): each for each in running.hosts}
-        for fd in (*by_fd, *([sys.stdin.fileno()] if takes_more else [])):
+        orders = running.orders if running.orders is not None and not running.orders.closed else None
+        for fd in (*by_fd, *([] if orders is None else [orders.fileno()])):
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll():
             if fd in by_fd:
@@ -137,11 +141,8 @@ def main(argv: list[str]) -> int:
                         other.process.terminate()
                     return 1
                 continue
-            data = os.read(fd, _OUTPUT_BYTES)
-            takes_more = bool(data)
-            *lines, orders = (orders + data).split(b"\n")
-            for line in lines:
-                running.start(**json.loads(line), may_fail=True)
+            for _, payload in () if orders is None else orders.read():
+                running.start(**json.loads(payload), may_fail=True)
     return running.status
 
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import job_folder, masking
 from keras_ddl.launch.host_watch import HostWatch
+from keras_ddl.launch.hosts import Host
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
-from keras_ddl.launch.mpirun import Host
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.placement import Placement, host_of_rank, ranks_by_host

@@ -26,11 +26,11 @@ from keras_ddl.launch.changing_hosts import ChangingHosts
 from keras_ddl.launch.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
-from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.output import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
+from keras_ddl.launch.starter_process import StarterProcess
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.channel import Channel
@@ -41,7 +41,7 @@ from keras_ddl.link.kinds import Kind
 START_SECONDS = 120.0
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
-_MPIRUN_SECONDS = 3.0
+_STARTER_SECONDS = 3.0
 _DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
 _ABOUT_OTHERS = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
@@ -74,10 +74,10 @@ class Supervisor:
         for _ in range(job.num_ranks + job.spares):
             self.add_link()
         self._by_fd: dict[int, tuple[RankLink, Channel]] = {}
-        self._process: MpirunProcess | None = None
+        self._process: StarterProcess | None = None
         self._stop_at: float | None = None  # when the other ranks are asked to end
         self._stopping = False
-        self._terminate_mpirun_at: float | None = None
+        self._end_starter_at: float | None = None
         self._killed = False
         self._hosts_changed = False
         self.changing: ChangingHosts | None = None
@@ -124,17 +124,17 @@ class Supervisor:
                 if not self._preflight.holds_start:
                     self._refusal = self._preflight.problems()
                 if not self._refuses():
-                    self._start_mpirun()
+                    self._start_starter()
                     self._loop(began)
-                    self._end_mpirun()
+                    self._end_starter()
         finally:
             self._clean_up()
         self._result.seconds = time.monotonic() - began
         if self._refusal is not None:
             raise LaunchError(self._refusal)
-        self._result.mpirun_text, self._result.mpirun_status = self._mpirun.text, self._mpirun.status
+        self._result.starter_text, self._result.starter_status = self._starter.text, self._starter.status
         if self._result.signal is None and not self._result.timed_out:
-            self._preflight.check_started(self.links, self._mpirun)
+            self._preflight.check_started(self.links, self._starter)
         return self._result
 
     # ---- starting ------------------------------------------------------------------------------------------------
@@ -150,25 +150,28 @@ class Supervisor:
         self.links.append(RankLink(rank, RankOutput(rank, self._screen, log), self._job.call))
         self._result.outcomes.append(self.links[rank].outcome)
 
-    def tell_starter(self, message: bytes) -> None:
-        """Sends a line to the process that started the ranks on several hosts."""
-        self._mpirun.write(message)
+    def start_on_host(self, message: dict[str, Any]) -> None:
+        """Has more processes started (Kind.START_ON_HOST)."""
+        assert self._starter.orders is not None
+        self._starter.orders.send(Kind.START_ON_HOST, message)
 
     def _refuses(self) -> bool:
         """Whether the job must not start. If so, no program runs, and a restart would not help."""
         self._result.refused = self._refusal is not None
         return self._result.refused
 
-    def _start_mpirun(self) -> None:
+    def _start_starter(self) -> None:
         command = self._job.command()
         if self._job.verbose:
             self.say(masking.shown(command))
         environment = self._job.starter_environment(str(self._address))
-        self._process = MpirunProcess(command, environment, self._job.directory, takes_lines=self.changing is not None)
+        self._process = StarterProcess(
+            command, environment, self._job.directory, takes_orders=self.changing is not None
+        )
 
     @property
-    def _mpirun(self) -> MpirunProcess:
-        assert self._process is not None  # the loop begins after _start_mpirun
+    def _starter(self) -> StarterProcess:
+        assert self._process is not None  # the loop begins after _start_starter
         return self._process
 
     def _welcome(self, hello: dict[str, Any]) -> dict[str, object]:
@@ -201,7 +204,7 @@ class Supervisor:
             now = time.monotonic()
             self._refusal = self._refusal or self._preflight.unreachable()
             if self._killed or self._refuses():
-                self._terminate_mpirun_at = now
+                self._end_starter_at = now
                 return
             if self._screen.lost is not None and self._result.signal is None:
                 self._result.signal = self._screen.lost
@@ -220,11 +223,11 @@ class Supervisor:
                     link.send(Kind.HOSTS_CHANGED)
             if self._stop_at is not None and now >= self._stop_at:
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
-            if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
+            if self._end_starter_at is not None and now >= self._end_starter_at:
                 return
-            ended_at = self._mpirun.ended_at
+            ended_at = self._starter.ended_at
             if ended_at is not None and (
-                now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._acceptor.has_pending)
+                now - ended_at > _STARTER_SECONDS or not (self._by_fd or self._acceptor.has_pending)
             ):
                 return
             self._serve(0.1 if self._tick() else 1.0)
@@ -241,18 +244,21 @@ class Supervisor:
                 self._stop_at = time.monotonic()
         if self.changing is not None and not self._stopping and self.links[0].started:
             self.changing.tick()
-        times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)
+        times = (self._stop_at, self._end_starter_at, self._starter.ended_at)
         return busy or any(when is not None for when in times) or self._job.timeout is not None
 
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
         poll = select.poll()
         poll.register(self._interrupts, select.POLLIN)
+        orders = self._starter.orders
+        if orders is not None and not orders.closed:
+            poll.register(orders, select.POLLIN | (select.POLLOUT if orders.backlog else 0))
         acceptor_fds = set(self._acceptor.fds)
         for fd in acceptor_fds:
             poll.register(fd, select.POLLIN)
-        if not self._mpirun.silent:
-            poll.register(self._mpirun, select.POLLIN)
+        if not self._starter.silent:
+            poll.register(self._starter, select.POLLIN)
         for fd, (_, channel) in list(self._by_fd.items()):
             if channel.closed:  # a send has failed
                 self._serve_rank(fd)
@@ -268,11 +274,13 @@ class Supervisor:
                 self._admit(fd)
             elif fd == self._interrupts.fileno():
                 self._handle_signals()
-            elif fd == self._mpirun.fileno():
-                self._read_mpirun()
+            elif fd == self._starter.fileno():
+                self._read_starter()
+            elif orders is not None and not orders.closed and fd == orders.fileno():
+                self._hear_starter(orders)
             elif fd == self._stdin.fileno():
                 self._stdin.forward(first)
-        self._mpirun.poll()
+        self._starter.poll()
 
     def _handle_signals(self) -> None:
         for signum in self._interrupts.take():
@@ -383,29 +391,33 @@ class Supervisor:
         self._stop_at = None
         for link in self.links:
             link.stop(signum, grace_seconds)
-        self._terminate_mpirun_at = time.monotonic() + grace_seconds + _GRACE_SECONDS
+        self._end_starter_at = time.monotonic() + grace_seconds + _GRACE_SECONDS
         if not any(link.connected for link in self.links):
-            self._terminate_mpirun_at = time.monotonic()
+            self._end_starter_at = time.monotonic()
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
-    def _read_mpirun(self) -> None:
-        data = self._mpirun.read()
-        if self.changing is not None:
-            self.changing.starter_says(data)
+    def _read_starter(self) -> None:
+        data = self._starter.read()
         if self._job.verbose and data:
             self._screen.write_lines(
                 "err", b"".join(b"[%s] %s\n" % (self._job.starter.encode(), x) for x in data.rstrip(b"\n").split(b"\n"))
             )
 
-    def _end_mpirun(self) -> None:
+    def _hear_starter(self, orders: Channel) -> None:
+        orders.write()
+        for _, payload in () if orders.closed else orders.read():  # NOT_STARTED: it sends nothing else
+            assert self.changing is not None
+            self.changing.not_started(**json.loads(payload))
+
+    def _end_starter(self) -> None:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
         last = not self._will_restart(self._result)
         for link in self.links:
             link.send(Kind.BYE, {"last": last, "survived": link.outcome.survived})
-        is_late = self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at
-        self._mpirun.end(0.0 if is_late else _MPIRUN_SECONDS, lambda: self._serve(0.05), lambda: self._killed)
-        self._read_mpirun()
+        is_late = self._end_starter_at is not None and time.monotonic() >= self._end_starter_at
+        self._starter.end(0.0 if is_late else _STARTER_SECONDS, lambda: self._serve(0.05), lambda: self._killed)
+        self._read_starter()
 
     def _kill_all(self) -> None:
         """Kills all processes at the second Ctrl-C, inside the signal handler: the loop may be blocked."""

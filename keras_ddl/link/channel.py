@@ -20,6 +20,12 @@ _HEADER = struct.Struct("!BQ")
 _READ_BYTES = 1 << 18
 
 
+def encoded(kind: Kind, payload: bytes | Mapping[str, Any] = b"") -> bytes:
+    """Returns a frame."""
+    body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    return _HEADER.pack(kind, len(body)) + body
+
+
 class Channel:
     """One end of a connection. Its methods never block; the owner polls and calls `read` and `write`."""
 
@@ -62,9 +68,7 @@ class Channel:
         """Queues a frame and sends what the socket takes now."""
         if self.closed:
             return
-        body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-        self._outgoing += _HEADER.pack(kind, len(body))
-        self._outgoing += body
+        self._outgoing += encoded(kind, payload)
         self.write()
 
     def write(self) -> None:

@@ -47,6 +47,10 @@ class Kind(enum.IntEnum):
     WAITS = 26  # P JSON: ranks that the program waits for, none any more for []
     ENDED = 27  # L JSON: ranks among them whose programs have ended
     RECORD = 28  # P number of a newcomer and what it should get; L the latter, for the newcomer
+    # Between the launcher and remote_ranks.py, which starts the ranks of several hosts:
+    START_ON_HOST = 29  # L JSON: host, first, local_ranks, local_size: more processes to start
+    NOT_STARTED = 30  # JSON: host, why: its processes could not be started
+    READY = 31  # of host_ranks.py to remote_ranks.py, empty: from now on, the ranks are the launcher's
 
 
 # The frames that a peer may send, with their size limits, so that it cannot make the other side allocate memory:

@@ -86,7 +86,7 @@ class PlayedRank:
 
 
 class Play:
-    """One attempt of a job, in place of MpirunProcess: its ranks, and the events that are still to happen."""
+    """One attempt of a job, in place of StarterProcess: its ranks, and the events that are still to happen."""
 
     def __init__(self, events: Sequence[Event], environment: dict[str, str], num_ranks: int, spares: int) -> None:
         self._events, self._limit = list(events), time.monotonic() + LIMIT_SECONDS
@@ -97,16 +97,19 @@ class Play:
         self._poll = select.epoll()
         for each in self.ranks:
             self._poll.register(each.channel.fileno(), select.EPOLLIN)
-        self.silent, self.ended_at, self.status, self.text = False, None, None, ""  # as of MpirunProcess
+        self.orders, self.silent, self.ended_at, self.status, self.text = (
+            None,
+            False,
+            None,
+            None,
+            "",
+        )  # as of StarterProcess
 
     def fileno(self) -> int:
         return self._poll.fileno()
 
     def read(self) -> bytes:
         return b""
-
-    def write(self, data: bytes) -> None:
-        raise NotImplementedError
 
     def poll(self) -> int | None:
         assert time.monotonic() < self._limit, f"the job does not end; left: {self._events}"
@@ -248,7 +251,7 @@ class Stage:
         self._patch = patch
         for module, name in (
             (supervisor, "_GRACE_SECONDS"),
-            (supervisor, "_MPIRUN_SECONDS"),
+            (supervisor, "_STARTER_SECONDS"),
             (outcome, "_CASCADE_SECONDS"),
             (outcome, "_CASCADE_WITHOUT_MPI_SECONDS"),
             (outcome, "_CASCADE_OF_RESTART_SECONDS"),
@@ -270,7 +273,7 @@ class Stage:
             plays.append(Play(left.pop(0), environment, size, made.spares))
             return plays[-1]
 
-        self._patch.setattr(supervisor, "MpirunProcess", start)
+        self._patch.setattr(supervisor, "StarterProcess", start)
         out, err = Recorder(), Recorder()
         noted = NotedEvents()
         watchers = Watchers([noted])

@@ -17,9 +17,10 @@ from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import address as address_module
 from keras_ddl.launch import job, mpirun, native_mpi
 from keras_ddl.launch.address import Address
+from keras_ddl.launch.hosts import Host, parse_hosts
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.job_folder import remove_job_folder
-from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
+from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
@@ -118,13 +119,13 @@ def test_a_user_without_a_home_has_none_that_others_can_fill(monkeypatch: pytest
 
 
 def test_parse_hosts_reads_names_and_numbers():
-    assert mpirun.parse_hosts("h0:2, node-1.site:16,h2") == (Host("h0", 2), Host("node-1.site", 16), Host("h2", 1))
+    assert parse_hosts("h0:2, node-1.site:16,h2") == (Host("h0", 2), Host("node-1.site", 16), Host("h2", 1))
 
 
 @pytest.mark.parametrize("text", ["h0:", "h0:0", "h0:-1", ":2", "h0,,h1", "-x:1", "h 0", "h0:2:3", "h0,h0"])
 def test_parse_hosts_refuses(text: str):
     with pytest.raises(ConfigError, match="hosts must"):
-        mpirun.parse_hosts(text)
+        parse_hosts(text)
 
 
 def test_rank_environment_prefers_the_launcher_but_for_mpi_and_the_host():
