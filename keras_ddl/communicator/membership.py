@@ -107,7 +107,7 @@ def _membership(message: dict[str, Any], doorkeeper: Doorkeeper | None = None) -
         raise SystemExit(0)  # the others go on, and this rank's program has done what it was to do
     if doorkeeper is not None:
         doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
-        doorkeeper.introduce(Doors(doors, bytes.fromhex(message["secret"])))
+        doorkeeper.introduce(Doors(doors, message["secret"]))
     ended = tuple(message.get("ended", ()))
     return Membership(message["epoch"], tuple(message["members"]), ended, message.get("min_ranks", 1))
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from keras_ddl.files.private import is_own_peer
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.connections import listen_here
 from keras_ddl.link.kinds import FROM_PROGRAM, JSON_FROM_PROGRAM, Kind
+from keras_ddl.link.loop import READ, Source
 from keras_ddl.link.program import SOCKET
 
 Frame = tuple[Kind, "bytes | dict[str, Any]"]
@@ -19,7 +19,7 @@ TO_PROGRAM = (Kind.CALL, Kind.HOSTS_CHANGED, Kind.ANSWER, Kind.BOARD, Kind.ENDED
 
 
 class ProgramLink:
-    """Passes frames on between the program and the launcher. Never blocks: the owner polls `events`.
+    """Passes frames on between the program and the launcher. Never blocks: the owner's loop serves `sources`.
 
     A program has one connection, and its child processes may have more of them, such as one that reports an error.
     """
@@ -32,17 +32,13 @@ class ProgramLink:
         self._asking: Channel | None = None
         self._unshown: int | None = None  # the admit_at that is on its way to the program
 
-    @property
-    def events(self) -> dict[int, int]:
-        """The descriptors, and what to poll them for."""
-        waiting = {fd: select.POLLIN | (select.POLLOUT if each.backlog else 0) for fd, each in self._channels.items()}
-        return {self._listener.fileno(): select.POLLIN, **waiting}
+    def sources(self, report: Callable[[Iterable[Frame]], None]) -> Iterator[Source]:
+        """Yields what the loop waits for. `report`: takes frames for the launcher."""
+        yield self._listener.fileno(), READ, self._accept
+        for fd, channel in self._channels.items():
+            yield fd, channel.events, lambda fd=fd: report(self._serve(fd))
 
-    def serve(self, fd: int) -> Iterator[Frame]:
-        """Handles an event of `fd`; yields frames for the launcher."""
-        if fd == self._listener.fileno():
-            self._accept()
-            return
+    def _serve(self, fd: int) -> Iterator[Frame]:
         channel = self._channels[fd]
         channel.write()
         for kind, payload in () if channel.closed else channel.read():
@@ -59,8 +55,8 @@ class ProgramLink:
     def drain(self) -> Iterator[Frame]:
         """Yields what the ended program has sent."""
         for fd in list(self._channels):
-            while fd in self._channels and (frames := list(self.serve(fd))):
-                yield from frames
+            while fd in self._channels and self._channels[fd].is_ready(READ, 0):
+                yield from self._serve(fd)
 
     def take(self, kind: Kind, payload: bytes) -> Iterator[Frame]:
         """Passes a frame on to the program; yields those that answer it."""

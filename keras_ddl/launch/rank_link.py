@@ -47,11 +47,10 @@ class RankLink:
         """What the program of `keras_ddl.run` returned, None for nothing."""
         return b"".join(self._chunks) if self._chunks else None
 
-    def connect(self, channel: Channel, hello: dict[str, Any], welcome: bytes) -> None:
-        """Sends the rank's wrapper `welcome`. The program waits for `start`."""
+    def connect(self, channel: Channel, hello: dict[str, Any]) -> None:
+        """Takes the connection of the rank's wrapper. The program waits for `start`."""
         self.channel = channel
         self.outcome.host, self.outcome.pid = hello["host"], hello["pid"]
-        channel.send(Kind.WELCOME, welcome)
 
     def open_door(self, door: dict[str, Any]) -> bool:
         """Notes where the rank's program can be reached. Returns whether its address is known."""

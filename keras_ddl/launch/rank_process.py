@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import select
 import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,9 @@ from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quie
 from keras_ddl.launch.program_link import TO_PROGRAM, Frame, ProgramLink
 from keras_ddl.launch.rank_program import RankProgram, require_directory
 from keras_ddl.link.channel import Channel
-from keras_ddl.link.handshake import sign, verify
-from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, NONCE_BYTES, Kind
+from keras_ddl.link.handshake import Impostor, introduce
+from keras_ddl.link.kinds import Kind
+from keras_ddl.link.loop import READ, WRITE, Source, serve
 
 # Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
 _MPIRUN_GRACE_SECONDS = 0.4
@@ -41,8 +41,8 @@ _MPIRUN_SECONDS = 5.0  # to end after the launcher is gone
 _LOSS = "the loss of the launcher"
 _DRAIN_SECONDS = 0.3
 _GOODBYE_SECONDS = 15.0
+_START_SECONDS = 30.0  # to find the launcher
 _CONNECT_SECONDS = 20.0  # to be heard by a launcher that strangers flood
-_AGAIN_SECONDS = 0.05
 _BACKLOG_BYTES = 1 << 20
 _LINK_BACKLOG_BYTES = 4 << 20  # more: what the program sends is rare, or the result of a call
 # For the program, but Slurm and mpirun send them to the processes that they know.
@@ -54,12 +54,14 @@ class RankProcess:
 
     def __init__(self, rank: int, size: int, address: Address, command: list[str]) -> None:
         self.rank, self.size, self.command = rank, size, command
-        self._address, self._token = address, address.token
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._received: list[int] = []  # signals for the program
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for signum in _FOR_THE_PROGRAM:
+            signal.signal(signum, lambda number, _: self._received.append(number))
         # On one host there is nothing to compare.
         self._facts = None if address.path else host_facts.facts()
-        self._channel = Channel(connect(address), FROM_UNPROVEN_LAUNCHER)
-        self._welcome: dict[str, Any] = {}
+        # A SIGTERM before this has been done ends this process: nothing is there to be cleaned up.
+        self._channel, self._welcome = self._introduce(address)
         self._run_dir = Path()
         self._job_dir: Path | None = None
         self._keep_job_dir = False
@@ -72,40 +74,38 @@ class RankProcess:
         self._survived = False  # the other ranks go on without this one
         self._terminated = False
         self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
-        self._received: list[int] = []  # signals for the program
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for signum in _FOR_THE_PROGRAM:
-            signal.signal(signum, lambda number, _: self._received.append(number))
+
+    def _introduce(self, address: Address) -> tuple[Channel, dict[str, Any]]:
+        def hello() -> dict[str, Any]:
+            own = {"rank": self.rank, "size": self.size, "host": socket.gethostname(), "pid": os.getpid()}
+            return own if self._facts is None else own | {"facts": {**self._facts, "clock": time.time()}}
+
+        seconds = iter([_START_SECONDS])  # later, it is gone, or wants no more ranks
+        try:
+            return introduce(
+                lambda: connect(address, timeout=next(seconds, 0.0)), address.token, hello, _CONNECT_SECONDS
+            )
+        except Impostor:
+            raise LaunchError("The launcher must prove that it knows the job's token. It did not.") from None
+        except OSError as error:
+            raise LaunchError(f"The launcher must admit a rank's process. Received: {error}.") from None
 
     def _on_sigterm(self, *_: object) -> None:
         # On several hosts a job that goes on does so without what has started the rank, too: the launcher decides.
-        self._terminated = not self._regroups or self._facts is None
-
-    @property
-    def _regroups(self) -> bool:
-        return self._welcome.get("regroups", False)
+        self._terminated = not self._welcome["regroups"] or self._facts is None
 
     def run(self) -> int:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
         status = 1
         try:
-            connect_until = time.monotonic() + _CONNECT_SECONDS
-            while self._program is None and not (self._terminated or self._may_exit):
-                if self._channel.closed:
-                    channel = self._channel
-                    if channel.authenticated or channel.is_impostor or time.monotonic() > connect_until:
-                        break
-                    time.sleep(_AGAIN_SECONDS)
-                    try:  # the launcher may have had too many strangers
-                        self._channel = Channel(connect(self._address, timeout=0.0), FROM_UNPROVEN_LAUNCHER)
-                    except LaunchError:  # it is gone, or wants no more ranks
-                        break
+            self._prepare(self._welcome)
+            while self._program is None and not (self._terminated or self._may_exit or self._channel.closed):
                 self._serve(1.0)
             if self._program is not None:
                 status = self._watch(self._program)
@@ -139,53 +139,50 @@ class RankProcess:
 
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
-        program = self._program
-        poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
-        if not self._channel.closed:
-            poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.backlog else 0))
-        if program is not None and self._channel.backlog < _BACKLOG_BYTES:
+        program, channel = self._program, self._channel
+        sources: list[Source] = [(self._wakeup.fileno(), READ, self._wake)]
+        if not channel.closed:
+            sources.append((channel.fileno(), channel.events, self._hear))
+        if self._link is not None and channel.backlog < _LINK_BACKLOG_BYTES:
+            sources += self._link.sources(self._report)
+        if program is not None and channel.backlog < _BACKLOG_BYTES:
             # With a full backlog the program blocks, as with a slow terminal.
-            for fd in program.sources:
-                poll.register(fd, select.POLLIN)
-        link = self._link if self._channel.backlog < _LINK_BACKLOG_BYTES else None
-        events = {} if link is None else link.events
-        for fd, event in events.items():
-            poll.register(fd, event)
+            sources += [(fd, READ, partial(self._pass_on, program, fd)) for fd in program.sources]
         if program is not None and program.stdin is not None and program.wants_stdin:
-            poll.register(program.stdin, select.POLLOUT)
+            sources.append((program.stdin, WRITE, partial(self._feed, program)))
         if self._kill_at is not None:
             timeout = min(timeout, max(0.0, self._kill_at - time.monotonic()))
-        for fd, _ in poll.poll(timeout * 1000):
-            if fd == self._wakeup.fileno():
-                with contextlib.suppress(BlockingIOError):
-                    self._wakeup.recv(4096)
-            elif link is not None and fd in events:
-                self._report(link.serve(fd))
-            elif program is not None and fd == program.stdin:
-                self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
-            elif program is not None and fd in program.sources:
-                kind = program.sources[fd]
-                if data := program.read(fd):
-                    self._channel.send(kind, data)
-            elif not self._channel.closed and fd == self._channel.fileno():
-                self._channel.write()
-                if not self._channel.closed:
-                    for kind, payload in self._channel.read():
-                        self._handle(kind, payload)
+        serve(timeout, sources)
         while self._received:
             self._signal(self._received.pop(0))
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, self._starter)
-        if self._channel.closed and self._channel.authenticated and self._stopped_by is None:
+        if self._channel.closed and self._stopped_by is None:
             self._say_that_it_is_outside()
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
 
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakeup.recv(4096)
+
+    def _hear(self) -> None:
+        self._channel.write()
+        for kind, payload in () if self._channel.closed else self._channel.read():
+            self._handle(kind, payload)
+
+    def _pass_on(self, program: RankProgram, fd: int) -> None:
+        kind = program.sources[fd]
+        if data := program.read(fd):
+            self._channel.send(kind, data)
+
+    def _feed(self, program: RankProgram) -> None:
+        self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
+
     def _say_that_it_is_outside(self) -> None:
-        if not self._regroups or self._facts is None:
+        if not self._welcome["regroups"] or self._facts is None:
             return
         with contextlib.suppress(OSError):  # whoever would show it may be gone, too
             print(
@@ -197,17 +194,7 @@ class RankProcess:
             )
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
-        if kind is Kind.NONCE:
-            hello = {"nonce": self._nonce.hex(), "rank": self.rank, "size": self.size}
-            hello |= {"host": socket.gethostname(), "pid": os.getpid()}
-            if self._facts is not None:
-                hello["facts"] = {**self._facts, "clock": time.time()}
-            self._channel.send(Kind.HELLO, sign(self._token, "rank", payload, hello))
-        elif kind is Kind.WELCOME:
-            self._prepare(verify(self._token, "launcher", self._nonce, payload))
-        elif not self._channel.authenticated:
-            raise LaunchError("The launcher must first prove that it knows the job's token. It did not.")
-        elif kind is Kind.START:
+        if kind is Kind.START:
             self._start()
         elif kind is Kind.STDIN and self._program is not None:
             if dropped := self._program.queue_stdin(payload):
@@ -226,11 +213,7 @@ class RankProcess:
             self._may_exit, self._survived = True, goodbye["survived"]
             self._keep_job_dir = not goodbye["last"]
 
-    def _prepare(self, welcome: dict[str, Any] | None) -> None:
-        if welcome is None:
-            raise LaunchError("The launcher must prove that it knows the job's token. The proof received is wrong.")
-        self._channel.mark_authenticated()
-        self._welcome = welcome
+    def _prepare(self, welcome: dict[str, Any]) -> None:
         folder = job_folder.on_this_host(welcome["job"])
         self._run_dir = job_folder.make_for_rank(folder, self.rank)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
@@ -298,7 +281,7 @@ class RankProcess:
 
     def _wait_for_bye(self) -> None:
         # The others may take their time to find that this rank is lost, and go on.
-        deadline = time.monotonic() + (float("inf") if self._regroups else _GOODBYE_SECONDS)
+        deadline = time.monotonic() + (float("inf") if self._welcome["regroups"] else _GOODBYE_SECONDS)
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._may_exit = True

@@ -11,17 +11,16 @@ The rules:
 from __future__ import annotations
 
 import json
-import select
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import address, job_folder, masking, processes, terminal
-from keras_ddl.launch.acceptor import Acceptor
+from keras_ddl.launch import address, host_facts, job_folder, masking, processes, terminal
 from keras_ddl.launch.changing_hosts import ChangingHosts
 from keras_ddl.launch.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
@@ -35,8 +34,9 @@ from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.connections import LOST_AFTER_SECONDS
-from keras_ddl.link.handshake import sign
 from keras_ddl.link.kinds import Kind
+from keras_ddl.link.listener import Listener
+from keras_ddl.link.loop import READ, Source, serve
 
 START_SECONDS = 120.0
 _GRACE_SECONDS = 2.0
@@ -117,7 +117,7 @@ class Supervisor:
         lost_after = LOST_AFTER_SECONDS
         if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
-        self._acceptor = Acceptor(listener, self._address.token, len(self.links), lost_after)
+        self._listener = Listener(listener, self._address.token, len(self.links), lost_after)
         self._preflight = Preflight(job, self.say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
@@ -227,14 +227,14 @@ class Supervisor:
                 return
             ended_at = self._starter.ended_at
             if ended_at is not None and (
-                now - ended_at > _STARTER_SECONDS or not (self._by_fd or self._acceptor.has_pending)
+                now - ended_at > _STARTER_SECONDS or not (self._by_fd or self._listener.has_unproven)
             ):
                 return
             self._serve(0.1 if self._tick() else 1.0)
 
     def _tick(self) -> bool:
         """Handles everything that depends on time. Returns whether it must be called again soon."""
-        self._acceptor.tick()
+        self._listener.tick()
         busy = self._screen.tick()
         for link in self.links:
             busy |= link.output.tick()
@@ -249,37 +249,22 @@ class Supervisor:
 
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
-        poll = select.poll()
-        poll.register(self._interrupts, select.POLLIN)
+        sources: list[Source] = [(self._interrupts.fileno(), READ, self._handle_signals)]
+        sources += [(fd, READ, partial(self._admit, fd)) for fd in self._listener.fds]
+        if not self._starter.silent:
+            sources.append((self._starter.fileno(), READ, self._read_starter))
         orders = self._starter.orders
         if orders is not None and not orders.closed:
-            poll.register(orders, select.POLLIN | (select.POLLOUT if orders.backlog else 0))
-        acceptor_fds = set(self._acceptor.fds)
-        for fd in acceptor_fds:
-            poll.register(fd, select.POLLIN)
-        if not self._starter.silent:
-            poll.register(self._starter, select.POLLIN)
+            sources.append((orders.fileno(), orders.events, partial(self._hear_starter, orders)))
         for fd, (_, channel) in list(self._by_fd.items()):
             if channel.closed:  # a send has failed
                 self._serve_rank(fd)
             else:
-                poll.register(fd, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
+                sources.append((fd, channel.events, partial(self._serve_rank, fd)))
         first = self.links[0]
         if self._stdin.readable() and first.started and not first.over:
-            poll.register(self._stdin, select.POLLIN)
-        for fd, _ in poll.poll(timeout * 1000):
-            if fd in self._by_fd:
-                self._serve_rank(fd)
-            elif fd in acceptor_fds:
-                self._admit(fd)
-            elif fd == self._interrupts.fileno():
-                self._handle_signals()
-            elif fd == self._starter.fileno():
-                self._read_starter()
-            elif orders is not None and not orders.closed and fd == orders.fileno():
-                self._hear_starter(orders)
-            elif fd == self._stdin.fileno():
-                self._stdin.forward(first)
+            sources.append((self._stdin.fileno(), READ, partial(self._stdin.forward, first)))
+        serve(timeout, sources)
         self._starter.poll()
 
     def _handle_signals(self) -> None:
@@ -309,19 +294,21 @@ class Supervisor:
 
     def _admit(self, fd: int) -> None:
         """Admits a rank whose proof has arrived."""
-        admitted = self._acceptor.serve(fd)
-        if admitted is None:
+        caller = self._listener.serve(fd)
+        if caller is None:
             return
-        channel, hello = admitted
+        channel, hello = caller.channel, caller.hello
+        if (facts := hello.get("facts")) is not None:
+            offset = host_facts.clock_offset(facts["clock"], caller.sent_at, time.time())
+            facts["offset"], facts["offset_error"] = offset
         is_ours = hello["size"] == self._job.num_ranks and hello["rank"] < len(self.links)
         link = self.links[hello["rank"]] if is_ours else None
         if link is None or link.channel is not None or link.over:
             channel.close()
             return
         self._by_fd[channel.fileno()] = link, channel
-        nonce = bytes.fromhex(hello["nonce"])
-        welcome = sign(self._address.token, "launcher", nonce, self._welcome(hello))
-        link.connect(channel, hello, welcome)
+        caller.welcome(self._address.token, self._welcome(hello))
+        link.connect(channel, hello)
         self._preflight.take(hello["rank"], hello)
         if self._stopping:
             link.stop(signal.SIGTERM, 0.0)
@@ -329,7 +316,7 @@ class Supervisor:
             self.changing.connected(link.outcome.rank)
         is_last = not any(each.is_missing and not each.over for each in self.links)
         if is_last and self.changing is None:
-            self._acceptor.close()
+            self._listener.close()
         if not self._preflight.holds_start:
             link.start()
         elif self.links[0].started:
@@ -344,6 +331,8 @@ class Supervisor:
                 each.start()
 
     def _serve_rank(self, fd: int) -> None:
+        if fd not in self._by_fd:
+            return  # another handler has just closed it
         link, channel = self._by_fd[fd]
         link.write()
         for kind, payload in () if channel.closed else channel.read():
@@ -427,7 +416,7 @@ class Supervisor:
         processes.kill_marked(self._address.token, timeout=1.0)
 
     def _clean_up(self) -> None:
-        self._acceptor.close()
+        self._listener.close()
         for link in self.links:
             link.finish()
             self._watchers.rank_end(link.outcome)

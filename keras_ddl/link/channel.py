@@ -10,11 +10,14 @@ import errno
 import json
 import socket
 import struct
+import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from keras_ddl.link.connections import LOST_AFTER_SECONDS, keep_alive
 from keras_ddl.link.kinds import Kind
+from keras_ddl.link.loop import READ, WRITE, serve
 
 _HEADER = struct.Struct("!BQ")
 _READ_BYTES = 1 << 18
@@ -52,13 +55,14 @@ class Channel:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    @property
-    def authenticated(self) -> bool:
-        return self._accepts is None
-
-    def mark_authenticated(self) -> None:
-        """Accepts all kinds of frames from now on, because the peer has proven that it knows the token."""
+    def accept_all(self) -> None:
+        """Accepts all kinds of frames from now on, because the peer has proved that it knows the secret."""
         self._accepts = None
+
+    @property
+    def events(self) -> int:
+        """What to poll the connection for."""
+        return READ | (WRITE if self._outgoing else 0)
 
     @property
     def backlog(self) -> int:
@@ -86,30 +90,58 @@ class Channel:
 
     def read(self) -> Iterator[tuple[Kind, bytes]]:
         """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
-        most = _READ_BYTES if self._accepts is None else min(_READ_BYTES, max(self._accepts.values()))
-        try:
-            data = self.sock.recv(most)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self.timed_out = error.errno == errno.ETIMEDOUT
-            data = b""
-        if not data:
-            self.close()
-        self._incoming += data
-        while len(self._incoming) >= _HEADER.size:
-            kind, size = _HEADER.unpack_from(self._incoming)
-            # Checked for each frame: the caller may have authenticated the peer by the previous one.
-            if self._accepts is not None and size > self._accepts.get(kind, -1):
-                self.is_impostor = True
+        taken = 0
+        while taken < _READ_BYTES and not self.closed:
+            # Where not all is accepted, no byte beyond a frame is taken: it may be for another reader.
+            most = _READ_BYTES if self._accepts is None else self._missing()
+            try:
+                data = self.sock.recv(most)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self.timed_out = error.errno == errno.ETIMEDOUT
+                data = b""
+            if not data:
                 self.close()
-                return
-            end = _HEADER.size + size
-            if end > len(self._incoming):
-                return
-            payload = bytes(self._incoming[_HEADER.size : end])
-            del self._incoming[:end]
-            yield Kind(kind), payload
+            self._incoming += data
+            taken += _READ_BYTES if self._accepts is None else len(data)
+            while len(self._incoming) >= _HEADER.size:
+                kind, size = _HEADER.unpack_from(self._incoming)
+                if self._accepts is not None and size > self._accepts.get(kind, -1):
+                    self.is_impostor = True
+                    self.close()
+                    return
+                end = _HEADER.size + size
+                if end > len(self._incoming):
+                    break
+                payload = bytes(self._incoming[_HEADER.size : end])
+                del self._incoming[:end]
+                yield Kind(kind), payload
+
+    def _missing(self) -> int:
+        """Returns how many bytes the frame that has begun to arrive lacks, as far as is known."""
+        if len(self._incoming) < _HEADER.size:
+            return _HEADER.size - len(self._incoming)
+        _, size = _HEADER.unpack_from(self._incoming)
+        return min(_READ_BYTES, _HEADER.size + size - len(self._incoming))
+
+    def is_ready(self, events: int, seconds: float | None) -> bool:
+        """Waits until the connection is ready for `events` (loop.py). None: without a limit."""
+        ready: list[int] = []
+        serve(None if seconds is None else max(0.0, seconds), [(self.fileno(), events, partial(ready.append, 1))])
+        return bool(ready)
+
+    def receive(self, until: float) -> tuple[Kind, bytes]:
+        """Waits for the next frame of a peer that may not send all kinds.
+
+        Raises: ConnectionError: the connection has ended. TimeoutError: time.monotonic() has reached `until`.
+        """
+        while not self.closed:
+            for frame in self.read():
+                return frame
+            if not self.closed and not self.is_ready(READ, until - time.monotonic()):
+                raise TimeoutError("timed out")
+        raise ConnectionError("the connection has ended")
 
     def close(self) -> None:
         if not self.closed:

@@ -17,9 +17,13 @@ RANK_BYTES = 4  # of the rank with which a RECORD of a program begins
 class Kind(enum.IntEnum):
     """The contents of a frame. Sent by L: the launcher, R: the rank's wrapper, P: the rank's program."""
 
-    NONCE = 1  # L bytes
-    HELLO = 2  # R proof, then JSON: nonce, rank, size, host, pid; with several hosts facts (host_facts.py)
-    # L to R: proof, then JSON: environment, working directory, terminals. R to P: JSON, see program.py.
+    # The handshake (handshake.py), in which a wrapper calls the launcher, and a rank one on another host:
+    NONCE = 1  # by who listens: bytes
+    # By who calls: a proof, then JSON: nonce, and of a wrapper: rank, size, host, pid; with several hosts facts
+    # (host_facts.py).
+    HELLO = 2
+    # By who listens: a proof, then JSON: of the launcher: environment, working directory, terminals. Without a proof of
+    # R to P, see program.py.
     WELCOME = 3
     START = 4  # L empty: start the program
     STARTED = 5  # R JSON: pid of the program
@@ -55,8 +59,8 @@ class Kind(enum.IntEnum):
 
 # The frames that a peer may send, with their size limits, so that it cannot make the other side allocate memory:
 # before its proof,
-FROM_UNPROVEN_RANK: Mapping[int, int] = {Kind.HELLO: 1 << 12}
-FROM_UNPROVEN_LAUNCHER: Mapping[int, int] = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
+FROM_UNPROVEN_CALLER: Mapping[int, int] = {Kind.HELLO: 1 << 12}
+FROM_UNPROVEN_LISTENER: Mapping[int, int] = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
 # and a program to its wrapper.
 FROM_PROGRAM: Mapping[int, int] = {
     Kind.CALL: 0,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +25,9 @@ from keras_ddl import config
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.connections import connect_here
 from keras_ddl.link.kinds import Kind
+from keras_ddl.link.loop import READ, WRITE
 
 SOCKET = "link"  # in KERAS_DDL_RUN_DIR
-_NEVER = -1
 
 
 class LinkLost(Exception):
@@ -72,7 +71,7 @@ class ProgramLink:
         """Takes what has arrived, and never waits. Cost: 2 us."""
         if self._reading.acquire(blocking=False):  # else another thread reads
             try:
-                self._take(0)
+                self._take(waits=False)
             except LinkLost:
                 pass  # the wrapper has ended, and takes this process with it
             finally:
@@ -84,7 +83,7 @@ class ProgramLink:
         with self._sending, self._whole():
             channel.send(kind, message)
             while channel.backlog:
-                _wait(channel, select.POLLOUT, _NEVER)
+                channel.is_ready(WRITE, None)
                 channel.write()
             if channel.closed:
                 raise LinkLost
@@ -101,14 +100,14 @@ class ProgramLink:
                 if is_over():
                     self._close()  # so that the wrapper drops a late answer
                     return None
-                self._take(_NEVER)
+                self._take(waits=True)
             return self._answer
 
     def wait_for_record(self) -> bytes:
         """Waits for what rank 0 sends to this newcomer. Raises: LinkLost."""
         with self._reading:
             while self.record is None:
-                self._take(_NEVER)
+                self._take(waits=True)
             record, self.record = self.record, None
             return record
 
@@ -117,7 +116,7 @@ class ProgramLink:
         with self._reading:
             self.send(Kind.CALL)
             while not self._call or self._call[-1]:
-                self._take(_NEVER)
+                self._take(waits=True)
             return b"".join(self._call)
 
     def _opened(self) -> Channel:
@@ -133,7 +132,7 @@ class ProgramLink:
                     raise LinkLost from error
                 self._is_welcome = False
                 while not self._is_welcome:
-                    self._take(_NEVER)
+                    self._take(waits=True)
             return self._channel
 
     @contextlib.contextmanager
@@ -152,11 +151,12 @@ class ProgramLink:
                 channel.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for frames
             channel.close()
 
-    def _take(self, milliseconds: int) -> None:
+    def _take(self, *, waits: bool) -> None:
         """Takes the frames that have arrived, after waiting for them. Raises: LinkLost."""
         channel = self._opened()
         with self._whole():
-            _wait(channel, select.POLLIN, milliseconds)
+            if waits:
+                channel.is_ready(READ, None)
             for kind, payload in channel.read():
                 self._handle(kind, payload)
             if channel.closed:
@@ -180,12 +180,6 @@ class ProgramLink:
             if kind is Kind.WELCOME:
                 self._job, self._is_welcome = message, True
                 self.hosts_changed = message["hosts_changed"]
-
-
-def _wait(channel: Channel, event: int, milliseconds: int) -> None:
-    poll = select.poll()
-    poll.register(channel, event)
-    poll.poll(milliseconds)
 
 
 _link: ProgramLink | None = None

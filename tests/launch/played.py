@@ -29,7 +29,7 @@ from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.handshake import sign, verify
-from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, Kind
+from keras_ddl.link.kinds import FROM_UNPROVEN_LISTENER, Kind
 from launch.screens import Recorder
 
 LIMIT_SECONDS = 120
@@ -43,17 +43,17 @@ class PlayedRank:
     def __init__(self, number: int, size: int, address: Address) -> None:
         self.number, self.is_started, self.is_over = number, False, False
         self.orders: list[tuple[str, Any]] = []  # kinds and contents of the frames that it has got
-        self.channel = Channel(address_module.connect(address), FROM_UNPROVEN_LAUNCHER)
+        self.channel = Channel(address_module.connect(address), FROM_UNPROVEN_LISTENER)
         self._token, self._size = address.token, size
 
     def hear(self, is_stubborn: bool) -> None:
         for kind, payload in () if self.channel.closed else self.channel.read():
             if kind is Kind.NONCE:
                 hello = {"nonce": "00" * 32, "rank": self.number, "size": self._size, "host": "h", "pid": 1}
-                self.channel.mark_authenticated()
-                self.channel.send(Kind.HELLO, sign(self._token, "rank", payload, hello))
+                self.channel.accept_all()
+                self.channel.send(Kind.HELLO, sign(self._token, "caller", payload, hello))
             elif kind is Kind.WELCOME:
-                self.orders.append(("WELCOME", verify(self._token, "launcher", bytes(32), payload)))
+                self.orders.append(("WELCOME", verify(self._token, "listener", bytes(32), payload)))
             else:
                 self.orders.append((kind.name, json.loads(payload) if payload[:1] == b"{" else payload))
                 self.is_started |= kind is Kind.START

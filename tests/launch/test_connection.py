@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import acceptor as acceptor_module
 from keras_ddl.launch import address as address_module
-from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.address import Address
+from keras_ddl.link import listener as listener_module
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.handshake import sign, verify
-from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, FROM_UNPROVEN_RANK, NONCE_BYTES, Kind
+from keras_ddl.link.kinds import FROM_UNPROVEN_CALLER, FROM_UNPROVEN_LISTENER, NONCE_BYTES, Kind
+from keras_ddl.link.listener import Listener
 from launch.launching import LIMIT_SECONDS, environment, eventually, processes, start_program
 
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
@@ -26,7 +26,7 @@ HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
 def stranger(address: Address) -> Channel:
     """A connection of this user: another one does not get as far, where all ranks are on one host."""
-    return Channel(address_module.connect(address), FROM_UNPROVEN_LAUNCHER)
+    return Channel(address_module.connect(address), FROM_UNPROVEN_LISTENER)
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
@@ -45,10 +45,10 @@ def over(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 @pytest.fixture
-def listening(over: Path | None) -> Iterator[tuple[Acceptor, Address, int]]:
+def listening(over: Path | None) -> Iterator[tuple[Listener, Address, int]]:
     """What lets in 3 ranks, where it listens, and the descriptor of that."""
     listener, address = address_module.listen(over)
-    acceptor = Acceptor(listener, address.token, 3)
+    acceptor = Listener(listener, address.token, 3)
     yield acceptor, address, listener.fileno()
     acceptor.close()
 
@@ -64,23 +64,23 @@ def is_dismissed(channel: Channel) -> bool:
 
 
 WITHOUT_PROOF = {
-    "nested beyond all limits": b"[" * FROM_UNPROVEN_RANK[Kind.HELLO],
+    "nested beyond all limits": b"[" * FROM_UNPROVEN_CALLER[Kind.HELLO],
     "no JSON": b"\xff" * 100,
     "empty": b"",
     "a proof for nothing": bytes(32),
-    "of another job": sign("00" * 32, "rank", bytes(32), HELLO),
+    "of another job": sign("00" * 32, "caller", bytes(32), HELLO),
 }
 
 
 @pytest.mark.parametrize("what", WITHOUT_PROOF)
-def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Acceptor, Address, int]):
+def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Listener, Address, int]):
     acceptor, address, listener = listening
     channel = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
     nonce_of(channel)
     payload = WITHOUT_PROOF[what]
     channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, len(payload)) + payload)
-    assert eventually(lambda: not any(acceptor.serve(fd) for fd in acceptor.fds) and not acceptor.has_pending)
+    assert eventually(lambda: not any(acceptor.serve(fd) for fd in acceptor.fds) and not acceptor.has_unproven)
     assert wait_for_frame(channel) is None
 
 
@@ -96,12 +96,12 @@ def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
 
 
 def test_acceptor_drops_a_connection_without_proof_in_time(
-    monkeypatch: pytest.MonkeyPatch, listening: tuple[Acceptor, Address, int]
+    monkeypatch: pytest.MonkeyPatch, listening: tuple[Listener, Address, int]
 ):
     acceptor, address, listener = listening
     early = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
-    monkeypatch.setattr(acceptor_module, "_PROOF_SECONDS", -1.0)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
+    monkeypatch.setattr(listener_module, "_PROOF_SECONDS", -1.0)
     late = stranger(address)
     assert eventually(lambda: acceptor.serve(listener) is None and len(acceptor.fds) == 3)
     acceptor.tick()
@@ -110,9 +110,9 @@ def test_acceptor_drops_a_connection_without_proof_in_time(
     assert acceptor.fds == [] and is_dismissed(early)
 
 
-def test_acceptor_drops_the_oldest_when_too_many_wait(listening: tuple[Acceptor, Address, int]):
+def test_acceptor_drops_the_oldest_when_too_many_wait(listening: tuple[Listener, Address, int]):
     acceptor, address, listener = listening
-    most = 3 + acceptor_module._EXTRA_CONNECTIONS
+    most = 3 + listener_module._MAX_STRANGERS
     strangers = []
     for _ in range(most + 2):
         strangers.append(stranger(address))
@@ -123,18 +123,18 @@ def test_acceptor_drops_the_oldest_when_too_many_wait(listening: tuple[Acceptor,
         channel.close()
 
 
-def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[Acceptor, Address, int]):
+def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[Listener, Address, int]):
     acceptor, address, listener = listening
     rank = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
-    payload = sign(address.token, "rank", nonce_of(rank), HELLO)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
+    payload = sign(address.token, "caller", nonce_of(rank), HELLO)
     found = None
     for byte in struct.pack("!BQ", Kind.HELLO, len(payload)) + payload:
         assert found is None
         rank.sock.sendall(bytes([byte]))
         (fd,) = [fd for fd in acceptor.fds if fd != listener]
         found = acceptor.serve(fd)
-    assert found is not None and found[1] == HELLO and found[0].authenticated and not acceptor.has_pending
+    assert found is not None and found[1] == HELLO and found[0].authenticated and not acceptor.has_unproven
     found[0].close()
     rank.close()
 
@@ -164,7 +164,7 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
         assert set(hello) - {"facts"} == {"nonce", "rank", "size", "host", "pid"}
         if answer == "a wrong proof":
             welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
-            channel.send(Kind.WELCOME, sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+            channel.send(Kind.WELCOME, sign("00" * 32, "listener", bytes.fromhex(hello["nonce"]), welcome))
         elif answer == "nested beyond all limits":
             channel.send(Kind.WELCOME, b"[" * 200_000)
         channel.send(Kind.START)
@@ -190,12 +190,12 @@ def waiting_wrapper(
         try:
             if pushed_out:
                 listener.accept()[0].close()
-            channel = Channel(listener.accept()[0], FROM_UNPROVEN_RANK)
+            channel = Channel(listener.accept()[0], FROM_UNPROVEN_CALLER)
             listener.close()
             nonce = os.urandom(NONCE_BYTES)
             channel.send(Kind.NONCE, nonce)
             kind, payload = wait_for_frame(channel)
             assert kind is Kind.HELLO
-            yield process, channel, verify(address.token, "rank", nonce, payload), address.token
+            yield process, channel, verify(address.token, "caller", nonce, payload), address.token
         finally:
             process.kill()

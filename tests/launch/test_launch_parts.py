@@ -25,7 +25,7 @@ from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.link.channel import Channel
-from keras_ddl.link.kinds import FROM_UNPROVEN_LAUNCHER, FROM_UNPROVEN_RANK, Kind
+from keras_ddl.link.kinds import FROM_UNPROVEN_CALLER, FROM_UNPROVEN_LISTENER, Kind
 from launch.launching import LIMIT_SECONDS, write_script
 
 
@@ -158,8 +158,8 @@ def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
 def connected() -> tuple[Channel, Channel]:
     listener, address = address_module.listen(None)
     listener.setblocking(True)
-    ours = Channel(address_module.connect(address), FROM_UNPROVEN_LAUNCHER)
-    theirs = Channel(listener.accept()[0], FROM_UNPROVEN_RANK)
+    ours = Channel(address_module.connect(address), FROM_UNPROVEN_LISTENER)
+    theirs = Channel(listener.accept()[0], FROM_UNPROVEN_CALLER)
     listener.close()
     return ours, theirs
 
@@ -167,8 +167,8 @@ def connected() -> tuple[Channel, Channel]:
 @pytest.mark.parametrize(
     ("kind", "size", "closes"),
     [
-        (Kind.HELLO, FROM_UNPROVEN_RANK[Kind.HELLO], False),
-        (Kind.HELLO, FROM_UNPROVEN_RANK[Kind.HELLO] + 1, True),
+        (Kind.HELLO, FROM_UNPROVEN_CALLER[Kind.HELLO], False),
+        (Kind.HELLO, FROM_UNPROVEN_CALLER[Kind.HELLO] + 1, True),
         (Kind.OUT, 1, True),
         (Kind.STOP, 0, True),
         (99, 0, True),
@@ -185,7 +185,7 @@ def test_channel_closes_at_the_header_of_what_a_stranger_may_not_send(kind: int,
 
 def test_channel_carries_frames_of_any_size():
     ours, theirs = connected()
-    theirs.mark_authenticated()
+    theirs.accept_all()
     big = bytes(5_000_000)
     for kind, payload in ((Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, {"status": 1})):
         ours.send(kind, payload)
@@ -228,7 +228,7 @@ def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
             stdin.forward(ours)
             rounds += 1
             assert rounds < 100
-        theirs.mark_authenticated()
+        theirs.accept_all()
         frames: list[tuple[Kind, bytes]] = []
         while len(frames) < rounds:
             frames += theirs.read()

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from link.wrappers import served
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.files import private
@@ -238,7 +239,7 @@ def test_a_wrapper_whose_directory_is_planted_touches_nothing(
             with waiting as (wrapper, channel, hello, token):
                 welcome = {"host": "", "environment": {}, "directory": str(work), "terminal": {}, "stdin": False}
                 welcome |= {"regroups": False, "of_job": {}, **secrets_of_job}
-                channel.send(Kind.WELCOME, sign(token, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+                channel.send(Kind.WELCOME, sign(token, "listener", bytes.fromhex(hello["nonce"]), welcome))
                 channel.send(Kind.START)
                 said, _ = wrapper.communicate(timeout=LIMIT_SECONDS)
             assert bystander.poll() is None
@@ -277,16 +278,14 @@ def test_a_wrapper_hears_no_other_user(tmp_path: Path) -> None:
     link = ProgramLink(tmp_path, {})
     path = tmp_path / SOCKET
     path.chmod(0o777)
-    (listener,) = link.events
     with socket.socket(socket.AF_UNIX) as own:
         own.connect(str(path))
-        assert list(link.serve(listener)) == [] and len(link.events) == 2
+        assert served(link) == [] and len(list(link.sources(list))) == 2
         says = f"import socket; s = socket.socket(1); s.connect({str(path)!r}); print('sent', flush=True); s.recv(1)"
         with as_stranger(says):
-            assert list(link.serve(listener)) == [] and len(link.events) == 2
+            assert served(link) == [] and len(list(link.sources(list))) == 2
         own.sendall(b"\x16" + (2).to_bytes(8) + b"{}")
-        (_, fd) = link.events
-        assert list(link.serve(fd)) == [(Kind.QUESTION, b"{}")]
+        assert served(link) == [(Kind.QUESTION, b"{}")]
 
 
 # ---- ports and sockets -----------------------------------------------------------------------------------------------

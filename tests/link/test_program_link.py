@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from link.wrappers import OF_JOB, Wrapper
+from link.wrappers import OF_JOB, Wrapper, served
 
 from harness.waiting import eventually
 from keras_ddl.communicator import error_report
@@ -156,12 +155,10 @@ def test_a_wrapper_gets_all_that_an_ended_program_has_sent(tmp_path: Path) -> No
         for number in range(100):
             own.send(Kind.FIGURES, {"steps": number})
         os.kill(os.getpid(), 9)
-    (listener,) = link.events
-    select.select([listener], [], [])
-    list(link.serve(listener))
+    served(link)
     os.waitpid(child, 0)
     assert [json.loads(payload)["steps"] for _, payload in link.drain()] == list(range(100))
-    assert list(link.events) == [listener]
+    assert len(list(link.sources(list))) == 1
 
 
 @pytest.mark.parametrize(

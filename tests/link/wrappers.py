@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-import select
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.launch.program_link import ProgramLink
-from keras_ddl.link import program
+from keras_ddl.launch.program_link import Frame, ProgramLink
+from keras_ddl.link import loop, program
 from keras_ddl.link.kinds import Kind
 
 OF_JOB = {"regroups": True, "takes_newcomers": True, "figures": True, "clock": {}}
+
+
+def served(link: ProgramLink) -> list[Frame]:
+    """Returns what a program sends next."""
+    frames: list[Frame] = []
+    loop.serve(60, link.sources(frames.extend))
+    return frames
 
 
 class Wrapper:
@@ -42,16 +49,17 @@ class Wrapper:
 
     def _serve(self) -> None:
         while not self._ended.is_set():
+            frames: list[Frame] = []
             with self._lock:
-                poll = select.poll()
-                for fd, events in self._link.events.items():
-                    poll.register(fd, events)
-            for fd, _ in poll.poll(5):
-                with self._lock:
-                    frames = list(self._link.serve(fd))
-                self._pass_on(frames)
+                sources = list(self._link.sources(frames.extend))
+            loop.serve(0.005, [(fd, events, partial(self._locked, handle)) for fd, events, handle in sources])
+            self._pass_on(frames)
 
-    def _pass_on(self, frames: list[tuple[Kind, Any]]) -> None:
+    def _locked(self, handle: Callable[[], object]) -> None:
+        with self._lock:
+            handle()
+
+    def _pass_on(self, frames: list[Frame]) -> None:
         for kind, payload in frames:
             self._hear(kind, payload if isinstance(payload, bytes) else json.dumps(payload).encode())
 
