@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from keras_ddl import config
+from keras_ddl.config import Seconds
 from keras_ddl.errors import RankLostError
 from keras_ddl.link.connections import keep_alive
 from keras_ddl.link.handshake import Impostor, introduce
@@ -23,8 +24,6 @@ from keras_ddl.link.listener import Caller, Listener
 from keras_ddl.link.loop import READ, Source, serve
 from keras_ddl.topology.launcher import host_key
 
-_KNOCK_SECONDS = 10.0  # for the handshake
-_LOOK_AFTER_SECONDS = 1.0
 _SWEEP_SECONDS = 1.0
 
 
@@ -112,7 +111,7 @@ class Doorkeeper:
         connected: dict[int, socket.socket],
         check: Callable[[list[int]], None],
     ) -> None:
-        look_at = time.monotonic() + _LOOK_AFTER_SECONDS
+        look_at = time.monotonic() + Seconds.LOOK_AGAIN
         while True:
             with self._changed:
                 for rank in ranks:
@@ -126,7 +125,7 @@ class Doorkeeper:
             if time.monotonic() >= look_at:
                 for rank in missing:
                     self._knock(rank, key, is_look=True).close()
-                look_at = time.monotonic() + _LOOK_AFTER_SECONDS
+                look_at = time.monotonic() + Seconds.LOOK_AGAIN
 
     def _knock(self, rank: int, key: str, *, is_look: bool = False) -> socket.socket:
         """Connects to a rank. `is_look`: only to see whether it still waits."""
@@ -135,7 +134,7 @@ class Doorkeeper:
 
         def connect() -> socket.socket:
             try:
-                return socket.create_connection((door.address, door.port), timeout=_KNOCK_SECONDS)
+                return socket.create_connection((door.address, door.port), timeout=Seconds.MEET)
             except OSError as error:
                 raise RankLostError(
                     f"rank {rank} died, or cannot be reached: {where} ({error}). Ranks need TCP connections between "
@@ -144,7 +143,7 @@ class Doorkeeper:
 
         hello = {"key": key, "from": self.rank, "to": rank, "is_look": is_look}
         try:
-            channel, answer = introduce(connect, self._doors.secret, lambda: hello, _KNOCK_SECONDS)
+            channel, answer = introduce(connect, self._doors.secret, lambda: hello, Seconds.MEET)
         except Impostor:
             raise RankLostError(
                 f"rank {rank} cannot be reached: another process answers on port {door.port} of {door.address}."

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_ddl import config
+from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError
 from keras_ddl.launch import job_folder
 from keras_ddl.launch.address import Address
@@ -26,9 +27,6 @@ from keras_ddl.launch.rank_process import run_wrapper
 from keras_ddl.link.channel import encoded
 from keras_ddl.link.kinds import Kind
 
-# A wrapper that fails before it has reached the launcher leaves the others waiting: they are ended after this time. The
-# launcher ends connected ones earlier.
-_AFTER_FAILURE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 # A frame, because stdout may have other output before it, such as a greeting of the host's.
 READY = encoded(Kind.READY)
@@ -111,7 +109,7 @@ def _run(part: Part) -> int:
             first = first or (status if status >= 0 else 128 - status)
             # One that was killed had reached the launcher, most probably, which may go on without it.
             if status > 0 and end_at is None:
-                end_at = time.monotonic() + _AFTER_FAILURE_SECONDS
+                end_at = time.monotonic() + Seconds.AFTER_FAILURE
         elif end_at is not None and time.monotonic() >= end_at:
             pass_on(signal.SIGTERM)
             time.sleep(_LOOK_SECONDS)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError, LaunchError
 from keras_ddl.launch import host_facts, job_folder, rank_environment, startup_notes
 from keras_ddl.launch.address import Address, connect
@@ -35,14 +36,7 @@ from keras_ddl.link.handshake import Impostor, introduce
 from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, WRITE, Source, serve
 
-# Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
-_MPIRUN_GRACE_SECONDS = 0.4
-_MPIRUN_SECONDS = 5.0  # to end after the launcher is gone
 _LOSS = "the loss of the launcher"
-_DRAIN_SECONDS = 0.3
-_GOODBYE_SECONDS = 15.0
-_START_SECONDS = 30.0  # to find the launcher
-_CONNECT_SECONDS = 20.0  # to be heard by a launcher that strangers flood
 _BACKLOG_BYTES = 1 << 20
 _LINK_BACKLOG_BYTES = 4 << 20  # more: what the program sends is rare, or the result of a call
 # For the program, but Slurm and mpirun send them to the processes that they know.
@@ -86,11 +80,9 @@ class RankProcess:
             own = {"rank": self.rank, "size": self.size, "host": socket.gethostname(), "pid": os.getpid()}
             return own if self._facts is None else own | {"facts": {**self._facts, "clock": time.time()}}
 
-        seconds = iter([_START_SECONDS])  # later, it is gone, or wants no more ranks
+        seconds = iter([Seconds.CONNECT])  # later, it is gone, or wants no more ranks
         try:
-            return introduce(
-                lambda: connect(address, timeout=next(seconds, 0.0)), address.token, hello, _CONNECT_SECONDS
-            )
+            return introduce(lambda: connect(address, timeout=next(seconds, 0.0)), address.token, hello, Seconds.ADMIT)
         except Impostor:
             raise LaunchError("The launcher must prove that it knows the job's token. It did not.") from None
         except OSError as error:
@@ -114,7 +106,7 @@ class RankProcess:
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
                 # If the launcher is gone, nobody else removes it: then wait for mpirun, which is about to end.
-                patience = _MPIRUN_SECONDS if self._stopped_by == _LOSS else 0.0
+                patience = Seconds.MPIRUN_END if self._stopped_by == _LOSS else 0.0
                 job_folder.remove_job_folder(self._run_dir.parent, patience)
                 # A launcher that is gone does not restart the job; one that cannot be reached may.
                 if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
@@ -156,10 +148,10 @@ class RankProcess:
         while self._received:
             self._signal(self._received.pop(0))
         if self._terminated and self._stopped_by is None:
-            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, self._starter)
+            self._stop(signal.SIGTERM, Seconds.MPIRUN_GRACE, self._starter)
         if self._channel.closed and self._stopped_by is None:
             self._say_that_it_is_outside()
-            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
+            self._stop(signal.SIGTERM, Seconds.MPIRUN_GRACE, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
@@ -273,15 +265,15 @@ class RankProcess:
 
     def _drain(self, program: RankProgram) -> None:
         """Forwards the rest in the pipes, for a limited time: processes left behind may keep them open."""
-        deadline = time.monotonic() + _DRAIN_SECONDS
+        deadline = time.monotonic() + Seconds.DRAIN
         while program.sources and time.monotonic() < deadline and not self._channel.closed:
-            self._serve(_DRAIN_SECONDS)
+            self._serve(Seconds.DRAIN)
             if self._channel.backlog >= _BACKLOG_BYTES:
-                deadline = time.monotonic() + _DRAIN_SECONDS  # a slow reader, not an open pipe
+                deadline = time.monotonic() + Seconds.DRAIN  # a slow reader, not an open pipe
 
     def _wait_for_bye(self) -> None:
         # The others may take their time to find that this rank is lost, and go on.
-        deadline = time.monotonic() + (float("inf") if self._welcome["regroups"] else _GOODBYE_SECONDS)
+        deadline = time.monotonic() + (float("inf") if self._welcome["regroups"] else Seconds.GOODBYE)
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._may_exit = True

@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from keras_ddl.config import Seconds
 from keras_ddl.launch.membership import Membership
 from keras_ddl.launch.questions import Questions
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.link.kinds import RANK_BYTES, Kind
 
-_KILLING_SECONDS = 5.0  # a rank that cannot be killed is given up
-_LEAVING_SECONDS = 30.0  # one that has not ended so long after it has left is killed
 _NO_SIGNAL = 0
 
 
@@ -162,7 +161,7 @@ class Regrouping:
                 self._killed_at[rank] = now
                 self._say(f"rank {rank} has not answered the other ranks for {self._patience:g} s and is killed.")
                 link.signal(signal.SIGKILL)
-            elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
+            elif now - self._killed_at[rank] > Seconds.KILLING and link.channel is not None:
                 link.channel.close()  # then _serve_rank counts it as lost
         for rank in self._waiting.difference(self.spares):
             self._waiting.discard(rank)
@@ -181,7 +180,7 @@ class Regrouping:
                 )
                 self._event("rank_left", rank=rank, ranks=len(members), reason=self._leaving[rank])
                 self._links[rank].send(Kind.ANSWER, {"left": True})
-                self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
+                self._links[rank].stop(_NO_SIGNAL, Seconds.LEAVING)
             elif outcome.is_lost:
                 outcome.survived = True
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"

@@ -10,12 +10,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from keras_ddl.config import Seconds
 from keras_ddl.launch import processes
 from keras_ddl.link.channel import Channel
 
 _TEXT_BYTES = 1 << 14
-_KILLED_SECONDS = 5.0
-_GRACE_SECONDS = 2.0
 
 
 class StarterProcess:
@@ -91,7 +90,7 @@ class StarterProcess:
     def wait(self) -> None:
         """Waits for the end of a process that was killed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILLED_SECONDS)
+            self._process.wait(Seconds.KILLING)
         self.poll()
         if self.orders is not None:
             self.orders.close()
@@ -102,7 +101,7 @@ class StarterProcess:
         Args:
             serve: called repeatedly while it waits. is_killed: whether to kill the process at once.
         """
-        for patience, signum in ((seconds, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
+        for patience, signum in ((seconds, signal.SIGTERM), (Seconds.GRACE, signal.SIGKILL)):
             deadline = time.monotonic() + patience
             while self.poll() is None and time.monotonic() < deadline and not is_killed():
                 serve()

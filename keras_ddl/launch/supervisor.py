@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.config import Seconds
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import address, host_facts, job_folder, masking, processes, terminal
 from keras_ddl.launch.changing_hosts import ChangingHosts
@@ -33,16 +34,10 @@ from keras_ddl.launch.starter_process import StarterProcess
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.channel import Channel
-from keras_ddl.link.connections import LOST_AFTER_SECONDS
 from keras_ddl.link.kinds import Kind
 from keras_ddl.link.listener import Listener
 from keras_ddl.link.loop import READ, Source, serve
 
-START_SECONDS = 120.0
-_GRACE_SECONDS = 2.0
-_INTERRUPT_GRACE_SECONDS = 5.0
-_STARTER_SECONDS = 3.0
-_DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
 _ABOUT_OTHERS = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
@@ -97,7 +92,7 @@ class Supervisor:
             )
             if job.hostfile is not None:
                 plan = HostPlan(job.hosts, job.num_ranks, job.spares, job.min_ranks, job.max_ranks)
-                self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, START_SECONDS)
+                self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, Seconds.START)
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. Another thread may call this."""
@@ -114,7 +109,7 @@ class Supervisor:
         sockets = job_folder.make(self._folder / job_folder.SOCKETS, is_new=True)
         self._result.starter = job.starter
         listener, self._address = address.listen(None if job.several_hosts else sockets / "launcher")
-        lost_after = LOST_AFTER_SECONDS
+        lost_after = Seconds.LOST_AFTER
         if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
         self._listener = Listener(listener, self._address.token, len(self.links), lost_after)
@@ -208,26 +203,26 @@ class Supervisor:
                 return
             if self._screen.lost is not None and self._result.signal is None:
                 self._result.signal = self._screen.lost
-                self._stop_ranks(signal.SIGTERM, self._job.grace or _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, self._job.grace or Seconds.GRACE)
             if deadline is not None and now >= deadline:
                 deadline = None
                 self._result.timed_out = True
                 self.say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
-                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, Seconds.GRACE)
             first = self.links[: self._job.num_ranks + self._job.spares]
-            if not self._stopping and now - began > START_SECONDS and any(each.is_missing for each in first):
-                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
+            if not self._stopping and now - began > Seconds.START and any(each.is_missing for each in first):
+                self._stop_ranks(signal.SIGTERM, Seconds.GRACE)
             if self._hosts_changed and all(link.started for link in self.links):
                 self._hosts_changed = False
                 for link in self.links:
                     link.send(Kind.HOSTS_CHANGED)
             if self._stop_at is not None and now >= self._stop_at:
-                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, Seconds.GRACE)
             if self._end_starter_at is not None and now >= self._end_starter_at:
                 return
             ended_at = self._starter.ended_at
             if ended_at is not None and (
-                now - ended_at > _STARTER_SECONDS or not (self._by_fd or self._listener.has_unproven)
+                now - ended_at > Seconds.STARTER_END or not (self._by_fd or self._listener.has_unproven)
             ):
                 return
             self._serve(0.1 if self._tick() else 1.0)
@@ -286,9 +281,9 @@ class Supervisor:
                 again = " (press again to kill them)" if signum == signal.SIGINT else ""
                 self.say(f"{signal.Signals(signum).name}: stopping the ranks{again}.")
             if signum == signal.SIGINT:
-                self._stop_ranks(signal.SIGINT, self._job.grace or _INTERRUPT_GRACE_SECONDS)
+                self._stop_ranks(signal.SIGINT, self._job.grace or Seconds.INTERRUPT_GRACE)
             else:
-                self._stop_ranks(signal.SIGTERM, self._job.grace or _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, self._job.grace or Seconds.GRACE)
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
@@ -380,7 +375,7 @@ class Supervisor:
         self._stop_at = None
         for link in self.links:
             link.stop(signum, grace_seconds)
-        self._end_starter_at = time.monotonic() + grace_seconds + _GRACE_SECONDS
+        self._end_starter_at = time.monotonic() + grace_seconds + Seconds.GRACE
         if not any(link.connected for link in self.links):
             self._end_starter_at = time.monotonic()
 
@@ -405,7 +400,7 @@ class Supervisor:
         for link in self.links:
             link.send(Kind.BYE, {"last": last, "survived": link.outcome.survived})
         is_late = self._end_starter_at is not None and time.monotonic() >= self._end_starter_at
-        self._starter.end(0.0 if is_late else _STARTER_SECONDS, lambda: self._serve(0.05), lambda: self._killed)
+        self._starter.end(0.0 if is_late else Seconds.STARTER_END, lambda: self._serve(0.05), lambda: self._killed)
         self._read_starter()
 
     def _kill_all(self) -> None:
@@ -422,7 +417,7 @@ class Supervisor:
             self._watchers.rank_end(link.outcome)
         if self._process is not None:
             if self._job.several_hosts and self._process.ended_at is not None and not self._killed:
-                processes.wait_for_marked(self._address.token, timeout=_DAEMON_SECONDS)
+                processes.wait_for_marked(self._address.token, timeout=Seconds.DAEMONS)
             self._process.signal(signal.SIGKILL)
             self._process.wait()
         processes.kill_marked(f"/{self._folder.name}/")

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from keras_ddl.link.connections import LOST_AFTER_SECONDS, keep_alive
+from keras_ddl.config import Seconds
+from keras_ddl.link.connections import keep_alive
 from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, WRITE, serve
 
@@ -33,7 +34,7 @@ class Channel:
     """One end of a connection. Its methods never block; the owner polls and calls `read` and `write`."""
 
     def __init__(
-        self, sock: socket.socket, accepts: Mapping[int, int] | None, lost_after: float = LOST_AFTER_SECONDS
+        self, sock: socket.socket, accepts: Mapping[int, int] | None, lost_after: float = Seconds.LOST_AFTER
     ) -> None:
         """
         Args:

@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-LOST_AFTER_SECONDS = 25.0  # a network may be down for a moment
-
 
 def listen_here(path: Path) -> socket.socket:
     """Opens a UNIX socket that does not block, in a directory that only the user can enter. Raises: OSError."""

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_ddl.config import Seconds
 from keras_ddl.files.private import is_own_peer
 from keras_ddl.link.channel import Channel
-from keras_ddl.link.connections import LOST_AFTER_SECONDS, Unproven
+from keras_ddl.link.connections import Unproven
 from keras_ddl.link.handshake import sign, verify
 from keras_ddl.link.kinds import FROM_UNPROVEN_CALLER, NONCE_BYTES, Kind
 
 # A process answers at once; this allows for one on a machine that freezes meanwhile.
-_PROOF_SECONDS = 30.0
 _MAX_STRANGERS = 64  # in addition to the processes of the job
 _ACCEPTED_AT_ONCE = 32  # before others are heard again
 
@@ -37,7 +37,7 @@ class Caller:
 
     channel: Channel
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
-    until: float = field(default_factory=lambda: time.monotonic() + _PROOF_SECONDS)
+    until: float = field(default_factory=lambda: time.monotonic() + Seconds.PROOF)
     sent_at: float = field(default_factory=time.time)
     payload: bytes | None = None
     hello: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Listener:
     """
 
     def __init__(
-        self, sock: socket.socket, secret: str, num_callers: int, lost_after: float = LOST_AFTER_SECONDS
+        self, sock: socket.socket, secret: str, num_callers: int, lost_after: float = Seconds.LOST_AFTER
     ) -> None:
         sock.setblocking(False)
         self._sock, self._secret, self._lost_after = sock, secret, lost_after

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.communicator import between_hosts
 from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
+from keras_ddl.config import Seconds
 from keras_ddl.errors import RankLostError
 from keras_ddl.link import listener
 from keras_ddl.link.connections import Unproven
@@ -77,7 +77,7 @@ def raises(call: Callable[[], Any], text: str) -> None:
 
 
 def test_a_rank_whose_door_is_closed_is_lost_to_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_hosts, "_LOOK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(Seconds, "LOOK_AGAIN", 0.1)
     keepers = keepers_on("abc")
     keepers[1]._door.shutdown(socket.SHUT_RDWR)
     keepers[1]._door.close()
@@ -86,7 +86,7 @@ def test_a_rank_whose_door_is_closed_is_lost_to_both_sides(monkeypatch: pytest.M
 
 
 def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_hosts, "_LOOK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(Seconds, "LOOK_AGAIN", 0.1)
     keepers = keepers_on("ab")
 
     def impatient(missing: list[int]) -> None:
@@ -103,13 +103,13 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = keepers_on("ab")
     stranger = Doorkeeper(1)
     stranger.introduce(Doors(doors_of(keepers, "ab"), "0c" * 32))
-    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 0.5)
+    monkeypatch.setattr(Seconds, "MEET", 0.5)
     raises(lambda: stranger.connect("world", [0, 1], patient), "rank 0 died")
     assert not keepers[0]._arrived
 
 
 def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 0.5)
+    monkeypatch.setattr(Seconds, "MEET", 0.5)
     keepers = keepers_on("ab")
     other = Doorkeeper(0)  # of another job
     other.introduce(Doors({}, "0c" * 32))
@@ -134,7 +134,7 @@ def is_pushed_out(connection: socket.socket) -> bool:
 def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # From the first moment on, when nobody can prove anything yet, too; and no thread waits for one of them.
     monkeypatch.setattr(listener, "_MAX_STRANGERS", 50)
-    monkeypatch.setattr(listener, "_PROOF_SECONDS", 3600.0)
+    monkeypatch.setattr(Seconds, "PROOF", 3600.0)
     keepers = [Doorkeeper(rank) for rank in range(2)]
     doors = Doors(doors_of(keepers, "ab"), SECRET)
     for each in keepers if is_introduced else keepers[1:]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from keras_ddl.config import Seconds
 from keras_ddl.launch import address as address_module
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch import outcome, restarts, supervisor
@@ -250,8 +251,8 @@ class Stage:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
         for module, name in (
-            (supervisor, "_GRACE_SECONDS"),
-            (supervisor, "_STARTER_SECONDS"),
+            (Seconds, "GRACE"),
+            (Seconds, "STARTER_END"),
             (outcome, "_CASCADE_SECONDS"),
             (outcome, "_CASCADE_WITHOUT_MPI_SECONDS"),
             (outcome, "_CASCADE_OF_RESTART_SECONDS"),

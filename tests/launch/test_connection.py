@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keras_ddl.config import Seconds
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import address as address_module
 from keras_ddl.launch.address import Address
@@ -101,7 +102,7 @@ def test_acceptor_drops_a_connection_without_proof_in_time(
     acceptor, address, listener = listening
     early = stranger(address)
     assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
-    monkeypatch.setattr(listener_module, "_PROOF_SECONDS", -1.0)
+    monkeypatch.setattr(Seconds, "PROOF", -1.0)
     late = stranger(address)
     assert eventually(lambda: acceptor.serve(listener) is None and len(acceptor.fds) == 3)
     acceptor.tick()
