@@ -13,9 +13,9 @@ from typing import IO
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import job_folder
-from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.hosts import Host, parse_hosts
-from keras_ddl.launch.mpirun import Mpirun
+from keras_ddl.launch.mpi import mpirun as mpirun_module
+from keras_ddl.launch.mpi.mpirun import Mpirun
 from keras_ddl.launch.outcome import (
     RESTART_STATUS,
     RankOutcome,
@@ -109,7 +109,7 @@ class Job:
             numbers = ["-np", str(self.num_ranks), *(["--spares", str(self.spares)] if self.spares else [])]
             numbers += ["--more"] if self.hostfile is not None else []
             return [*starter, *numbers, "--", *self.program]
-        wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
+        wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.mpi.rank_proxy", "--", *self.program]
         forward = ["KERAS_DDL_LAUNCHER"]
         if python_path():
             forward.append("PYTHONPATH")

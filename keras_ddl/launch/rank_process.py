@@ -1,11 +1,9 @@
-"""The wrapper that mpirun or host_ranks.py starts for each rank: it runs the program and reports to the launcher.
-
-    python -m keras_ddl.launch.rank_process -- python train.py ...
+"""The wrapper of each rank: it runs the rank's program and reports to the launcher.
 
 The program's output goes to the launcher over the rank's connection. If the launcher's own output is a terminal, rank 0
 writes to a pseudo-terminal, and so do all ranks of a job that may continue without rank 0. When the program ends, the
-wrapper kills processes that the program left, and sends the exit status and error report. It ends the program when the
-launcher or mpirun orders it to, or when the launcher is gone.
+wrapper kills processes that the program left, and sends the exit status. It ends the program when the launcher, or what
+started the rank, orders it to, or when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError, LaunchError
 from keras_ddl.launch import host_facts, job_folder, rank_environment, startup_notes
 from keras_ddl.launch.address import Address, connect
-from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
+from keras_ddl.launch.processes import die_with_parent, kill_marked
 from keras_ddl.launch.program_link import TO_PROGRAM, Frame, ProgramLink
 from keras_ddl.launch.rank_program import RankProgram, require_directory
 from keras_ddl.link.channel import Channel
@@ -40,7 +38,7 @@ _LOSS = "the loss of the launcher"
 _BACKLOG_BYTES = 1 << 20
 _LINK_BACKLOG_BYTES = 4 << 20  # more: what the program sends is rare, or the result of a call
 # For the program, but Slurm and mpirun send them to the processes that they know.
-_FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
+FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RankProcess:
@@ -50,7 +48,7 @@ class RankProcess:
         self.rank, self.size, self.command = rank, size, command
         self._received: list[int] = []  # signals for the program
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for signum in _FOR_THE_PROGRAM:
+        for signum in FOR_THE_PROGRAM:
             signal.signal(signum, lambda number, _: self._received.append(number))
         # On one host there is nothing to compare.
         self._facts = None if address.path else host_facts.facts()
@@ -279,19 +277,6 @@ class RankProcess:
         self._may_exit = True
 
 
-def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["--", program, arguments...].
-
-    mpirun sees a proxy. The wrapper itself is the proxy's child, in a separate process group: MPICH sends SIGKILL to
-    all ranks when one aborts, and the wrapper must survive to end the program and report. The wrapper gets no session
-    of its own: Linux divides a core between sessions first (autogroup), so a communication thread's priority would not
-    count against other ranks, and a polling thread of another rank could delay it by seconds.
-    """
-    parent = os.getpid()
-    child = os.fork()
-    return _run_proxy(child) if child else run_wrapper(argv[1:], parent)
-
-
 def run_wrapper(command: list[str], parent: int) -> int:
     """Runs the wrapper in a process just forked from `parent`; returns its exit status."""
     os.setpgid(0, 0)
@@ -302,19 +287,3 @@ def run_wrapper(command: list[str], parent: int) -> int:
     except KerasDdlError as error:
         print(f"keras-ddl: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-
-
-def _run_proxy(child: int) -> int:
-    """Forwards signals to the wrapper and returns its exit status. It dies with mpirun's daemon."""
-    for signum in _FOR_THE_PROGRAM:
-        signal.signal(signum, lambda number, _: signal_quietly(child, number))
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda *_: signal_quietly(child, signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    die_with_parent(signal.SIGTERM)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status if status >= 0 else 128 - status
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

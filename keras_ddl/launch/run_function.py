@@ -147,7 +147,8 @@ def _values(result: JobResult, timeout: float | None) -> list[Any]:
         _raise(first, returned.get(first.rank, {}), result)
     if not result.ok:
         raise LaunchError(
-            f"mpirun must not end before the ranks. It did ({result.starter_end}), with output:\n{result.starter_text}"
+            f"{result.starter} must not end before the ranks. It did ({result.starter_end}), with output:\n"
+            f"{result.starter_text}"
         )
     without = [rank for rank in range(len(result.outcomes)) if "value" not in returned.get(rank, {})]
     if without:

@@ -185,7 +185,7 @@ def waiting_wrapper(
     listener, address = address_module.listen(None)
     listener.settimeout(LIMIT_SECONDS)
     env = environment("-", tmp, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
-    command = [*before, sys.executable, "-m", "keras_ddl.launch.rank_process", "--", *program]
+    command = [*before, sys.executable, "-m", "keras_ddl.launch.mpi.rank_proxy", "--", *program]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with listener, subprocess.Popen(command, cwd=cwd, env=env, text=True, **streams) as process:
         try:

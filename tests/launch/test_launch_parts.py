@@ -15,12 +15,13 @@ import pytest
 
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import address as address_module
-from keras_ddl.launch import job, mpirun, native_mpi
+from keras_ddl.launch import job
 from keras_ddl.launch.address import Address
 from keras_ddl.launch.hosts import Host, parse_hosts
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.job_folder import remove_job_folder
-from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Mpirun
+from keras_ddl.launch.mpi import mpirun, native_mpi
+from keras_ddl.launch.mpi.mpirun import HYDRA, OPEN_MPI, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from keras_ddl import config, packages
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import native_mpi
 from keras_ddl.launch.hosts import Host
+from keras_ddl.launch.mpi import native_mpi
 
 OPEN_MPI = "Open MPI"
 HYDRA = "Hydra"
