@@ -15,7 +15,7 @@ from keras_ddl.link.program import LinkLost, ProgramLink
 
 
 class Board:
-    """What the launcher tells this rank or newcomer between steps. Looking takes 2 us."""
+    """What the launcher tells this rank or newcomer between steps. Looking takes 3 us."""
 
     def __init__(self, link: ProgramLink) -> None:
         self._link = link

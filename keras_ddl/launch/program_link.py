@@ -28,18 +28,18 @@ class ProgramLink:
         """`of_job`: what the program learns about its job."""
         self._listener = listen_here(run_dir / SOCKET)
         self._welcome = {**of_job, "has_question": False, "admit_at": 0, "hosts_changed": False}
-        self._channels: dict[int, Channel] = {}
+        self._channels: list[Channel] = []
         self._asking: Channel | None = None
         self._unshown: int | None = None  # the admit_at that is on its way to the program
 
     def sources(self, report: Callable[[Iterable[Frame]], None]) -> Iterator[Source]:
         """Yields what the loop waits for. `report`: takes frames for the launcher."""
         yield self._listener.fileno(), READ, self._accept
-        for fd, channel in self._channels.items():
-            yield fd, channel.events, lambda fd=fd: report(self._serve(fd))
+        self._channels = [each for each in self._channels if not each.closed]
+        for channel in self._channels:
+            yield channel.fileno(), channel.events, lambda channel=channel: report(self._serve(channel))
 
-    def _serve(self, fd: int) -> Iterator[Frame]:
-        channel = self._channels[fd]
+    def _serve(self, channel: Channel) -> Iterator[Frame]:
         channel.write()
         for kind, payload in () if channel.closed else channel.read():
             if kind in JSON_FROM_PROGRAM and not _is_object(payload):
@@ -48,15 +48,13 @@ class ProgramLink:
             if kind in (Kind.QUESTION, Kind.CALL, Kind.WAITS):
                 self._asking = channel
             yield kind, payload
-        if channel.closed:
-            del self._channels[fd]
         yield from self._show()
 
     def drain(self) -> Iterator[Frame]:
         """Yields what the ended program has sent."""
-        for fd in list(self._channels):
-            while fd in self._channels and self._channels[fd].is_ready(READ, 0):
-                yield from self._serve(fd)
+        for channel in self._channels:
+            while not channel.closed and channel.is_ready(READ, 0):
+                yield from self._serve(channel)
 
     def take(self, kind: Kind, payload: bytes) -> Iterator[Frame]:
         """Passes a frame on to the program; yields those that answer it."""
@@ -67,7 +65,7 @@ class ProgramLink:
             self._welcome |= board
             self._unshown = board.get("admit_at", self._unshown)
         if kind in (Kind.HOSTS_CHANGED, Kind.BOARD):
-            for channel in self._channels.values():
+            for channel in self._channels:
                 channel.send(kind, payload)
         elif self._asking is not None:
             self._asking.send(kind, payload)
@@ -82,12 +80,12 @@ class ProgramLink:
             connection.close()
             return
         channel = Channel(connection, FROM_PROGRAM)
-        self._channels[channel.fileno()] = channel
+        self._channels.append(channel)
         channel.send(Kind.WELCOME, self._welcome)
 
     def _show(self) -> Iterator[Frame]:
         """Tells the launcher that the program will see `admit_at` when it next looks."""
-        if self._unshown is not None and not any(each.backlog for each in self._channels.values()):
+        if self._unshown is not None and not any(each.backlog for each in self._channels):
             shown, self._unshown = self._unshown, None
             yield Kind.SHOWN, {"admit_at": shown}
 

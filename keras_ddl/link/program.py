@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class ProgramLink:
         self._path = path
         self._reading, self._sending = threading.RLock(), threading.RLock()
         self._channel: Channel | None = None
+        self._arrived = select.poll()
         self._is_welcome = False
         self._job: dict[str, Any] = {}
         self._answer: dict[str, Any] | None = None
@@ -68,10 +70,11 @@ class ProgramLink:
         return self._job[name]
 
     def look(self) -> None:
-        """Takes what has arrived, and never waits. Cost: 2 us."""
+        """Takes what has arrived, and never waits. Cost: 3 us."""
         if self._reading.acquire(blocking=False):  # else another thread reads
             try:
-                self._take(waits=False)
+                if self._channel is None or self._arrived.poll(0):
+                    self._take()
             except LinkLost:
                 pass  # the wrapper has ended, and takes this process with it
             finally:
@@ -80,13 +83,17 @@ class ProgramLink:
     def send(self, kind: Kind, message: bytes | Mapping[str, Any] = b"") -> None:
         """Sends a frame to the launcher. Waits while the wrapper has too much to send. Raises: LinkLost."""
         channel = self._opened()
-        with self._sending, self._whole():
-            channel.send(kind, message)
-            while channel.backlog:
-                channel.is_ready(WRITE, None)
-                channel.write()
-            if channel.closed:
-                raise LinkLost
+        with self._sending:
+            try:
+                channel.send(kind, message)
+                while channel.backlog:
+                    channel.is_ready(WRITE, None)
+                    channel.write()
+                if channel.closed:
+                    raise LinkLost
+            except BaseException:
+                self._close()
+                raise
 
     def ask(self, question: Mapping[str, Any], is_over: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Returns the launcher's answer to a question. None: `is_over`, which another frame made true, ended the wait.
@@ -96,28 +103,25 @@ class ProgramLink:
         with self._reading:
             self._answer = None
             self.send(Kind.QUESTION, question)
-            while self._answer is None:
-                if is_over():
-                    self._close()  # so that the wrapper drops a late answer
-                    return None
-                self._take(waits=True)
+            self._wait(lambda: self._answer is not None or is_over())
+            if self._answer is None:
+                self._close()  # so that the wrapper drops a late answer
             return self._answer
 
     def wait_for_record(self) -> bytes:
         """Waits for what rank 0 sends to this newcomer. Raises: LinkLost."""
         with self._reading:
-            while self.record is None:
-                self._take(waits=True)
+            self._wait(lambda: self.record is not None)
             record, self.record = self.record, None
-            return record
+        assert record is not None
+        return record
 
     def call(self) -> bytes:
         """Returns the pickled call of `keras_ddl.run`. Raises: LinkLost."""
         with self._reading:
             self.send(Kind.CALL)
-            while not self._call or self._call[-1]:
-                self._take(waits=True)
-            return b"".join(self._call)
+            self._wait(lambda: bool(self._call) and not self._call[-1])
+        return b"".join(self._call)
 
     def _opened(self) -> Channel:
         """Returns the connection. Raises: LinkLost."""
@@ -130,19 +134,12 @@ class ProgramLink:
                     self._channel = Channel(connect_here(self._path), None)
                 except OSError as error:
                     raise LinkLost from error
+                self._arrived = select.poll()
+                self._arrived.register(self._channel, READ)
                 self._is_welcome = False
-                while not self._is_welcome:
-                    self._take(waits=True)
+                self._wait(lambda: self._is_welcome)
+            assert self._channel is not None
             return self._channel
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Closes the connection if the block is left by an exception."""
-        try:
-            yield
-        except BaseException:
-            self._close()
-            raise
 
     def _close(self) -> None:
         channel, self._channel = self._channel, None
@@ -151,16 +148,22 @@ class ProgramLink:
                 channel.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for frames
             channel.close()
 
-    def _take(self, *, waits: bool) -> None:
-        """Takes the frames that have arrived, after waiting for them. Raises: LinkLost."""
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            self._opened().is_ready(READ, None)
+            self._take()
+
+    def _take(self) -> None:
+        """Takes the frames that have arrived. Raises: LinkLost."""
         channel = self._opened()
-        with self._whole():
-            if waits:
-                channel.is_ready(READ, None)
+        try:
             for kind, payload in channel.read():
                 self._handle(kind, payload)
             if channel.closed:
                 raise LinkLost
+        except BaseException:
+            self._close()
+            raise
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.RECORD:
@@ -183,7 +186,7 @@ class ProgramLink:
 
 
 _link: ProgramLink | None = None
-_opening = threading.Lock()
+_opening = threading.RLock()
 
 
 def of_process() -> ProgramLink | None:
@@ -208,7 +211,7 @@ def tell(kind: Kind, message: Mapping[str, Any]) -> None:
 def _in_forked_child() -> None:
     """A child process has its own connection: the frames of two processes would mix."""
     global _link, _opening
-    _link, _opening = None, threading.Lock()
+    _link, _opening = None, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
