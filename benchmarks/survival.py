@@ -177,16 +177,20 @@ def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -
     """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
     from keras_ddl.bench.training.step_times import StepTimes
     from keras_ddl.communicator import Communicator
+    from keras_ddl.strategy.resilience import Resilience
 
     strategy, x, y = begin(steps, sharding=sharding)
-    ways = {True: (strategy.survival, Communicator.recover, strategy.job.mirror_offset), False: (None, None, 0)}
-    assert strategy.survival is not None
+    assert strategy.resilience.goes_on
+    ways = {
+        True: (strategy.resilience, Communicator.recover, strategy.job.mirror_offset),
+        False: (Resilience(), None, 0),
+    }
     models, watch = {may: compiled(strategy, network) for may in ways}, StepTimes()
     medians: list[dict[str, float]] = []
     for number in range(rounds + 1):
         seconds = {}
         for may in (True, False) if number % 2 else (False, True):
-            strategy.survival, Communicator.recover, strategy.job.mirror_offset = ways[may]
+            strategy.resilience, Communicator.recover, strategy.job.mirror_offset = ways[may]
             strategy.job.goes_on = may
             models[may].fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
             seconds["may go on" if may else "may not"] = statistics.median(watch.seconds)

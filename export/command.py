@@ -38,7 +38,8 @@ USUAL_MODEL_NAME = "model"  # of keras-ddl serve, keras-ddl predict and the imag
 @click.option(
     "--signature",
     multiple=True,
-    help="An additional signature, or the outputs of serving_default: outputs or layers; repeatable.",
+    help="Add signature NAME with these outputs or layers; serving_default:... chooses those of the default one; "
+    "repeatable.",
     metavar="NAME:OUTPUT,...",
 )
 @click.option(

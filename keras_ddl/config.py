@@ -226,7 +226,8 @@ _TABLE = (
         "EXPLAIN_STEP",
         "0 or 1",
         False,
-        "1: rank 0 lists each collective of a Strategy.function's step when it is traced: bytes, reason, line.",
+        "1: rank 0 lists each collective of a step when it is traced, also of fit, evaluate and predict: bytes, "
+        "reason, line.",
     ),
     Variable(
         "ALL_FRAMES",
@@ -331,7 +332,13 @@ _TABLE = (
         "The command with which `keras-ddl run` reaches other hosts to start ranks without mpirun. Its arguments are a "
         "host and a command line.",
     ),
-    Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
+    Variable(
+        "MPIRUN",
+        "path",
+        None,
+        "If set, this mpirun starts the ranks. Default, where a job needs one: the one keras_ddl was built with, then "
+        "the one next to python, then PATH.",
+    ),
 )
 
 _OF_PARTS = (

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.matching import dtype_of, match, table
-from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, tensor_of
+from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, by_bundle, tensor_of
+from keras_ddl.compat.names import is_seed
 from keras_ddl.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from keras_ddl.cut.values.layouts import Box
     from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
 __all__ = [
@@ -27,14 +31,14 @@ __all__ = [
     "build_optimizers",
     "golden_file",
     "is_seed",
-    "keys_in_parts",
+    "keyed",
     "match",
     "named",
     "optimizers_to_build",
     "restore_checkpoint",
-    "restore_parts",
+    "restore_complete",
     "save_checkpoint",
-    "slot_in_parts",
+    "spread_variables",
     "table",
     "take",
     "take_parts",
@@ -49,7 +53,6 @@ def __dir__() -> list[str]:
 
 
 COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
-_SEED = "seed_generator_state"
 _WHAT = "A checkpoint"
 _GROUP_BYTES = 2**26
 _BYTES_AT_MOST = 16  # of an entry
@@ -112,14 +115,14 @@ def take(
     optimizer: bool = True,
     base: Base | Sequence[Base] | None = None,
     evidence: bool = True,
-    in_parts: bool = False,
+    parts: Mapping[str, bundle.Part | None] | None = None,
 ) -> Snapshot:
     """Returns a snapshot of a model's state, to be written by `ckpt.write(..., snapshot.fill)`; training may continue.
 
     Args:
         optimizer, base: as in `save_checkpoint`.
         evidence: whether `base` adds golden outputs, besides its variables.
-        in_parts: of variables that ranks store in parts, take only this rank's part; the other ranks call `take_parts`.
+        parts: what `take_parts` returned, by the keys of `spread_variables`. None: each variable is read in full.
     Raises: CheckpointError: the model is not built, or has no weights.
     """
     from keras_ddl.compat.optimizers import trained_variables  # an export reads checkpoints without Keras
@@ -134,9 +137,8 @@ def take(
     bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]
     proofs = {each.name: each.evidence() for each in bases} if evidence else {}
 
-    parts = {WEIGHTS: _parts_of(variables), OPTIMIZER: _parts_of(slots)} if in_parts else {}
     weights, state_of_optimizers = (
-        {key: tensor_of(variable) for key, variable in some.items() if not in_parts or slot_in_parts(variable) is None}
+        {key: tensor_of(variable) for key, variable in some.items() if key not in (parts or {})}
         for some in (variables, slots)
     )
     for each in bases:
@@ -148,7 +150,7 @@ def take(
     trained = {name: trained_variables(each) or () for name, each in built.items()}
     return Snapshot(
         {WEIGHTS: weights, OPTIMIZER: state_of_optimizers},
-        parts,
+        by_bundle(parts or {}),
         {golden_file(name): golden for name, (golden, _) in proofs.items()},
         record={
             "weights": table(variables),
@@ -164,32 +166,34 @@ def take(
     )
 
 
-def take_parts(model: Any, stored_as: Sequence[str] = ()) -> Snapshot:
-    """Returns this rank's parts of a checkpoint; rank 0 takes its own parts and the rest with `take(in_parts=True)`.
+def spread_variables(model: Any) -> dict[str, ShardedVariable]:
+    """Returns key -> variable, of the variables of a model and its built optimizers that are spread over ranks.
 
-    stored_as: the `keys_in_parts` of rank 0, which name the parts, because Keras's numbers in names may differ between
-        ranks.
+    Their order is the same on all ranks; the numbers in the keys may differ.
     """
-    slots = _slots_of(_built_optimizers(model))
-    parts = {WEIGHTS: _parts_of(weights_of(model)), OPTIMIZER: _parts_of(slots)}
-    renamed = dict(zip(keys_in_parts(model), stored_as, strict=True)) if stored_as else {}
-    return Snapshot({}, parts, stored_as=renamed)
+    from keras_ddl.strategy.shards.sharded_slots import sharded_variable  # an export reads checkpoints without Keras
+
+    variables = {**weights_of(model), **_slots_of(_built_optimizers(model))}
+    return {key: spread for key, each in variables.items() if (spread := sharded_variable(each)) is not None}
 
 
-def keys_in_parts(model: Any) -> list[str]:
-    """Returns the keys of the variables that ranks store in parts, in the same order on all ranks."""
-    slots = _slots_of(_built_optimizers(model))
-    return [key for key, variable in {**weights_of(model), **slots}.items() if slot_in_parts(variable) is not None]
+def take_parts(model: Any, reached: Sequence[bool]) -> list[bundle.Part | None]:
+    """Returns what this rank writes of each of `spread_variables`. COLLECTIVE if some rank cannot reach the files.
 
-
-def slot_in_parts(variable: Any) -> ShardedVariable | None:
-    """Returns the ShardedVariable that a variable has or is, if ranks write and read boxes of it and TensorFlow can
-    read boxes of its dtype; else None. Equal on all ranks.
+    reached: which ranks reach the files, as `files.reaching` returns.
     """
-    from keras_ddl.strategy.shards import stored_parts  # an export reads checkpoints without Keras
+    import tensorflow as tf
 
-    slot = stored_parts.slot_in_parts(variable)
-    return slot if slot is not None and slot.dtype.name in bundle.DTYPES_IN_PARTS else None
+    from keras_ddl.state import files
+
+    parts: list[bundle.Part | None] = []
+    for variable in spread_variables(model).values():
+        boxes, values = files.write(variable, reached, in_boxes=variable.dtype.name in bundle.DTYPES_IN_PARTS)
+        if isinstance(values, int):
+            values = variable.share.variables[values].read_value()
+        with tf.device("CPU:0"):
+            parts.append(bundle.Part(variable.full_shape, boxes, tf.convert_to_tensor(values)) if boxes else None)
+    return parts
 
 
 def golden_file(name: str | None) -> str:
@@ -205,22 +209,43 @@ def restore_checkpoint(
     optimizer: bool = True,
     seeds: str = "all",
     metric: str | None = None,
-    parts: str = "complete",
 ) -> ckpt.Checkpoint:
     """Restores a checkpoint into a built, compiled model: training continues as if it had not stopped.
 
-    Every rank may call it, because it only reads; or rank 0 calls it and broadcasts the result. All names, shapes and
-    dtypes are compared before the first variable is changed.
+    Every rank may call it, because it only reads; or rank 0 calls it and broadcasts the result, unless variables are
+    spread over ranks: of these, each rank reads what it holds. All names, shapes and dtypes are compared before the
+    first variable is changed.
 
     Args:
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
         optimizer: also restore the optimizer's variables, and build the optimizer if needed.
         seeds: whether to restore seed generators (dropout, random layers): 'all' or 'none'.
-        parts: what to do with variables that ranks store in parts: 'complete' reads and assigns each in full; 'own'
-            reads this rank's part, and every rank must call this; 'none' leaves them to `restore_parts`.
     Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
     Raises: CheckpointError: there is no such checkpoint, it is damaged, or it is of another model (names the first
         variable that differs).
+    """
+    checkpoint, sources = restore_complete(model, ckpt_dir, which, optimizer=optimizer, seeds=seeds, metric=metric)
+    spread = spread_variables(model)
+    for target, (name, key) in sources.items():
+        variable, prefix = spread[target], str(checkpoint.path / name)
+        variable.restore([read_boxes(prefix, key, variable, boxes) for boxes in variable.held()])
+        variable.note_restored(f"{prefix} {key}")
+    return checkpoint
+
+
+def restore_complete(
+    model: Any,
+    ckpt_dir: str | Path,
+    which: str | int = "latest",
+    *,
+    optimizer: bool = True,
+    seeds: str = "all",
+    metric: str | None = None,
+) -> tuple[ckpt.Checkpoint, dict[str, tuple[str, str]]]:
+    """Restores all variables but those that are spread over ranks. Arguments and errors are those of
+    `restore_checkpoint`.
+
+    Returns: the checkpoint; and of each of `spread_variables` that it has, by key: the bundle, and the key there.
     """
     from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without them
 
@@ -237,37 +262,33 @@ def restore_checkpoint(
                 "Pass optimizer=False to start with a new optimizer."
             )
         build_optimizers(model, optimizers_to_build(model, checkpoint))
-    for prefix, targets, source in _sources(model, checkpoint, optimizer=has_optimizers):
+    spread, of_spread = spread_variables(model), {}
+    for name, targets, source in _sources(model, checkpoint, optimizer=has_optimizers):
         if seeds == "none":
             source = {target: key for target, key in source.items() if not is_seed(targets[target])}
-        in_boxes = {} if parts == "complete" else {target: slot_in_parts(targets[target]) for target in source}
+        of_spread.update({target: (name, key) for target, key in source.items() if target in spread})
+        complete = [each for each in source if each not in spread]
+        prefix = str(checkpoint.path / name)
         with bundle.translated(_WHAT, prefix, CheckpointError):
-            whole = [each for each in source if in_boxes.get(each) is None]
             # In groups: so much is in memory twice.
             for group in in_groups(
-                whole, [math.prod(targets[key].shape) * _BYTES_AT_MOST for key in whole], _GROUP_BYTES
+                complete, [math.prod(targets[key].shape) * _BYTES_AT_MOST for key in complete], _GROUP_BYTES
             ):
                 values = bundle.read(prefix, {source[target]: dtype_of(targets[target]) for target in group})
                 for target in group:
                     targets[target].assign(values.pop(source[target]))
-            for target, slot in in_boxes.items():
-                if slot is not None and parts == "own":
-                    _restore_part(slot, prefix, source[target])
-    return checkpoint
+    return checkpoint, of_spread
 
 
-def restore_parts(model: Any, checkpoint: ckpt.Checkpoint) -> None:
-    """Restores the variables that ranks store in parts, reading only this rank's parts; other variables do not change.
+def read_boxes(prefix: str, key: str, variable: ShardedVariable, boxes: Sequence[Box]) -> np.ndarray:
+    """Returns the entries of boxes of a variable in a bundle, one box after the other: a vector.
 
-    Before the call, every rank has built the optimizers of the checkpoint, and rank 0 has verified its files.
-    Raises: CheckpointError: the checkpoint cannot be read, or is of another model.
+    Raises: CheckpointError: they cannot be read.
     """
-    for prefix, targets, source in _sources(model, checkpoint, optimizer=True):
-        with bundle.translated(_WHAT, prefix, CheckpointError):
-            for target, key in source.items():
-                slot = slot_in_parts(targets[target])
-                if slot is not None:
-                    _restore_part(slot, prefix, key)
+    import numpy as np
+
+    with bundle.translated(_WHAT, prefix, CheckpointError):
+        return np.asarray(bundle.read_boxes(prefix, key, variable.dtype.name, variable.full_shape, boxes))
 
 
 def weights_of(model: Any) -> dict[str, Any]:
@@ -282,7 +303,7 @@ def weights_of(model: Any) -> dict[str, Any]:
             f"A model must be built before its weights are used. Received: {type(model).__name__} {model.name!r}, "
             "not built yet. Call it on a batch, or give it an Input, first."
         )
-    return _keyed(WEIGHTS, model.variables)
+    return keyed(WEIGHTS, model.variables)
 
 
 def trackable(model: Any) -> Any:
@@ -341,32 +362,13 @@ def _sources(
     """Returns (bundle, variables by key, key -> key in the bundle) of the weights, and of the optimizers."""
     state, variables = checkpoint.state or {}, weights_of(model)
     weights = match(table(variables), state["weights"], "weight", checkpoint.path)
-    sources = [(checkpoint.weights, variables, weights)]
+    sources = [(WEIGHTS, variables, weights)]
     if optimizer:
         optimizers = _optimizers_of(model)
-        slots = _keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
+        slots = keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
         stored = match(table(slots), state["optimizer"], "optimizer variable", checkpoint.path)
-        sources.append((checkpoint.optimizer, slots, stored))
+        sources.append((OPTIMIZER, slots, stored))
     return sources
-
-
-def _parts_of(variables: Mapping[str, Any]) -> dict[str, bundle.Part]:
-    """Returns what this rank writes of the variables that ranks store in parts."""
-    from keras_ddl.strategy.shards import stored_parts
-
-    parts = {}
-    for key, variable in variables.items():
-        slot = slot_in_parts(variable)
-        if slot is not None and stored_parts.is_written_here(slot) and (boxes := stored_parts.boxes_of(slot)):
-            parts[key] = bundle.Part(tuple(slot.shape), boxes, slot.chunk.read_value())
-    return parts
-
-
-def _restore_part(slot: ShardedVariable, prefix: str, key: str) -> None:
-    from keras_ddl.strategy.shards import stored_parts
-
-    shape, dtype = tuple(slot.shape), slot.dtype.name
-    stored_parts.restore(slot, lambda boxes: bundle.read_boxes(prefix, key, dtype, shape, boxes), f"{prefix} {key}")
 
 
 def _built_optimizers(model: Any) -> dict[str, Any]:
@@ -374,7 +376,7 @@ def _built_optimizers(model: Any) -> dict[str, Any]:
 
 
 def _slots_of(optimizers: Mapping[str, Any]) -> dict[str, Any]:
-    return _keyed(OPTIMIZER, [variable for each in optimizers.values() for variable in each.variables])
+    return keyed(OPTIMIZER, [variable for each in optimizers.values() for variable in each.variables])
 
 
 def _optimizers_of(model: Any) -> dict[str, Any]:
@@ -383,21 +385,17 @@ def _optimizers_of(model: Any) -> dict[str, Any]:
     return named_optimizers_of(model)
 
 
-def is_seed(variable: Any) -> bool:
-    """Whether a Keras variable is the state of a seed generator."""
-    return bool(variable.path.endswith(_SEED))
-
-
 def named(variables: Sequence[Any]) -> dict[str, Any]:
     """Returns name -> variable, each once, in order. The name is the Keras path, with '#2', '#3'... if it repeats."""
     names: dict[str, Any] = {}
     times: dict[str, int] = {}
     for variable in {id(variable): variable for variable in variables}.values():
-        path = variable.path
+        path = getattr(variable, "path", variable.name)  # tf.Variables have only names
         times[path] = times.get(path, 0) + 1
         names[path if times[path] == 1 else f"{path}#{times[path]}"] = variable
     return names
 
 
-def _keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+def keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns key in the bundle `prefix` -> variable."""
     return {bundle.variable_key(prefix, name): variable for name, variable in named(variables).items()}

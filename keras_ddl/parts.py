@@ -1,7 +1,8 @@
 """Reads what optional parts add to the core, which imports none of them.
 
-A part is a folder of the repository (export/, serving/, those in integrations/ and observe/), installed as a package of
-keras_ddl. If its folder is deleted, everything else works as before. Its part.toml says what it adds:
+A part is a folder of the repository with a part.toml (resilience/, export/, serving/, those in integrations/ and
+observe/), installed as a package of keras_ddl. If its folder is deleted, everything else works as before. Its part.toml
+says what it adds:
 
     public = true                        # keras_ddl.NAME works without an import of its own
     [commands.serve]                     # the command `keras-ddl serve`
@@ -17,6 +18,7 @@ keras_ddl. If its folder is deleted, everything else works as before. Its part.t
 The core asks for:
     base_graphs: writes what `keras-ddl export` needs (callbacks/_base_graphs.py).
     callbacks.NAME: the class keras_ddl.callbacks.NAME.
+    resilience: what a training does when ranks are lost or join (strategy/resilience.py).
     in_ranks: called without arguments when keras_ddl is imported in a rank.
     run_options: a module of options for `keras-ddl run` (cli/part_options.py).
     training_figures: counts what a rank trains (strategy/figures.py).
@@ -39,6 +41,7 @@ from keras_ddl.errors import DependencyError
 # All parts of the project and their folders, in the order of `keras-ddl --help`; and what else users call them by.
 # Only messages and a checkout that is not installed depend on it: a part is here where its part.toml is.
 FOLDERS = {
+    "resilience": "resilience",
     "export": "export",
     "serving": "serving",
     "verify": "observe/verify",
@@ -55,6 +58,7 @@ FOLDERS = {
 }
 _ALSO_CALLED = {
     **{name: (name,) for name in ("verify", "bench", "doctor")},
+    "resilience": ("-np MIN:MAX", "--spares"),
     "export": ("export", "callbacks.ExportBase", "callbacks.Publish"),
     "serving": ("serve", "predict"),
     "timeline": ("trace", "callbacks.StepMetrics"),

@@ -137,7 +137,8 @@ class ModelProcess:
         if self.busy >= self._options.computing + self._options.queue:
             raise RequestError(
                 Code.UNAVAILABLE,
-                f"The queue of model {self.name!r} is full: {self.busy} requests are running. Try again later.",
+                f"The queue of model {self.name!r} is full: {self.busy} requests are running or waiting. Try again "
+                "later.",
             )
         if self._closed:
             raise RequestError(Code.UNAVAILABLE, f"Version {self.version} of model {self.name!r} has ended.")
@@ -196,7 +197,10 @@ class ModelProcess:
             return
         self._finish(call, _failed(Code.DEADLINE_EXCEEDED, late(self._options.timeout), 504))
         LOG.warning(
-            "version %d of model %r: a request took longer than %g s", self.version, self.name, self._options.timeout
+            "version %d of model %r: a request took longer than %g s (--timeout)",
+            self.version,
+            self.name,
+            self._options.timeout,
         )
         for each in reversed(list(self._running.values())):  # each goes before those that wait
             self._retry(each)
@@ -221,8 +225,9 @@ class ModelProcess:
         self._running.clear()
         for call in reversed(running):
             if len(running) == 1:
-                text = "The process that computed the answer has died: the request exceeds the memory limit, or the "
-                self._finish(call, _failed(Code.RESOURCE_EXHAUSTED, text + "model cannot handle it.", 503))
+                text = "The process that computed the answer has died: the request exceeds the memory limit "
+                text += "(--max-memory-mb), or the model cannot handle it. Send fewer rows."
+                self._finish(call, _failed(Code.RESOURCE_EXHAUSTED, text, 503))
             else:
                 call.suspect = True
                 self._retry(call)

@@ -65,7 +65,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     type=click.FloatRange(min=1),
     default=1024.0,
     show_default=True,
-    help="Memory limit for all current requests together.",
+    help="Memory limit of each model version's process, and of all requests in the server together.",
 )
 @click.option("--timeout", default=30.0, show_default=True, help="Time limit of a request in seconds.")
 @click.option("--idle-seconds", default=75.0, show_default=True, help="Time limit of a connection without a request.")
@@ -238,9 +238,13 @@ def _models(directories: tuple[str, ...], model_name: str | None, config_file: s
                 "If training will write it later, create it: the server waits for the first version."
             )
         if (Path(path) / "saved_model.pb").exists():
+            whole = Path(path).resolve()
+            remedy = f"Move its files to {str(whole / '1')!r}, and give {path!r}."
+            if whole.name.isdecimal():
+                remedy = f"Give its parent directory: {str(whole.parent)!r}."
             raise ConfigError(
                 f"DIRECTORY must hold versions, such as saved_model/1. Received: {path!r}, which is itself a "
-                f"SavedModel. Give its parent directory: {str(Path(path).resolve().parent)!r}."
+                f"SavedModel. {remedy}"
             )
         models.append(ModelConfig(name, Path(path)))
     names = [each.name for each in models]

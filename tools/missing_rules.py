@@ -33,10 +33,10 @@ from cut.comparing import difference  # noqa: E402
 from cut.counting import Moved, NoRanks, report_of  # noqa: E402
 from cut.placements import Case, Draw, Ranks, Traced, Trial, entries, shards  # noqa: E402
 
-from keras_ddl.cut.dims import Dim  # noqa: E402
-from keras_ddl.cut.placements import REPLICATED, Partial, Placement, Sharded  # noqa: E402
-from keras_ddl.cut.program import Node, Value  # noqa: E402
-from keras_ddl.cut.report import Report  # noqa: E402
+from keras_ddl.cut.analysis.dims import Dim  # noqa: E402
+from keras_ddl.cut.analysis.placements import REPLICATED, Partial, Placement, Sharded  # noqa: E402
+from keras_ddl.cut.analysis.program import Node, Value  # noqa: E402
+from keras_ddl.cut.analysis.report import Report  # noqa: E402
 
 SETTINGS = (Ranks(2, 5), Ranks(3, 7))  # rows are uneven, and no other extent of the cases
 _COMBINE = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}

@@ -22,13 +22,13 @@ EXPLAINED = ROOT / "tests" / "cut" / "equivalent_mutants.txt"
 FILES = (
     "specs/*",
     "rules/*",
-    "propagation",
-    "factors",
-    "own_statistics",
-    "sharding",
-    "redistribute",
-    "extents",
-    "dims",
+    "batch_statistics/*",
+    "operations/propagation",
+    "operations/factors",
+    "shards/sharding",
+    "values/redistribute",
+    "analysis/extents",
+    "analysis/dims",
 )
 
 

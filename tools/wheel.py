@@ -82,7 +82,7 @@ def _digest() -> str:
 def _sources() -> Iterator[Path]:
     for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE", "LICENSES.md", "tools/wheel.py"):
         yield ROOT / name
-    for folder in ("native", "keras_ddl", "export", "serving", "integrations", "observe"):
+    for folder in ("native", "keras_ddl", "export", "resilience", "serving", "integrations", "observe"):
         for path in (ROOT / folder).rglob("*"):
             is_test = folder != "native" and "tests" in path.parts
             if path.is_file() and "__pycache__" not in path.parts and not is_test:

@@ -1,12 +1,11 @@
 """Commits: state that a program saves so that it can continue after a restart of its job.
 
-    <directory>/rank-0/commit-12    one commit: a pickled object, its length and its checksum
-    <directory>/rank-4/commit-12    the same, of the first rank of another host
+    <directory>/rank-0/ckpt-00000012    one commit: a checkpoint (keras_ddl/checkpoint) of one pickled object
+    <directory>/rank-4/ckpt-00000012    the same, of the first rank of another host
 
-One rank of each host writes to the host's own disk, so that a lost host's commits exist on others. A commit is written
-under a hidden name and renamed: a writer killed at any moment leaves the previous commit or the new one. Commits are
-numbered from 1, equally on all ranks; the newest intact one on any rank is the state of the job. docs/launch.md says
-where the directory is.
+One rank of each host writes to the host's own disk, so that a lost host's commits exist on others. Commits are numbered
+from 1, equally on all ranks; the newest intact one on any rank is the state of the job. docs/launch.md says where the
+directory is.
 
 A commit is a pickle, which can run any code when it is read. So commits are read and written only in directories that
 belong to this user and that nobody else may write to.
@@ -15,27 +14,18 @@ belong to this user and that nobody else may write to.
 from __future__ import annotations
 
 import pickle
-import re
-import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from keras_ddl import checkpoint as ckpt
 from keras_ddl import communicator, config
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.files import durable, private
 
-_WHAT = "A commit"
-_NAME = re.compile(r"^commit-(\d+)$")
-_END = struct.Struct("!8sIQ")  # mark, CRC-32 and length of the preceding bytes
-_MARK = b"kddl-com"
+_CONTENT = "content.pickle"
 _LEVELS = 3  # of directories that must be this user's: of all commits, of one state, of a rank
 _KEPT = 2  # after a power cut the newest may be torn on disk
-
-
-class TornCommit(Exception):
-    """A commit that is truncated or altered."""
 
 
 @dataclass
@@ -56,43 +46,30 @@ class Commits:
         Raises: CheckpointError: the commit cannot be written. ConfigError: others may write to the directory.
         """
         folder = self.directory / f"rank-{communicator.rank()}"
+
+        def fill(staged: Path) -> dict[str, Any]:
+            staged.chmod(0o700)
+            with (staged / _CONTENT).open("wb") as file:
+                (staged / _CONTENT).chmod(0o600)
+                pickle.dump(content, file, protocol=5)
+            return {}
+
         try:
             private.own_directory(folder, _LEVELS)
-            durable.write_whole(folder / f"commit-{number}", lambda part: _write(part, content), synced=self.synced)
-            for old, path in _in_folder(folder)[_KEPT:]:
-                if old < number:
-                    path.unlink(missing_ok=True)
         except OSError as error:
-            raise CheckpointError(durable.explain(error, _WHAT, folder)) from error
+            raise CheckpointError(durable.explain(error, "A commit", folder)) from error
+        ckpt.write(folder, number, fill, synced=self.synced)
+        ckpt.prune(folder, _KEPT)
 
-    def found(self) -> list[tuple[int, Path]]:
-        """Returns (number, file) of all commits that this process can read, newest first, torn ones included."""
+    def found(self) -> list[ckpt.Checkpoint]:
+        """Returns all commits that this process can read, newest first, torn ones included."""
         folders = [path for path in self.directory.glob("rank-*") if path.is_dir()]
-        return sorted((pair for folder in folders for pair in _in_folder(folder)), reverse=True)
+        everything = (each for folder in folders for each in ckpt.list_checkpoints(folder))
+        return sorted(everything, key=lambda each: (each.step, each.path), reverse=True)
 
     def sweep(self) -> None:
         for folder in self.directory.glob("rank-*"):
-            durable.sweep_temporaries(folder)
-
-
-def _write(path: str, content: Any) -> None:
-    with Path(path).open("wb") as file:
-        end = _Checked(file)
-        pickle.dump(content, end, protocol=5)
-        file.write(_END.pack(_MARK, end.crc, end.length))
-
-
-class _Checked:
-    """A file that computes length and checksum of the data written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.crc, self.length = file, 0, 0
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self.crc, self.length = zlib.crc32(data, self.crc), self.length + size
-        self._file.write(data)
-        return size
+            ckpt.sweep_temporaries(folder)
 
 
 def of_job(name: str) -> Commits | None:
@@ -106,18 +83,14 @@ def of_job(name: str) -> Commits | None:
     return Commits(Path(configured or own) / "commits" / name, synced=configured is not None)
 
 
-def read(path: Path) -> Any:
+def read(commit: ckpt.Checkpoint) -> Any:
     """Returns the content of a commit.
 
-    Raises: TornCommit: it is truncated or altered. ConfigError: others may have written it. Any error of unpickling.
+    Raises: CheckpointError, OSError: it is truncated or altered. ConfigError: others may have written it. Any error of
+        unpickling.
     """
-    data = memoryview(private.read_own(path, _LEVELS))
-    if len(data) < _END.size:
-        raise TornCommit(f"{path} ends early")
-    content, end = data[: -_END.size], data[-_END.size :]
-    mark, crc, length = _END.unpack(end)
-    if mark != _MARK or length != len(content) or crc != zlib.crc32(content):
-        raise TornCommit(f"{path} is truncated or altered")
+    content = private.read_own(commit.path / _CONTENT, _LEVELS + 1)
+    ckpt.validate_files(commit)
     return pickle.loads(content)
 
 
@@ -128,7 +101,7 @@ def newest(commits: Commits) -> tuple[int, int, Any] | None:
     """
     left = commits.found()
     while True:
-        numbers = communicator.all_gather_object(left[0][0] if left else 0, name="keras_ddl/commits/found")
+        numbers = communicator.all_gather_object(left[0].step if left else 0, name="keras_ddl/commits/found")
         number = max(numbers)
         if number == 0:
             return None
@@ -136,8 +109,8 @@ def newest(commits: Commits) -> tuple[int, int, Any] | None:
         content, problem, refusal = None, "", ""
         if communicator.rank() == root:
             try:
-                content = read(left.pop(0)[1])
-            except (TornCommit, OSError) as error:
+                content = read(left.pop(0))
+            except (CheckpointError, OSError) as error:
                 problem = str(error)
             except ConfigError as error:
                 refusal = str(error)
@@ -146,8 +119,3 @@ def newest(commits: Commits) -> tuple[int, int, Any] | None:
             raise ConfigError(refusal)
         if not problem:
             return number, root, content
-
-
-def _in_folder(folder: Path) -> list[tuple[int, Path]]:
-    pairs = [(_NAME.match(entry.name), entry) for entry in folder.iterdir()]
-    return sorted(((int(match[1]), entry) for match, entry in pairs if match), reverse=True)

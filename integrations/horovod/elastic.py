@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import abc
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_ddl import communicator, config, ops
+from keras_ddl import communicator, config
+from keras_ddl.checkpoint.matching import match, table
 from keras_ddl.checkpoint.snapshot import tensor_of
 from keras_ddl.communicator import membership
 from keras_ddl.compat.tensorflow import as_array, tf
-from keras_ddl.errors import CheckpointError, ConfigError, RankLostError
+from keras_ddl.errors import ConfigError, RankLostError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
+from keras_ddl.model_state import WEIGHTS, keyed
 from keras_ddl.ops.errors import from_tensorflow
-from keras_ddl.resuming.training_state import broadcast_with_streams
+from keras_ddl.state.replicate import replicate
+from keras_ddl.strategy.agreement.compared import tf_variable
+from keras_ddl.strategy.agreement.training_state import broadcast_with_streams
 
 __all__ = [
     "HorovodInternalError",
@@ -74,7 +77,7 @@ class _VariablesState(ObjectState):
 
     def broadcast_variables(self, root: int) -> None:
         """Broadcasts the variables of `root`. COLLECTIVE."""
-        ops.broadcast_variables(self.variables_of_state(), root=root)
+        replicate(list(map(tf_variable, self.variables_of_state())), root)
 
     def save(self) -> None:
         # References, not copies: an update gives a variable a new tensor.
@@ -93,23 +96,20 @@ class _VariablesState(ObjectState):
         self.save()
 
     def content(self) -> Any:
-        return {**super().content(), "variables": [as_array(value) for value in self._values]}
+        variables = self._keyed()
+        values = dict(zip(variables, map(as_array, self._values)))
+        return {**super().content(), "variables": values, "table": table(variables)}
 
     def put(self, content: Any) -> None:
-        values, variables = content["variables"], self.variables_of_state()
-        here = [(tuple(each.shape), getattr(each.dtype, "name", each.dtype)) for each in variables]
-        there = [(value.shape, value.dtype.name) for value in values]
-        if here != there:
-            pairs = itertools.zip_longest(here, there)
-            place, (mine, theirs) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
-            raise CheckpointError(
-                f"A commit can be restored only into its own state. Received: {len(there)} variables in the commit, "
-                f"{len(here)} here; number {place} is {theirs} there and {mine} here. Build the same model, or empty "
-                "KERAS_DDL_COMMIT_DIR."
-            )
-        for variable, value in zip(variables, values):
-            variable.assign(value)
+        variables = self._keyed()
+        stored = match(table(variables), content["table"], "variable", "a commit")
+        for key, variable in variables.items():
+            variable.assign(content["variables"][stored[key]])
         super().put(content)
+
+    def _keyed(self) -> dict[str, Any]:
+        """Returns the variables by keys as in a checkpoint."""
+        return keyed(WEIGHTS, self.variables_of_state())
 
 
 class TensorFlowKerasState(_VariablesState):

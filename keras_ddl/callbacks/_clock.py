@@ -8,7 +8,7 @@ from keras_ddl.communicator.first_rank import on_first_rank
 
 
 class Clock:
-    """A timer by rank 0's clock. The ranks check it together, each time after about half of the remaining steps."""
+    """A timer by rank 0's clock. The ranks check it together, after about half of the remaining steps every time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,4 +1,4 @@
-"""A checkpoint that several ranks write: each rank its parts of variables that are spread over ranks, rank 0 the rest.
+"""A checkpoint that several ranks write: each rank boxes of variables that are spread over ranks, rank 0 the rest.
 
 Each rank writes its own bundles into one hidden directory, in a thread. When all bundles are on disk, rank 0's thread
 merges their indexes and gives the checkpoint its name. So a rank that is killed at any moment leaves either a hidden
@@ -7,7 +7,6 @@ directory or a complete checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from keras_ddl import communicator, model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
-from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, merge_bundles, sync_bundles
-from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
+from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle, merge_bundles, sync_bundles
+from keras_ddl.checkpoint.tensor_bundle import Part
+from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.compat import keras as keras_compat
 from keras_ddl.errors import CheckpointError, KerasDdlError, of_other_rank
 from keras_ddl.files import durable
-from keras_ddl.resuming import parts
-from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.state import files
+from keras_ddl.strategy.job import Job
 
 Fill: TypeAlias = Callable[[Path], Mapping[str, Any]]  # writes files; returns entries of state.json
 
@@ -44,7 +46,8 @@ class _Report(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The name of the directory for the parts of a checkpoint, and the keys of the parts."""
+    """The name of the directory in which ranks write a checkpoint, and rank 0's keys of the variables that are spread
+    over ranks."""
 
     folder: str
     keys: list[str]
@@ -54,7 +57,7 @@ class InParts:
     """Writes checkpoints in parts.
 
     Attributes:
-        is_on: whether ranks write their own parts; the same on all ranks.
+        is_on: whether other ranks than rank 0 write; the same on all ranks.
         awaited: the step of the checkpoint whose parts are being written, or None; the same on all ranks.
     """
 
@@ -62,50 +65,54 @@ class InParts:
 
     def __init__(self, dir: Path, writer: BackgroundWriter, buffers: Buffers) -> None:
         self._dir, self._writer, self._buffers = dir, writer, buffers
-        self.is_on = False
         self.awaited: int | None = None
         self._mine: _Report | None = None
         self._bundles: list[str] = []
         self._folder: str | None = None
         self._merge: Callable[[Path, Fill], object] | None = None
         self._snapshot: Snapshot | None = None
+        self._reached: tuple[bool, ...] = (True,)  # whether each rank reaches the directory
         self._epoch = 0  # of the ranks that have been asked
+        self._job = 0, 1, 0  # epoch, size and rank when this rank took its parts
+
+    @property
+    def is_on(self) -> bool:
+        return any(self._reached[1:])
 
     def at_train_begin(self, model: Any) -> None:
-        """Finds out whether ranks write their own parts. COLLECTIVE if they have parts."""
-        self._epoch = communicator.epoch()
-        self.is_on = parts.are_used(model, self._dir)
+        """Finds out which ranks can write their own parts. COLLECTIVE if they have parts."""
+        self._epoch, self._reached = communicator.epoch(), (True,)
+        if _has_parts(model):
+            self._reached = files.reaching(self._dir)
+            if is_first_rank():
+                _warn_of_unreached(self._reached, self._dir)
 
-    def at_save(self, model: Any) -> None:
-        """Finds out again whether ranks write their own parts, if the ranks have changed. COLLECTIVE if ranks can
-        change and have parts."""
-        job = parts.job_with_parts(model)
-        if job is None or not job.goes_on:
-            return
-        # By rank 0 alone: ranks may hear of a lost one at different times.
-        if on_first_rank(lambda: self._epoch != communicator.epoch(), "Checkpoint/ranks"):
-            self.at_train_begin(model)
+    def take(self, model: Any) -> dict[str, Part | None]:
+        """Returns what this rank writes of variables that are spread over ranks, by its own keys. COLLECTIVE if ranks
+        have parts."""
+        if not _has_parts(model):
+            self._reached = (True,)
+            return {}
 
-    def take(self, model: Any, keys: Sequence[str] = (), **options: Any) -> Snapshot:
-        """Returns what this rank writes. `options`: for `model_state.take`, on rank 0. `keys`: those of a Place, on
-        other ranks."""
-        if is_first_rank():
-            return model_state.take(model, in_parts=self.is_on, **options)
-        return model_state.take_parts(model, keys) if self.is_on else Snapshot({})
+        def take() -> list[Part | None]:
+            if self._epoch != communicator.epoch():  # ranks were lost, or have joined
+                self.at_train_begin(model)
+            self._job = communicator.epoch(), communicator.size(), communicator.rank()
+            return model_state.take_parts(model, self._reached)
 
-    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which rank 0 can read variables that are not written in parts. COLLECTIVE on entry."""
-        slots = gathered_slots.slots_of(model)
-        if self.is_on:
-            slots = [each for each in slots if model_state.slot_in_parts(each) is None]
-        return gathered_slots.gathered(slots, on_rank=0)
+        parts = communicator.as_one_each(take, "Checkpoint/parts_taken")
+        return dict(zip(model_state.spread_variables(model), parts, strict=True))
 
     def make_place(self, model: Any) -> Place:
         """On rank 0: returns where to write the parts of a checkpoint. Raises: CheckpointError."""
         try:
-            return Place(durable.make_staging(self._dir).name, model_state.keys_in_parts(model))
+            return Place(durable.make_staging(self._dir).name, list(model_state.spread_variables(model)))
         except OSError as error:
             raise CheckpointError(durable.explain(error, "A checkpoint", self._dir)) from error
+
+    def start_beside(self, step: int, place: Place, parts: Mapping[str, Part | None]) -> None:
+        """Writes this rank's parts in a thread, under the keys of rank 0. On ranks other than rank 0."""
+        self.start(step, place.folder, Snapshot({}, by_bundle(dict(zip(place.keys, parts.values(), strict=True)))))
 
     def start(
         self,
@@ -121,7 +128,7 @@ class InParts:
         """
         self._folder, self._merge = folder, merge
         self._snapshot, self._bundles = snapshot, []
-        self._mine = _Report(step, communicator.epoch(), communicator.size(), communicator.rank())
+        self._mine = _Report(step, *self._job)
         rank, path = self._mine.rank, self._dir / folder
 
         def write() -> None:
@@ -197,3 +204,21 @@ def _outcome(reports: Sequence[_Report]) -> bool | None:
     if any(each.problem is not None for each in reports):
         return True
     return None if any(each.is_busy for each in reports) else True
+
+
+def _has_parts(model: Any) -> bool:
+    """Whether variables of a model may be spread over ranks."""
+    strategy = keras_compat.strategy_of(model)
+    job: Job | None = strategy.job if strategy is not None else None
+    return job is not None and job.size > 1 and (job.mesh is not None or job.shards_from_elements is not None)
+
+
+def _warn_of_unreached(reached: Sequence[bool], dir: Path) -> None:
+    apart = [str(rank) for rank, is_near in enumerate(reached) if not is_near]
+    if apart:
+        stack_position.warn(
+            "Each rank must reach the checkpoint directory to write and read its part of the variables that are spread "
+            f"over ranks. Received: {dir}, where rank(s) {', '.join(apart)} do not see the files of rank 0. Rank 0 "
+            "writes and reads for them, which takes more memory. Give a directory on a file system that all ranks "
+            "share."
+        )

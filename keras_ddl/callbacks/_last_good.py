@@ -11,9 +11,8 @@ import numpy as np
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import communicator, model_state
-from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.callbacks._resuming import restore_on_all_ranks
 from keras_ddl.compat.models import optimizers_of, steps_taken
-from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import accumulation
@@ -99,14 +98,9 @@ class SavedSnapshots:
         """Restores rank 0's newest good checkpoint on all ranks; returns its step, None without one. COLLECTIVE."""
         accumulation.combine(self._model)
 
-        def restore() -> int | None:
-            step = on_first_rank(self._restore, "DivergenceGuard/restore")
-            if step is not None:
-                broadcast_training_state(self._model)
-            return step
-
-        with sharded_slots.deferring_restored_values(True):
-            step = communicator.as_one(restore, lambda: agreement.all_variables(self._model))
+        step = restore_on_all_ranks(
+            self._model, self._directory, self._newest_good, lambda read: read.step, seeds="none"
+        )
         if step is not None:
             self._confirmed = self._latest = step
         return step
@@ -118,9 +112,6 @@ class SavedSnapshots:
             "keep more."
         )
 
-    def _restore(self) -> int | None:
+    def _newest_good(self) -> int | None:
         intact = [each.step for each in ckpt.list_checkpoints(self._directory) if each.problem is None]
-        good = [step for step in intact if step <= self._confirmed]
-        if good:
-            model_state.restore_checkpoint(self._model, self._directory, good[-1], seeds="none", parts="complete")
-        return good[-1] if good else None
+        return max((step for step in intact if step <= self._confirmed), default=None)

@@ -46,7 +46,7 @@ class MomentumCorrection:
         if not buffers:
             return
         if self._scale is None or [id(b) for b in buffers] != [id(b) for b in self._buffers]:
-            # One traced function for all: eager assignments cost some 50 us each, in every batch of a warm-up.
+            # One traced function for all buffers: an eager assignment costs some 50 us, in every batch of a warm-up.
             self._buffers, self._scale = buffers, tf.function(_scaler(buffers), autograph=False)
         self._scale(tf.constant(ratio, tf.float64))
 

@@ -76,7 +76,7 @@ class Notice:
         return _named(*(notice.agreed() if _size() > 1 else (self._received, 0)))
 
     def agree(self) -> tuple[str, int] | None:
-        """Like `agreed`, but outside of steps and with an exchange of its own. COLLECTIVE."""
+        """Like `agreed`, but outside of steps and with a separate exchange. COLLECTIVE."""
         if not self.signals:
             return None
         received = [self._received]

@@ -21,7 +21,7 @@ class AverageLogs(keras.callbacks.Callback):
     batches). This callback is for values that are local to a rank: plain Keras with `keras_ddl.init()`, or keys that a
     custom train_step or another callback adds. Put it before the callbacks that read the logs.
 
-    A key that is NaN on one rank becomes NaN on all, so all ranks act alike on it. Keys that some rank lacks stay
+    A key that is NaN on one rank becomes NaN on all, so all ranks react to it equally. Keys that some rank lacks stay
     unchanged, with a warning that names them.
 
     Args:

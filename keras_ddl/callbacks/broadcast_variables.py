@@ -10,7 +10,7 @@ import keras
 from keras_ddl import communicator
 from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.errors import NotInitializedError
-from keras_ddl.resuming.training_state import broadcast_training_state
+from keras_ddl.strategy.agreement.training_state import broadcast_training_state
 
 
 class BroadcastVariables(keras.callbacks.Callback):

@@ -14,14 +14,17 @@ from typing import Any, NoReturn
 import keras
 
 from keras_ddl import checkpoint as ckpt
+from keras_ddl import model_state
 from keras_ddl.callbacks._base_graphs import base_graphs
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._in_parts import Fill, InParts, Place
-from keras_ddl.callbacks._learning_rate_controller import controller_of
+from keras_ddl.callbacks._learning_rate import controller_of
 from keras_ddl.callbacks._notice import Notice
+from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
-from keras_ddl.checkpoint.snapshot import Buffers
+from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
+from keras_ddl.checkpoint.tensor_bundle import Part
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken, unwrapped
@@ -31,9 +34,8 @@ from keras_ddl.files.durable import make_directory
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.link import program
 from keras_ddl.link.kinds import Kind
-from keras_ddl.resuming import resume_from_latest
-from keras_ddl.resuming.training_state import agreed_layer_state
 from keras_ddl.strategy import fits, keras_patches
+from keras_ddl.strategy.agreement.training_state import agreed_layer_state
 from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
 
 _LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
@@ -170,7 +172,7 @@ class Checkpoint(keras.callbacks.Callback):
         return None
 
     def _resume(self) -> None:
-        resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"), in_parts=self._in_parts.is_on)
+        resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"))
         self._epoch, self._saved, self._batches = resumed.epoch, resumed.step, resumed.batches
         self._restoration = resumed.restoration
         self._note(resumed.step)
@@ -223,8 +225,9 @@ class Checkpoint(keras.callbacks.Callback):
         """Allocates memory for copies after the first step, when all variables exist, rather than in a later step."""
         within_epochs = self._every is not None or self._clock is not None or bool(self._notice)
         if within_epochs and not self._has_memory:
-            with self._in_parts.gathered(self.model):
-                self._in_parts.take(self.model).copy_into(self._buffers)
+            parts = self._in_parts.take(self.model)
+            snapshot = model_state.take(self.model, parts=parts) if is_first_rank() else Snapshot({}, by_bundle(parts))
+            snapshot.copy_into(self._buffers)
         self._has_memory = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -348,7 +351,6 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         """Takes a checkpoint on all ranks, and begins to write it. COLLECTIVE."""
         self._wait()  # the memory for the copy may be in use
-        self._in_parts.at_save(self.model)
         if self._bases.is_due:
             self._bases.write(self.model)
         self._saved, self._is_due, self._in_flight = step, False, True
@@ -360,19 +362,19 @@ class Checkpoint(keras.callbacks.Callback):
         with contextlib.ExitStack() as stack:
             if in_epoch:
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
-            stack.enter_context(self._in_parts.gathered(self.model))
+            parts = self._in_parts.take(self.model)
             extra = {
                 "learning_rate": self._rates(),
                 "batches": self._batches,
                 "in_epoch": in_epoch,
                 "stopped_of": stopped_of,
             }
-            start = functools.partial(self._start_writing, step, epoch, logs, record, arrays, extra)
+            start = functools.partial(self._start_writing, step, epoch, logs, record, arrays, extra, parts)
             place = on_first_rank(start, "Checkpoint/taken")
         if place is not None:
             self._in_parts.awaited = step
             if not is_first_rank():
-                self._in_parts.start(step, place.folder, self._in_parts.take(self.model, place.keys))
+                self._in_parts.start_beside(step, place, parts)
 
     def _start_writing(
         self,
@@ -382,6 +384,7 @@ class Checkpoint(keras.callbacks.Callback):
         record: Mapping[str, Any],
         arrays: Mapping[str, Any],
         extra: Mapping[str, Any],
+        parts: Mapping[str, Part | None],
     ) -> Place | None:
         """On rank 0: takes the state of the model, and writes it in a thread. Returns the place for the other ranks'
         parts, or None.
@@ -391,7 +394,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._bases.prepare_publishing()
         self._begun = step
         bases = self._bases.here(self.model)
-        snapshot = self._in_parts.take(self.model, base=bases, evidence=not extra["in_epoch"])
+        snapshot = model_state.take(self.model, base=bases, evidence=not extra["in_epoch"], parts=parts)
         snapshot.texts[RECORD] = json.dumps(record)
         snapshot.archives[ARRAYS] = arrays
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}

@@ -12,20 +12,21 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.callbacks._last_good import InMemorySnapshots, SavedSnapshots, step_of
-from keras_ddl.callbacks._learning_rate_controller import controller_of
-from keras_ddl.callbacks._loss_judge import LossJudge
+from keras_ddl.callbacks._learning_rate import controller_of
 from keras_ddl.callbacks._momentum import MomentumCorrection
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.models import optimizers_with_rates
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.errors import ConfigError
-from keras_ddl.resuming.training_state import build_optimizer
 from keras_ddl.schedules import positive
+from keras_ddl.strategy.agreement.training_state import build_optimizer
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
+
+_LEAST = 0.01  # of the first window's loss: a smaller rise is noise
 
 
 class DivergenceGuard(keras.callbacks.Callback):
-    """Watches the mean loss of all ranks over windows of steps; all ranks act alike.
+    """Watches the mean loss of all ranks over windows of steps. All ranks take the same action.
 
     A window is bad when its loss
 
@@ -54,7 +55,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         grace: windows until the loss must be below the ceiling.
         directory: that of a `Checkpoint` of this fit; training goes back to its checkpoints. Default: copies in
             memory, twice the size of weights and optimizer state.
-        factor: multiplies the learning rate each time training goes back.
+        factor: multiplies the learning rate every time training goes back.
         retries: how often training goes back before it stops.
     Raises: ConfigError: bad arguments (when created); with "go_back", a learning rate that is a schedule (at train
         begin; use `LearningRateSchedule` instead); no such key in the logs (after the first batch).
@@ -113,7 +114,7 @@ class DivergenceGuard(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._in_epoch, self._must_reset, self._last_batch = True, False, -1
-        self._taken = np.zeros(2)  # of the tracker, which has just been reset
+        self._taken = np.zeros(2)  # values of the tracker, which has just been reset
         if self.action == "go_back" and self._good is None:  # not at train begin: another callback may restore there
             if self.model.built:
                 build_optimizer(self.model)
@@ -167,7 +168,7 @@ class DivergenceGuard(keras.callbacks.Callback):
             return
         loss = total / count
         if at_end and 2 * self._batches < self.window and math.isfinite(loss):
-            return  # the next epoch's first steps complete it
+            return  # the first steps of the next epoch complete the window
         self._carried, self._batches = np.zeros(2), 0
         problem = self._judge.problem(loss)
         if problem is not None:
@@ -211,3 +212,58 @@ class DivergenceGuard(keras.callbacks.Callback):
     def _say(self, message: str) -> None:
         self.message = message
         stack_position.warn(message)
+
+
+class LossJudge:
+    """Decides from the losses of windows alone whether a training diverges, so all ranks agree.
+
+    Args: those of DivergenceGuard.
+
+    Attributes:
+        is_good: whether the state after the last window may be kept. False if the window is bad, and if it is above
+            the ceiling within the grace period.
+    """
+
+    def __init__(self, rise: float | None, ceiling: float | None, grace: int) -> None:
+        self.rise, self.ceiling, self.grace = rise, ceiling, grace
+        self.is_good = False
+        self._windows = 0  # since the beginning, or since `go_back`
+        self._first: float | None = None
+        self._lowest: float | None = None
+        self._before: tuple[float | None, float | None] = (None, None)  # `_lowest` at the last two good windows
+
+    def problem(self, loss: float) -> str | None:
+        """Returns the problem of this window, for a message, or None."""
+        self._windows += 1
+        under = self.ceiling is None or loss < self.ceiling
+        problem = self._problem(loss, under)
+        self.is_good = problem is None and under
+        if problem is None:
+            self._first = loss if self._first is None else self._first
+            self._lowest = loss if self._lowest is None else min(loss, self._lowest)
+        if self.is_good:
+            self._before = (self._before[1], self._lowest)
+        return problem
+
+    def go_back(self) -> None:
+        """Restores the judge's state from before the last good window, because training goes back there."""
+        self._windows = 0
+        self._lowest = self._first if self._before[0] is None else self._before[0]
+        self._before = (self._before[0], self._before[0])
+
+    def _problem(self, loss: float, under: bool) -> str | None:
+        lowest = (
+            "no earlier window was good" if self._lowest is None else f"the lowest earlier loss was {self._lowest:g}"
+        )
+        if not math.isfinite(loss):
+            return lowest
+        if loss > self._highest():
+            return lowest
+        if not under and self._windows >= self.grace:
+            return f"it must be below {self.ceiling:g} by then"
+        return None
+
+    def _highest(self) -> float:
+        if self.rise is None or self._lowest is None or self._first is None:
+            return math.inf
+        return self._lowest + self.rise * max(abs(self._lowest), _LEAST * abs(self._first))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import keras
 
-from keras_ddl.callbacks._learning_rate_factor import LearningRateFactor
+from keras_ddl.callbacks._learning_rate import LearningRateFactor
 from keras_ddl.errors import ConfigError
 
 # The lowest factor for a schedule that ends at 0: at a rate of 0, momentum correction would lose the momentum.

@@ -6,7 +6,7 @@ import math
 import numbers
 from typing import Any
 
-from keras_ddl.callbacks._learning_rate_factor import LearningRateFactor
+from keras_ddl.callbacks._learning_rate import LearningRateFactor
 from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import Scaling, positive, scale_factor, warmup_factor

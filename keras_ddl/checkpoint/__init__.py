@@ -239,12 +239,14 @@ def write(
     mode: str = "auto",
     extra: Mapping[str, Any] | None = None,
     staged: Path | None = None,
+    synced: bool = True,
 ) -> Checkpoint:
     """Writes one checkpoint atomically and durably; a checkpoint of the same step is replaced.
 
     Args:
         fill: writes files into the directory that it is called with; returns further entries of state.json.
         staged: a directory of `durable.make_staging(ckpt_dir)`, into which other ranks have written their parts.
+        synced: wait until it is on disk. Otherwise it survives the process, but not the host.
         extra: JSON values of the caller, returned by `restore_checkpoint` (`Checkpoint.extra`).
     Raises: CheckpointError: the directory cannot be created or written, or the disk is full; nothing is left behind.
     """
@@ -269,7 +271,7 @@ def write(
             state.update(fill(folder) or {})
             state["files"] = digests.inventory(folder)
             (folder / STATE).write_text(json.dumps(digests.sealed(state), indent=1))
-            durable.publish(folder, final, replace=True)
+            durable.publish(folder, final, replace=True, synced=synced)
     except OSError as error:
         raise CheckpointError(durable.explain(error, _WHAT, final)) from error
     return _read(final, step)

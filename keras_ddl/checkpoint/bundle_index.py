@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.values.layouts import Box
 
 _FOOTER = 48  # bytes: two handles, filled up, and a magic number
 _MAGIC = 0xDB4775248B80FB57

@@ -75,7 +75,6 @@ class Snapshot:
     Attributes:
         bundles: bundle name -> key -> value. parts: bundle name -> key -> part of a tensor.
         archives: .npz file -> name -> array. texts: file -> text. record: entries of state.json.
-        stored_as: key of a part -> key in the files, if the two differ.
     """
 
     bundles: dict[str, dict[str, Any]]
@@ -83,7 +82,6 @@ class Snapshot:
     archives: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
-    stored_as: dict[str, str] = field(default_factory=dict)
 
     def copy_into(self, buffers: Buffers) -> None:
         """Replaces the tensors that share memory with variables by copies, one after the other."""
@@ -107,8 +105,7 @@ class Snapshot:
         names = [name for name in {**self.bundles, **self.parts} if self.bundles.get(name) or self.parts.get(name)]
         for name in names:
             path = str(folder / _name_of(name, writer))
-            parts = {self.stored_as.get(key, key): part for key, part in self.parts.get(name, {}).items()}
-            bundle.write(path, self.bundles.get(name, {}), parts)
+            bundle.write(path, self.bundles.get(name, {}), self.parts.get(name))
         return names
 
     def write_files(self, folder: Path) -> dict[str, Any]:
@@ -121,6 +118,15 @@ class Snapshot:
         for name, text in self.texts.items():
             (folder / name).write_text(text)
         return self.record
+
+
+def by_bundle(parts: Mapping[str, bundle.Part | None]) -> dict[str, dict[str, bundle.Part]]:
+    """Sorts parts, whose keys begin with the name of their bundle, by bundle. None: this rank writes nothing of it."""
+    sorted_parts: dict[str, dict[str, bundle.Part]] = {WEIGHTS: {}, OPTIMIZER: {}}
+    for key, part in parts.items():
+        if part is not None:
+            sorted_parts[key.partition("/")[0]][key] = part
+    return sorted_parts
 
 
 def merge_bundles(folder: Path, written: Mapping[int, Sequence[str]]) -> None:

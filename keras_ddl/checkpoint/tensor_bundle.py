@@ -19,7 +19,7 @@ from keras_ddl.files import durable
 from keras_ddl.state.boxes import size
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.values.layouts import Box
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint
@@ -158,13 +158,15 @@ def read_boxes(prefix: str, key: str, dtype: str, shape: tuple[int, ...], boxes:
     """Returns the entries of boxes of a tensor, one box after the other: a vector. Raises: OSError, as `read`.
 
     Cost: memory for the boxes, and for one stored box at a time that overlaps them without being one of them. If the
-        tensor was not written in parts, that stored box is the complete tensor.
+        tensor was not written in parts, that stored box is the complete tensor, as for all dtypes but DTYPES_IN_PARTS.
     """
     import tensorflow as tf
 
-    pieces: list[Any] = []
-    for box in boxes:  # one after the other: RestoreV2 reads several large tensors at once, in threads
-        pieces += _restored(prefix, [(key, _spec(shape, box), tf.as_dtype(dtype))])
+    if dtype not in DTYPES_IN_PARTS:
+        complete = read(prefix, {key: dtype})[key]
+        pieces = [complete[tuple(slice(first, first + extent) for first, extent in box)] for box in boxes]
+    else:  # one after the other: RestoreV2 reads several large tensors at once, in threads
+        pieces = [_restored(prefix, [(key, _spec(shape, box), tf.as_dtype(dtype))])[0] for box in boxes]
     flat = [tf.reshape(each, [-1]) for each in pieces]
     return flat[0] if len(flat) == 1 else tf.concat(flat or [tf.zeros([0], dtype)], axis=0)
 
@@ -186,7 +188,9 @@ def _restored(prefix: str, entries: Sequence[tuple[str, str, Any]]) -> list[Any]
 
 
 def _spec(shape: Sequence[int], box: Box) -> str:
-    """Returns the box as TensorFlow spells it: "10 4 0,5:-" is the first five rows of a tensor [10, 4]."""
+    """Returns the box as TensorFlow spells it: "10 4 0,5:-" is the first five rows of a tensor [10, 4], "" is all."""
+    if box == tuple((0, size) for size in shape):
+        return ""
     extents = ":".join("-" if each == (0, size) else f"{each[0]},{each[1]}" for each, size in zip(box, shape))
     return " ".join([*map(str, shape), extents])
 

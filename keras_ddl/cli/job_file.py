@@ -181,8 +181,8 @@ def _value(ctx: click.Context, option: click.Option, key: str, given: object, fi
             option.type.convert(each, option, ctx)
         except click.BadParameter as error:
             raise ConfigError(
-                f"--config: {key} must be a value that the option --{key} takes. Received: {key} = {each!r} in {file}: "
-                f"{error.message} See `keras-ddl run --help`."
+                f"--config: {key} must be a value that `keras-ddl run --help-all` allows. Received: {key} = {each!r} "
+                f"in {file}: {error.message}"
             ) from None
     return values if option.multiple else given
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from keras_ddl import parts
 from keras_ddl.cli import job_file, part_options
 from keras_ddl.cli.option_kinds import InFile, Ranks, Rare
 from keras_ddl.errors import ConfigError, KerasDdlError
@@ -223,6 +224,8 @@ def command(
             )
         hosts = hostfile_module.read(hostfile, slots)
     least, most = num_ranks or (None, None)
+    if least is not None:
+        parts.need("-np MIN:MAX")
     if tf_config or tf_config_file:
         most, hosts = _cluster(tf_config_file, most, hosts, variables)
     discovery = Discovery(host_discovery_script, slots or 1) if host_discovery_script is not None else None
@@ -293,8 +296,8 @@ def _cluster(
     cluster = tf_config.parse(text, origin) if text else tf_config.Cluster()
     if not text or not cluster.tasks:
         raise ConfigError(
-            f"--tf-config needs a cluster with a chief or workers. Received: {origin}={text!r}. Set TF_CONFIG, give a "
-            "file with --tf-config-file, or name the hosts with --hosts."
+            f"--tf-config needs a cluster with a chief or workers. Received: {origin}={text!r}. Set TF_CONFIG, write "
+            "tf-config-file = 'FILE' in the file of --config, or name the hosts with --hosts."
         )
     if hosts is not None or num_ranks not in (None, len(cluster.tasks)):
         raise ConfigError(

@@ -112,6 +112,23 @@ def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> 
     return history.recorded("as_one", make)
 
 
+def as_one_each(run: Callable[[], _T], name: str) -> _T:
+    """Does the same as `as_one` for a `run` that gives each rank something of its own, which no other rank has.
+
+    `name`: of a barrier, which only jobs that continue without a lost rank need: a rank that leaves it knows that every
+    rank has its result, and no rank needs another's.
+    """
+    results: list[_T] = []
+
+    def make() -> None:
+        results[:] = [run()]
+        if Communicator.recover is not None:
+            barrier(name)
+
+    as_one(make)
+    return results[0]
+
+
 def count() -> dict[str, int]:
     """Returns this rank's counters since `init`, for tests and benchmarks: collectives by the way they ran
     ("coordinated", "ran_inline", "planned", "fell_back"; of tensors on GPUs: "staged", "by_device"), and messages of

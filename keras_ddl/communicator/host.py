@@ -28,6 +28,7 @@ from keras_ddl.link.kinds import Kind
 from keras_ddl.topology.launcher import Launcher
 
 _SLICE_MS = 100
+_TOGETHER = "Every rank must call keras_ddl.init() (Strategy() does it), and split() together."
 
 
 class HostTransport(Transport):
@@ -96,18 +97,17 @@ class _Patience:
             link.look()
             for rank in link.ended.intersection(missing):
                 error = errors.RankLostError(
-                    f"rank {rank} has left: its program ended before all ranks had met. Every rank must call "
-                    "keras_ddl.init() (Strategy() does it), and split() together."
+                    f"rank {rank} has left: its program ended before all ranks had connected. {_TOGETHER}"
                 )
                 error.has_left = True
                 raise error
         waited = time.monotonic() - self._begun
-        text = f"rank {self._rank} has waited {waited:.0f} s for rank(s) {missing} to meet"
+        text = f"rank {self._rank} has waited {waited:.0f} s for rank(s) {missing}"
         if self._deadline and waited > self._deadline:
-            raise errors.DeadlineError(f"{text} (KERAS_DDL_DEADLINE_SECONDS).")
+            raise errors.DeadlineError(f"{text} (KERAS_DDL_DEADLINE_SECONDS). {_TOGETHER}")
         if self._warn_after and waited > self._warn_after:
             self._warn_after = 2 * waited
-            stack_position.warn(f"keras_ddl: {text}.", RuntimeWarning)
+            stack_position.warn(f"keras_ddl: {text}. {_TOGETHER}", RuntimeWarning)
 
 
 _worlds: collections.Counter[int] = collections.Counter()  # those that were made, by epoch

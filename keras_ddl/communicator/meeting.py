@@ -35,7 +35,7 @@ def first_membership(launcher: Launcher) -> Membership:
     if len(first.members) != launcher.size:
         left = sorted(set(range(launcher.size)) - set(first.members))
         raise RankLostError(
-            f"rank(s) {left} have left: their programs ended before all ranks had met. Every rank must call "
+            f"rank(s) {left} have left: their programs ended before all ranks had connected. Every rank must call "
             "keras_ddl.init() (Strategy() does it)."
         )
     return first
@@ -120,6 +120,7 @@ def check_alone_on_purpose(launcher: Launcher | None) -> None:
     if tasks is not None and tasks > 1:
         stack_position.warn(
             f"keras_ddl runs alone (rank 0 of size 1) inside a Slurm allocation of {tasks} tasks. If the ranks were "
-            "meant to work together, start the script with `keras-ddl run`, mpirun, or srun --mpi=pmix.",
+            "meant to work together, start the script with `keras-ddl run`, mpirun, or srun --mpi=pmix "
+            "(MPICH: --mpi=pmi2).",
             RuntimeWarning,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 def plain_name(name: str) -> str:
@@ -12,3 +13,8 @@ def plain_name(name: str) -> str:
     depend on these counts.
     """
     return re.sub(r"_\d+(?=[/_]|$)", "", name)
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether a Keras variable is the state of a seed generator."""
+    return bool(variable.path.endswith("seed_generator_state"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import UpdateContext, tf
@@ -28,6 +28,12 @@ def outside_strategies() -> Iterator[None]:
     finally:
         if of_scopes:
             graph._variable_creator_stack = creators
+
+
+def process_variable(name: str, shape: Sequence[int] = ()) -> tf.Variable:
+    """Makes an int64 variable of this process, on the CPU and outside of any tf.function and strategy."""
+    with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
+        return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_{name}")
 
 
 @functools.cache

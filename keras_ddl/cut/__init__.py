@@ -9,25 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import own_statistics, rules  # noqa: F401  (rules registers)
-from keras_ddl.cut.after_commit import AfterCommit
-from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.captured import uses
-from keras_ddl.cut.collectives import Collectives, StepCollectives
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.first_rank import OF_RESOURCES
-from keras_ddl.cut.mirrors import Mirror, Mirrors
-from keras_ddl.cut.model_axis import LocalPart, MeshLayout, Slices, cut_along_model
-from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
-from keras_ddl.cut.program import Program, Value
-from keras_ddl.cut.report import Report, line_of
-from keras_ddl.cut.rules.own_statistics import OwnStatistics
-from keras_ddl.cut.same_trace import Part, has_no_result, trace_digest, trace_parts
-from keras_ddl.cut.side_effects import draws_in_kernels, not_repeatable
-from keras_ddl.cut.snapshots import Snapshots
-from keras_ddl.cut.without_batch import writes_without_batch
-from keras_ddl.cut.work import FEW_ROWS, work_of
-from keras_ddl.cut.writes import Writes, commit, everything_before
+from keras_ddl.cut import rules  # noqa: F401  (rules registers)
+from keras_ddl.cut.analysis.captured import uses
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
+from keras_ddl.cut.analysis.program import Program, Value
+from keras_ddl.cut.analysis.report import Report, line_of
+from keras_ddl.cut.analysis.same_trace import Part, has_no_result, trace_digest, trace_parts
+from keras_ddl.cut.analysis.side_effects import OF_RESOURCES, draws_in_kernels, not_repeatable
+from keras_ddl.cut.analysis.work import FEW_ROWS, work_of
+from keras_ddl.cut.axes.model_axis import LocalPart, cut_along_model
+from keras_ddl.cut.batch_statistics import detection
+from keras_ddl.cut.batch_statistics.own_rows import OwnStatistics
+from keras_ddl.cut.building.builder import Builder
+from keras_ddl.cut.building.without_batch import writes_without_batch
+from keras_ddl.cut.commit.after_commit import AfterCommit
+from keras_ddl.cut.commit.snapshots import Snapshots
+from keras_ddl.cut.commit.writes import Writes, commit, everything_before
+from keras_ddl.cut.shards.mirrors import Mirror, Mirrors
+from keras_ddl.cut.values.collectives import Collectives, StepCollectives
+from keras_ddl.cut.values.layouts import MeshLayout, Slices
 
 __all__ = [
     "FEW_ROWS",
@@ -94,7 +95,7 @@ def build_step(
         inputs_are_whole: every rank was given global arguments, from which it takes its shards.
         batch: the rows of all ranks and of this one.
         collectives: sums and gathers.
-        report: records what was built.
+        report: records the collectives and the replicated operations.
         seed: equal on all ranks, different for every step that is built. Stateful random operations without their own
             seeds (tf.random.normal without tf.random.set_seed) get seeds made from it.
         batch_statistics: BatchNormalization uses the statistics of the global batch ("global") or of each rank's own
@@ -103,12 +104,12 @@ def build_step(
             uses.
         keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are still gathered, because
             other ranks may want them replicated.
-        parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
-        shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
-            `captured` returns. mirrors: mirrors of these shards, or of slices of the earlier axis, on other ranks, if
-            there are any; only in a step that commits.
-        weights: those of `shards` that are gathered anew wherever the step needs a complete weight. At any time at most
-            `gathered_bytes` of them are gathered, unless one operation needs more.
+        parts: outer tensors (handles of variables) whose value is the sum of what all ranks hold, from step to step.
+        shards: outer tensors (handles of variables) that are held in flat shards, a rank's shard in the variable whose
+            handle `captured` returns. mirrors: mirrors of these shards, or of slices of the earlier axis, on other
+            ranks, if there are any; only in a step that commits.
+        weights: a subset of `shards`, gathered again wherever the step needs a complete weight. At most
+            `gathered_bytes` of gathered weights exist at a time, unless one operation needs more.
         snapshots: the step commits: no variable is written before all ranks have run everything else. Variables that
             cannot wait are copied here first. None: variables are written at once.
         tell: declares the extents of replicated arguments that are made of the batch's rows; returns these arguments.
@@ -124,7 +125,7 @@ def build_step(
     builder.gathered_bytes = gathered_bytes
     builder.earlier, builder.everyone = earlier, everyone or collectives
     if batch_statistics == "rank":
-        calls, others = own_statistics.find(program)
+        calls, others = detection.find(program)
         builder.override = OwnStatistics(calls)
         builder.report.own_statistics, builder.report.statistics_left = len(calls), others
     for value, outer in program.captured:
@@ -146,7 +147,7 @@ def build_step(
     if writes is not None:
         if mirrors is not None:
             mirrors.update(writes, earlier or collectives, lambda: everything_before(writes.needed(), outputs))
-        # On a mesh memory is what is short; without one, updates overlap with sums of other gradients.
+        # On a mesh memory is scarce. Without a mesh, updates overlap with sums of other gradients.
         last = [*outputs, *writes.scattered()]
         after = (
             None if earlier is None else AfterCommit(writes.values(), last, gathers=bool(shards) and mirrors is None)

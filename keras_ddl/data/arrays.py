@@ -1,5 +1,5 @@
-"""Arrays as data of fit, evaluate and predict: batches of which only this rank's rows are read, and checks that all
-ranks have the same arrays.
+"""Arrays as data of fit, evaluate and predict: reads only this rank's rows of the batches, and checks that all ranks
+have the same arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import BatchRows, chunk
-from keras_ddl.data.share import LET_RANK_0_READ, MARK, share_dataset
+from keras_ddl.data.share import LET_RANK_0_READ, marked, share_dataset
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import RankMismatchError
 
@@ -27,7 +27,7 @@ _REMEDY = (
     f"make the data after keras_ddl.Strategy(). {LET_RANK_0_READ} If the data is already split between ranks, use "
     "strategy.distribute_datasets_from_function."
 )
-_ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
+_ROWS, _VALUES = 1024, 32  # the largest number of rows, and of values in a row, that are compared
 _batches_compared = False
 
 Shuffle = Callable[[tf.Tensor], tf.Tensor]
@@ -75,18 +75,18 @@ def dataset_of_rows(
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     of_batch = BatchRows(batch_size if rows % batch_size == 0 else None, is_chunked=True)
-    return _marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), of_batch)
+    return marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), of_batch)
 
 
 def _in_order(rows: int, batch_size: int, rank: int, size: int, number: int, _: Shuffle) -> tf.data.Dataset:
-    return _marked(_cut(tf.range(rows, dtype=tf.int64), batch_size, rank, size))
+    return marked(_cut(tf.range(rows, dtype=tf.int64), batch_size, rank, size))
 
 
 def _shuffled_whole(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
     several = communicator.size() > 1 or history.takes_newcomers()
-    is_checked = several and order.check_is_on()  # also where a step takes the rows
+    is_checked = several and order.check_is_on()  # even if the step takes the rows
     begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
 
     @do_not_convert
@@ -98,14 +98,14 @@ def _shuffled_whole(
         return _cut(positions, batch_size, rank, size)
 
     length = -(-rows // batch_size)
-    return _marked(tf.data.Dataset.range(1).flat_map(batches).apply(tf.data.experimental.assert_cardinality(length)))
+    return marked(tf.data.Dataset.range(1).flat_map(batches).apply(tf.data.experimental.assert_cardinality(length)))
 
 
 def _shuffled_within_batches(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
     shuffled = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
-    # Compared also where a step takes the rows.
+    # Compared even if the step takes the rows.
     return share_dataset(shuffled, communicator.rank(), communicator.size(), number, takes=size > 1)
 
 
@@ -120,7 +120,7 @@ def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data
         return batches
     first, end = chunk(rows - end_of_full, rank, size)
     batches = batches.concatenate(tf.data.Dataset.from_tensors(positions[end_of_full + first : end_of_full + end]))
-    # Open on all ranks alike, also where the last batch gives this one as many rows as the others do.
+    # The number of rows is open on all ranks, even where a rank gets equally many rows of the last batch.
     return batches.map(_with_open_rows)
 
 
@@ -129,15 +129,10 @@ def _with_open_rows(positions: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=positions, shape=[None])
 
 
-def _marked(dataset: tf.data.Dataset, of_batch: BatchRows | None = None) -> tf.data.Dataset:
-    setattr(dataset, MARK, of_batch or BatchRows())
-    return dataset
-
-
 def check_same_arrays(arrays: Any, rank: int) -> None:
     """Checks that all ranks read the same arrays, by shapes and a sample of rows. COLLECTIVE.
 
-    Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all alike, so the rows
+    Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all equal, so the rows
         are in another order. If some arrays are equal, there is only a warning, because values of the others may be
         random.
     """
@@ -166,8 +161,8 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
 
 
 def warn_of_equal_batches(batch: Any, rank: int) -> None:
-    """Warns, once per process, when all ranks pass the same rows to a method that takes each rank's own. COLLECTIVE at
-    the first call.
+    """Warns, once per process, when all ranks pass the same rows to a method that takes different rows on each rank.
+    COLLECTIVE at the first call.
     """
     global _batches_compared
     if _batches_compared:

@@ -26,10 +26,10 @@ def from_files(
 ) -> tf.data.Dataset:
     """Returns batches of rows from files for `fit`, `evaluate` and `predict`. Each rank reads its own files.
 
-    An epoch has every row of every file exactly once. Each rank always gets the same files, of about as many bytes as
-    every other rank's. Ranks whose files end earlier continue with empty batches until all ranks are done, so all ranks
-    take the same number of steps. Which rows share a batch depends on the number of ranks; if it must not, let every
-    rank read everything.
+    An epoch has every row of every file exactly once. A rank always gets the same files, and all ranks get about the
+    same number of bytes. Ranks whose files end earlier continue with empty batches until all ranks are done, so all
+    ranks take the same number of steps. Which rows share a batch depends on the number of ranks; if it must not, let
+    every rank read everything.
 
     Args:
         pattern: a glob pattern, or paths and patterns; the same files on all ranks.
@@ -38,8 +38,8 @@ def from_files(
             tf.numpy_function.
         batch_size: rows of all ranks together.
         shuffle: read the rank's files in another order in each epoch.
-        shuffle_rows: size of the buffer in memory in which rows are shuffled, anew in each epoch; 0: rows are not
-            shuffled.
+        shuffle_rows: size of the buffer in memory in which rows are shuffled, differently in every epoch; 0: rows are
+            not shuffled.
         seed: of both shuffles; None: TensorFlow's global seed, which the Strategy sets.
         parallel_files: number of files that are read at a time, a row from each in turn.
         count_rows: a function from a path to the number of rows in that file, called for the rank's files. Ranks then
@@ -95,8 +95,8 @@ def from_files(
 
 
 def _deal(files: Sequence[str], lengths: Sequence[int], size: int) -> list[list[str]]:
-    """Returns each rank's files. The largest file is dealt first, each to the rank with the fewest bytes (Graham,
-    1969)."""
+    """Returns each rank's files. Files are dealt in descending order of size to the rank with the fewest bytes so far
+    (Graham, 1969)."""
     dealt: list[list[str]] = [[] for _ in range(size)]
     dealt_bytes = [(0, rank) for rank in range(size)]
     for length, file in sorted(zip(lengths, files), key=lambda one: (-one[0], one[1])):

@@ -17,13 +17,13 @@ from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import as_array, do_not_convert, tf
 from keras_ddl.data.rows import chunk, chunked_rows, static_rows, take_chunk, with_rows
-from keras_ddl.data.share import MARK, agree_number
+from keras_ddl.data.share import agree_number, marked
 from keras_ddl.data.streams import Parts, Stream, StreamError, wait_for_closed
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.topology import Topology
 
-_channels: list[tuple[Topology, communicator.Communicator]] = []  # of streams: that of this job
+_channels: list[tuple[Topology, communicator.Communicator]] = []  # the communicator of streams of this job
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
@@ -35,10 +35,10 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
 
     Args:
         make: returns the dataset; called on rank 0.
-    Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Whatever `make` raises;
-        later whatever reading raises on rank 0, as TensorFlow reports exceptions of generators.
+    Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Errors of `make`;
+        later errors of reading on rank 0, as TensorFlow reports exceptions of generators.
     Cost: each row travels once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
-        0, and for as many parts of them on each rank.
+        0, and for the parts of the same number of batches on every rank.
     """
     sources: list[tf.data.Dataset] = []
 
@@ -53,7 +53,7 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
     dataset = DatasetFromRank0(
         sources[0] if sources else None, spec, cardinality, f"data=rank0/dataset_{agree_number()}", _channel()
     )
-    setattr(dataset, MARK, chunked_rows(spec, may_differ=may_differ))
+    marked(dataset, chunked_rows(spec, may_differ=may_differ))
     return dataset
 
 
@@ -71,8 +71,8 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
         self._passes = itertools.count(1)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._own_spec = tf.nest.map_structure(lambda leaf: _spec_of_rank(leaf, comm.rank, comm.size), spec)
-        # TensorFlow keeps the functions of a dataset as long as the process lives: they must not keep this object, and
-        # the source with it. What reads this dataset keeps the object.
+        # TensorFlow keeps the functions of a dataset for the life of the process, so they must not keep this object,
+        # and its source. Readers of this dataset keep the object.
         owner = weakref.ref(self)
         any_pass = self._dataset(lambda: _begin_pass(owner()))
         super().__init__(any_pass, datasets.variant_tensor(any_pass))
@@ -109,7 +109,7 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
                     yield tuple(parts)
             except KerasDdlError as error:
                 raise StreamError(name, error) from error
-            except tf.errors.InvalidArgumentError as error:  # of a ValueError TensorFlow makes this class again
+            except tf.errors.InvalidArgumentError as error:  # TensorFlow turns a ValueError into this class
                 raise ValueError(error.message) from error
 
         @do_not_convert
@@ -146,7 +146,7 @@ def _channel() -> communicator.Communicator:
 
 
 def _parts_of_ranks(batches: Iterable[Any], size: int) -> Iterator[list[Parts]]:
-    """Yields for each batch the arrays of every rank."""
+    """Yields the arrays of every rank, batch by batch."""
     for batch in batches:
         leaves = tf.nest.flatten(batch)
         yield [[array for leaf in leaves for array in _arrays(leaf, rank, size)] for rank in range(size)]

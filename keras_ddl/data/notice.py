@@ -1,6 +1,6 @@
 """A signal that one rank has received, made known to all ranks by the exchange that begins each step (data/order.py).
 
-The signal costs no collective of its own: a step sends one more number along with the number of rows. After the step
+The signal needs no separate collective: a step sends one more number along with the number of rows. After the step
 all ranks know the same signal.
 """
 
@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import functools
 
-from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import tf
 
 NONE = (0, 0)
-_RANKS = 2**32  # a word is the signal times this, and the rank: so the greatest word names both
+_RANKS = 2**32  # a word is signal * _RANKS + rank, so the greatest word tells both
 
 
 class _Words:
     """The variables of the process."""
 
     def __init__(self) -> None:
-        # The first use may be in the middle of a program's tf.function.
-        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
-
-            def variable(name: str) -> tf.Variable:
-                return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=f"keras_ddl_notice_{name}")
-
-            self.own, self.agreed = variable("own"), variable("agreed")
+        self.own, self.agreed = process_variable("notice_own"), process_variable("notice_agreed")
 
 
 @functools.cache
@@ -34,7 +28,7 @@ def _words() -> _Words:
 
 
 def prepare() -> None:
-    """Makes what the first step will use (order.prepare)."""
+    """Makes the variables that the first step will use (order.prepare)."""
     _words()
 
 

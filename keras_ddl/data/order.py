@@ -27,37 +27,49 @@ import numpy as np
 from keras_ddl import config, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, streams
 
-FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
-_NOTES = 8  # kept; several iterators may read the first batches of a pass ahead of their steps
-_WORDS = 4  # of a digest: one for each of the first components, the last for all others
+FIRST = 3  # batches of every pass that are compared, besides every KERAS_DDL_DATA_CHECK_BATCHES-th one
+_NOTES = 8  # notes that are kept; several iterators may read the first batches of a pass ahead of their steps
+_WORDS = 4  # in a digest: one word for each of the first components, the last word for all others
 _PASSES = 256  # datasets whose passes are counted at a time
 _RULE = "All ranks must read the same batches"
-_MANY = 2**32  # batches in a pass
-PASS_OF_NEWCOMERS = 2**15  # the first pass of a rank that is on its way to where the others are
-KEYS = "_keras_ddl_keys"  # attribute of a dataset of keys, which is no part of the program's pipeline
+PASS_OF_NEWCOMERS = 2**15  # the first pass of a joining rank, until it takes over the passes of the others
+KEYS = "_keras_ddl_keys"  # marks a dataset of keys, which is not part of the program's pipeline
 
-_components: dict[int, list[str]] = {}  # by dataset: what the error calls the components of its batches
+_components: dict[int, list[str]] = {}  # names of the components of batches in errors, by dataset
+
+
+class BatchKey(NamedTuple):
+    """Names a batch: the number of its dataset, of the pass over the dataset, and of the batch in the pass.
+
+    Keys travel and are compared as one int64: 15 bits for the dataset, 16 for the pass, 32 for the batch. Its fields
+    are integers or tensors.
+    """
+
+    dataset: Any
+    pass_: Any
+    batch: Any
+
+    @classmethod
+    def of(cls, packed: Any) -> BatchKey:
+        return cls(packed // 2**48, packed // 2**32 % 2**16, packed % 2**32)
+
+    def packed(self) -> Any:
+        return (self.dataset * 2**16 + self.pass_) * 2**32 + self.batch
 
 
 class _Notes:
     """The variables of the process, made by `prepare`."""
 
     def __init__(self) -> None:
-        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
-
-            def variable(shape: list[int], name: str) -> tf.Variable:
-                return tf.Variable(tf.zeros(shape, tf.int64), trainable=False, name=f"keras_ddl_order_{name}")
-
-            self.list = variable([_NOTES, 1 + _WORDS], "notes")
-            self.noted = variable([], "noted")
-            self.compared = variable([], "compared")
-            self.passes = variable([_PASSES], "passes")
-        self.unlike: tuple[int, str] | None = None  # the key of a batch of which some components differ, and which
-        self.has_warned = False  # of it
+        self.list = process_variable("order_notes", [_NOTES, 1 + _WORDS])
+        self.noted, self.compared = process_variable("order_noted"), process_variable("order_compared")
+        self.passes = process_variable("order_passes", [_PASSES])
+        self.unlike: tuple[int, str] | None = None  # a batch with components that differ, and the names of these
+        self.has_warned = False  # of `unlike`
 
 
 @functools.cache
@@ -77,13 +89,13 @@ def prepare() -> None:
 
 
 def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
-    """Returns a dataset of (key, element) whose keys tell the dataset, the pass over it, and the batch."""
+    """Returns a dataset of (packed `BatchKey`, element)."""
     begin = pass_of(number, dataset.element_spec)
 
-    @do_not_convert  # it would be parsed and compiled for 0.1 s
+    @do_not_convert  # parsing and compiling it would take 0.1 s
     def of_a_pass(_: tf.Tensor) -> tf.data.Dataset:
-        key = begin()
-        return tf.data.Dataset.range(key, key + _MANY)
+        first = begin()
+        return tf.data.Dataset.range(first, first + 2**32)
 
     keys = tf.data.Dataset.range(1).flat_map(of_a_pass)
     setattr(keys, KEYS, True)
@@ -95,7 +107,7 @@ def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
 
 
 def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
-    """Returns a function for use in a dataset: it begins a pass, and returns the key of its first batch.
+    """Returns a function for use in a dataset: it begins a pass, and returns the packed key of its first batch.
 
     Args:
         number: of the dataset. spec: type spec of its batches.
@@ -106,7 +118,7 @@ def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
     def begin() -> tf.Tensor:
         place = tf.constant(number % _PASSES, tf.int64)
         notes.passes.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), place))
-        return (tf.gather(notes.passes, place) + number * 2**16) * _MANY
+        return BatchKey(number, tf.gather(notes.passes, place), 0).packed()
 
     return begin
 
@@ -117,7 +129,7 @@ def passes() -> np.ndarray:
 
 
 def set_passes(counts: np.ndarray) -> None:
-    """Goes on from what `passes` has returned on another rank."""
+    """Continues from the counts that `passes` returned on another rank."""
     _notes().passes.assign(counts)
 
 
@@ -128,14 +140,14 @@ def forget_notes() -> None:
 
 def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
     """Notes the digest of a batch if the batch is one to compare. It must run before the batch is passed on."""
-    index, every = key % _MANY, config.get("DATA_CHECK_BATCHES")
+    index, every = BatchKey.of(key).batch, config.get("DATA_CHECK_BATCHES")
     is_looked_at = (index < FIRST) | (index % every == 0)
     return tf.cond(is_looked_at, lambda: _note(key, digest(leaves)), lambda: tf.constant(0, tf.int64))
 
 
 def note_positions(key: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     """Like `note`, for the order of a pass: the positions of all its rows ([rows] int64)."""
-    word = tf.bitwise.bitwise_or(_fingerprints(positions[tf.newaxis]), 1)  # odd: positions tell rows apart
+    word = tf.bitwise.bitwise_or(_fingerprints(positions[tf.newaxis]), 1)  # odd: positions differ from row to row
     return _note(key, tf.concat([word, tf.zeros([_WORDS - 1], tf.int64)], 0))
 
 
@@ -148,7 +160,7 @@ def _note(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 
 
 def digest(leaves: list[Any]) -> tf.Tensor:
-    """Returns [_WORDS] int64. A word is odd if the rows of its component are not all alike."""
+    """Returns [_WORDS] int64. A word is odd if the rows of its component differ."""
     words = []
     for leaf in leaves:
         values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
@@ -174,7 +186,7 @@ def _has_digest(value: Any) -> bool:
 def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a checksum of a tensor (int64), and whether its rows differ.
 
-    Few operations: every iterator of a dataset prepares them anew, which costs more than running them.
+    Uses few operations, because every iterator of a dataset prepares them again, which costs more than running them.
     """
     of_rows = _fingerprints(value if value.shape.rank != 0 else value[tf.newaxis])
     return _fingerprints(of_rows[tf.newaxis])[0], tf.reduce_any(of_rows != of_rows[:1])
@@ -182,7 +194,7 @@ def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
     """Returns one int64 for each row of a tensor of any dtype."""
-    if rows.dtype == tf.string:  # as numbers: of rows without any string, Fingerprint returns what lies in memory
+    if rows.dtype == tf.string:  # as numbers: for rows without any string, Fingerprint returns uninitialized memory
         rows = tf.strings.to_hash_bucket_fast(rows, 2**62)
     return tf.bitcast(tf.raw_ops.Fingerprint(data=rows, method="farmhash64"), tf.int64)
 
@@ -191,7 +203,7 @@ def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
 
 
 class StepHeader(NamedTuple):
-    """What ranks know of each other before a step."""
+    """What the ranks tell each other before a step."""
 
     counts: tf.Tensor  # rows of every rank, [ranks] int64; of several components: [ranks, components]
     batch: Any  # for use in the step
@@ -199,13 +211,13 @@ class StepHeader(NamedTuple):
 
 
 def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
-    """Exchanges what ranks must know of each other before a step in one collective: numbers of rows, notes of batches,
-    which are then compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
+    """Exchanges, in one collective before a step, the ranks' numbers of rows, their notes of batches, which are then
+    compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
 
     rows: of this rank's batch (scalar), or of several components of it (a vector of known length).
     """
     several = rows.shape[0] if rows.shape.rank else 1
-    # The notes of a batch are there when the batch is; and a timeline tells by this collective when it was.
+    # A batch is noted before it is passed on; and in a timeline this collective shows when the batch was ready.
     leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
     if not check_is_on():
         with tf.control_dependencies(leaves):
@@ -216,7 +228,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
     notes = _notes()
     with tf.control_dependencies(leaves):
         noted = notes.noted.read_value()
-        is_new = noted != notes.compared.read_value()  # read before the verdict, which sets it: else all would wait
+        is_new = noted != notes.compared.read_value()  # read before the verdict sets it: else every step would wait
         own = tf.concat([tf.reshape(rows, [several]), notice.own(), tf.reshape(notes.list.read_value(), [-1])], 0)
     gathered = ops.all_gather(own[tf.newaxis], name=name)
     verdict = _compare(gathered[:, several + 1 :], noted)
@@ -262,7 +274,7 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
 def _difference(reports: np.ndarray) -> bytes:
     """Returns the error message for the first batch whose rows differ between ranks; b"": no batch differs."""
     lists = reports.reshape(len(reports), _NOTES, 1 + _WORDS)
-    mine, theirs = lists[:1, np.newaxis], lists[:, :, np.newaxis]  # rank 0's notes; each rank's
+    mine, theirs = lists[:1, np.newaxis], lists[:, :, np.newaxis]  # rank 0's notes; every rank's notes
     same = (mine[..., 0] == theirs[..., 0]) & (mine[..., 0] > 0)  # [ranks, notes, notes of rank 0]
     unequal = same[..., np.newaxis] & (mine[..., 1:] != theirs[..., 1:])  # and words
     agree = np.any((mine[..., 1:] == theirs[..., 1:]) & (mine[..., 1:] % 2 != 0), axis=-1)
@@ -270,18 +282,18 @@ def _difference(reports: np.ndarray) -> bytes:
     keys = np.broadcast_to(theirs[..., 0], differ.shape)
     other_rows = differ & ~agree
     if other_rows.any():
-        key = int(keys[other_rows].min())
-        first = other_rows & (keys == key)
+        packed = int(keys[other_rows].min())
+        key, first = BatchKey.of(packed), other_rows & (keys == packed)
         ranks = " ".join(map(str, np.flatnonzero(first.any(axis=(1, 2)))))
-        forget_notes()  # a later fit begins anew
+        forget_notes()  # so that a later fit can succeed
         return (
-            f"keras_ddl: {_RULE}, because each rank keeps its own rows of every batch. Received: batch {key % _MANY} "
-            f"of pass {key // _MANY % 2**16} over dataset {key // _MANY // 2**16} differs on rank(s) [{ranks}] from "
+            f"keras_ddl: {_RULE}, because each rank keeps its own rows of every batch. Received: batch {key.batch} "
+            f"of pass {key.pass_} over dataset {key.dataset} differs on rank(s) [{ranks}] from "
             f"that on rank 0 (in {_listed(key, np.flatnonzero(unequal[first].any(axis=0)))}). {_CAUSES}"
         ).encode()
     if differ.any() and _notes().unlike is None:
-        key = int(keys[differ].max())
-        _notes().unlike = key, _listed(key, np.flatnonzero(unequal.any(axis=(0, 1, 2))))
+        key = BatchKey.of(int(keys[differ].max()))
+        _notes().unlike = key.batch, _listed(key, np.flatnonzero(unequal.any(axis=(0, 1, 2))))
     return b""
 
 
@@ -289,7 +301,7 @@ def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
     """Returns `values`, which wait for the verdict if this rank's batch is being compared."""
     if tf.executing_eagerly():
         return values
-    # A conditional's branches take what they need when it is there: the other branch does not wait for the verdict.
+    # A branch runs as soon as its own operands are ready, so the other branch does not wait for the verdict.
     gate = tf.cond(is_new, lambda: tf.identity(verdict), lambda: tf.constant(True))
 
     def gated(leaf: Any) -> Any:
@@ -332,18 +344,18 @@ def warn_of_unlike_values(rank: int) -> None:
     if notes.unlike is None or notes.has_warned:
         return
     notes.has_warned = True
-    key, which = notes.unlike
+    batch, which = notes.unlike
     stack_position.warn(
-        f"All ranks must read the same batches. Received: batch {key % _MANY} differs between ranks in {which}, "
+        f"All ranks must read the same batches. Received: batch {batch} differs between ranks in {which}, "
         "while another component is equal. Augmentation in threads or with unseeded random numbers causes this. It "
         "does no harm, but the values differ from those of one process. If the data is not augmented, look for the "
         "cause."
     )
 
 
-def _listed(key: int, words: np.ndarray) -> str:
-    """Returns the dataset's names for the components with these words of a digest. key: of a batch."""
-    names = _components.get(key // _MANY // 2**16, [])
+def _listed(key: BatchKey, words: np.ndarray) -> str:
+    """Returns the dataset's names for the components with these words of a digest."""
+    names = _components.get(key.dataset, [])
     labels = [names[word] if word < len(names) else f"component {word}" for word in words if word < _WORDS - 1]
     rest = names[_WORDS - 1 :] or [f"component {_WORDS - 1}"]
     return ", ".join([*labels, *([" or ".join(rest)] if _WORDS - 1 in words else [])])

@@ -1,4 +1,4 @@
-"""Batches that each rank makes from its own data, equally many on every rank."""
+"""Batches that every rank makes from its own data; all ranks have the same number of batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 from keras_ddl import communicator, ops
 from keras_ddl.compat.datasets import UnaryUnchangedStructureDataset, variant_tensor
 from keras_ddl.compat.tensorflow import do_not_convert, tf
-from keras_ddl.data.rows import BatchRows
-from keras_ddl.data.share import MARK, agree_number
+from keras_ddl.data.share import agree_number, marked
 from keras_ddl.errors import ConfigError
 
 
@@ -27,7 +26,7 @@ class PerRankDataset(UnaryUnchangedStructureDataset):
 
     A rank whose data ends earlier continues with batches of zero rows, which weigh nothing, until all ranks are done.
     If all ranks know how many batches they have, they agree on the largest number when the dataset is made, and reading
-    needs no communication. Otherwise the ranks tell each other with every batch whether they have one (4 bytes), inside
+    needs no communication. Otherwise the ranks exchange with every batch whether they have one (4 bytes), inside
     the dataset, so all ranks must read equally often. They do this in the thread that asks for the batch, never ahead
     of it, so a rank that stops reading leaves no other rank waiting. `map` and `prefetch` therefore apply to the rank's
     own batches, before the exchange.
@@ -38,7 +37,7 @@ class PerRankDataset(UnaryUnchangedStructureDataset):
         self._agreed = agreed or _agree(own)
         until_all_end = _until_all_end(own, *self._agreed)
         super().__init__(until_all_end, variant_tensor(until_all_end))
-        setattr(self, MARK, BatchRows())
+        marked(self)
 
     def map(self, *args: Any, **kwargs: Any) -> PerRankDataset:
         """Like tf.data.Dataset.map, on the rank's own batches."""

@@ -25,7 +25,7 @@ from keras_ddl.errors import CheckpointError
 
 
 class Shuffles(Protocol):
-    """The random numbers with which all ranks shuffle alike (strategy/agreement/random_state.py)."""
+    """The random numbers with which all ranks shuffle in the same order (strategy/agreement/random_state.py)."""
 
     def shuffles_state(self) -> list[Any]: ...
     def set_shuffles_state(self, state: list[Any]) -> None: ...
@@ -41,9 +41,9 @@ class Reading:
         self.iterator = iterator
         self._shuffles = shuffles
         self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
-        self._ends: list[dict[str, Any]] = []  # ... before each on_epoch_end of a PyDataset, which may shuffle there
+        self._ends: list[dict[str, Any]] = []  # ... before every on_epoch_end of a PyDataset, which may shuffle there
         self._target: dict[str, Any] | None = None
-        # Where rank 0 alone reads: whether earlier epochs are to be read again, as it has said; None: every rank reads.
+        # If rank 0 alone reads: its decision whether earlier epochs are read again; None: every rank reads.
         self._rereads: bool | None = getattr(iterator, "rereads", None)
         self._note_epoch_ends()
 
@@ -66,7 +66,7 @@ class Reading:
         self._restore(position["now"])
 
     def epoch(self, original: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Yields what `EpochIterator._enumerate_iterator` does; after `go_to`, from the position on."""
+        """Yields the same as `EpochIterator._enumerate_iterator`; after `go_to`, from the position on."""
         target, self._target = self._target, None
         if target is None:
             self._begin = self.random_states()
@@ -77,7 +77,7 @@ class Reading:
         if target["begin"] is not None:
             self._restore(target["begin"])
         self._begin = self.random_states()
-        # Python code that makes batches runs ahead in a thread: what it draws it has to draw again, from the beginning.
+        # Python code that makes batches runs ahead in a thread, so it must draw its numbers again from the start.
         makes_batches = (keras_compat.GeneratorDataAdapter, keras_compat.PyDatasetAdapter)
         dropped = 0
         skipping = bool(target["batches"]) and not isinstance(self.iterator.data_adapter, makes_batches)
@@ -115,13 +115,12 @@ class Reading:
     # ---- earlier epochs ----------------------------------------------------------------------------------------------
 
     def _read_epochs(self, target: dict[str, Any], original: Callable[[], Iterator[Any]]) -> None:
-        """Brings the pipeline to the beginning of the epoch, because its seeds advance each time that it is
-        iterated."""
+        """Brings the pipeline to the beginning of the epoch; its seeds advance whenever it is iterated."""
         iterator = self.iterator
         if iterator.steps_per_epoch or self._must_be_read():
             for _ in range(target["epochs"]):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that data of unknown length ends
+                    warnings.simplefilter("ignore")  # about the end of data of unknown length
                     with iterator.catch_stop_iteration():
                         for first, last, data in original():
                             for _ in range(first, last + 1):
@@ -177,7 +176,7 @@ class Reading:
     # ---- another order -----------------------------------------------------------------------------------------------
 
     def _order(self) -> Any:
-        """Returns, as JSON, what determines the order in which this process shuffles, apart from `random_states`."""
+        """Returns, as JSON, the seeds that determine the order of shuffles, apart from `random_states`."""
         iterator = self.iterator
         seeds = [list(datasets.shuffle_seeds(each)) for each in _Dataset(iterator).shuffles()]
         adapter = iterator.data_adapter

@@ -4,7 +4,7 @@ A PyDataset gives global batches, so every rank reads all rows. One with these t
 its threads and processes:
 
     def batch_rows(self, index): ...        # how many rows self[index] has
-    def rows(self, index, first, end): ...  # what self[index] gives, of the rows first to end - 1 (there may be none)
+    def rows(self, index, first, end): ...  # rows first to end - 1 of self[index] (perhaps none)
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.keras import PyDatasetAdapter, keras
-from keras_ddl.data.rows import BatchRows, chunk
-from keras_ddl.data.share import MARK
+from keras_ddl.data.rows import chunk
+from keras_ddl.data.share import marked
 from keras_ddl.data.untuned import untuned
 
 
@@ -30,9 +30,7 @@ class RowsAdapter(PyDatasetAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Returns the batches, marked as already cut to this rank's rows."""
-        dataset = untuned(super().get_tf_dataset())
-        setattr(dataset, MARK, BatchRows())
-        return dataset
+        return marked(untuned(super().get_tf_dataset()))
 
 
 class _RowsOfRank(keras.utils.PyDataset):

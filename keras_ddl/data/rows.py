@@ -15,12 +15,12 @@ from keras_ddl.compat.tensorflow import tf
 
 @dataclass(frozen=True)
 class BatchRows:
-    """What is known about the batches of a dataset before a step is traced; equal on all ranks.
+    """Facts about the batches of a dataset, known before a step is traced and equal on all ranks.
 
     Attributes:
         total: rows of each global batch. is_chunked: a rank has the rows that `chunk` assigns to it.
         others: which flattened components have another number of rows than the batch (from zipped datasets), grouped by
-            number. may_differ: only a batch that was read can tell whether there are any (`unlike_rows`).
+            number. may_differ: whether there are any is known only when a batch has been read (`unlike_rows`).
         is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
         spec: the element_spec of the global batches, if each rank reads all of them.
     """
@@ -94,8 +94,8 @@ def rows_of(value: Any) -> int | tf.Tensor | None:
 
 
 def row_count(batch: Any, of_others: Collection[int] = ()) -> tf.Tensor | None:
-    """Returns the number of rows of this rank's batch (int64 scalar): that of its first tensor with rows; None without
-    one.
+    """Returns the number of rows of this rank's batch (int64 scalar), as its first tensor with rows has; None without
+    such a tensor.
 
     of_others: components that do not count.
     """
@@ -185,7 +185,7 @@ def unlike_rows(
     elif structure is not None:
         elements = [0] * len(columns)
     votes = {column: len({elements[place] for place in places}) for column, places in alike.items()}
-    of_batch = max(votes, key=votes.__getitem__, default=None)  # the first of those with as many
+    of_batch = max(votes, key=votes.__getitem__, default=None)  # the first one on a tie
     return totals, tuple(frozenset(places) for column, places in alike.items() if column != of_batch)
 
 
@@ -202,7 +202,7 @@ def take_chunk(value: Any, rank: int, size: int) -> Any:
         others = value.dense_shape[1:]
         start = tf.concat([[tf.cast(first, tf.int64)], tf.zeros_like(others)], 0)
         return tf.sparse.slice(value, start, tf.concat([[tf.cast(end - first, tf.int64)], others], 0))
-    if isinstance(value, tf.Tensor) and tf.executing_eagerly():  # as below, in a seventh of the time
+    if isinstance(value, tf.Tensor) and tf.executing_eagerly():  # the same as below, in a seventh of the time
         return tf.raw_ops.StridedSlice(input=value, **_slice_of_rows(first, end))
     return value[first:end]
 
@@ -243,14 +243,14 @@ def gather_rows(value: Any, rank: int, *, name: str) -> Any:
 
 
 def is_spec_of_tensor(leaf: Any) -> bool:
-    """Whether a leaf of an element_spec is that of a tensor. Keras passes None through tf.data as an optional."""
+    """Whether a leaf of an element_spec describes a tensor. Keras passes None through tf.data as an optional."""
     return isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, tf.OptionalSpec)
 
 
 def chunked_rows(spec: Any, *, may_differ: bool = False) -> BatchRows:
-    """Returns what an element_spec of global batches tells about their rows; each rank keeps its chunk of them.
+    """Returns the facts about rows that an element_spec of global batches shows; a rank keeps its chunk of the rows.
 
-    may_differ: whether components may have different numbers of rows, as far as their source tells.
+    may_differ: whether components may have different numbers of rows, judging by their source.
     """
     rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec) if is_spec_of_tensor(leaf) and leaf.shape.rank != 0]
     known = [each for each in rows if each is not None]

@@ -1,8 +1,8 @@
 """Each rank's share of the data.
 
 Every rank reads the global batch and keeps a contiguous chunk of its rows. So all ranks take the same number of steps
-by construction, every row is used exactly once, and ranks need not agree on anything in a step; the price is that each
-rank reads everything. If the input must not be read N times, use `per_rank_dataset`.
+by construction, every row is used exactly once, and ranks need not agree on anything in a step; the price is that
+every rank reads everything. If the input must not be read N times, use `per_rank_dataset`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
-from keras_ddl.data.rows import BatchRows, chunked_rows, take_chunk
+from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows, take_chunk
 from keras_ddl.errors import ConfigError
 
-MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its global batches
+_MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: its `BatchRows`
 LET_RANK_0_READ = 'Or use keras_ddl.Strategy(reader="rank0"), with which rank 0 reads and sends every rank its rows.'
 _last_number = 0
 
@@ -66,11 +66,15 @@ def share_dataset(
         take_rows = take
 
     options = tf.data.Options()
-    options.deterministic = True  # else parallel maps give each rank another order of rows
+    options.deterministic = True  # otherwise parallel maps give the ranks different orders of rows
     # In the thread that asks for the batch: taking rows costs microseconds, handing them from thread to thread more.
-    shared = dataset.map(take_rows).with_options(options)
-    setattr(shared, MARK, chunked_rows(spec, may_differ=may_differ))
-    return shared
+    return marked(dataset.map(take_rows).with_options(options), chunked_rows(spec, may_differ=may_differ))
+
+
+def marked(dataset: tf.data.Dataset, rows: BatchRows = UNKNOWN) -> tf.data.Dataset:
+    """Marks a dataset as one of a rank's own rows; `rows`: the facts about its global batches."""
+    setattr(dataset, _MARK, rows)
+    return dataset
 
 
 def agree_number() -> int:
@@ -84,12 +88,12 @@ def agree_number() -> int:
 
 def is_shared(dataset: Any) -> bool:
     """Whether `dataset` is, or was made from, the result of `share_dataset`."""
-    return any(hasattr(ancestor, MARK) for ancestor in datasets.pipeline_of(dataset))
+    return any(hasattr(ancestor, _MARK) for ancestor in datasets.pipeline_of(dataset))
 
 
 def batch_rows_of(dataset: Any) -> BatchRows:
-    """Returns what is known about the global batches behind a dataset of this rank's rows."""
-    return getattr(dataset, MARK, BatchRows())
+    """Returns the facts about the global batches behind a dataset of this rank's rows."""
+    return getattr(dataset, _MARK, UNKNOWN)
 
 
 def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:

@@ -87,7 +87,7 @@ class _Batches(keras.utils.PyDataset):
     def rows(self, index: int, first: int, end: int) -> Any:
         start = index * self._batch_size
         rows = [self._source[int(i)] for i in self._order[start + first : start + end]]
-        if not rows:  # a rank without rows still says what they look like
+        if not rows:  # a rank without rows still gives the dtypes and shapes
             return tree.map_structure(lambda leaf: np.stack([leaf])[:0], self._source[int(self._order[start])])
         return tree.map_structure(lambda *leaves: np.stack(leaves), *rows)
 

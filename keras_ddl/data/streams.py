@@ -23,9 +23,9 @@ from keras_ddl.communicator import Communicator
 from keras_ddl.communicator.first_rank import portable
 from keras_ddl.errors import CollectiveError, KerasDdlError, RankMismatchError
 
-AHEAD = 4  # batches that rank 0 has sent and no step of it has used
-_RECEIVED = 2 * AHEAD  # batches that another rank has received and not used
-_PATIENCE_SECONDS = 10.0  # for a thread that is to end
+AHEAD = 4  # batches that rank 0 has sent before one of its steps uses them
+_RECEIVED = 2 * AHEAD  # batches that another rank has received before it uses them
+_PATIENCE_SECONDS = 10.0  # to wait for a thread to end
 _ALIGNMENT = 64  # bytes, of arrays in a message
 
 Parts = list[Any]  # the arrays that one rank gets of a batch
@@ -35,11 +35,11 @@ _FAILURE = "keras_ddl's stream"
 BATCH, END, ERROR, IDLE, STOP = range(5)
 
 
-_failures: dict[str, KerasDdlError] = {}  # by the name of the stream: TensorFlow makes other errors of them
+_failures: dict[str, KerasDdlError] = {}  # by the name of the stream, because TensorFlow replaces the errors
 
 
 class Message(NamedTuple):
-    """What rank 0 sends. `content`: the arrays of a BATCH, or the exception of an ERROR."""
+    """A message from rank 0. `content`: the arrays of a BATCH, or the exception of an ERROR."""
 
     kind: int
     content: Any = None
@@ -50,7 +50,7 @@ class Stream:
 
     Args:
         comm: the communicator of streams. name: equal on all ranks, and unique to this stream.
-        read: on rank 0: begins the pass, and yields for each batch the arrays of every rank.
+        read: on rank 0: begins the pass, and yields the arrays of every rank, batch by batch.
     """
 
     def __init__(self, comm: Communicator, name: str, read: Callable[[], Iterator[list[Parts]]] | None = None) -> None:
@@ -67,7 +67,7 @@ class Stream:
     def __iter__(self) -> Iterator[Parts]:
         """Yields this rank's arrays of each batch.
 
-        Raises: what reading raised on rank 0; errors of collectives; RankMismatchError: rank 0 has stopped reading.
+        Raises: the error of reading on rank 0; errors of collectives; RankMismatchError: rank 0 has stopped reading.
         """
         try:
             while (message := self._messages.get()).kind == BATCH:
@@ -86,7 +86,7 @@ class Stream:
 
     def close(self) -> None:
         """Ends the pass, without waiting for its thread (`wait_for_closed`)."""
-        self._messages.put(Message(END))  # for who waits for a batch now
+        self._messages.put(Message(END))  # for a reader that is waiting now
         self._closed = True
         self._room.release()
 
@@ -125,7 +125,7 @@ class Stream:
         """Waits until a step has used one of the sent batches. Returns: whether a rank may use another batch."""
         patience = config.get("WARN_AFTER_SECONDS") / 3 or None
         while not self._closed and not self._room.acquire(timeout=patience):
-            self._scatter([Message(IDLE)] * self._comm.size)  # no rank waits for this one so long that it warns
+            self._scatter([Message(IDLE)] * self._comm.size)  # so that no rank waits long enough to warn
         return not self._closed
 
     def _scatter(self, messages: Sequence[Message]) -> None:
@@ -138,7 +138,7 @@ class Stream:
     def _receive(self) -> None:
         nothing, zeros = np.empty(0, np.uint8), [0] * self._comm.size
         while True:
-            if not self._closed:  # else what comes is dropped
+            if not self._closed:  # a closed stream drops what it receives
                 self._room.acquire()
             message = unpacked(self._comm.native().scatter(nothing, zeros, self._name))
             if message.kind == IDLE:
@@ -175,9 +175,9 @@ def failure_in(text: str) -> KerasDdlError | None:
 
 
 def packed(messages: Sequence[Message | None]) -> tuple[np.ndarray, list[int]]:
-    """Returns the bytes of all messages, one after another (uint8), and the number of bytes of each; None: no message.
+    """Returns the bytes of all messages in sequence (uint8), and their numbers of bytes. None stands for no message.
 
-    Contiguous arrays are copied once. Each message: numbers (int64), the pickled rest, the arrays.
+    Contiguous arrays are copied once. A message consists of numbers (int64), the pickled rest, and the arrays.
     """
     layouts: list[list[Any]] = []
     for message in messages:

@@ -133,8 +133,8 @@ def _use_deterministic_kernels() -> None:
     tf.config.experimental.enable_op_determinism()
     if communicator.rank() == 0:
         print(
-            "keras_ddl: ranks compute a part of this step side by side, so it runs with TensorFlow's deterministic "
-            "kernels, because others give each GPU other bits. Some are slower.",
+            "keras_ddl: several ranks compute the same part of this step and must get the same bits, so from here on "
+            "TensorFlow uses its deterministic kernels, some of which are slower.",
             file=sys.stderr,
             flush=True,
         )

@@ -107,14 +107,16 @@ def sync_tree(path: Path) -> None:
         sync_file(Path(folder))
 
 
-def publish(staged: Path, final: Path, *, replace: bool) -> None:
-    """Renames `staged`, whose contents are complete, to `final` after syncing it; then syncs the parent.
+def publish(staged: Path, final: Path, *, replace: bool, synced: bool = True) -> None:
+    """Renames `staged`, whose contents are complete, to `final` after syncing it; then syncs the parent. Without
+    `synced`, the result survives the process, but not the host.
 
     With `replace`, an existing `final` is first renamed to `final`.replaced, which readers of checkpoints use while
     `final` is missing; `sweep_temporaries` or the next `publish` removes it.
     Raises: FileExistsError: `final` exists and `replace` is false; OSError.
     """
-    sync_tree(staged)
+    if synced:
+        sync_tree(staged)
     old = final.with_name(final.name + REPLACED)
     if replace and final.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -132,7 +134,8 @@ def publish(staged: Path, final: Path, *, replace: bool) -> None:
         if replace and old.exists() and not final.exists():
             old.rename(final)
         raise
-    sync_file(final.parent)
+    if synced:
+        sync_file(final.parent)
     if replace:
         remove(old)
 

@@ -27,7 +27,7 @@ _REPEAT = 3
 _LONGEST_SECONDS = 0.1
 # Auto: at least this many buckets, so that the first are sent while others are still computed.
 _MIN_BUCKETS = 4
-# The size for communicators of some ranks, for which "auto" measures nothing.
+# The size for communicators of a part of the ranks, which "auto" does not measure.
 _BYTES_OF_SOME_RANKS = 8 << 20
 
 
@@ -111,7 +111,7 @@ def measure(clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
             begin = clock()
             communicator.all_reduce_array(part, name=name, out=part)
             times.append(clock() - begin)
-        # The maximum over ranks of each rank's minimum: without what else the machines did meanwhile.
+        # The maximum over ranks of every rank's minimum, which leaves out other load on the machines.
         own = np.array([min(times[1:])])
         seconds[size] = float(communicator.all_reduce_array(own, op="max", name=name)[0])
         if seconds[size] > _LONGEST_SECONDS:

@@ -69,8 +69,8 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
         bucket_size: of `bucket_size.agree`.
-    Returns: the reduced tensors in the same order. IndexedSlices are those that one process would compute from the
-        global batch.
+    Returns: the reduced tensors in the same order. IndexedSlices equal those that one process would compute
+        from the global batch.
     Raises: RankMismatchError: the ranks' lists differ.
     Cost: one all-reduce per bucket, and `all_reduce_slices` for IndexedSlices.
     """

@@ -1,4 +1,4 @@
-"""Optimizers of tf.compat.v1.train that reduce their gradients: those of `import ddl`, and Horovod's."""
+"""Makes optimizers of tf.compat.v1.train reduce their gradients, for `import ddl` and for Horovod."""
 
 from __future__ import annotations
 

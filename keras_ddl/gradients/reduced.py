@@ -7,33 +7,30 @@ yet: another gradient of such a variable may be computed from the reduced one.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import FuncGraph, is_eager, tf
 
-# For each graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor
-# would keep its graph for ever.
-_noted: weakref.WeakKeyDictionary[Any, dict[str, list[str]]] = weakref.WeakKeyDictionary()
-_noted_eagerly: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # see `note_variable`
+# The attribute that marks an eager tensor, or a variable (see `note_variable`). On a graph it is
+# {name of a reduced tensor: names of the tensors of the gradient before}.
+_MARK = "_keras_ddl_reduced"
 
 
 def note(before: Any, after: Any) -> None:
     """Records that `after`, a tensor or tf.IndexedSlices, is the gradient `before` reduced over ranks."""
     values = _values(after)
     if is_eager(values):
-        _noted_eagerly[id(values)] = values
+        setattr(values, _MARK, True)
     else:
         names = [tensor.name for tensor in tf.nest.flatten(before, expand_composites=True)]
-        _noted.setdefault(values.graph, {})[values.name] = names
+        setattr(values.graph, _MARK, {**_names_in(values.graph), values.name: names})
 
 
 def note_variable(variable: Any) -> None:
     """Records, in eager mode, that the program has a reduced gradient of `variable`, and may change it."""
     if tf.executing_eagerly():
-        _variables[id(variable)] = variable
+        setattr(variable, _MARK, True)
 
 
 def take_noted(gradient: Any, variable: Any) -> bool:
@@ -41,7 +38,8 @@ def take_noted(gradient: Any, variable: Any) -> bool:
     undone."""
     if not is_noted(gradient):
         return False
-    _variables.pop(id(variable), None)
+    if hasattr(variable, _MARK):
+        delattr(variable, _MARK)
     return True
 
 
@@ -50,7 +48,7 @@ def before(gradient: Any) -> Any:
     values = _values(gradient)
     if not _is_symbolic(values):
         return gradient
-    names = _noted.get(values.graph, {}).get(values.name)
+    names = _names_in(values.graph).get(values.name)
     if names is None:
         return gradient
     tensors = [values.graph.get_tensor_by_name(name) for name in names]
@@ -58,17 +56,15 @@ def before(gradient: Any) -> Any:
 
 
 def is_noted(gradient: Any) -> bool:
-    """Whether `gradient` itself was noted, regardless of what it was computed from."""
+    """Whether `gradient` itself was noted, regardless of its operands."""
     values = _values(gradient)
     if not isinstance(values, tf.Tensor):
         return False
-    if is_eager(values):
-        return _noted_eagerly.get(id(values)) is values
-    return values.name in _noted.get(values.graph, {})
+    return hasattr(values, _MARK) if is_eager(values) else values.name in _names_in(values.graph)
 
 
 def are_reduced(gradients: Iterable[Any]) -> list[bool]:
-    """Whether each gradient was noted or, in a graph, computed from one that was.
+    """Returns whether the gradients were noted or, in a graph, computed from a gradient that was.
 
     Cost: per graph, one look at its captures and one walk over the operations computed from reduced gradients.
     """
@@ -77,10 +73,10 @@ def are_reduced(gradients: Iterable[Any]) -> list[bool]:
 
 
 def may_be_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[bool]:
-    """Like `are_reduced`; in eager mode also true if each gradient may be computed from a reduced gradient of its
+    """Like `are_reduced`; in eager mode also true for a gradient that may be computed from a reduced gradient of its
     variable."""
     return [
-        is_reduced or (not _is_symbolic(_values(gradient)) and _variables.get(id(variable)) is variable)
+        is_reduced or (not _is_symbolic(_values(gradient)) and hasattr(variable, _MARK))
         for gradient, variable, is_reduced in zip(gradients, variables, are_reduced(gradients))
     ]
 
@@ -92,12 +88,16 @@ def _is_reduced(gradient: Any, known: dict[Any, set[str]]) -> bool:
         return is_noted(gradient)
     graph = values.graph
     if graph not in known:
-        sources = [graph.get_tensor_by_name(name).op for name in _noted.get(graph, {})]
-        # A branch of a tf.cond: what it was computed from may lie in the graph around it.
+        sources = [graph.get_tensor_by_name(name).op for name in _names_in(graph)]
+        # In a branch of a tf.cond, the operands may lie in the surrounding graph.
         captures = graph.captures if isinstance(graph, FuncGraph) else ()
         sources += [inner.op for outer, inner in captures if _is_reduced(outer, known)]
         known[graph] = computed_from(sources)
     return values.op.name in known[graph]
+
+
+def _names_in(graph: tf.Graph) -> dict[str, list[str]]:
+    return getattr(graph, _MARK, {})
 
 
 def _is_symbolic(values: Any) -> bool:

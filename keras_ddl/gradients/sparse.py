@@ -1,4 +1,4 @@
-"""Reduces sparse gradients of embedding tables, which each rank has computed from its own rows of the batch.
+"""Reduces sparse gradients of embedding tables that the ranks have computed from their own rows of the batch.
 
 Such a gradient lists rows of the table. If the indices come from the batch, one process would have listed the rows of
 all ranks, so the ranks' rows are concatenated: Adam and others square each occurrence of a token separately. A table

@@ -13,7 +13,7 @@ from keras_ddl.files import last_checkpoint
 # EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
 RESTART_STATUS = 75
 
-# How the error of a rank begins that says why the others do not go on without a lost one (strategy/survival.py).
+# How the error of a rank begins that says why the others do not go on without a lost one (resilience/why_it_ends.py).
 DO_NOT_GO_ON = "The other ranks do not continue"
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
@@ -269,7 +269,8 @@ def resume_hint(outcomes: Sequence[RankOutcome]) -> str:
     if not known:
         return ""
     last = max(known, key=lambda each: each["step"])
-    return f"keras-ddl: {last_checkpoint.resume_hint(last)} --restarts N does this automatically, up to N times.\n"
+    restarts = "--restarts N does this" if last["resume"] else "With it, --restarts N starts the job again"
+    return f"keras-ddl: {last_checkpoint.resume_hint(last)} {restarts} automatically, up to N times.\n"
 
 
 def mpirun_messages(text: str) -> str:

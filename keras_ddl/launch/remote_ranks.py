@@ -114,11 +114,16 @@ class _Running:
             # ssh fails when its host is lost. Statuses of ranks go to the launcher.
             self.status = self.status or max(0, ended if ended != 255 else 0)
             return
-        why = f"{'host_ranks' if _is_here(host.name) else config.get('SSH')} ended with status {ended}"
+        starter, remedy = "host_ranks", ""
+        if not _is_here(host.name):
+            starter = config.get("SSH")
+            remedy = f" Check that `{starter} {host.name} true` works without a password, and that the host has "
+            remedy += f"{sys.executable}."
+        why = f"{starter} ended with status {ended}"
         if host.may_fail and self.orders is not None:
             self.orders.send(Kind.NOT_STARTED, {"host": host.name, "why": why})
         else:
-            print(f"The ranks of host {host.name} could not be started: {why}.")
+            print(f"The ranks of host {host.name} could not be started: {why}.{remedy}")
             self.status, self.has_failed = 1, True
 
 

@@ -256,7 +256,8 @@ class RestartLoop:
             if time.monotonic() >= deadline:
                 text = f"for {self._hosts_seconds:g} s the hosts had no room for {needed} rank(s): {problem}"
                 if self._attempt_number == 0:
-                    raise LaunchError(f"A job needs hosts. Received: {text}. Wait longer with --hosts-timeout.")
+                    remedy = "To wait longer, write hosts-timeout = SECONDS in the file of --config."
+                    raise LaunchError(f"A job needs hosts. Received: {text}. {remedy}")
                 self._say(f"not started again: {text}.")
                 return None
             if not warned:

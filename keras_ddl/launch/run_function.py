@@ -141,14 +141,15 @@ def _values(result: JobResult, timeout: float | None) -> list[Any]:
     returned = {rank: pickle.loads(data) for rank, data in result.results.items()}
     if first is None and result.timed_out:
         raise DeadlineError(
-            f"The function must end on every rank within timeout={timeout:g} seconds. It did not, and was stopped."
+            f"The function must end on every rank within timeout={timeout:g} seconds. It did not, and was stopped. "
+            "Raise timeout, or leave it out."
         )
     if first is not None:
         _raise(first, returned.get(first.rank, {}), result)
     if not result.ok:
         raise LaunchError(
-            f"{result.starter} must not end before the ranks. It did ({result.starter_end}), with output:\n"
-            f"{result.starter_text}"
+            f"The program that starts the ranks must end after them. Received: {result.starter} ended "
+            f"({result.starter_end}), with output:\n{result.starter_text}"
         )
     without = [rank for rank in range(len(result.outcomes)) if "value" not in returned.get(rank, {})]
     if without:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.values.layouts import Box
 
 
 def size(box: Box) -> int:

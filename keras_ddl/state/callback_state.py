@@ -1,4 +1,4 @@
-"""The state of callbacks: what a checkpoint keeps of them, and what a rank that joins gets (strategy/joining.py).
+"""The state of callbacks: what a checkpoint keeps of them, and what a rank that joins gets (resilience/joining.py).
 
 If a callback has `get_state`, its state is what that returns. Otherwise a checkpoint keeps the attributes that Keras's
 callbacks are known to keep from one epoch or batch to the next. A rank that joins also gets all plain attributes that

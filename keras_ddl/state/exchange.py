@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from keras_ddl import ops
-from keras_ddl.cut.flat_shards import Box, Layout
+from keras_ddl.cut.values.layouts import Box, Layout
 from keras_ddl.state import boxes
 from keras_ddl.state.placements import NOTHING, Place, holding, replicated
 from keras_ddl.state.plan import Holding, Move, plan

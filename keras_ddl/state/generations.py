@@ -38,10 +38,20 @@ class Leaf(Protocol):
     @property
     def can_begin_anew(self) -> bool: ...
     @property
+    def full_shape(self) -> tuple[int, ...]: ...
+    @property
     def numpy_dtype(self) -> np.dtype[Any]: ...
-    def held(self) -> Holding: ...
+    def held(self) -> Holding:
+        """Returns what this rank holds: its own part first, then maybe the mirror of another rank's."""
+
+    def held_by_all(self) -> tuple[Holding, ...]:
+        """Returns what each rank holds."""
+
     def values(self) -> Sequence[np.ndarray]:
         """Returns the arrays of `held`."""
+
+    def restore(self, arrays: Sequence[np.ndarray]) -> None:
+        """Stores the arrays of `held`, each as a vector."""
 
     def wanted(self, place: Place | None) -> Holding: ...
     def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.mirrors import SharedOut
+    from keras_ddl.cut.values.layouts import Distribution
     from keras_ddl.state.plan import Holding
 
 NOTHING: Holding = ()
@@ -27,7 +27,7 @@ class Place(NamedTuple):
         return [self.number, (self.number - self.offset) % self.size] if self.offset else [self.number]
 
 
-def holding(layout: SharedOut, place: Place | None) -> Holding:
+def holding(layout: Distribution, place: Place | None) -> Holding:
     """Returns what a rank with this place holds: nothing if `place` is None."""
     return NOTHING if place is None else tuple(tuple(layout.boxes(part)) for part in place.parts())
 

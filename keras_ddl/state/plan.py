@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from keras_ddl.state.boxes import intersection, size, without_all
 
 if TYPE_CHECKING:
-    from keras_ddl.cut.flat_shards import Box
+    from keras_ddl.cut.values.layouts import Box
 
 # What one rank has: the boxes of each of its arrays, whose entries are one box after the other.
 Holding: TypeAlias = "tuple[tuple[Box, ...], ...]"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from keras_ddl import communicator, ops
 from keras_ddl.compat.tensorflow import tf
 
@@ -28,3 +30,9 @@ def replicate(variables: Sequence[tf.Variable], root: int = 0) -> None:
 
         for variable, value in zip(strings, communicator.as_one(of_root)):
             variable.assign(value)
+
+
+def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
+    """Returns the array of rank `root`, which must have the shape and dtype of this rank's."""
+    broadcast = communicator.broadcast_object if value.dtype.hasobject else communicator.broadcast_array
+    return broadcast(value, root=root, name=name)

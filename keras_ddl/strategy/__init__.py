@@ -15,8 +15,9 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import cluster, keras_patches, one_per_job, survival
+from keras_ddl.strategy import cluster, keras_patches, one_per_job, resilience
 from keras_ddl.strategy.agreement.random_state import RandomState
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
 from keras_ddl.strategy.mesh import layout_of, ranks
@@ -25,12 +26,11 @@ from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
 from keras_ddl.strategy.step.keras_step import KerasSteps, execution_of
-from keras_ddl.strategy.step.tracing import sees_global_batch
-from keras_ddl.topology import Topology
+from keras_ddl.strategy.tracing import sees_global_batch
 from keras_ddl.topology.mirrors import mirror_offset
 
 
-class Strategy(tf.distribute.Strategy):
+class Strategy(BaseStrategy):
     """Synchronous data-parallel training: one process per device, each global batch split by rows over the ranks.
 
         strategy = keras_ddl.Strategy()
@@ -80,8 +80,6 @@ class Strategy(tf.distribute.Strategy):
     COLLECTIVE over all ranks.
     """
 
-    rank: int
-    size: int
     is_keras_ddl = True  # how compat.keras knows it without importing this module
 
     def __init__(
@@ -119,8 +117,8 @@ class Strategy(tf.distribute.Strategy):
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
-        self.survival = survival.of_job()
-        self.job.goes_on = self.survival is not None
+        self.resilience = resilience.of_job()
+        self.job.goes_on = self.resilience.goes_on
         self.mesh_layout = mesh_layout if self.job.goes_on else None
         if self.mesh_layout is not None:
             self._check_goes_on_with_layout(self.mesh_layout)
@@ -132,20 +130,8 @@ class Strategy(tf.distribute.Strategy):
         self._functions = 0  # made by `function`: numbers tell their collectives apart
         one_per_job.remember(self)
 
-    @property
-    def is_several(self) -> bool:
-        """Whether there are several ranks, or one rank that takes newcomers and therefore acts like several."""
-        return self.size > 1 or history.takes_newcomers()
-
     def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
-
-    def renew(self, topology: Topology) -> None:
-        """Continues with the ranks of `topology` (survival.py), which then call `communicator.prepare_plans`."""
-        self.rank, self.size, self.topology = topology.rank, topology.size, topology
-        self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
-        self.job.mirror_offset = mirror_offset(topology.hosts)
-        self.random_state.size, self.saves.rank = topology.size, topology.rank
 
     def __deepcopy__(self, memo: Any) -> Strategy:
         return self  # a copy of a model or an optimizer is of the same job
@@ -181,8 +167,8 @@ class Strategy(tf.distribute.Strategy):
             raise ConfigError(
                 'With Strategy(reader="rank0") a job ends when a rank is lost: only rank 0 reads the data and knows '
                 f"the position in it. Received: -np MIN:MAX (rank {self.rank}). Give a fixed number of ranks, -np N "
-                '(with --restarts 1 the job starts again from its last checkpoint), or leave out reader="rank0" and '
-                "give all ranks the same data."
+                "(--restarts 1 then starts the job again, with Checkpoint(..., resume=True) from the last checkpoint), "
+                'or leave out reader="rank0" and give all ranks the same data.'
             )
 
     def _check_no_other_scope(self, rank: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from keras_ddl import parts
 from keras_ddl.link import program
-from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.base import strategy_of
 
 
 class JobFigures(Protocol):

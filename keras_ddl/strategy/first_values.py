@@ -1,9 +1,9 @@
 """Makes a share of a variable's first value, with the bits that one process would have, without making the rest.
 
-Keras's initializers draw with counter-based generators, so any stretch of a draw can be made alone (cut/philox.py), and
-they compute with the drawn numbers entry by entry. The initializer is traced once, and the graph is evaluated for one
-stretch of the flat order after another. Other initializers (Orthogonal, functions of the program) make all entries at
-once and have no `Recipe`.
+Keras's initializers draw with counter-based generators, so any stretch of a draw can be made alone
+(cut/operations/philox.py), and they compute with the drawn numbers entry by entry. The initializer is traced once, and
+the graph is evaluated for one stretch of the flat order after another. Other initializers (Orthogonal, functions of the
+program) make all entries at once and have no `Recipe`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import FuncGraph, tf
-from keras_ddl.cut import philox
-from keras_ddl.cut.flat_shards import Runs
+from keras_ddl.cut.operations import philox
+from keras_ddl.cut.values.layouts import Runs
 
 _NAMES = (
     "Zeros Ones Constant RandomNormal RandomUniform TruncatedNormal VarianceScaling "

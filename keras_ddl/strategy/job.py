@@ -44,7 +44,7 @@ class Job:
         shards_from_elements: slots with this many elements or more are in shards; None: no slots are. shards_weights:
             weights are, too, and a step has `gathered_bytes` of them gathered at a time.
         drift_check_fraction: fraction of the training time that comparing weights may take.
-        goes_on: fit continues when a rank is lost (survival.py), and `rank` and `size` change.
+        goes_on: fit continues when a rank is lost (resilience.py), and `rank` and `size` change.
         reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
         epoch: how often they have changed. mirror_offset: distance to the rank with the mirror of data that otherwise
             only one rank has; 0: there are no mirrors.

@@ -8,26 +8,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.job import Settings
 
 # The job's, the latest last. Kept alive: what `existing` returns must not depend on when a rank collects garbage,
 # because making another is collective.
-_made: list[StrategyInterface] = []
+_made: list[BaseStrategy] = []
 # All that are still in use, also those of earlier jobs of the process.
-_alive: weakref.WeakSet[StrategyInterface] = weakref.WeakSet()
+_alive: weakref.WeakSet[BaseStrategy] = weakref.WeakSet()
 # Arguments that do not tell one Strategy from another.
 _NOT_SETTINGS = ("seed",)
 _SETTINGS = {each.name for each in dataclasses.fields(Settings)}
 
 
-def remember(strategy: StrategyInterface) -> None:
+def remember(strategy: BaseStrategy) -> None:
     """Keeps a Strategy that was made for this job."""
     _made[:] = [each for each in _made if each.topology is strategy.topology] + [strategy]
     _alive.add(strategy)
 
 
-def alive() -> list[StrategyInterface]:
+def alive() -> list[BaseStrategy]:
     return list(_alive)
 
 
@@ -60,7 +60,7 @@ def _are_the_same(one: object, other: object) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def differences(one: StrategyInterface, other: StrategyInterface) -> str:
+def differences(one: BaseStrategy, other: BaseStrategy) -> str:
     """Returns how two Strategies differ, for a message."""
     if one.topology is not other.topology:
         return "before keras_ddl.shutdown()"
@@ -68,7 +68,7 @@ def differences(one: StrategyInterface, other: StrategyInterface) -> str:
     return "with " + ", ".join(f"{name}={a!r} instead of {b!r}" for name, a, b in pairs if a != b)
 
 
-def outside_message(what: str, name: str, strategy: StrategyInterface, other: StrategyInterface | None = None) -> str:
+def outside_message(what: str, name: str, strategy: BaseStrategy, other: BaseStrategy | None = None) -> str:
     """Returns the message for a model or an optimizer made outside the scope of `strategy`, perhaps in another
     scope."""
     if other is not None:

@@ -24,6 +24,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.files import foreign
 from keras_ddl.state import callback_state
+from keras_ddl.state.plan import MissingBoxError
 from keras_ddl.strategy import fits
 from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
@@ -191,21 +192,34 @@ def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
         for number, value in enumerate(getattr(one, "best_weights", None) or ())
     }
     if others and gathered_slots.spread_in(model.variables):
-        parts = [key for key, value in best.items() if isinstance(value, kept_weights.KeptWeight)]
-        everyone = communicator.all_gather_object(parts, name="Checkpoint/best_weights")
-        for key in dict.fromkeys(key for keys in everyone for key in keys):
-            value = kept_weights.complete(best.get(key), f"Checkpoint/{key}")
-            if value is None:
-                raise ConfigError(
-                    "A callback that keeps weights that are spread over the ranks must run on every rank. Received: "
-                    f"{key.split('/')[1]} on rank(s) {[rank for rank, keys in enumerate(everyone) if key in keys]} "
-                    f"only (rank {communicator.rank()}). Pass the callback to fit on all ranks."
-                )
-            if is_first_rank():
-                best[key] = value
-            else:
-                best.pop(key)
-    return best
+        complete, lost = communicator.as_one_each(lambda: _gathered(best), "Checkpoint/best_weights/all")
+        best = {key: complete.get(key, value) for key, value in best.items() if key.rpartition("/")[0] not in lost}
+    return {key: value for key, value in best.items() if value is not None}
+
+
+def _gathered(best: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Returns the complete arrays of kept weights, by key; None on ranks other than rank 0. COLLECTIVE.
+
+    Returns also the callbacks of which a part was lost with a rank: they keep no weights in this checkpoint.
+    """
+    mine = {key: value for key, value in best.items() if isinstance(value, kept_weights.KeptWeight)}
+    everyone = communicator.all_gather_object(
+        {key: each.held() for key, each in mine.items()}, "Checkpoint/best_weights"
+    )
+    complete, lost = dict[str, Any](), set[str]()
+    for key in dict.fromkeys(key for keys in everyone for key in keys):
+        ranks = [rank for rank, keys in enumerate(everyone) if key in keys]
+        if len(ranks) < len(everyone):
+            raise ConfigError(
+                "A callback that keeps weights that are spread over the ranks must run on every rank. Received: "
+                f"{key.split('/')[1]} on rank(s) {ranks} only (rank {communicator.rank()}). Pass the callback to fit "
+                "on all ranks."
+            )
+        try:
+            complete[key] = kept_weights.complete(mine[key], [keys[key] for keys in everyone], f"Checkpoint/{key}")
+        except MissingBoxError:
+            lost.add(key.rpartition("/")[0])
+    return complete, lost
 
 
 def gather(value: Any, what: str) -> list[Any]:

@@ -26,7 +26,7 @@ class TrainerCall:
 
 
 class Follower(Protocol):
-    """The list of callbacks of a Loop, as survival.py sees it when a rank is lost."""
+    """The list of callbacks of a Loop, as the part `resilience` sees it when a rank is lost."""
 
     def become_first(self, *, may_lack_last: bool) -> None:
         """Called when this rank becomes rank 0 and writes. may_lack_last: output since the last call that all ranks

@@ -68,7 +68,9 @@ def _mpi() -> Iterator[Finding]:
     try:
         launcher = mpirun.find()
     except KerasDdlError as error:
-        yield Finding(Severity.WARNING, "mpirun", f"none, and jobs on several hosts need one: {error}")
+        yield Finding(
+            Severity.WARNING, "mpirun", f"none, and jobs on several hosts need one, except with -np MIN:MAX: {error}"
+        )
         return
     native = native_mpi.describe(launcher.mpi)
     if "problem" in native:

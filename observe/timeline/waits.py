@@ -1,10 +1,10 @@
 """Computes exposed communication: the time in which a rank waits for collectives and computes nothing.
 
 A timeline shows when a collective's input was ready on a rank (*submitted*) and when its result was ready (*finished*).
-Collectives of one round do not wait for each other (cut/collectives.py): while some run, the rank computes the inputs
-of the next. After the last submission of a round the rank has nothing to compute until the results arrive. So a round
-is exposed from its last submission to its last end. This is an upper bound: work that does not depend on all results,
-such as the update of a weight whose sum has arrived, may run in this time.
+Collectives of one round do not wait for each other (cut/values/collectives.py): while some run, the rank computes the
+inputs of the next. After the last submission of a round the rank has nothing to compute until the results arrive. So a
+round is exposed from its last submission to its last end. This is an upper bound: work that does not depend on all
+results, such as the update of a weight whose sum has arrived, may run in this time.
 """
 
 from __future__ import annotations

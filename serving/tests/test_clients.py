@@ -115,6 +115,7 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
         ([], "Give directories of models or --model-config-file"),
         (["nowhere"], "create it: the server waits"),
         (["a=model/7"], "Give its parent directory"),
+        (["model/x"], "model/x/1', and give 'model/x'."),
         (["a=.", "a=.."], "a unique name"),
         (["a=.", "b=..", "--model-name", "c"], "for one DIRECTORY"),
         (["--model-config-file", "broken.config"], "Error parsing text-format"),
@@ -125,8 +126,9 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
 def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.config").write_text("model {")
-    (tmp_path / "model/7").mkdir(parents=True)
-    (tmp_path / "model/7/saved_model.pb").touch()
+    for version in ("model/7", "model/x"):
+        (tmp_path / version).mkdir(parents=True)
+        (tmp_path / version / "saved_model.pb").touch()
     one = 'config { name: "a" base_path: "/a" } '
     (tmp_path / "twice.config").write_text("model_config_list { " + 2 * one + "}")
     assert said in keras_ddl("serve", *arguments, status=2)

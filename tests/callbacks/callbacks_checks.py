@@ -9,7 +9,7 @@ from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.models import accumulators_of
 from keras_ddl.errors import CheckpointError, RankMismatchError
-from keras_ddl.resuming.training_state import agree_on_local_state
+from keras_ddl.strategy.agreement.training_state import agree_on_local_state
 from strategy.common import LAST, RANK, SIZE, STRATEGY, X, Y, everyone, keras, recorded_warnings, shared_folder
 from strategy.oracle import check_equal_to_one_process
 

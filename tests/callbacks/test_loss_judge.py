@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keras_ddl.callbacks._loss_judge import LossJudge
+from keras_ddl.callbacks.divergence_guard import LossJudge
 
 
 def found(losses, rise=2.0, ceiling=None, grace=10):
@@ -43,7 +43,7 @@ def test_a_loss_that_falls_or_wavers_is_no_problem(curve):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_one_at_once(bad):
-    assert found([bad]) == (0, "before any good window")
+    assert found([bad]) == (0, "no earlier window was good")
     assert found([6.0, 4.0, bad], rise=None) == (2, "the lowest earlier loss was 4")
 
 

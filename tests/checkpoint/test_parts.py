@@ -15,7 +15,7 @@ from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.bundle_index import stored_boxes
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, merge_bundles, sync_bundles
 from keras_ddl.cut import Slices
-from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.errors import CheckpointError
 from keras_ddl.state.boxes import without_all
 

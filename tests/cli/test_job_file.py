@@ -135,7 +135,7 @@ MISTAKES = {
     "list with a number": ("mpi-arg = ['a', 2]", "mpi-arg must be a string, or a list of these. Received: mpi-arg = 2"),
     "out of range": (
         "np = 0",
-        "np must be a value that the option --np takes. Received: np = 0 in job.toml: 0 is neither a number",
+        "np must be a value that `keras-ddl run --help-all` allows. Received: np = 0 in job.toml: 0 is neither",
     ),
     "no such file": ("hostfile = 'none'", "Received: hostfile = 'none' in job.toml"),
     "program": ("command = 2", "command must be a string, or a list of strings. Received: command = 2"),

@@ -54,7 +54,8 @@ def test_frames_in_a_message_of_tensorflow_are_left_out() -> None:
     message = (
         "Graph execution error:\n\nDetected at node Relu defined at (most recent call last):\n"
         f'  File "train.py", line 8, in <module>\n\n  File "{HOME}/strategy/__init__.py", line 81, in run\n'
-        f'    return run()\n\n  File "{HOME}/cut/builder.py", line 1, in build\n\nNot a matrix\n\t [[node Relu]]'
+        f'    return run()\n\n  File "{HOME}/cut/building/builder.py", line 1, in build\n\n'
+        "Not a matrix\n\t [[node Relu]]"
     )
     shown = shown_frames.text_without(message)
     assert str(HOME) not in shown and "return run()" not in shown and shown.endswith("Not a matrix\n\t [[node Relu]]")

@@ -9,8 +9,8 @@ from cut.simulated import OneBucket
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, Sharded, build_step
-from keras_ddl.cut.collectives import PLAIN, Reduction
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.values.collectives import PLAIN, Reduction
 
 RANKS = 2
 

@@ -28,10 +28,10 @@ from cut.counting import Moved, NoRanks  # noqa: E402
 from cut.placements import Case, Ranks, Traced  # noqa: E402
 
 from keras_ddl.cut import Batch, Program  # noqa: E402
-from keras_ddl.cut.builder import Builder  # noqa: E402
-from keras_ddl.cut.dims import dim, if_certain  # noqa: E402
-from keras_ddl.cut.extents import Dims  # noqa: E402
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, Partial, Placement, Sharded  # noqa: E402
+from keras_ddl.cut.analysis.dims import dim, if_certain  # noqa: E402
+from keras_ddl.cut.analysis.extents import Dims  # noqa: E402
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, Placement, Sharded  # noqa: E402
+from keras_ddl.cut.building.builder import Builder  # noqa: E402
 
 ROWS = 7  # no other extent of the cases, nor one of a product of them
 FILE = Path(__file__).with_suffix(".txt")

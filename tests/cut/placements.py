@@ -21,8 +21,8 @@ from cut.together import OPTIONS, Collectives, Turns, in_turns
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
 from keras_ddl.cut import Collectives as StepCollectives
-from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.placements import REPLICATED, Partial, Placement, Replicated, Sharded
+from keras_ddl.cut.analysis.dims import Dim
+from keras_ddl.cut.analysis.placements import REPLICATED, Partial, Placement, Replicated, Sharded
 
 
 @dataclass

@@ -12,9 +12,9 @@ from cut.comparing import TOLERANCE, difference
 from harness.threads import results_of
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Mirror, Mirrors, Program, Report, Sharded, Snapshots, build_step
-from keras_ddl.cut.collectives import GATHER, PLAIN, Reduction
-from keras_ddl.cut.flat_shards import Layout
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.values.collectives import GATHER, PLAIN, Collectives, Reduction
+from keras_ddl.cut.values.layouts import Layout
 
 # A rank that waits for another occupies one of the threads in which TensorFlow runs operations (conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
@@ -57,11 +57,8 @@ class Exchange:
             return results
 
 
-class OneBucket:
-    """What all collectives of these tests have in common: a bucket for each dtype, and no compression."""
-
-    def compresses(self, value: Value, op: str) -> bool:
-        return False
+class OneBucket(Collectives):
+    """Collectives with a bucket for each dtype."""
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]

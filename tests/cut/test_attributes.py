@@ -11,7 +11,7 @@ from cut.simulated import Simulation
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import attributes
+from keras_ddl.cut.analysis import attributes
 
 X = np.random.default_rng(0).normal(size=(7, 3))
 

@@ -13,8 +13,8 @@ from cut.comparing import difference
 from cut.simulated import Simulation, chunks
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import own_statistics
-from keras_ddl.cut.program import Program
+from keras_ddl.cut.analysis.program import Program
+from keras_ddl.cut.batch_statistics import detection
 
 layers = keras.layers
 ROWS = 7
@@ -312,7 +312,7 @@ def test_statistics_are_found_whatever_layers_are_called() -> None:
         names = iter([first, second])
         training = Training(dense, lambda: layers.BatchNormalization(name=next(names)))
         x, y = data(training.model)
-        calls, left = own_statistics.find(Program(tf.function(training.step).get_concrete_function(x, y).graph))
+        calls, left = detection.find(Program(tf.function(training.step).get_concrete_function(x, y).graph))
         assert left == 0
         return [list(call.roles.values()) for call in calls]
 

@@ -10,7 +10,7 @@ import pytest
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import registry
+from keras_ddl.cut.operations import registry
 from keras_ddl.cut.rules import branches, loops
 
 # Ranks, whether tracing sees the rows, rows: fewer than ranks, too.

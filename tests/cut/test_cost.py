@@ -11,8 +11,8 @@ from cut.counting import report_of
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.subgraph import SubgraphBuilder
+from keras_ddl.cut.analysis.dims import Dim
+from keras_ddl.cut.building.subgraph import SubgraphBuilder
 
 long = pytest.mark.long
 X = np.random.default_rng(0).normal(size=(6, 3))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from keras_ddl.cut.dims import Dim, Unknown, dim, number_of, product, total
+from keras_ddl.cut.analysis.dims import Dim, Unknown, dim, number_of, product, total
 
 NAMES = ("rows", "t", "k")
 

@@ -13,7 +13,7 @@ from cut.mesh import Mesh, Position, variables_of
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Program, Sharded
-from keras_ddl.cut.layout_search import Unit, choose
+from keras_ddl.cut.axes.layout_search import Unit, choose
 
 layers = keras.layers
 RNG = np.random.default_rng(4)

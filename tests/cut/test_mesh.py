@@ -13,7 +13,8 @@ from cut.layouts import TRANSFORMER, Rules, transformer
 from cut.mesh import Mesh, Position, mesh_of
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import MeshLayout, after_commit
+from keras_ddl.cut import MeshLayout
+from keras_ddl.cut.commit import after_commit
 from keras_ddl.errors import ConfigError
 
 layers = keras.layers

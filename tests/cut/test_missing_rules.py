@@ -6,8 +6,8 @@ import pytest
 from cut.placements import Case
 
 from harness.source_modules import ROOT, load_program
-from keras_ddl.cut import registry
-from keras_ddl.cut.placements import REPLICATED, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, Sharded
+from keras_ddl.cut.operations import registry
 
 PROGRAM = load_program(ROOT / "tools" / "missing_rules.py")
 missing, table = PROGRAM.missing, PROGRAM.table

@@ -9,7 +9,7 @@ from cut.simulated import SimulatedCollectives, Simulation
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import PLAIN, Depths, Reduction, StepCollectives, can_run
+from keras_ddl.cut.values.collectives import PLAIN, Depths, Reduction, StepCollectives, can_run
 
 X = np.random.default_rng(0).normal(size=(6, 4))
 

@@ -14,8 +14,8 @@ from cut.together import Together
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Program
-from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.analysis.dims import Dim
+from keras_ddl.cut.analysis.extents import Extents
 
 raw = tf.raw_ops
 

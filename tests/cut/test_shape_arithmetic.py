@@ -11,8 +11,8 @@ import pytest
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Program
-from keras_ddl.cut.dims import Dim, if_certain
-from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.analysis.dims import Dim, if_certain
+from keras_ddl.cut.analysis.extents import Extents
 
 raw = tf.raw_ops
 

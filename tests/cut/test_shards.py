@@ -6,7 +6,7 @@ import pytest
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.errors import ConfigError
 
 RNG = np.random.default_rng(4)

@@ -9,7 +9,7 @@ from cut.operations import operands
 from cut.placements import SETTINGS, Case, Ranks, differences
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import factors
+from keras_ddl.cut.operations import factors
 from keras_ddl.cut.specs.entrywise import BINARY, UNARY
 
 INF, NAN = np.inf, np.nan

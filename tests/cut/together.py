@@ -15,8 +15,8 @@ from cut.simulated import OneBucket, chunks
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
-from keras_ddl.cut.collectives import PLAIN, Reduction
-from keras_ddl.cut.placements import REPLICATED, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, Sharded
+from keras_ddl.cut.values.collectives import PLAIN, Reduction
 
 OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
 OPTIONS.graph_options.rewrite_options.disable_meta_optimizer = True

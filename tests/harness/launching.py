@@ -23,7 +23,7 @@ TESTS = Path(__file__).resolve().parents[1]
 MODULE_FOLDERS = [
     TESTS,
     TESTS / "project",
-    *(TESTS.parent / name / "tests" for name in ("export", "serving")),
+    *(TESTS.parent / name / "tests" for name in ("export", "resilience", "serving")),
     *sorted(TESTS.parent.glob("integrations/*/tests")),
     *sorted(TESTS.parent.glob("observe/*/tests")),
 ]

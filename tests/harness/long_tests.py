@@ -28,6 +28,7 @@ RECORD = ROOT / "tests" / "long_tests.jsonl"
 EVERYTHING = (
     "keras_ddl",
     "export",
+    "resilience",
     "serving",
     "integrations",
     "observe",

@@ -387,9 +387,9 @@ def test_explain_ends_with_the_newest_checkpoint_and_how_to_go_on_from_it():
     *_, error, hint = explain([older, first], first).splitlines()
     assert error == "ValueError: bad"
     assert hint.startswith("keras-ddl: The last checkpoint is /c/ckpt-00000012. To continue from it, start the same")
-    assert "resume=True" not in hint and "--restarts N" in hint
+    assert "resume=True" not in hint and "--restarts N does this" in hint
     text = explain([older, with_checkpoint(1, 15, False), first], first)
-    assert "/c/ckpt-00000015" in text and "with resume=True in callbacks.Checkpoint" in text
+    assert "/c/ckpt-00000015" in text and "with resume=True in callbacks.Checkpoint. With it, --restarts N" in text
     assert "/c/ckpt-00000012" not in text
 
 

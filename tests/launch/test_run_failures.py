@@ -33,7 +33,7 @@ time.sleep(600)
 def test_run_rank_that_ends_before_all_have_met_is_named(tmp_path: Path):
     ended = run_program(tmp_path, "import keras_ddl\nif RANK == 1: sys.exit(0)\nkeras_ddl.init()")
     assert ended.status == 1, ended
-    assert "RankLostError: rank 1 has left: its program ended before all ranks had met" in ended.err, ended
+    assert "RankLostError: rank 1 has left: its program ended before all ranks had connected" in ended.err, ended
 
 
 def test_run_cause_is_the_rank_that_left_the_others_waiting(tmp_path: Path):

@@ -138,7 +138,10 @@ def test_ranks_beside_the_launcher_are_known_by_the_address_that_other_hosts_use
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     ended = run(arguments(tmp_path, 2, {}), tmp_path, env={"KERAS_DDL_SSH": "false"})
     assert ended.status == 1, ended
-    assert re.search(r"The ranks of host h[01] could not be started: false ended with status 1\.", ended.err), ended
+    assert re.search(
+        r"The ranks of host h[01] could not be started: false ended with status 1\. Check that `false h[01] true` ",
+        ended.err,
+    ), ended
 
 
 @pytest.fixture

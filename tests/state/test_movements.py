@@ -1,4 +1,5 @@
-"""Movements of state, planned and carried out in simulated memory: random cases, the least bytes, every refusal."""
+"""Movements of state between ranks and files, planned and carried out in simulated memory: random cases, the least
+bytes, every refusal."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from cut.simulated import Exchange
 
 from harness.threads import results_of
 from keras_ddl.cut import MeshLayout, Slices
-from keras_ddl.cut.flat_shards import Box, Layout
-from keras_ddl.state import boxes, exchange
+from keras_ddl.cut.values.layouts import Box, Layout
+from keras_ddl.errors import CheckpointError
+from keras_ddl.state import boxes, exchange, files
 from keras_ddl.state.placements import NOTHING, Place, holding, replicated
 from keras_ddl.state.plan import Holding, MissingBoxError, Move, plan
 
@@ -110,6 +112,12 @@ class Ranks:
         self.sent: list[np.ndarray] = []  # [ranks, ranks] entries, of each collective
         self.size = size
         monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=self._all_to_all))
+        place = SimpleNamespace(
+            topology=lambda: SimpleNamespace(rank=self._here.rank, hosts=(0,) * size),
+            rank=lambda: self._here.rank,
+            all_gather_object=lambda value, name: self._exchange.meet(name, self._here.rank, value),
+        )
+        monkeypatch.setattr(files, "communicator", place)
 
     def _all_to_all(self, rows: np.ndarray, splits: list[int], name: str) -> tuple[tf.Tensor, None]:
         rank = self._here.rank
@@ -192,6 +200,77 @@ def test_all_of_an_array_is_gathered_on_every_rank_or_on_one(monkeypatch: pytest
                 ]
                 if hosts[-1]:  # each host gets once what it lacks
                     assert between == (sum(lacking) if on_rank is None else lacking[hosts[on_rank]])
+
+
+class Leaf:
+    """A variable that is spread over simulated ranks, as one of them sees it."""
+
+    number = 5
+
+    def __init__(self, array: np.ndarray, holdings: tuple[Holding, ...], rank: int) -> None:
+        self.full_shape, self.numpy_dtype, self._holdings = array.shape, array.dtype, holdings
+        self.arrays = stored(array, holdings)[rank]
+        self.restored: list[np.ndarray] | None = None
+
+    def held_by_all(self) -> tuple[Holding, ...]:
+        return self._holdings
+
+    def values(self) -> list[np.ndarray]:
+        return self.arrays
+
+    def restore(self, arrays: list[np.ndarray]) -> None:
+        self.restored = arrays
+
+
+def test_ranks_write_each_entry_once_and_read_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        shape, size = tuple(rng.randint(1, 6) for _ in range(rng.randint(0, 3))), rng.randint(1, 6)
+        holdings, in_boxes = placements(rng, shape, size), rng.random() < 0.8
+        reached = [rank == 0 or rng.random() < 0.7 for rank in range(size)]
+        array = some_array(shape, "float32")
+        ranks, leaves = Ranks(size, monkeypatch), [Leaf(array, holdings, rank) for rank in range(size)]
+        times, file = np.zeros(shape, int), np.full(shape, -1.0)
+        for rank, (wrote, values) in enumerate(
+            ranks.run(lambda rank: files.write(leaves[rank], reached, in_boxes=in_boxes))  # noqa: B023
+        ):
+            assert not wrote or (reached[rank] if in_boxes else rank == 0 and len(wrote) == 1)
+            values = leaves[rank].arrays[values] if isinstance(values, int) else values
+            for box, part in zip(wrote, boxes.split(values, wrote), strict=True):
+                times[index(box)] += 1
+                file[index(box)] = part
+        assert (times == 1).all() and np.array_equal(file, array)
+        if all(reached) and in_boxes:
+            assert ranks.sent == []
+
+        def read(rank: int) -> None:
+            def read_boxes(number: int, wanted: tuple[Box, ...]) -> np.ndarray:
+                assert number == 0 and reached[rank]  # noqa: B023
+                return boxes.joined(wanted, {whole_box(file): file.astype("float32")}, np.float32)  # noqa: B023
+
+            files.read([leaves[rank]], read_boxes, reached)  # noqa: B023
+
+        ranks.run(read)
+        for each in leaves:
+            assert [one.tolist() for one in each.restored] == [one.tolist() for one in each.arrays]
+
+
+@pytest.mark.parametrize("reached", [[True, True, True], [True, True, False]])
+def test_a_rank_that_cannot_read_is_named_on_all(reached: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings = tuple(holding(Layout((6,), 3), Place(rank, 3)) for rank in range(3))
+
+    def read(rank: int) -> str:
+        def read_boxes(number: int, wanted: tuple[Box, ...]) -> np.ndarray:
+            if rank == 1 and number == 0:
+                raise CheckpointError("no file")
+            return np.zeros(sum(map(boxes.size, wanted)))
+
+        leaves = [Leaf(some_array((6,), "float32"), holdings, rank) for _ in range(2)]
+        with pytest.raises(CheckpointError) as caught:
+            files.read(leaves, read_boxes, reached)
+        return str(caught.value)
+
+    assert Ranks(3, monkeypatch).run(read) == ["rank 1: no file"] * 3
 
 
 def test_what_a_rank_holds_is_neither_read_nor_sent() -> None:

@@ -67,9 +67,9 @@ def check_each_rank_makes_its_slice_of_what_one_process_draws():
 
     set_precision("float64")
     in_full = []
-    send = laid_out.agreement.broadcast_value
+    send = laid_out.replicate.broadcast_value
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laid_out.agreement, "broadcast_value", lambda *args: in_full.append(args) or send(*args))
+        patch.setattr(laid_out.replicate, "broadcast_value", lambda *args: in_full.append(args) or send(*args))
         keras.utils.set_random_seed(RANK)  # rank 0's counts
         with STRATEGY.scope():
             variables = made()

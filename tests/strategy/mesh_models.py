@@ -10,7 +10,8 @@ import numpy as np
 import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
-from keras_ddl.cut import after_commit, requests
+from keras_ddl.cut.commit import after_commit
+from keras_ddl.cut.values import requests
 from strategy import common
 from strategy.common import RANK, SIZE, assert_close, of_one_process, state
 

@@ -48,7 +48,7 @@ def check_a_resumed_run_has_the_best_weights_of_the_first():
     kept_weights.check_resumed_equals_one_process(compiled, STRATEGY, assert_equal)
 
 
-def check_a_rank_that_cannot_write_is_named_and_a_directory_that_is_not_shared_gets_all():
+def check_a_rank_that_cannot_write_is_named_and_rank_0_writes_for_ranks_that_do_not_reach_the_directory():
     model, one = compiled(STRATEGY), compiled(None)
     options = {"batch_size": 10, "verbose": 0, "shuffle": False}
     with shared_folder() as path, pytest.MonkeyPatch.context() as patched, gathers() as gathered:
@@ -66,13 +66,13 @@ def check_a_rank_that_cannot_write_is_named_and_a_directory_that_is_not_shared_g
         assert [entry.name for entry in path.iterdir()] == ["ckpt-00000005"]
         assert gathered == []
         patched.undo()
-        if RANK == 1:
+        if RANK in (1, 3):  # which have the same slices
             patched.setattr(os, "access", lambda *_: False)
         here = {"save_best": False, "export_base": False, "resume": True}
         apart = keras_ddl.callbacks.Checkpoint(path / "apart", **here)
-        with pytest.warns(UserWarning, match=r"rank\(s\) 1 of 2 do not see") if RANK == 0 else contextlib.nullcontext():
+        with pytest.warns(UserWarning, match=r"rank\(s\) 1, 3 do not see") if RANK == 0 else contextlib.nullcontext():
             model.fit(X, Y, epochs=3, initial_epoch=2, callbacks=[apart], **options)
-        assert gathered != []
+        assert gathered == [] and len(list(ckpt.latest(path / "apart").path.glob("*.data-*"))) == 2  # of rank 0 alone
         again = compiled(STRATEGY)
         again.fit(X, Y, epochs=3, callbacks=[keras_ddl.callbacks.Checkpoint(path / "apart", **here)], **options)
         one.fit(X, Y, epochs=3, **options)

@@ -1,6 +1,7 @@
 """A training that saves checkpoints and goes on from them, on a mesh. Run by test_mesh.py.
 
-mesh_training.py FOLDER EPOCHS MODEL_RANKS [VICTIM MOMENT]   MODEL_RANKS: along the model axis
+mesh_training.py FOLDER EPOCHS MODEL_RANKS [VICTIM MOMENT]   MODEL_RANKS: along the model axis; "2+shards": the data
+                                                             ranks have the optimizer in shards
                                                              VICTIM: the rank that is killed while the second checkpoint
                                                              is written, at this MOMENT, or before a step ("8")
 """
@@ -18,13 +19,13 @@ from keras_ddl.callbacks import _in_parts
 from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.files import durable
 
-folder, epochs, model_ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+folder, epochs, (model_ranks, _, shards) = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].partition("+")
 size = keras_ddl.init().size
-layout_map = keras.distribution.LayoutMap(keras_ddl.device_mesh((size // model_ranks, model_ranks)))
+layout_map = keras.distribution.LayoutMap(keras_ddl.device_mesh((size // int(model_ranks), int(model_ranks))))
 layout_map[".*wide/kernel"] = (None, "model")
 layout_map[".*wide/bias"] = ("model",)
 layout_map[".*narrow/kernel"] = ("model", None)
-strategy = keras_ddl.Strategy(layout=layout_map)
+strategy = keras_ddl.Strategy(layout=layout_map, sharding="optimizer" if shards else None)
 from strategy.common import X, Y, set_precision  # noqa: E402  (which makes another Strategy)
 
 

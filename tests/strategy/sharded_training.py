@@ -1,6 +1,8 @@
 """A training that saves checkpoints and goes on from them, its optimizer in shards or not. Run by test_shards.py.
 
-sharded_training.py FOLDER EPOCHS sharded|whole [VICTIM]   VICTIM: the rank killed as it writes its second checkpoint
+sharded_training.py FOLDER EPOCHS KIND [VICTIM]   KIND: what is in shards: "sharded" the optimizer, "weights" also the
+                                                  weights, "whole" nothing
+                                                  VICTIM: the rank killed as it writes its second checkpoint
 """
 
 import os
@@ -16,7 +18,7 @@ from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.strategy.shards import gathered_slots
 
 folder, epochs, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-strategy = keras_ddl.Strategy(sharding="optimizer" if kind == "sharded" else None)
+strategy = keras_ddl.Strategy(sharding={"sharded": "optimizer", "weights": "weights", "whole": None}[kind])
 from strategy.common import X, Y, dense_model, set_precision  # noqa: E402  (which makes another Strategy)
 
 is_victim = sys.argv[4:] == [str(strategy.rank)]  # by the rank that it begins with
@@ -40,9 +42,9 @@ callback = keras_ddl.callbacks.Checkpoint(
     folder / "saved", resume=True, save_freq=4, export_base=False, save_best=False
 )
 model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback])
-assert bool(gathered_slots.slots_of(model)) == (kind == "sharded" and strategy.size > 1)
-with strategy.whole_optimizer(model):
+assert bool(gathered_slots.slots_of(model)) == (kind != "whole" and strategy.size > 1)
+with strategy.whole_model(model):
     found = [*model.get_weights(), *(each.numpy() for each in model.optimizer.variables)]
-assert strategy.size == 1 or kind != "sharded" or len(written) > 1  # each rank wrote its own
+assert strategy.size == 1 or kind == "whole" or written  # each rank wrote its own
 if strategy.rank == 0:
     np.savez(folder / f"{kind}_{strategy.size}_{epochs}.npz", *found)

@@ -134,7 +134,8 @@ def test_digest_of_every_kind_of_component():
 def test_notes_of_the_same_batch_are_compared_over_the_ranks(monkeypatch):
     monkeypatch.setitem(order._components, 5, ["x", "y"])
     monkeypatch.setattr(order._notes(), "unlike", None)
-    key = (5 * 2**16 + 2) * 2**32  # batch 0 of pass 2 over dataset 5
+    key = order.BatchKey(dataset=5, pass_=2, batch=0).packed()
+    assert order.BatchKey.of(key + 1) == (5, 2, 1)
 
     def reports(*of_ranks):
         lists = np.zeros([3, 8, 5], np.int64)
@@ -146,7 +147,7 @@ def test_notes_of_the_same_batch_are_compared_over_the_ranks(monkeypatch):
     late = reports([first, second], [second], [second, first])
     assert order._difference(late) == b"" and order._notes().unlike is None
     drawn = reports([first], [[key, 11, 9, 0, 0]], [first])
-    assert order._difference(drawn) == b"" and order._notes().unlike == (key, "x")
+    assert order._difference(drawn) == b"" and order._notes().unlike == (0, "x")
     of_constants = reports([first], [[key, 7, 10, 0, 0]], [[key, 8, 9, 0, 0]])  # 8: its rows are alike
     assert order._difference(of_constants) == b""
     other = reports([second, first], [second], [[key, 13, 15, 0, 0], [key + 1, 5, 6, 0, 0]])

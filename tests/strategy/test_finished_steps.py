@@ -14,7 +14,7 @@ import keras
 import pytest
 
 from keras_ddl import communicator
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import agreement, resilience
 from keras_ddl.strategy.keras_patches import callbacks as patched
 
 MOMENTS = {
@@ -39,7 +39,7 @@ class Spy(keras.callbacks.Callback):
 def called(moment: str, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool) -> list[str]:
     """Calls `moment` of a list whose callbacks may ask to stop at any batch. Returns what has happened."""
     events: list[str] = []
-    strategy = SimpleNamespace(rank=0, job=SimpleNamespace(goes_on=goes_on), survival=None)
+    strategy = SimpleNamespace(rank=0, job=SimpleNamespace(goes_on=goes_on), resilience=resilience.Resilience())
     monkeypatch.setattr(patched, "strategy_of_ranks", lambda _: strategy)
     monkeypatch.setattr(patched, "strategy_of", lambda _: None)
     monkeypatch.setattr(communicator, "barrier", lambda name: events.append("barrier"))

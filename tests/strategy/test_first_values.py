@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_ddl.cut import Slices
-from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.strategy import first_values
 from keras_ddl.strategy.first_values import FirstValue, recipe_of
 

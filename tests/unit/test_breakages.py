@@ -18,7 +18,7 @@ breakages = load_program(ROOT / "tools" / "breakages.py")
 Breakage, Verdict = breakages.Breakage, breakages.Verdict
 TABLE = breakages.read_tables()
 TRIED_PARTS = ("export", "serving", "cost_model", "doctor", "horovod", "ddl", "torch", "timeline")
-ROOMS = "files checkpoint topology communicator launch ops gradients data cut strategy resuming callbacks cli"
+ROOMS = "files checkpoint topology communicator launch ops gradients data cut strategy callbacks cli"
 
 
 @pytest.mark.parametrize("each", TABLE, ids=lambda each: f"{Path(each.file).stem}: {each.line[:40]}")

@@ -36,6 +36,15 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"keras_ddl/__init__.py": ""},
         {"keras_ddl/ops/bad.py": "import keras_ddl"},
     ),
+    "circle of folders": (
+        layers.folders_beside_each_other_import_one_way,
+        {
+            "keras_ddl/cut/__init__.py": "from keras_ddl.cut.building import builder",
+            "keras_ddl/cut/building/builder.py": "from keras_ddl.cut.analysis import program",
+            "keras_ddl/cut/analysis/program.py": "",
+        },
+        {"keras_ddl/cut/analysis/bad.py": "from keras_ddl.cut.building import builder"},
+    ),
     "no place": (layers.imports_point_one_way, {}, {"keras_ddl/new/bad.py": ""}),
     "circle": (
         layers.no_circle_of_imports,

@@ -25,7 +25,6 @@ LINE = [
     ("state",),
     ("strategy", "checkpoint"),
     ("model_state",),
-    ("resuming",),
     ("callbacks",),
     ("cli",),
     tuple(FOLDERS),
@@ -41,6 +40,8 @@ BETWEEN_PARTS = {
 FOR_TYPE_CHECKERS = {"keras_ddl.callbacks"}
 PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
 
+# Folders whose folders still import one another in a circle.
+CIRCLES_LEFT = {"keras_ddl.strategy"}
 # Users import these by name; all else lies in folders.
 BESIDE = {"__init__", "config", "errors", "model_state", "parts", "schedules"}
 ROOM = "keras_ddl.strategy.distribute_loop"
@@ -98,6 +99,28 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
                 yield Finding(path, line, f"imports {target}, of a folder of its own line: those stand side by side")
 
 
+def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
+    """Folders in the same folder of the core do not import one another in a circle."""
+    imports: dict[str, dict[str, dict[str, Finding]]] = {}  # folder -> folder in it -> folder beside that, and where
+    for name in inside(project):
+        if folder_of(name) in FOLDERS:
+            continue
+        path = project.modules[name]
+        words = (name if path.stem == "__init__" else name.rpartition(".")[0]).split(".")
+        for depth in range(2, len(words)):
+            above, own = ".".join(words[:depth]), ".".join(words[: depth + 1])
+            of_own = imports.setdefault(above, {}).setdefault(own, {})
+            for target, line in project.imports_of(name).items():
+                there = ".".join(target.split(".")[: depth + 1])
+                if target.startswith(f"{above}.") and there != own:
+                    of_own.setdefault(there, Finding(path, line, f"imports {there}, which is in a circle of folders"))
+    for above, folders in imports.items():
+        if above in CIRCLES_LEFT:
+            continue
+        for own, others in circles({own: set(found) for own, found in folders.items()}).items():
+            yield from (folders[own][other] for other in sorted(others))
+
+
 def no_circle_of_imports(project: Project) -> Iterator[Finding]:
     """No two modules import one another, by whatever way.
 
@@ -144,6 +167,7 @@ def private_interfaces_have_one_home(project: Project) -> Iterator[Finding]:
 
 RULES = (
     imports_point_one_way,
+    folders_beside_each_other_import_one_way,
     no_circle_of_imports,
     distribute_loop_is_entered_by_the_strategy,
     modules_beside_the_folders_are_what_users_import,

@@ -9,7 +9,7 @@ from pathlib import Path
 from .sources import Finding, Project
 
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "export", "integrations", "keras_ddl", "native", "notebooks")
-FOLDERS = (*FOLDERS, "observe", "serving", "tests", "tools")
+FOLDERS = (*FOLDERS, "observe", "resilience", "serving", "tests", "tools")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # in native/, by the end of its path
 OTHERS = {"mpi.h"}

@@ -82,7 +82,7 @@ def check_elastic_state_goes_on_in_another_process_from_the_newest_commit():
             state.model.layers[0].bias.assign([10.0 * epoch] * 4)
             state.commit()
         hvd.allgather_object("all have committed")
-        assert [p.name for p in sorted(Path(folder).glob("commits/*/*/*"))] == ["commit-1", "commit-2"]
+        assert [p.name for p in sorted(Path(folder).glob("commits/*/*/*"))] == ["ckpt-00000001", "ckpt-00000002"]
 
         def in_another_process(build):
             elastic_state._states = itertools.count(first_of_next_process)
@@ -97,9 +97,7 @@ def check_elastic_state_goes_on_in_another_process_from_the_newest_commit():
         later.commit()
         assert later.content()["variables"] and later._number == 3
         error = raised_by(lambda: in_another_process(lambda: hvd.elastic.TensorFlowState([tf.Variable(1.0)], epoch=0)))
-        assert isinstance(error, CheckpointError) and "9 variables in the commit, 1 here; number 0 is" in str(error), (
-            error
-        )
+        assert isinstance(error, CheckpointError) and "9 variables there, 1 here" in str(error), error
     finally:
         del os.environ["KERAS_DDL_COMMIT_DIR"]
         hvd.allgather_object("all have read")

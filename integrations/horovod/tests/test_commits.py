@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import keras_ddl
-from keras_ddl.errors import ConfigError
+from keras_ddl import checkpoint
+from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod import commits
 
 
@@ -28,7 +31,7 @@ def test_newest_of_all_ranks_is_found(tmp_path: Path) -> None:
     assert commits.newest(mine) is None
     for number in (9, 10, 11):
         mine.write(number, {"number": number, "array": np.arange(number)})
-    assert [number for number, _ in mine.found()] == [11, 10]  # the one before stays
+    assert [each.step for each in mine.found()] == [11, 10]  # the one before stays
     (tmp_path / "rank-0").rename(tmp_path / "rank-4")
     mine.write(10, "older")
     number, root, content = commits.newest(mine)
@@ -40,10 +43,10 @@ def test_torn_commit_is_passed_over(tmp_path: Path, tear) -> None:
     mine = commits.Commits(tmp_path, synced=True)
     mine.write(1, "one")
     mine.write(2, "two")
-    newest = mine.found()[0][1]
-    newest.write_bytes(tear(newest.read_bytes()))
-    with pytest.raises(commits.TornCommit):
-        commits.read(newest)
+    content = mine.found()[0].path / "content.pickle"
+    content.write_bytes(tear(content.read_bytes()))
+    with pytest.raises(CheckpointError, match="content.pickle"):
+        commits.read(mine.found()[0])
     assert commits.newest(mine) == (1, 0, "one")
     mine.write(2, "two again")
     assert commits.newest(mine) == (2, 0, "two again")
@@ -87,7 +90,7 @@ def test_killed_writer_leaves_the_last_commit_or_the_next(tmp_path: Path) -> Non
     after.sweep()
     after.write(before + 1, "after")  # removes what the last writer came not to remove
     names = sorted(path.name for path in (tmp_path / "rank-0").iterdir())
-    assert names == sorted(f"commit-{number}" for number in (before, before + 1)), names
+    assert names == sorted(f"ckpt-{number:08d}" for number in (before, before + 1)), names
 
 
 class Evil:
@@ -98,10 +101,13 @@ class Evil:
 
 
 def commit_of_a_stranger(folder: Path) -> Path:
-    """Writes a commit that is intact, and newer than all others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    commits._write(str(folder / "commit-999"), Evil())
-    return folder / "commit-999"
+    """Writes a commit that is intact, and newer than all others; returns its content."""
+
+    def fill(staged: Path) -> dict[str, Any]:
+        (staged / "content.pickle").write_bytes(pickle.dumps(Evil()))
+        return {}
+
+    return checkpoint.write(folder, 999, fill).path / "content.pickle"
 
 
 def give_away(path: Path, top: Path) -> None:
@@ -130,13 +136,14 @@ def test_no_commit_of_a_stranger_is_unpickled(kind: str, tmp_path: Path, monkeyp
     match kind:
         case "link":
             rank.mkdir(mode=0o700)
-            (rank / "commit-999").symlink_to(commit_of_a_stranger(elsewhere))
+            (rank / "ckpt-00000999").symlink_to(commit_of_a_stranger(elsewhere).parent)
         case "hard link":
-            rank.mkdir(mode=0o700)
-            (rank / "commit-999").hardlink_to(commit_of_a_stranger(elsewhere))
+            content = commit_of_a_stranger(rank)
+            (tmp_path / "another name").hardlink_to(content)
         case "FIFO":
-            rank.mkdir(mode=0o700)
-            os.mkfifo(rank / "commit-999")
+            content = commit_of_a_stranger(rank)
+            content.unlink()
+            os.mkfifo(content)
         case "for all":
             commit_of_a_stranger(rank).chmod(0o666)
         case "in a directory for all":

@@ -1,6 +1,7 @@
-"""The rules, one file a topic, and those of operations with a spec; importing this registers them (registry.py)."""
+"""The rules, one file per topic. Importing this package registers them, and a rule for every operation with a spec."""
 
-from keras_ddl.cut import factors, propagation, registry, specs  # noqa: F401  (they register)
+from keras_ddl.cut import specs  # noqa: F401  (they register)
+from keras_ddl.cut.operations import factors, propagation, registry
 from keras_ddl.cut.rules import (  # noqa: F401
     branches,
     host,

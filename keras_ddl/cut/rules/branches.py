@@ -1,4 +1,4 @@
-"""If and Case: every rank takes the same branch, and each branch is cut as the step is."""
+"""If and Case: every rank takes the same branch, and every branch is cut in the same way as the step."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import functools
 from collections.abc import Sequence
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.contents import AbstractValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import certain
-from keras_ddl.cut.placements import (
+from keras_ddl.cut.analysis.contents import AbstractValue
+from keras_ddl.cut.analysis.dims import certain
+from keras_ddl.cut.analysis.placements import (
+    FLAT_SHARD,
     PARTIAL,
     REPLICATED,
-    FlatShard,
     PlacedOutputs,
     Placement,
-    Replicated,
     Sharded,
     TensorList,
+    has_shards,
 )
-from keras_ddl.cut.program import BRANCHES, Node, Value
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.subgraph import SubgraphBuilder, operation_behind
+from keras_ddl.cut.analysis.program import BRANCHES, Node, Value
+from keras_ddl.cut.building.subgraph import SubgraphBuilder, operation_behind
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 
 class _Tried(Exception):
@@ -107,19 +107,19 @@ def _outputs(inner: SubgraphBuilder, targets: Sequence[Placement]) -> list[tf.Te
     for value, target in pairs:
         placement = inner.placement(value)
         fits = not isinstance(target, Sharded) or inner.can_shard(value, target)
-        if target not in (REPLICATED, placement) and not (isinstance(placement, Replicated) and fits):
+        if target not in (REPLICATED, placement) and not (placement == REPLICATED and fits):
             raise _Stale
-    inner.build({value: REPLICATED for value, target in pairs if isinstance(target, Replicated)})
+    inner.build({value: REPLICATED for value, target in pairs if target == REPLICATED})
     result = [tf.identity(inner.redistributed(value, target)) for value, target in pairs]
     for tensor, (value, target) in zip(result, pairs):
-        if not isinstance(target, (Sharded, FlatShard)) and value.dtype not in (tf.variant, tf.resource):
+        if not has_shards(target) and value.dtype not in (tf.variant, tf.resource):
             tensor.set_shape(value.shape)
     return [*result, tf.constant(0)]
 
 
 def _stands_for(value: Value, placement: Placement) -> bool:
     """Whether a placeholder can stand for an output when only placements matter."""
-    return bool(value.dtype != tf.resource) and not isinstance(placement, FlatShard)
+    return bool(value.dtype != tf.resource) and placement != FLAT_SHARD
 
 
 def _placeholders(
@@ -134,7 +134,7 @@ def _placeholders(
 
 
 def _set_known(b: Context, node: Node, inners: Sequence[SubgraphBuilder]) -> None:
-    """Records, for the outputs, what all branches agree on."""
+    """Records the facts about the outputs on which all branches agree."""
     for i, output in enumerate(node.outputs):
         ends = [inner.abstract_outside(inner.program.outputs[i]) for inner in inners]
         b.set_abstract(output, functools.reduce(AbstractValue.joined, ends))
@@ -147,7 +147,7 @@ def _common(inners: Sequence[SubgraphBuilder], index: int) -> Placement:
     if len(others) != 1:
         return REPLICATED
     result = others.pop()
-    replicated = [(inner, value) for inner, value in ends if isinstance(inner.placement(value), Replicated)]
+    replicated = [(inner, value) for inner, value in ends if inner.placement(value) == REPLICATED]
     if not replicated or result == PARTIAL:
         return result
     if isinstance(result, Sharded) and all(inner.can_shard(value, result) for inner, value in replicated):

@@ -1,5 +1,5 @@
 """Host functions and operations that are not functions of their inputs, which rank 0 runs once for all ranks, and reads
-that each rank makes for itself.
+that every rank makes.
 
 On a mesh the first of all ranks runs them, and the last cut arranges this: earlier cuts leave these operations
 unchanged (Context.everyone).
@@ -7,11 +7,12 @@ unchanged (Context.everyone).
 
 from __future__ import annotations
 
-from keras_ddl.cut import first_rank
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.placements import REPLICATED, PlacedOutputs
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.placements import PlacedOutputs
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS, HOST_READS
+from keras_ddl.cut.building import first_rank
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 
 def _effect(b: Context, node: Node) -> PlacedOutputs:
@@ -33,23 +34,21 @@ def _function(b: Context, node: Node) -> PlacedOutputs:
     outputs = b.make(node, inputs) if b.everyone.rank == 0 else [None] * len(node.outputs)
     if outputs:
         b.report.from_rank_0(node, first_rank.messages(node.outputs))
-    pairs = zip(node.outputs, outputs)
-    return [(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
+    return first_rank.broadcast_outputs(b, node, outputs)
 
 
 def _read(b: Context, node: Node) -> PlacedOutputs:
-    """All ranks read, so that their data advances and ends alike, and all get rank 0's results."""
+    """All ranks read, so that their data advances and ends together, and all get rank 0's results."""
     if b.everyone is None:
         return b.make_replicated(node)
     kind = "All ranks use what rank 0 reads from an iterator or a queue in a step"
     first_rank.check_sendable(b, node, kind, "Read it outside of the step, and pass it as an argument.")
     outputs = b.make(node, b.all_replicated(node.inputs))
     b.report.from_rank_0(node, first_rank.messages(node.outputs), "is read by each rank for itself")
-    pairs = zip(node.outputs, outputs)
-    return [(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
+    return first_rank.broadcast_outputs(b, node, outputs)
 
 
 for each in (False, True):
-    rule(*first_rank.EFFECTS, of_replicated=each)(_effect)
-    rule(*first_rank.FUNCTIONS, of_replicated=each)(_function)
-    rule(*first_rank.READS, of_replicated=each)(_read)
+    rule(*HOST_EFFECTS, of_replicated=each)(_effect)
+    rule(*HOST_FUNCTIONS, of_replicated=each)(_function)
+    rule(*HOST_READS, of_replicated=each)(_read)

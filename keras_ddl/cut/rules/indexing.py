@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import COMBINED_DTYPES
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, if_certain, number_of
-from keras_ddl.cut.extents import Dims
-from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
+from keras_ddl.cut.analysis.dims import Dim, if_certain, number_of
+from keras_ddl.cut.analysis.extents import Dims
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.analysis.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 _FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
 _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
@@ -19,8 +19,8 @@ _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 @rule("UnsortedSegmentSum")
 def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
-    """Each rank adds up its own rows by index, which gives parts; if that is fewer bytes, the rows are gathered
-    instead.
+    """Each rank adds up its own rows by index, which gives parts. The rows are gathered instead if that moves fewer
+    bytes.
 
     If rows are sharded along their width, each rank adds up its part of the width of all rows.
     """
@@ -31,18 +31,19 @@ def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
         tensors = [b.local(data), b.replicated(ids), b.replicated(count)]
         return [(b.make(node, tensors)[0], width.at(width.axis - ids.rank + 1))]
     placement, dims = _sharding_of(b, ids, data), b.dims(data)
-    if placement is None or not isinstance(b.placement(count), Replicated):
+    if placement is None or b.placement(count) != REPLICATED:
         return None
     table = node.outputs[0]
     if not _is_cheaper_summed(dims, if_certain(b.dims, table), data.dtype) and not _is_added_to_a_part(b, table):
         b.report.intends_gather(node, _FEWER_BYTES)
         return None
-    return [(b.make(node, [b.sharded(data, placement), b.sharded(ids, placement), b.replicated(count)])[0], PARTIAL)]
+    data, ids = b.redistributed(data, placement), b.redistributed(ids, placement)
+    return [(b.make(node, [data, ids, b.replicated(count)])[0], PARTIAL)]
 
 
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
-    """Adds rows to those of a replicated variable; if that is fewer bytes, as a table of sums that is summed over
-    ranks."""
+    """Adds rows to a replicated variable. If that moves fewer bytes, a table of sums is summed over ranks instead of
+    the rows being gathered."""
     variable, indices, updates = node.inputs
     placement, shape = _sharding_of(b, indices, updates), tf_compat.variable_shape(variable.tensor)
     dims, at = b.dims(updates), b.dims(indices)
@@ -56,7 +57,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     b.all_replicated([each for each in (indices, updates) if isinstance(b.placement(each), Partial)])
 
     def part() -> tf.Tensor:
-        shards = b.sharded(updates, placement), b.sharded(indices, placement)
+        shards = b.redistributed(updates, placement), b.redistributed(indices, placement)
         return tf.math.unsorted_segment_sum(*shards, shape[0])
 
     kind = ASSIGN_ADD if node.type == SCATTER_ADD else ASSIGN_SUB
@@ -65,7 +66,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
-    """Returns how indices and their rows can be sharded alike, or None."""
+    """Returns how indices and their rows can be sharded in the same way, or None."""
     for value in (indices, rows):
         placement = b.placement(value)
         if isinstance(placement, Sharded):
@@ -76,7 +77,7 @@ def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
 
 
 def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
-    """Whether moving a table of sums takes fewer bytes than moving the rows that it is made of.
+    """Whether moving a table of sums takes fewer bytes than moving the rows that are summed.
 
     A sum over ranks sends its bytes twice; gathered rows are sent once. For open extents a usual batch is assumed.
     """

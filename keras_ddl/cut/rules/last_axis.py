@@ -6,23 +6,23 @@ Instead of gathering entries, a few numbers per row are combined over ranks: the
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import COMBINED_DTYPES
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE
-from keras_ddl.cut.factors import HALF
-from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import propagate
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.dims import ONE
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import HALF
+from keras_ddl.cut.operations.propagation import propagate
+from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.rules.tables import own_rows
+from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 
 @rule("Softmax", "LogSoftmax")
 def softmax(b: Context, node: Node) -> PlacedOutputs | None:
     """Entries that are cut stay cut."""
     value = node.inputs[0]
-    placement = b.placement(value)
-    if not _is_cut(b, value, len(b.dims(value)) - 1):
+    placement = _cut(b, value, len(b.dims(value)) - 1)
+    if placement is None:
         return propagate(b, node)
     below, powers = _below_largest(b, node, _wide(b.local(value)))
     total = b.sum_over_ranks(node, lambda: tf.reduce_sum(powers, -1, keepdims=True))
@@ -33,16 +33,15 @@ def softmax(b: Context, node: Node) -> PlacedOutputs | None:
 @rule("SoftmaxCrossEntropyWithLogits")
 def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
     """Cross entropy of logits or labels that are cut along the classes: each rank sums over its own classes."""
-    cuts = {b.placement(each) for each in node.inputs if not isinstance(b.placement(each), Replicated)}
+    others = {b.placement(each) for each in node.inputs if b.placement(each) != REPLICATED}
     known = [b.dims(each) for each in node.inputs]
-    if len(cuts) != 1 or not any(_is_cut(b, each, 1) for each in node.inputs):
+    cut = next((placement for each in node.inputs if (placement := _cut(b, each, 1)) is not None), None)
+    if cut is None or len(others) != 1:
         return propagate(b, node)
-    (cut,) = cuts
-    assert isinstance(cut, Sharded)
     if not all(b.can_shard(each, cut) or dims[1] == ONE for each, dims in zip(node.inputs, known)):
         return None
     logits, labels = (
-        _wide(b.sharded(each, cut) if b.can_shard(each, cut) else b.replicated(each)) for each in node.inputs
+        _wide(b.redistributed(each, cut) if b.can_shard(each, cut) else b.replicated(each)) for each in node.inputs
     )
     logits, labels = logits + tf.zeros_like(labels), labels + tf.zeros_like(logits)  # broadcast against each other
     below, powers = _below_largest(b, node, logits)
@@ -64,10 +63,9 @@ def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
 def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
     """Sparse cross entropy of logits that the model axis cuts along a vocabulary."""
     logits, labels = node.inputs
-    placement = b.placement(logits)
-    if b.rows_by_extent or not _is_cut(b, logits, 1):
+    placement = _cut(b, logits, 1)
+    if b.rows_by_extent or placement is None:
         return propagate(b, node)
-    assert isinstance(placement, Sharded)
     if placement.blocks != ONE:
         return None
     at = b.replicated(labels)
@@ -90,12 +88,10 @@ def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
 def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
     """Finds, along an axis that the model axis cuts, the first place of the largest entry."""
     value, axis = node.inputs
-    dims, placement = b.dims(value), b.placement(value)
-    along = b.extents.constants(axis)[0] % len(dims)
-    combined = {value.dtype, node.outputs[0].dtype}
-    if b.rows_by_extent or not _is_cut(b, value, along) or not combined <= COMBINED_DTYPES - {tf.bool}:
+    along = b.extents.constants(axis)[0] % len(b.dims(value))
+    placement, combined = _cut(b, value, along), {value.dtype, node.outputs[0].dtype}
+    if b.rows_by_extent or placement is None or not combined <= COMBINED_DTYPES - {tf.bool}:
         return propagate(b, node)
-    assert isinstance(placement, Sharded)
     if placement.blocks != ONE:
         return None
     own, dtype = b.local(value), node.outputs[0].dtype
@@ -116,10 +112,12 @@ def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
     return [(b.combined_over_ranks(node, {"place": place}, "min")["place"], REPLICATED)]
 
 
-def _is_cut(b: Context, value: Value, axis: int) -> bool:
-    """Whether a value is sharded along this axis, and not available replicated as well."""
+def _cut(b: Context, value: Value, axis: int) -> Sharded | None:
+    """Returns the placement of a value that is sharded along this axis and not also available replicated."""
     placement = b.placement(value)
-    return isinstance(placement, Sharded) and placement.axis == axis and not b.has_replicated(value)
+    if isinstance(placement, Sharded) and placement.axis == axis and not b.has_replicated(value):
+        return placement
+    return None
 
 
 def _wide(tensor: tf.Tensor) -> tf.Tensor:

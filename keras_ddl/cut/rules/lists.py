@@ -1,7 +1,7 @@
 """Lists of tensors, which loops read and write: elements of a sharded list are the rank's shards of each element.
 
 An Optional is a list of at most one element. Each type of operation has a signature, a letter for each operand and
-result, which says how it is built (`of_lists`) and what is known of its results:
+result, which decides how it is built (`of_lists`) and what is known about its results:
 
     L  a list    E  one of its elements    T  all of them, along a new axis 0    S  the shape of an element    n  other
 """
@@ -9,16 +9,16 @@ result, which says how it is built (`of_lists`) and what is known of its results
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.attributes import AttrValue
-from keras_ddl.cut.contents import NONE_YET, Content, Entries, joined
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain
-from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, contents, extents, numbers
-from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Placement, Sharded, TensorList
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import propagate
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.attributes import AttrValue
+from keras_ddl.cut.analysis.contents import NONE_YET, Content, Entries, joined
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, if_certain
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, ResultNumbers, contents, extents, numbers
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Placement, Sharded, TensorList
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.propagation import propagate
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.local_shapes import Scalar
 
 # Built of replicated operands they give a list that can be sharded later, when a shard is put into it.
 _NEW = {
@@ -57,7 +57,7 @@ def _types(letter: str) -> list[str]:
     return [each for each, signature in _SIGNATURES.items() if letter in signature.split("->")[1]]
 
 
-# ---- how they are built
+# ---- building
 
 
 @rule(*_SIGNATURES.keys() - {"TensorListScatterV2"})
@@ -123,7 +123,7 @@ def _make(b: Context, node: Node, operands: str, placement: TensorList) -> list[
             shard = element if letter == "E" else _stacked(element)
             if not b.can_shard(value, shard):
                 raise Uncertain
-            tensors.append(b.sharded(value, shard))
+            tensors.append(b.redistributed(value, shard))
         else:
             tensors.append(_local_element_shape(b, value, element) if letter == "S" else b.replicated(value))
     attrs: dict[str, AttrValue] = {}
@@ -185,12 +185,12 @@ def element_shape(b: Context, node: Node) -> PlacedOutputs:
     return [(b.vector(_declared(b.extents, node), node.outputs[0].dtype), REPLICATED)]
 
 
-# ---- what is known of them
+# ---- extents and entries of results
 
 
 @contents(*_types("L"))
 def _content(known: Extents, node: Node) -> Content:
-    """Returns what holds for the elements of the operand, if it is a list, and for new elements."""
+    """Returns the facts that hold for elements of the operand, if it is a list, and for new elements."""
     operands, _ = _signature(node)
     values = dict(zip(operands, node.inputs))
     if "L" in values:
@@ -218,7 +218,7 @@ def _result_extents(known: Extents, node: Node) -> ResultExtents:
 
 
 def _element_dims(known: Extents, values: Value, shape: Value | None) -> Entries | None:
-    """Returns the extents of an element, as far as the list and the requested shape tell."""
+    """Returns the extents of an element, as far as the list and the requested shape show them."""
     content = if_certain(known.content, values)
     dims = content.known_dims() if content is not None else None
     requested = if_certain(known.vector, shape) if shape is not None else None

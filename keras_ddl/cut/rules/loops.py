@@ -9,23 +9,22 @@ from dataclasses import replace
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.loops import LoopGraph, copy_element_kind, while_op
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import opaque
-from keras_ddl.cut.contents import AbstractValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Uncertain
-from keras_ddl.cut.placements import (
+from keras_ddl.cut.analysis.contents import AbstractValue
+from keras_ddl.cut.analysis.dims import Uncertain
+from keras_ddl.cut.analysis.placements import (
     PARTIAL,
     REPLICATED,
-    FlatShard,
     PlacedOutputs,
     Placement,
-    Replicated,
     Sharded,
     TensorList,
+    has_shards,
 )
-from keras_ddl.cut.program import LOOPS, Node, Value
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder
+from keras_ddl.cut.analysis.program import LOOPS, Node, Value
+from keras_ddl.cut.building import opaque
+from keras_ddl.cut.building.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 MOST_TRIES = 50
 
@@ -77,7 +76,7 @@ def _replicated(
     if b.in_loop:
         raise refused
     handles = [each for each in node.inputs if each.dtype == tf.resource]
-    if not any(isinstance(b.placement(each), (FlatShard, Sharded)) for each in handles):
+    if not any(has_shards(b.placement(each)) for each in handles):
         return None
     values = [each for each in node.inputs if each.dtype != tf.resource]
     b.all_replicated(values)
@@ -160,7 +159,7 @@ class _Loop:
         return result
 
     def _shapes(self) -> list[tf.TensorShape]:
-        """Returns what is known about the shapes of this rank's loop values."""
+        """Returns the known shapes of this rank's loop values."""
         return [self.b.static_local_shape(self.starts[i].shape, self.assumed[i].placement) for i in self.carried]
 
     def _output(self, i: int, result: tf.Tensor | None) -> tuple[tf.Tensor, Placement]:
@@ -173,7 +172,7 @@ class _Loop:
         b, value, placement = self.b, self.node.inputs[i], self.assumed[i].placement
         if isinstance(placement, Sharded) and not b.can_shard(value, placement):
             raise CollectiveInLoop(value)
-        if not isinstance(placement, (Replicated, Sharded, TensorList)) and placement != PARTIAL:
+        if placement not in (REPLICATED, PARTIAL) and not isinstance(placement, (Sharded, TensorList)):
             raise CollectiveInLoop(value)
         try:
             return b.redistributed(value, placement)
@@ -211,7 +210,7 @@ class _Loop:
             rows = self.b.rows_of_batches
             extents = enumerate(known.dims or ())
             placement = next((Sharded(axis, rows=(rows.index(each),)) for axis, each in extents if each in rows), None)
-            if isinstance(known.placement, Replicated) and placement is not None:
+            if known.placement == REPLICATED and placement is not None:
                 self.assumed[i] = replace(known, placement=placement)
         return self.assumed != before
 
@@ -225,31 +224,31 @@ class _Loop:
             self.assumed[i] = replace(self.assumed[i], placement=placement)
 
     def _compare(self, inner: SubgraphBuilder) -> None:
-        """Compares the end of a round with what was assumed. Raises: _Changed; CollectiveInLoop: they disagree."""
+        """Compares the end of a round with the assumptions. Raises: _Changed; CollectiveInLoop: they disagree."""
         before = dict(self.assumed)
         for i, assumed in before.items():
             value = inner.program.outputs[i]
             end = inner.abstract_outside(value)
-            if isinstance(assumed.placement, Replicated):
+            if assumed.placement == REPLICATED:
                 assumed = replace(assumed, placement=end.placement)
             elif end.placement != assumed.placement and not self._becomes(inner, value, assumed.placement):
                 raise CollectiveInLoop(value)
             placement = assumed.placement
             if isinstance(placement, Sharded) and end.dims is not None:
-                axis = placement.axis  # its extent is the batch's, whatever it is called
+                axis = placement.axis  # its extent is the batch's, even if it has another name
                 end = replace(end, dims=(*end.dims[:axis], inner.extent(placement), *end.dims[axis + 1 :]))
             self.assumed[i] = assumed.joined(end)
         if self.assumed != before:
             raise _Changed
 
     def _becomes(self, inner: SubgraphBuilder, end: Value, placement: Placement) -> bool:
-        if not isinstance(inner.placement(end), Replicated):
+        if inner.placement(end) != REPLICATED:
             return False
         return placement == PARTIAL or isinstance(placement, Sharded) and inner.can_shard(end, placement)
 
 
 def _of_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Returns `start` with a shape that shows only what the rounds keep.
+    """Returns `start` with only the part of its shape that the rounds keep.
 
     TensorFlow's constant folding would take the shape that a loop starts with for that of its result (2.21: a concat in
     each round whose gradient is taken).

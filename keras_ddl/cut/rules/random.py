@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import philox
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, Uncertain, certain, if_certain, product
-from keras_ddl.cut.extents import Extents, ResultExtents, extents
-from keras_ddl.cut.local_shapes import Vector
-from keras_ddl.cut.placements import PlacedOutputs, Sharded
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.propagation import sharded_only
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.dims import ONE, Uncertain, certain, if_certain, product
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, extents
+from keras_ddl.cut.analysis.placements import PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations import philox
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.propagation import sharded_only
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.local_shapes import Vector
 
 _ALGORITHMS = [[each] for each in philox.ALGORITHMS]
-# Not truncated normal or gamma numbers, which reject some.
+# Truncated normal and gamma draws are missing, because they reject some numbers.
 _BY_COUNTER = (
     "StatelessRandomUniformV2",
     "StatelessRandomNormalV2",
@@ -34,7 +34,7 @@ def by_counter(b: Context, node: Node) -> PlacedOutputs | None:
     dims = b.dims(value)
     if b.extents.constants(node.inputs[3]) not in _ALGORITHMS or node.after or not dims:
         return None
-    # As many as the batch has rows: for each of them, so what follows is computed of the rank's rows only.
+    # One for each of the batch's rows: a rank draws only for its own rows, and computes only with them.
     placement = Sharded(0, ONE, dims[0].divided_by(b.rows) or ONE)
     is_of_rows = dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement)
     if b.rows_by_extent and is_of_rows:

@@ -5,22 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.attributes import AttrValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain, product
-from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, ResultExtents, ResultNumbers, extents, numbers, reshaped
-from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import REPLICATED, Partial, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import SHAPE_OPS, Node, Value
-from keras_ddl.cut.propagation import sharded_only
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.attributes import AttrValue
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, if_certain, product
+from keras_ddl.cut.analysis.extents import (
+    MOST_VALUES,
+    Dims,
+    Extents,
+    ResultExtents,
+    ResultNumbers,
+    extents,
+    numbers,
+    reshaped,
+)
+from keras_ddl.cut.analysis.placements import REPLICATED, Partial, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.propagation import sharded_only
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values.local_shapes import Scalar
 
 _INT64 = AttrValue(type=tf.int64.as_datatype_enum)
 
 
 @rule(*SHAPE_OPS)
 def shape(b: Context, node: Node) -> PlacedOutputs:
-    """Builds the shape of the global tensor; the rank's tensor tells all extents except that of the sharded axis."""
+    """Builds the shape of the global tensor; the rank's tensor shows all extents except along the sharded axis."""
     result = []
     for dims, output in zip([b.dims(each) for each in node.inputs], node.outputs):
         if node.type == "Rank":
@@ -47,7 +56,7 @@ def _size(known: Extents, node: Node) -> ResultNumbers:
 def reshape(b: Context, node: Node) -> PlacedOutputs | None:
     value, shape_operand = node.inputs
     placement = b.placement(value)
-    if not isinstance(b.placement(shape_operand), Replicated):
+    if b.placement(shape_operand) != REPLICATED:
         return None
     if isinstance(placement, Partial):
         b.mark_linear(node)
@@ -56,7 +65,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
         return None
     before, after = b.dims(value), b.dims(node.outputs[0])
     result = placement_after(before, after, placement, b.rows_of(placement))
-    # With one row, every extent divides: that it does proves nothing.
+    # With one row, every extent is a multiple of the rows, which proves nothing.
     if _is_named_by(result.unit, node.outputs[0].key):
         return None
     shape = _global_shape(b, before, after, node)
@@ -71,13 +80,13 @@ def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Sca
     key, requested = node.outputs[0].key, None
     shape: list[Scalar] = []
     for axis, extent in enumerate(after):
-        if _is_named_by(extent, key):  # only the operand tells, perhaps by -1
+        if _is_named_by(extent, key):  # only the operand has it, perhaps as -1
             requested = tf.cast(b.replicated(node.inputs[1]), tf.int64)
             shape.append(requested[axis])
         else:
             shape.append(b.number(extent))
     if requested is not None:
-        # A rank without rows could not tell what -1 stands for: it has no entries to divide.
+        # A rank without rows could not resolve -1, because it has no entries to divide.
         others = tf.reduce_prod(tf.abs(tf.stack([tf.cast(each, tf.int64) for each in shape])))
         entries = tf.reduce_prod(tf.stack([tf.cast(b.number(each), tf.int64) for each in before]))
         inferred = entries // tf.maximum(others, 1)
@@ -94,7 +103,7 @@ def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) ->
     """Returns how a tensor is sharded after a Reshape. Raises: Uncertain: a rank's entries may be no shard of one axis.
 
     The entries of a tensor of extents `before`, seen as [front, rows, back], keep their order. They are the rows of
-    axis k after it if the product of the extents before k, times blocks, is `front`. `rows`: those of one block.
+    axis k after it if the product of the extents before k, times blocks, is `front`. `rows`: the rows of a block.
     """
     front = product(before[: placement.axis]) * placement.blocks
     passed = Dim(1)
@@ -110,7 +119,7 @@ def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) ->
 @extents("Reshape")
 def _reshape_extents(known: Extents, node: Node) -> ResultExtents:
     requested = known.numbers(node.inputs[1])
-    # An entry of which nothing is known may also be -1: then nothing follows from it.
+    # An unknown entry may also be -1, so nothing follows from it.
     total = if_certain(known.size, node.inputs[0])
     rest = None
     if total is not None and [each for each in requested if not each.is_extent] == [Dim(-1)]:

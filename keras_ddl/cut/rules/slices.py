@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.attributes import AttrValue
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain, total
-from keras_ddl.cut.extents import Dims, Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.attributes import AttrValue
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain, total
+from keras_ddl.cut.analysis.extents import Dims, Extents, ResultExtents, ResultNumbers, extents, numbers
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.values import redistribute
 
-_MOST_SEGMENTS = 128  # batches one after another, that are looked at one by one
+_MOST_SEGMENTS = 128  # batches in a sequence that are compared one by one
 
 
 def _are_replicated(b: Context, values: Sequence[Value]) -> bool:
-    return all(isinstance(b.placement(each), Replicated) for each in values)
+    return all(b.placement(each) == REPLICATED for each in values)
 
 
 class Specification:
@@ -86,7 +86,7 @@ def strided_slice(b: Context, node: Node) -> PlacedOutputs | None:
             return None
         starts = spec.has("begin", place) or spec.begin[place] == 0
         ends = spec.has("end", place) or spec.end[place] == dims[placement.axis]
-        if not (starts and ends):  # x[:n], x[n:] of two batches one after the other
+        if not (starts and ends):  # e.g. x[:n] or x[n:] of two concatenated batches
             segments = certain(placement.segments)
             if len(segments) > _MOST_SEGMENTS:
                 return None
@@ -114,12 +114,8 @@ def _segments(
     b: Context, tensor: tf.Tensor, placement: Sharded, segments: Sequence[int], first: int, last: int
 ) -> tf.Tensor:
     """Returns some of the segments of a shard."""
-    rank, unit = tensor.shape.rank, b.number(placement.unit)
-    rows = [b.times(b.batches[each].local, unit) for each in segments]
-    begin: list[Scalar] = [0] * rank
-    size: list[Scalar] = [-1] * rank
-    begin[placement.axis], size[placement.axis] = b.total([0, *rows[:first]]), b.total(rows[first:last])
-    return tf.slice(tensor, b.vector(begin, tf.int64), b.vector(size, tf.int64))
+    rows = [b.times(b.batches[each].local, b.number(placement.unit)) for each in segments]
+    return redistribute.rows(b, tensor, placement.axis, b.total([0, *rows[:first]]), b.total(rows[first:last]))
 
 
 @rule("StridedSliceGrad")
@@ -206,12 +202,12 @@ def concat(b: Context, node: Node) -> PlacedOutputs | None:
         shards = [_as_blocks(b, each, first) for each in parts]
         result = _one_after_another(shards)
     b.all_replicated([each for each, placement in zip(parts, placements) if isinstance(placement, Partial)])
-    tensors = [b.sharded(each, shard) for each, shard in zip(parts, shards)]
+    tensors = [b.redistributed(each, shard) for each, shard in zip(parts, shards)]
     return [(b.make(node, [*tensors, b.replicated(along)])[0], result)]
 
 
 def _as_blocks(b: Context, value: Value, other: Sharded) -> Sharded:
-    """Returns how a value that is concatenated with another is sharded: as batches one after another."""
+    """Returns how a value that is concatenated with another is sharded: as a sequence of batches."""
     placement = b.placement(value)
     if isinstance(placement, Sharded) and (placement.axis, placement.unit) == (other.axis, other.unit):
         return placement
@@ -270,7 +266,7 @@ def split(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("Tile")
 def tile(b: Context, node: Node) -> PlacedOutputs | None:
-    """Repeats the global batch n times, one after another."""
+    """Repeats the global batch n times in sequence."""
     value = node.inputs[0]
     placement = b.placement(value)
     if not isinstance(placement, Sharded) or not _are_replicated(b, node.inputs[1:]):
@@ -284,7 +280,7 @@ def tile(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def space_and_batch(b: Context, node: Node) -> PlacedOutputs | None:
-    """How a dilated convolution becomes a plain one: axis 0 holds the batch once for each place in a block of space."""
+    """Makes a plain convolution of a dilated one: axis 0 holds the batch once for each place in a block of space."""
     value, block = node.inputs[:2]
     placement = b.placement(value)
     if not isinstance(placement, Sharded) or placement.axis or not _are_replicated(b, node.inputs[1:]):

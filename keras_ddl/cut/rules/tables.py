@@ -5,53 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Uncertain, if_certain
-from keras_ddl.cut.factors import Kind, kind_of
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import propagate, sharded_only
-from keras_ddl.cut.registry import rule
+from keras_ddl.cut.analysis.dims import Uncertain, if_certain
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.analysis.variable_ops import ROW_UPDATES, SCATTER_UPDATE
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import Kind, kind_of
+from keras_ddl.cut.operations.propagation import propagate, sharded_only
+from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.rules import indexing
-from keras_ddl.cut.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
 
 _NORMALIZED = "rows of a table that is cut along its width, which are normalized"
 
 
-@rule("ResourceGather")
+@rule("ResourceGather", "GatherV2")
 def look_up(b: Context, node: Node) -> PlacedOutputs | None:
-    """A table that is cut along its width returns this part of each row; if it is cut along its rows, each rank returns
-    the rows that it has."""
-    table, indices = node.inputs
+    """Looks up rows of a table, or of a tensor that was read from one.
+
+    A table that is cut along its width gives this part of every row. If it is cut along its rows, a rank looks up the
+    rows that it has.
+    """
+    table, indices, *axis = node.inputs
     placement = b.placement(table)
-    if not isinstance(placement, Sharded):
+    if not isinstance(placement, Sharded) or axis and (b.rows_by_extent or b.extents.constants(axis[0]) != [0]):
         return propagate(b, node)
     if node.attr("batch_dims", int) or indices.rank is None:
-        return None
-    if placement.axis:
-        rows = b.make(node, [b.local(table), b.replicated(indices)])[0]
-        return _own_width(b, node, rows, placement.at(indices.rank + placement.axis - 1))
-    return _own_rows_of(b, node, placement, lambda place: [b.local(table), place])
+        return propagate(b, node) if axis else None
 
+    def rows_at(place: tf.Tensor) -> tf.Tensor:
+        return b.make(node, [b.local(table), place, *map(b.replicated, axis)])[0]
 
-@rule("GatherV2")
-def look_up_in_tensor(b: Context, node: Node) -> PlacedOutputs | None:
-    """Like `look_up`, for a tensor that was read from a table."""
-    table, indices, axis = node.inputs
-    placement = b.placement(table)
-    is_cut = isinstance(placement, Sharded) and not b.rows_by_extent
-    if not is_cut or node.attr("batch_dims", int) or b.extents.constants(axis) != [0] or indices.rank is None:
-        return propagate(b, node)
-    assert isinstance(placement, Sharded)
     if placement.axis:
-        rows = b.make(node, [b.local(table), b.replicated(indices), b.replicated(axis)])[0]
+        rows = rows_at(b.replicated(indices))
         return _own_width(b, node, rows, placement.at(indices.rank + placement.axis - 1))
-    return _own_rows_of(b, node, placement, lambda place: [b.local(table), place, b.replicated(axis)])
+    return _own_rows_of(b, node, placement, rows_at)
 
 
 def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> PlacedOutputs:
-    """Returns rows of which each rank has looked up its part of the width; they are gathered if they are normalized
-    next."""
+    """Returns rows, cut along their width as each rank has looked them up; gathered, if they are normalized next."""
     output = node.outputs[0]
     if b.in_loop or not _are_reduced(b, output, placement.axis):
         return [(rows, placement)]
@@ -82,18 +73,18 @@ def _are_reduced(b: Context, value: Value, axis: int) -> bool:
 
 
 def _own_rows_of(
-    b: Context, node: Node, placement: Sharded, operands: Callable[[tf.Tensor], list[tf.Tensor]]
+    b: Context, node: Node, placement: Sharded, rows_at: Callable[[tf.Tensor], tf.Tensor]
 ) -> PlacedOutputs | None:
     """Builds a look-up in a table that is cut along its rows, with zeros for other ranks' rows.
 
-    operands: given the places of rows in this rank's slice, returns the operands of the operation.
+    rows_at: returns the rows at these places in this rank's slice.
     """
     indices, output = node.inputs[1], node.outputs[0]
     # Integers and booleans of other ranks cannot be parts.
     if not output.dtype.is_floating or indices.rank is None or placement.blocks != 1:
         return None
     mine, place = own_rows(b, placement, b.replicated(indices))
-    rows = b.make(node, operands(place))[0]
+    rows = rows_at(place)
     for _ in range(rows.shape.rank - indices.rank):
         mine = mine[..., tf.newaxis]
     return [(tf.where(mine, rows, tf.zeros([], rows.dtype)), PARTIAL)]
@@ -112,7 +103,7 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
         if placement.blocks != 1 or ids.rank is None:
             raise Uncertain
         if placement.axis:
-            own = b.sharded(data, placement.at(ids.rank + placement.axis - 1))
+            own = b.redistributed(data, placement.at(ids.rank + placement.axis - 1))
             return b.make(node, [own, b.replicated(ids), b.replicated(count)])[0]
         first, rows = _own_range(b, placement)
         at = b.replicated(ids)
@@ -127,19 +118,19 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
     return made
 
 
-@rule(SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE)
+@rule(*ROW_UPDATES)
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     """Scatters rows into a table: this rank's part of their width, or the rows that lie on this rank."""
     table, indices, updates = node.inputs
     placement = b.placement(table)
     if not isinstance(placement, Sharded):
-        return indexing.scatter(b, node) if node.type in (SCATTER_ADD, SCATTER_SUB) else None
+        return indexing.scatter(b, node) if node.type != SCATTER_UPDATE else None
     if indices.rank is None or updates.rank is None or updates.rank < indices.rank:
         raise Uncertain
     b.all_replicated([each for each in (indices, updates) if not isinstance(b.placement(each), Sharded)])
     if placement.axis:
         shard = placement.at(indices.rank + placement.axis - 1)
-        b.make(node, [b.local(table), b.replicated(indices), b.sharded(updates, shard)])
+        b.make(node, [b.local(table), b.replicated(indices), b.redistributed(updates, shard)])
         return []
     at, rows = b.replicated(indices), b.replicated(updates)
     first, count = _own_range(b, placement)

@@ -7,12 +7,12 @@ Partial: gradients are accumulated in it between updates. Sharded: along the mod
 from __future__ import annotations
 
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import certain
-from keras_ddl.cut.placements import REPLICATED, FlatShard, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.registry import rule
-from keras_ddl.cut.variable_ops import ASSIGNS, READ
+from keras_ddl.cut.analysis.dims import certain
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Sharded, has_shards
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.analysis.variable_ops import ASSIGNS, READ
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.registry import rule
 
 
 @rule(READ)
@@ -27,7 +27,7 @@ def read(b: Context, node: Node) -> PlacedOutputs:
 def assign(b: Context, node: Node) -> PlacedOutputs | None:
     variable, value = node.inputs
     placement = b.placement(variable)
-    if isinstance(placement, Replicated):
+    if placement == REPLICATED:
         return None
     b.make(node, [b.local(variable), b.redistributed(value, placement)])
     return []
@@ -36,7 +36,7 @@ def assign(b: Context, node: Node) -> PlacedOutputs | None:
 @rule("VariableShape")
 def shape(b: Context, node: Node) -> PlacedOutputs | None:
     handle = node.inputs[0]
-    if not isinstance(b.placement(handle), (FlatShard, Sharded)):
+    if not has_shards(b.placement(handle)):
         return None
     known = certain(tf_compat.variable_shape(handle.tensor))
     return [(b.vector(known.as_list(), node.outputs[0].dtype), REPLICATED)]

@@ -1,4 +1,4 @@
-"""The specs of operations, one file a topic; importing this registers them (factors.py says what a spec is)."""
+"""The specs of operations (operations/factors.py), one file per topic. Importing this package registers them."""
 
 from keras_ddl.cut.specs import (  # noqa: F401  (they register)
     contractions,

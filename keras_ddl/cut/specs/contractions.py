@@ -1,15 +1,15 @@
 """Matrix products, einsum, biases. A product contracted over rows gives each rank a part of a sum: gradients.
 
-Parts of sums are summed before they are multiplied: of inf in the other operand, parts that are 0 make NaN.
+Parts of sums are summed before they are multiplied: parts may be 0, and 0 times inf in the other operand is NaN.
 """
 
 from __future__ import annotations
 
-from keras_ddl.cut.dims import Uncertain
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import LABELS, Factors, Linear, broadcast_labels, labels_of, spec
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.propagation import is_alone
+from keras_ddl.cut.analysis.dims import Uncertain
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import LABELS, Factors, Linear, broadcast_labels, labels_of, spec
+from keras_ddl.cut.operations.propagation import is_alone
 
 
 @spec("MatMul", combine="sum")

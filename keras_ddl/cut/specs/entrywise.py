@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keras_ddl.cut.dims import Dim, Uncertain, certain
-from keras_ddl.cut.extents import Extents, NumbersRule, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, spec
-from keras_ddl.cut.program import Node
-from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain
+from keras_ddl.cut.analysis.entrywise_types import BINARY, UNARY
+from keras_ddl.cut.analysis.extents import Extents, NumbersRule, ResultExtents, ResultNumbers, extents, numbers
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, spec
+from keras_ddl.cut.operations.propagation import never, over_finite, times_finite, widens
 
-_UNARY = (
-    "Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign Abs Sign Floor Ceil "
-    "Round Rint Reciprocal Inv Erf Erfc Erfinv Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh "
-    "Cast LogicalNot IsFinite IsNan IsInf ZerosLike OnesLike LeakyRelu Ndtri BesselI0e BesselI1e Invert "
-    "Conj Real Imag ComplexAbs Angle"
-)
-_BINARY = (
-    "Add AddV2 Sub Mul RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual "
-    "Equal NotEqual LogicalAnd LogicalOr FloorDiv FloorMod Mod TruncateDiv TruncateMod Xdivy Xlogy Xlog1py MulNoNan "
-    "Atan2 ReluGrad Relu6Grad TanhGrad SigmoidGrad SqrtGrad RsqrtGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad "
-    "LeakyReluGrad InvGrad ReciprocalGrad SelectV2 BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter "
-    "Igamma Igammac Zeta Polygamma Complex"
-)
-UNARY = tuple(_UNARY.split())  # of one operand, whose shape the result has
-BINARY = tuple(_BINARY.split())  # of several, which are broadcast
 _LINEAR = {
     "Neg": Linear(at=(0,)),
     "Cast": Linear(at=(0,), when=widens),
@@ -33,7 +19,7 @@ _LINEAR = {
     **dict.fromkeys(("RsqrtGrad", "SqrtGrad"), Linear(at=(1,), when=never)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), Linear(together=True, adds=True)),
 }
-# Operations on strings: entry by entry of the first operand (the others are numbers and patterns), or of several.
+# Operations on strings: on each entry of the first operand (the others are numbers and patterns), or of several.
 _OF_FIRST = (
     "StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "
@@ -62,7 +48,7 @@ spec(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadc
 
 @spec("Bitcast")
 def _bitcast(known: Extents, node: Node) -> Factors:
-    """Wider entries become several along a new last axis, narrower ones along the last axis one."""
+    """A wider entry becomes several along a new last axis; narrower entries along the last axis become one."""
     labels = labels_of(known.dims(node.inputs[0]))
     wide, narrow = node.inputs[0].dtype.size, node.outputs[0].dtype.size
     if wide < narrow:
@@ -72,12 +58,12 @@ def _bitcast(known: Extents, node: Node) -> Factors:
 
 @spec("Select")
 def _select(known: Extents, node: Node) -> Factors:
-    """tf.where of TensorFlow 1, in losses of logits: a condition of the others' shape, for each of axis 0, or one."""
+    """tf.where of TensorFlow 1, in losses of logits. The condition has the operands' shape, or only axis 0, or none."""
     labels = labels_of(known.dims(node.inputs[1]))
     return Factors([labels[: len(known.dims(node.inputs[0]))], labels, labels], [labels])
 
 
-# ---- of operations without a spec, nothing but the extents of the result
+# ---- operations without a spec: only the extents of the result
 
 
 @extents("CheckNumerics", "RandomShuffle")
@@ -85,7 +71,7 @@ def _first_extents(known: Extents, node: Node) -> ResultExtents:
     return [known.dims(node.inputs[0])]
 
 
-# ---- integers of shapes
+# ---- integers in shapes
 
 
 def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> NumbersRule:
@@ -114,4 +100,4 @@ numbers("FloorMod")(_of_two(lambda a, b: Dim(a.number % b.number) if a.number is
 
 @numbers("Cast")
 def _cast(known: Extents, node: Node) -> ResultNumbers:
-    return [known.numbers(node.inputs[0])]  # none of floats
+    return [known.numbers(node.inputs[0])]  # for floats nothing is known

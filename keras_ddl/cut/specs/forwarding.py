@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from keras_ddl.cut.contents import Content
-from keras_ddl.cut.dims import Uncertain, if_certain
-from keras_ddl.cut.extents import Extents, ResultNumbers, contents, numbers
-from keras_ddl.cut.factors import Factors, Kind, labels_of, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.contents import Content
+from keras_ddl.cut.analysis.dims import Uncertain, if_certain
+from keras_ddl.cut.analysis.extents import Extents, ResultNumbers, contents, numbers
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import Factors, Kind, labels_of, spec
 
 FORWARDING = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 

@@ -1,4 +1,4 @@
-"""Convolutions, pooling, resizing: each image by itself; gradients of filters are sums over images.
+"""Convolutions, pooling, resizing: images are independent; gradients of filters are sums over images.
 
 Channels are a factor where they are taken one by one (pools, resizes, depthwise filters) or contracted (convolutions):
 filters [..., i, o] cut along o give channels that are cut, and along i parts of a sum. Height and width are replicated.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keras_ddl.cut.dims import ONE, Dim, Uncertain, if_certain
-from keras_ddl.cut.extents import Dims, Extents
-from keras_ddl.cut.factors import NEW, Factors, FactorsOf, Operand, ShapeOf, spec
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, if_certain
+from keras_ddl.cut.analysis.extents import Dims, Extents
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.factors import NEW, Factors, FactorsOf, Operand, ShapeOf, spec
 
-# Height and width (and depth) of images, of filters, and of what a convolution or a pool gives.
+# Height and width (and depth) of images, of filters, and of the results of a convolution or a pool.
 _IN, _FILTER, _OUT = "XYZ", "UVW", "RST"
 _FIRST = (b"NCHW", b"NCDHW")
-# Given no rows, the kernel of the first leaves the sum uninitialized, and those of 3D pools crash the process.
+# Without rows, the first kernel leaves the sum uninitialized, and the kernels of 3D pools crash the process.
 _NEVER_EMPTY = ["DepthwiseConv2dNativeBackpropFilter", "MaxPool3D", "MaxPool3DGrad", "AvgPool3D", "AvgPool3DGrad"]
 
 
@@ -57,17 +57,17 @@ def _shape(known: Extents, node: Node, place: int, labels: str) -> ShapeOf:
 
 # ---- convolutions
 
-_Channels = tuple[str, str, str, str]  # of images, those of filters (in and out), and of what they give
+_Channels = tuple[str, str, str, str]  # labels of the channels of images, of filters (in and out), and of results
 _ChannelsOf = Callable[[Dim, Dims], _Channels]
 
 
 def _contracted(channels: Dim, filters: Dims) -> _Channels:
-    """Filters of groups of channels take some of them only: then channels are replicated."""
+    """Filters of groups of channels take only some channels: then channels are replicated."""
     return ("i", "i", "o", "o") if channels == filters[-2] else ("I", "J", "O", "O")
 
 
 def _one_by_one(channels: Dim, filters: Dims) -> _Channels:
-    """Filters [..., c, m] give m channels of each of c: where m is 1, that channel."""
+    """Filters [..., c, m] turn each of c channels into m; with m = 1, channels correspond one to one."""
     return ("c", "c", "M", "c") if filters[-1] == ONE else ("C", "C", "M", "N")
 
 
@@ -131,7 +131,7 @@ def _pool(known: Extents, node: Node) -> Factors:
 
 
 def _pool_gradient(known: Extents, node: Node) -> Factors:
-    """Of images, what a pool made of them, and a gradient of either."""
+    """Operands: images, the results of a pool, and a gradient of either."""
     rank, channel = len(_extents_of(known, node.inputs[0])), _pooled(node)
     images, made = _image(node, rank, _IN, channel), _image(node, rank, _OUT, channel)
     of_gradient = node.type.endswith("GradGrad")
@@ -180,7 +180,7 @@ _specs("ResizeBilinearGrad ResizeBicubicGrad", _resize_gradient)
 
 @spec("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def _transformed(known: Extents, node: Node) -> Factors:
-    """Images each with a transform of its own, or all with one."""
+    """One transform for every image, or one for all."""
     images, transforms = known.dims(node.inputs[0]), known.dims(node.inputs[1])
     size = if_certain(known.numbers, node.inputs[2])
     one = transforms[0] == Dim(1) and images[0] != 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from keras_ddl.cut.dims import Uncertain, certain, if_certain
-from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import Uncertain, certain, if_certain
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import LABELS, NEW, Factors, Linear, labels_of, spec
 
 
 @spec("GatherV2", linear=Linear(at=(0,), moves=True))
@@ -24,7 +24,7 @@ def _gather(known: Extents, node: Node) -> Factors:
 
 @spec("GatherNd", linear=Linear(at=(0,), moves=True))
 def _gather_nd(known: Extents, node: Node) -> Factors:
-    """`K... A..., at... C -> at... A...`: C indices each, into the first C axes of a table, which may not be empty."""
+    """`K... A..., at... C -> at... A...`: C indices per entry, into the first C axes of a table that is not empty."""
     table, at = known.dims(node.inputs[0]), known.dims(node.inputs[1])
     width = certain(at[-1].number if at else None)
     if len(table) + len(at) > len(LABELS):
@@ -35,7 +35,7 @@ def _gather_nd(known: Extents, node: Node) -> Factors:
 
 @spec("LowerBound", "UpperBound")
 def _bounds(known: Extents, node: Node) -> Factors:
-    """Places in sorted rows, one row of values for each."""
+    """Places in sorted rows, with one row of values for each sorted row."""
     return Factors(["rA", "rb"], ["rb"])
 
 
@@ -57,7 +57,7 @@ def _one_hot(known: Extents, node: Node) -> Factors:
 
 @spec("DenseBincount", combine="sum")
 def _bincount(known: Extents, node: Node) -> Factors:
-    """Counts of each row [rows, n], or of all entries [n]; or only whether there is one."""
+    """Counts in each row [rows, n], or in all entries [n]; or only whether a value occurs."""
     value, size, weights = node.inputs
     labels, weight_dims = labels_of(known.dims(value)), known.dims(weights)
     unweighted = any(each == 0 for each in weight_dims)
@@ -71,8 +71,8 @@ def _bincount(known: Extents, node: Node) -> Factors:
 def finds_for_each_key(node: Node) -> bool:
     """Whether a look-up certainly gives an entry for each entry of the keys.
 
-    Tables may have vectors for keys or values. Dense tables alone have such keys, and what tf.lookup finds in one has
-    no shape when it is traced, unless the table is made inside of the step.
+    Tables may have vectors as keys or values. Only dense tables have such keys, and a look-up in one has no static
+    shape unless the table is made inside the step.
     """
     table, keys = node.inputs[0].source().node, node.inputs[1]
     is_dense = table.type.startswith("MutableDenseHashTable")
@@ -81,7 +81,7 @@ def finds_for_each_key(node: Node) -> bool:
 
 @spec("LookupTableFindV2")
 def _look_up(known: Extents, node: Node) -> Factors:
-    """Keys in a replicated table: what writes to it has no rule, so ranks write alike."""
+    """Looks up keys in a replicated table. Writes to tables have no rule, so all ranks write the same."""
     labels = labels_of(known.dims(node.inputs[1]))
     if not finds_for_each_key(node) or node.inputs[2].rank != 0:
         raise Uncertain

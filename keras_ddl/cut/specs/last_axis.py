@@ -1,11 +1,11 @@
-"""Operations along the last axis, each row by itself: softmax, cross entropies, the best k."""
+"""Operations along the last axis, with independent rows: softmax, cross entropies, the best k."""
 
 from __future__ import annotations
 
-from keras_ddl.cut.dims import if_certain
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, broadcast_labels, labels_of, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import if_certain
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import NEW, Factors, broadcast_labels, labels_of, spec
 
 
 @spec("Softmax", "LogSoftmax")

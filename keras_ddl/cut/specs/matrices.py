@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
-from keras_ddl.cut.dims import Uncertain, certain
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import Uncertain, certain
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
 
 _LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
 
@@ -25,35 +26,21 @@ def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = 
     return Factors(operands, [out + NEW * (certain(each.rank) - len(out)) for each in node.outputs])
 
 
-@spec("RGBToHSV", "HSVToRGB", "FFT", "IFFT")
-def _vectors(known: Extents, node: Node) -> Factors:
-    return _each(known, node, [1], keeps_shape=True)
-
-
-@spec("AdjustContrastv2", "AdjustHue", "AdjustSaturation")
-def _pictures(known: Extents, node: Node) -> Factors:
-    """Height, width and colors; a contrast is relative to the mean of a picture."""
-    return _each(known, node, [3], keeps_shape=True)
-
-
-@spec("RFFT", "IRFFT")
-def _real_vectors(known: Extents, node: Node) -> Factors:
-    return _each(known, node, [1])
-
-
-@spec("MatrixInverse", "Cholesky", "FFT2D", "IFFT2D")
-def _matrices(known: Extents, node: Node) -> Factors:
-    return _each(known, node, [2], keeps_shape=True)
-
-
-@spec("MatrixBandPart", linear=Linear(at=(0,), moves=True))
-def _bands(known: Extents, node: Node) -> Factors:
-    return _each(known, node, [2], keeps_shape=True)
-
-
-@spec("MatrixDeterminant", "LogMatrixDeterminant", "Qr", "MatrixDiagPartV3", "RFFT2D", "IRFFT2D")
-def _of_matrices(known: Extents, node: Node) -> Factors:
-    return _each(known, node, [2])
+# Types, the ranks of the tensors that their first operands consist of, and whether results have the first one's shape.
+_TYPES: list[tuple[str, list[int], bool]] = [
+    ("RGBToHSV HSVToRGB FFT IFFT", [1], True),
+    ("AdjustContrastv2 AdjustHue AdjustSaturation", [3], True),  # [height, width, colors]; a contrast is of one picture
+    ("RFFT IRFFT", [1], False),
+    ("MatrixInverse Cholesky FFT2D IFFT2D MatrixBandPart", [2], True),
+    ("MatrixDeterminant LogMatrixDeterminant Qr MatrixDiagPartV3 RFFT2D IRFFT2D", [2], False),
+    ("MatrixSolve MatrixTriangularSolve", [2, 2], False),
+    ("Cross", [1, 1], True),
+]
+_MOVES = {"MatrixBandPart": Linear(at=(0,), moves=True)}
+for _types, _ranks, _keeps_shape in _TYPES:
+    for _type in _types.split():
+        _factors = functools.partial(_each, ranks=_ranks, keeps_shape=_keeps_shape)
+        spec(_type, linear=_MOVES.get(_type, Linear()))(_factors)
 
 
 @spec("Svd", "SelfAdjointEigV2")
@@ -64,19 +51,9 @@ def _spectra(known: Extents, node: Node) -> Factors:
     return _each(known, node, [2])
 
 
-@spec("MatrixSolve", "MatrixTriangularSolve")
-def _solutions(known: Extents, node: Node) -> Factors:
-    return _each(known, node, [2, 2])
-
-
 @spec("MatrixDiagV3")
 def _of_diagonals(known: Extents, node: Node) -> Factors:
-    """One diagonal each; several would be a matrix."""
+    """Only for one diagonal per matrix; several diagonals would be a matrix themselves."""
     if node.inputs[1].rank != 0:
         raise Uncertain
     return _each(known, node, [1])
-
-
-@spec("Cross")
-def _cross(known: Extents, node: Node) -> Factors:
-    return _each(known, node, [1, 1], keeps_shape=True)

@@ -1,15 +1,15 @@
-"""Operations that move entries and compute nothing: parts of every combination stay such parts."""
+"""Operations that move entries and compute nothing, so parts stay parts, however they are combined."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Uncertain, certain
-from keras_ddl.cut.extents import Dims, Extents, ResultNumbers, numbers, reshaped
-from keras_ddl.cut.factors import NEW, Factors, Linear, LocalOperands, ShapeOf, labels_of, spec, without
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, certain
+from keras_ddl.cut.analysis.extents import Dims, Extents, ResultNumbers, numbers, reshaped
+from keras_ddl.cut.analysis.program import Node
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import NEW, Factors, Linear, LocalOperands, ShapeOf, labels_of, spec, without
 
 _MOVES = Linear(at=(0,), moves=True)
 
@@ -46,7 +46,7 @@ def _squeezed_axes(dims: Dims, node: Node) -> list[int]:
 
 
 def _make_squeeze(b: Context, node: Node, local: LocalOperands) -> list[tf.Tensor]:
-    # Names the axes, because a rank may have one row where the batch has more.
+    # With explicit axes, because a rank may have one row of a batch that has more.
     axes = _squeezed_axes(b.dims(node.inputs[0]), node)
     return [tf.squeeze(local.tensors[0], axes) if axes else tf.identity(local.tensors[0])]
 
@@ -62,7 +62,7 @@ def _squeeze(known: Extents, node: Node) -> Factors:
 def _broadcast_to(known: Extents, node: Node) -> Factors:
     dims, shape = known.dims(node.inputs[0]), known.numbers(node.inputs[1])
     skipped = len(shape) - len(dims)
-    if skipped < 0 or any(each == -1 for each in shape):  # -1 says nothing of an extent
+    if skipped < 0 or any(each == -1 for each in shape):  # -1 means that the extent is not given
         raise Uncertain
     unsure = [axis + skipped for axis, (own, entry) in enumerate(zip(dims, shape[skipped:])) if own not in (entry, 1)]
     result = labels_of(shape, unsure)
@@ -86,7 +86,7 @@ def _unpack(known: Extents, node: Node) -> Factors:
 
 def _ensure(b: Context, node: Node, local: LocalOperands) -> list[tf.Tensor]:
     shape = node.outputs[0].shape.as_list()
-    # What is said of the global axis holds by the extents that were traced.
+    # The declared extent is that of the global axis, which tracing has already checked.
     sharded = local.factors.results[0].find(local.label or " ")
     return [tf.ensure_shape(local.tensors[0], [None if axis == sharded else each for axis, each in enumerate(shape)])]
 

@@ -1,12 +1,12 @@
-"""Extents of results of ragged and sparse tensors: how many rows they have. These operations have no spec."""
+"""Extents of ragged and sparse results: how many rows they have. These operations have no spec."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from keras_ddl.cut.dims import Dim, Uncertain, if_certain
-from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.analysis.dims import Dim, Uncertain, if_certain
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
+from keras_ddl.cut.analysis.program import Node, Value
 
 
 @extents("RaggedTensorToTensor")
@@ -59,7 +59,7 @@ def _filled(known: Extents, node: Node) -> ResultExtents:
 
 @numbers("StringSplitV2")
 def _split(known: Extents, node: Node) -> ResultNumbers:
-    """Strings [n] are split into a sparse tensor of n rows."""
+    """Splitting n strings gives a sparse tensor of n rows."""
     dims, shape = known.dims(node.inputs[0]), node.outputs[2]
     return [None, None, [dims[0], Dim.unknown("entry", shape.key, 1)]]
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, Uncertain, if_certain, product
-from keras_ddl.cut.extents import Extents, ResultNumbers, numbers
-from keras_ddl.cut.factors import HALF, Factors, Kind, Linear, LocalOperands, labels_of, spec, without
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.propagation import is_floating
+from keras_ddl.cut.analysis.dims import ONE, Uncertain, if_certain, product
+from keras_ddl.cut.analysis.extents import Extents, ResultNumbers, numbers
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import HALF, Factors, Kind, Linear, LocalOperands, labels_of, spec, without
+from keras_ddl.cut.operations.propagation import is_floating
 
 _COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
 
 
 def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[int]]:
-    """Returns the axes that an operand names to be reduced, and axes that it may name besides, if their extent is 1.
+    """Returns the axes that are certainly reduced, and further axes that are reduced only if their extent is 1.
 
     The gradient of a broadcast names axes along which the operand was repeated. Where both extents are 1 it also names
     the axis, which changes nothing but the number of axes.
@@ -78,7 +78,7 @@ def _reduce(b: Context, node: Node, local: LocalOperands) -> list[tf.Tensor]:
 
 
 def _mean(b: Context, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
-    """The rank's sum over the count of all ranks; in float32 for halves, whose sums overflow before their mean does."""
+    """Returns the rank's sum over the count of all ranks, in float32 for 16-bit floats, whose sums may overflow."""
     value, dims = node.inputs[0], b.dims(node.inputs[0])
     count = b.number(product(dims[axis] for axis in axes))
     wide = tf.float32 if value.dtype in HALF else value.dtype

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from keras_ddl.cut.dims import ONE, Dim, Uncertain, certain
-from keras_ddl.cut.extents import MOST_VALUES, Extents, ResultExtents, ResultNumbers, broadcast_extent, extents, numbers
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain
+from keras_ddl.cut.analysis.extents import (
+    MOST_VALUES,
+    Extents,
+    ResultExtents,
+    ResultNumbers,
+    broadcast_extent,
+    extents,
+    numbers,
+)
+from keras_ddl.cut.analysis.program import Node
 
 
 @extents("Range")
@@ -26,7 +34,7 @@ def _range(known: Extents, node: Node) -> ResultNumbers:
 
 @numbers("DynamicStitch")
 def _stitched(known: Extents, node: Node) -> ResultNumbers:
-    """How gradients of reductions compute the shape with the reduced axes kept: the later entry counts."""
+    """Merges vectors, as gradients of reductions do to keep the reduced axes in a shape; later entries win."""
     count = len(node.inputs) // 2
     result: dict[int, Dim] = {}
     for at, data in zip(node.inputs[:count], node.inputs[count:]):

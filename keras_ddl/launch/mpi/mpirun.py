@@ -73,8 +73,9 @@ def find(path: str | None = None) -> Mpirun:
             if executable is not None:
                 return identify(executable)
     raise LaunchError(
-        f"Ranks are started by mpirun. Received: no mpirun next to {sys.executable} or in PATH. Load your site's MPI "
-        f"module, give the path of one with --mpirun or KERAS_DDL_MPIRUN, or install one: {packages.install_mpi()}"
+        "Ranks are started by mpirun, except on one host and with -np MIN:MAX. Received: no mpirun next to "
+        f"{sys.executable} or in PATH. Load your site's MPI module, give the path of one with --mpirun or "
+        f"KERAS_DDL_MPIRUN, or install one: {packages.install_mpi()}"
     )
 
 

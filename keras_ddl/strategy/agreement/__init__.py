@@ -87,12 +87,6 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in [*model.variables, *optimizers]}.values())
 
 
-def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
-    """Returns the array of rank `root`, which must have the shape and dtype of this rank's."""
-    broadcast = communicator.broadcast_object if value.dtype.hasobject else communicator.broadcast_array
-    return broadcast(value, root=root, name=name)
-
-
 def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, are_equal: bool = False) -> None:
     """Gives all ranks the values of rank `root`. are_equal: all ranks already have the same numbers."""
     variables = list(variables)

@@ -26,13 +26,13 @@ from keras_ddl.data.from_rank_0 import dataset_from_rank_0
 from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
-from keras_ddl.strategy import agreement, fits, one_per_job
+from keras_ddl.state import replicate
+from keras_ddl.strategy import agreement, fits, one_per_job, tracing
 from keras_ddl.strategy.agreement.equal_values import are_equal
 from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.distribute_loop import variables
 from keras_ddl.strategy.distribute_loop.row_share import RowShare
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
@@ -122,7 +122,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         # A newcomer gets the values themselves from the record.
         if not history.takes_newcomers() and are_equal([value], f"{label} digest"):
             return value
-        array = agreement.broadcast_value(value.numpy(), label)
+        array = replicate.broadcast_value(value.numpy(), label)
         if name == "learning_rate" and array != value.numpy():
             received = f"{array:g} on rank 0, {value.numpy():g} on rank {self.rank}"
             stack_position.warn(agreement.ONE_LEARNING_RATE.format(received))

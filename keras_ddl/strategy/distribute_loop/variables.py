@@ -24,7 +24,7 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.step import tracing
+from keras_ddl.strategy import tracing
 from keras_ddl.strategy.variable_origin import of_keras
 
 _NONE, _SUM, _MEAN, _FIRST = (

@@ -19,7 +19,7 @@ from typing import Any
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.interface import StrategyInterface, strategy_of
+from keras_ddl.strategy.base import BaseStrategy, strategy_of
 from keras_ddl.strategy.one_per_job import outside_message
 
 # Strategy -> id -> layer made in its scope. By id: the program's layers need not be hashable.
@@ -44,14 +44,14 @@ def _note(layer: Any, strategy: Any) -> None:
         _layers.setdefault(strategy, weakref.WeakValueDictionary())[id(layer)] = layer
 
 
-def _strategy_of_part(part: Any) -> StrategyInterface | None:
+def _strategy_of_part(part: Any) -> BaseStrategy | None:
     for strategy, layers in _layers.items():
         if layers.get(id(part)) is part:
             return strategy
     return None
 
 
-def adopt_model(model: Any) -> StrategyInterface | None:
+def adopt_model(model: Any) -> BaseStrategy | None:
     """Returns the Strategy that trains a model, or None. A model that has only parts from a scope joins that Strategy
     here. Cost: a look at each layer of a model that has no Strategy yet.
 
@@ -71,7 +71,7 @@ def adopt_model(model: Any) -> StrategyInterface | None:
     return strategy
 
 
-def adopt_optimizer(optimizer: Any, strategy: StrategyInterface) -> None:
+def adopt_optimizer(optimizer: Any, strategy: BaseStrategy) -> None:
     """Lets an optimizer without a Strategy join one.
 
     Raises: ConfigError: the optimizer was made under another Strategy.
@@ -83,7 +83,7 @@ def adopt_optimizer(optimizer: Any, strategy: StrategyInterface) -> None:
         raise ConfigError(outside_message("An optimizer", optimizer.name, strategy, theirs))
 
 
-def adopt_optimizers(model: Any, strategy: StrategyInterface) -> None:
+def adopt_optimizers(model: Any, strategy: BaseStrategy) -> None:
     """Lets all optimizers of a model join the Strategy before training, not only the compiled one."""
     for each in models.optimizers_of(model):
         for part in models.optimizers_in(each):

@@ -24,7 +24,7 @@ from keras_ddl.strategy import agreement, figures, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
-from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
+from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import hushed_writers, progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import Saves, Standby, become_writer, hush, standby_of, standing_in
@@ -111,7 +111,7 @@ class CallbackList(_KerasList):
     )
 
     @property
-    def _strategy(self) -> StrategyInterface | None:
+    def _strategy(self) -> BaseStrategy | None:
         """The Strategy of the callbacks' model if it has more than one rank, else None."""
         return strategy_of_ranks(self.model)
 
@@ -138,21 +138,22 @@ class CallbackList(_KerasList):
                 own.leave_to_rank_0(is_other)
         super().set_model(model)
 
-    def _leave_writing_to_rank_0(self, strategy: StrategyInterface) -> list[Saves]:
-        is_other, survival = strategy.rank != 0, strategy.survival
-        if survival is not None or not is_other:
+    def _leave_writing_to_rank_0(self, strategy: BaseStrategy) -> list[Saves]:
+        is_other, goes_on = strategy.rank != 0, strategy.job.goes_on
+        if goes_on or not is_other:
             for callback in self.callbacks:
                 progress.adopt(callback)
         if is_other:
-            self.callbacks = [self._stand_in(one, survival) for one in self.callbacks]
+            self.callbacks = [self._stand_in(one, strategy) for one in self.callbacks]
         loop = trainer_calls.innermost()
-        if survival is not None and isinstance(loop, trainer_calls.Loop) and self not in loop.followers:
+        if goes_on and isinstance(loop, trainer_calls.Loop) and self not in loop.followers:
             loop.followers.append(self)
-        return [] if survival is None else [saves for one in self.callbacks if (saves := Saves.of(one)) is not None]
+        return [saves for one in self.callbacks if (saves := Saves.of(one)) is not None] if goes_on else []
 
-    def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
+    def _stand_in(self, callback: Any, strategy: BaseStrategy) -> Any:
         """Returns the object that runs in place of a callback on a rank other than 0."""
-        kind, finished = writers.writing_class(callback), None if survival is None else survival.finished
+        kind = writers.writing_class(callback)
+        finished = strategy.resilience.finished if strategy.job.goes_on else None
         if kind is None:
             return callback
         if writers.only_writes(callback) or isinstance(callback, progress.JobBar):
@@ -171,7 +172,7 @@ class CallbackList(_KerasList):
                     callback.set_params({**params, "verbose": 0})
 
     def become_first(self, *, may_lack_last: bool) -> None:
-        """Called when this rank becomes rank 0 (survival.py): its writers write from now on."""
+        """Called when this rank becomes rank 0: its writers write from now on."""
         keras_callbacks.finish_batch_hooks(self)
         with of_one_rank(True):
             for number, callback in enumerate(self.callbacks):
@@ -232,8 +233,7 @@ class CallbackList(_KerasList):
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
         self.position = (keras_callbacks.initial_epoch(model) or 0, 0, None)
-        if strategy.survival is not None:
-            strategy.survival.begin_fit(self)
+        strategy.resilience.begin_fit(self)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends admission, so that no rank can join any more."""
@@ -255,8 +255,8 @@ class CallbackList(_KerasList):
 
     def _end_joining(self) -> None:
         strategy = strategy_of(self.model)  # also where one rank is left
-        if strategy is not None and strategy.survival is not None and fits.is_outermost(self.model):
-            strategy.survival.end_fit()
+        if strategy is not None and fits.is_outermost(self.model):
+            strategy.resilience.end_fit()
 
     def agreed_state(self) -> list[Any]:
         """Returns the objects whose plain attributes hold what the ranks have agreed on in this fit."""
@@ -274,7 +274,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.survival is not None and strategy.survival.begin_epoch():  # the others have done the rest
+        if strategy.resilience.begin_epoch():  # the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -285,8 +285,8 @@ class CallbackList(_KerasList):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks, compares the ranks' weights, and stops on all ranks if any rank wants to stop."""
         self._finish_step("epoch_end")
-        survival = None if self._strategy is None else self._strategy.survival
-        if survival is not None and survival.has_newcomers:
+        strategy = self._strategy
+        if strategy is not None and strategy.resilience.has_newcomers:
             self.compare()  # what callbacks change from here on has not entered a step
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
@@ -294,8 +294,8 @@ class CallbackList(_KerasList):
         if self._figures is not None:
             self._figures.end_epoch(epoch, logs)
         self.flush()
-        if survival is not None:
-            survival.prove(self)
+        if strategy is not None:
+            strategy.resilience.prove(self)
         if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()

@@ -17,7 +17,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import own_reductions
 from keras_ddl.strategy import one_per_job
 from keras_ddl.strategy.agreement import of_rank_0
-from keras_ddl.strategy.interface import StrategyInterface, strategy_of
+from keras_ddl.strategy.base import BaseStrategy, strategy_of
 from keras_ddl.strategy.keras_patches import adopting
 from keras_ddl.strategy.one_per_job import outside_message
 
@@ -47,7 +47,7 @@ def compile_model(
     return returned
 
 
-def _check_optimizer(model: Any, optimizer: Any, strategy: StrategyInterface | None) -> None:
+def _check_optimizer(model: Any, optimizer: Any, strategy: BaseStrategy | None) -> None:
     theirs = strategy_of(optimizer)
     if strategy is None:
         if theirs is not None:
@@ -86,7 +86,7 @@ def _refuse_xla(bound: inspect.BoundArguments, model: Any, where: str) -> None:
         )
 
 
-def check_scope(model: Any, strategy: StrategyInterface | None) -> None:
+def check_scope(model: Any, strategy: BaseStrategy | None) -> None:
     """Raises ConfigError if a model made outside a scope is used inside one."""
     current = keras_compat.scope_strategy() if strategy is None else None
     if current is not None:

@@ -18,10 +18,10 @@ def say(until_fit: float, until_step: float, rest: float, steps: int) -> None:
     """
     if not _is_first():
         return
-    each = f", {1000 * rest / steps:.0f} ms each" if steps else ""
+    each = f", {1000 * rest / steps:.0f} ms each with validation and callbacks" if steps else ""
     print(
         f"keras_ddl: {until_fit:.0f} s until fit began, {until_step:.0f} s for the first step, which is traced, "
-        f"{rest:.0f} s for {steps} more{each}. (Printed once per machine. To see what a step does: "
+        f"{rest:.0f} s for {steps} more{each}. (Printed once per user of a machine. To see what a step does: "
         "KERAS_DDL_TIMELINE=t.json, then `keras-ddl trace summary t.json`.)",
         flush=True,
     )

@@ -23,8 +23,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import one_per_job
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.compared import Compared
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.keras_patches import saving
 from keras_ddl.strategy.keras_patches.save_records import Call
 
@@ -161,7 +161,7 @@ def _replacing(original: Any, name: str, how: Writing) -> Any:
     return replacement
 
 
-def _strategy() -> StrategyInterface | None:
+def _strategy() -> BaseStrategy | None:
     """Returns a Strategy of this job; None if several ranks do not write, or not at this moment."""
     if not tf.executing_eagerly():  # a step that is traced: there rank 0 writes
         return None
@@ -176,7 +176,7 @@ def _path(arguments: Mapping[str, Any], how: Writing) -> str | None:
     return str(tf.io.gfile.join(*map(os.fspath, parts)))
 
 
-def _content_of(arguments: Mapping[str, Any], strategy: StrategyInterface) -> int:
+def _content_of(arguments: Mapping[str, Any], strategy: BaseStrategy) -> int:
     """Returns a number that is equal on ranks that pass equal arguments, as far as this can be told."""
     content = 0
     for name, value in arguments.items():
@@ -184,7 +184,7 @@ def _content_of(arguments: Mapping[str, Any], strategy: StrategyInterface) -> in
     return content
 
 
-def _told(value: Any, strategy: StrategyInterface) -> Any:
+def _told(value: Any, strategy: BaseStrategy) -> Any:
     if isinstance(value, (list, tuple)):
         return [_told(each, strategy) for each in value]
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import first_job
 
 _LOOK_SECONDS = 0.05  # Keras draws no more often
@@ -49,7 +49,7 @@ class JobBar(keras.callbacks.ProgbarLogger):
         """Prints once, and again after a change, how many ranks train. Otherwise the output looks like that of one
         process."""
         super().on_train_begin(logs)
-        strategy: StrategyInterface = keras_compat.strategy_of(self.model)
+        strategy: BaseStrategy = keras_compat.strategy_of(self.model)
         words = _who_trains(strategy)
         if strategy.rank == 0 and strategy.size > 1 and words not in _said:
             _said.add(words)
@@ -106,7 +106,7 @@ class JobBar(keras.callbacks.ProgbarLogger):
         return {"rows/s": self._speed, **(logs or {})} if self._speed else dict(logs or {})
 
 
-def _who_trains(strategy: StrategyInterface) -> str:
+def _who_trains(strategy: BaseStrategy) -> str:
     hosts, mesh = strategy.topology.num_hosts, strategy.job.mesh
     how = "each on its part of every batch" if mesh is None else f"a mesh of {mesh.data.size} x {mesh.model.size}"
     where = f"{hosts} host{'' if hosts == 1 else 's'}"

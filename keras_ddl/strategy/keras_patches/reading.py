@@ -24,7 +24,7 @@ from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import fits, trainer_calls
-from keras_ddl.strategy.interface import StrategyInterface, strategy_of
+from keras_ddl.strategy.base import BaseStrategy, strategy_of
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _readers: weakref.WeakKeyDictionary[Any, weakref.ref[EpochIterator]] = weakref.WeakKeyDictionary()  # by tf.data's
@@ -91,7 +91,7 @@ class EpochIterator(_KerasIterator):
         """Whether arrays are shuffled with seeds that the ranks agree on, because the script has set no seed."""
         return self._shuffle_seed is not None
 
-    def _init_from_rank_0(self, strategy: StrategyInterface, args: Any, kwargs: dict[str, Any]) -> None:
+    def _init_from_rank_0(self, strategy: BaseStrategy, args: Any, kwargs: dict[str, Any]) -> None:
         """Reads on rank 0 only; other ranks do not look at their data at all."""
         number, self.reads_on_rank_0 = agree_number(), True
 
@@ -132,7 +132,7 @@ class EpochIterator(_KerasIterator):
         if self.reads_on_rank_0:
             epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
 
-    def _init_rows(self, strategy: StrategyInterface, args: Any, kwargs: dict[str, Any]) -> None:
+    def _init_rows(self, strategy: BaseStrategy, args: Any, kwargs: dict[str, Any]) -> None:
         rank, size = strategy.rank, strategy.size
         if strategy.job.goes_on:  # then a step takes the rows, which are others when a rank has been lost
             rank, size = 0, 1
@@ -169,7 +169,7 @@ class EpochIterator(_KerasIterator):
         arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), strategy.rank)
 
     def _rows_of_arrays(
-        self, adapter: Any, strategy: StrategyInterface, rank: int, size: int, number: int
+        self, adapter: Any, strategy: BaseStrategy, rank: int, size: int, number: int
     ) -> tf.data.Dataset:
         """Reads this rank's rows only. Shuffles in the same way on all ranks and differently in each epoch, even if the
         script has set no seed.

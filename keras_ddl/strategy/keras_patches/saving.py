@@ -20,7 +20,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import agreement, one_per_job
 from keras_ddl.strategy.agreement import of_rank_0
-from keras_ddl.strategy.interface import StrategyInterface, strategy_of_ranks
+from keras_ddl.strategy.base import BaseStrategy, strategy_of_ranks
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.keras_patches.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
@@ -41,7 +41,7 @@ def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **
 
 
 def write_once(
-    strategy: StrategyInterface,
+    strategy: BaseStrategy,
     path: str,
     call: Call,
     write: Callable[[str], Any],

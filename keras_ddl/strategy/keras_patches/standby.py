@@ -2,7 +2,7 @@
 
 A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next rank 0 bring their
 writers to the state of the lost ones, whose files stay. Nobody knows whether output since the last call that all ranks
-have finished (survival.py) was written, so it is written again: the file of CSVLogger is compared with the rows that it
+have finished was written, so it is written again: the file of CSVLogger is compared with the rows that it
 should have, and points of TensorBoard may appear twice, with equal values. Models are saved while all ranks wait,
 because other callbacks change models.
 """

@@ -27,7 +27,7 @@ from keras_ddl.data.rows import (
 )
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import fits, trainer_calls
-from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation, garbage
@@ -43,10 +43,10 @@ _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes its own
 class _KerasFunction(Caller):
     """The executions of one step of a model: "train_step" | "test_step" | "predict_step"."""
 
-    def __init__(self, model: Any, step: str, strategy: StrategyInterface) -> None:
+    def __init__(self, model: Any, step: str, strategy: BaseStrategy) -> None:
         super().__init__(strategy.keras_steps.step_of(model, step))
         self._model, self._step, self._job = model, step, strategy.job
-        self._survival, self._epoch = strategy.survival, strategy.job.epoch
+        self._resilience, self._epoch = strategy.resilience, strategy.job.epoch
         self._kinds = BatchKinds()
         self._executions: dict[Any, Execution] = {}
         self._has_executed = False  # in this call, and may have traced
@@ -57,8 +57,6 @@ class _KerasFunction(Caller):
 
         rows_of_ranks: the part of the batch that only one rank has.
         """
-        if self._survival is None:
-            return self.together(run)
         self.cut_step.rows_of_ranks = rows_of_ranks
         executed = list[Execution]()  # of this call, which others may ask for when the next one has begun
 
@@ -76,7 +74,7 @@ class _KerasFunction(Caller):
             return [*(each for execution in executed for each in execution.written()), *notice.variables()]
 
         try:
-            return self._survival.call(call, written, self)
+            return self._resilience.call(call, written, self)
         finally:
             self._executed = []
 
@@ -119,7 +117,7 @@ class IteratorFunction(_KerasFunction):
         make: Keras's `_make_function`.
     """
 
-    def __init__(self, model: Any, program_step: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, program_step: Any, strategy: BaseStrategy, make: Callable[..., Any]) -> None:
         super().__init__(model, name_of_step(model, program_step), strategy)
         self._program_step, self._make = program_step, make
         # By iterator: its execution, and an iterator of the types that this takes; None: the same, not to keep it.
@@ -128,8 +126,8 @@ class IteratorFunction(_KerasFunction):
     def __call__(self, iterator: Any) -> Any:
         """Executes steps. COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of
         one batch."""
-        if self._survival is not None and self._step == "train_step" and fits.is_outermost(self._model):
-            self._survival.between_steps(self)
+        if self._step == "train_step" and fits.is_outermost(self._model):
+            self._resilience.between_steps(self)
         try:
             if not isinstance(iterator, tf.data.Iterator):
                 return self._call(lambda: self._run(iterator), _OWN_BATCH)
@@ -156,8 +154,8 @@ class IteratorFunction(_KerasFunction):
                     self.cut_step.run_without_batch(kind.traces[0])
                 raise
 
-            if self._survival is not None and self._step == "train_step":
-                self._survival.check_batch(tf.nest.flatten(batch))
+            if self._step == "train_step":
+                self._resilience.check_batch(tf.nest.flatten(batch))
             if rows.may_differ:
                 rows = reading.learn_rows(iterator, [component_rows(batch)])
 
@@ -277,7 +275,7 @@ class IteratorFunction(_KerasFunction):
 class PredictFunction(_KerasFunction):
     """A predict_function, which executes steps on a list of batches. `make`: Keras's `make_predict_function`."""
 
-    def __init__(self, model: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, strategy: BaseStrategy, make: Callable[..., Any]) -> None:
         super().__init__(model, "predict_step", strategy)
         self._make = make
         self._local = Execution(model, "predict_step", is_local=True)

@@ -12,8 +12,8 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.communicator import shown_frames
 from keras_ddl.data import order
-from keras_ddl.strategy import fits, observing, replayed_calls, trainer_calls
-from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
+from keras_ddl.strategy import fits, observing, resilience, trainer_calls
+from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import adopting, compiling, reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction, name_of_step
@@ -25,7 +25,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     """Runs fit after ranks agree on random states; all ranks stop together, and errors become keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
     try:
-        return replayed_calls.call_of_trainer(
+        return resilience.of_job().call_of_trainer(
             "fit",
             model,
             lambda: _fit(original, model, *args, **kwargs),
@@ -97,7 +97,7 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
             return returned
 
     try:
-        return replayed_calls.call_of_trainer(method, model, call)
+        return resilience.of_job().call_of_trainer(method, model, call)
     except Exception as error:
         shown_frames.leave_out(error, goes_on=True)
         raise
@@ -105,14 +105,14 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
         reading.close_streams()
 
 
-def _end_together(strategy: StrategyInterface) -> None:
+def _end_together(strategy: BaseStrategy) -> None:
     """If rank 0 may be lost, makes sure that its callbacks, or those of its successor, have written everything."""
     if strategy.job.goes_on:
         communicator.barrier(name="keras_ddl/end")
 
 
 def _bind(
-    original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: StrategyInterface
+    original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: BaseStrategy
 ) -> inspect.BoundArguments:
     """Binds the arguments; whatever `verbose` says, only rank 0 shows the progress bar."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)

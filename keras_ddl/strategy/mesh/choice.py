@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import require_equal_lists
 from keras_ddl.cut import Placement, Program
-from keras_ddl.cut.layout_search import Unit, choose
-from keras_ddl.cut.program import Value
+from keras_ddl.cut.analysis.program import Value
+from keras_ddl.cut.axes.layout_search import Unit, choose
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.mesh.undecided import UndecidedVariable, undecided_of_handle
 from keras_ddl.strategy.shards.sharded_slots import all_slots

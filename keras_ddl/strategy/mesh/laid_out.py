@@ -2,14 +2,14 @@
 
 When Keras makes such a variable, its value becomes a `LaidOutVariable`: for Keras a variable of the full shape, which
 has no memory of its own, and beside it this rank's slice. A step that is traced on the global batch reads and assigns
-it as usual, and the cut computes with the slices (cut/model_axis.py). Outside of steps the variable can be read if it
-has been gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
+it as usual, and the cut computes with the slices (cut/axes/model_axis.py). Outside of steps the variable can be read if
+it has been gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
 
 A rank makes only its slice of the value of one of Keras's initializers (first_values.py). Values of other initializers
 are made in full and sliced one by one, so no rank ever has two of them.
 
 In a job that continues when a rank is lost and that has one data rank, each slice has a mirror on another model rank
-(cut/mirrors.py); state/generations.py redistributes slices.
+(cut/shards/mirrors.py); state/generations.py redistributes slices.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import ResourceVariable, tf
 from keras_ddl.cut import LocalPart, Slices
 from keras_ddl.errors import ConfigError
+from keras_ddl.state import replicate
 from keras_ddl.state.placements import Place
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
 from keras_ddl.strategy.shards.sharded_slots import sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
-from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 NO_AXIS = -1
@@ -143,7 +143,7 @@ def initial_value(variable: Any, value: Any) -> Any:
         first = made()
         if _is_same_on_all_ranks(job) and callable(value):
             return LaidOutVariable(first, variable.name, job, axis, is_trained=is_trained, initial=made)
-        agreed = agreement.broadcast_value(first.numpy(), _name(variable, "laid_out"))
+        agreed = replicate.broadcast_value(first.numpy(), _name(variable, "laid_out"))
         return LaidOutVariable(tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=is_trained)
 
 

@@ -2,7 +2,7 @@
 
 If a layout cuts a weight, its slots are cut along the model axis in the same way, and the data ranks of a model
 position hold flat shards of the slice. The step is cut accordingly: along the model axis the slot is a variable with a
-slice, which has no memory of its own, and along the batch this variable is in shards (cut/sharding.py).
+slice, which has no memory of its own, and along the batch this variable is in shards (cut/shards/sharding.py).
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from typing import Any
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.flat_shards import Layout
-from keras_ddl.strategy import agreement
+from keras_ddl.cut.values.layouts import Layout
+from keras_ddl.state import replicate
+from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import NO_AXIS, LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import Share, slot_of_handle
-from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
@@ -144,7 +144,7 @@ def initial_value(variable: Any, value: Any) -> Any:
             if is_slot and callable(value):  # which begins with a constant, and maybe on one rank alone
                 return first
             name = f"keras_ddl/laid_out/{plain_name(variable.path)}"
-            return tf.constant(agreement.broadcast_value(first.numpy(), name), dtype)
+            return tf.constant(replicate.broadcast_value(first.numpy(), name), dtype)
 
         return UndecidedVariable(
             initial,

@@ -196,10 +196,8 @@ def _spread(slot: ShardedVariable, root: int) -> None:
         arrays = exchange(moves, held, wanted, place.rank, lambda: restored, slot.numpy_dtype, name)
         for variable, array in zip(slot.share.variables, arrays):
             variable.assign((restored[array] if isinstance(array, int) else array).reshape(variable.shape))
-        if slot.job.goes_on:  # a rank that ends this knows that all have their parts
-            communicator.barrier(name=f"{name}/all")
 
-    communicator.as_one(spread)
+    communicator.as_one_each(spread, f"{name}/all")
 
 
 def _name(slot: ShardedVariable, collective: str) -> str:

@@ -18,8 +18,9 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.state import boxes
-from keras_ddl.state.placements import replicated
+from keras_ddl.state.exchange import gather
+from keras_ddl.state.placements import holding
+from keras_ddl.state.plan import Holding
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, slot_of
 
@@ -41,6 +42,10 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.name, self.shape, self.parts, self.number = name, shape, list(parts), number
         self.share = replace(share, chunk=None, mirror=None)  # whose memory is not to be kept
+
+    def held(self) -> Holding:
+        """Returns which boxes this rank has kept."""
+        return holding(self.share.layout, self.share.place)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -175,15 +180,11 @@ def part_of(variable: Any, value: np.ndarray) -> Any:
     return KeptWeight(slot.name, tuple(value.shape), slot.share, parts, next(_calls))
 
 
-def complete(kept: KeptWeight | None, name: str) -> np.ndarray | None:
-    """Returns a complete weight of which each rank has kept its part; None if a rank has no part. COLLECTIVE.
+def complete(kept: KeptWeight, held: Sequence[Holding], name: str) -> np.ndarray | None:
+    """Returns on rank 0 a complete weight of which each rank has kept its part; None on other ranks. COLLECTIVE.
 
-    name: of the collective. Cost: all parts, as Python objects, on every rank.
+    Args: held: the `held` of all ranks. name: of the collective.
+    Raises: MissingBoxError: a part was lost with a rank.
     """
-    mine = None if kept is None else (kept.shape, kept.share.layout.boxes(kept.share.rank), kept.parts[0])
-    everyone = communicator.all_gather_object(mine, name=name)
-    if any(each is None for each in everyone):
-        return None
-    shape, _, part = everyone[0]
-    arrays = {box: array for _, held, entries in everyone for box, array in zip(held, boxes.split(entries, held))}
-    return boxes.joined(replicated(shape)[0], arrays, part.dtype).reshape(shape)
+    place = communicator.topology()
+    return gather(tuple(held), kept.shape, place.hosts, place.rank, lambda: kept.parts, kept.dtype, name, on_rank=0)

@@ -2,10 +2,10 @@
 
 A slot is a variable that an optimizer keeps for a weight, such as Adam's moments. When Keras creates a slot, its value
 is replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own,
-and beside it this rank's chunk (cut/flat_shards.py) and, in a job that continues when a rank is lost, the mirror of
-another rank's chunk (cut/mirrors.py). A step that is traced on the global batch reads and assigns it as usual, and the
-cut computes with the chunks. Any other read is refused unless the slot has been gathered (gathered_slots.py), so nobody
-can read a wrong value.
+and beside it this rank's chunk (cut/values/layouts.py) and, in a job that continues when a rank is lost, the mirror
+of another rank's chunk (cut/shards/mirrors.py). A step that is traced on the global batch reads and assigns it as
+usual, and the cut computes with the chunks. Any other read is refused unless the slot has been gathered
+(gathered_slots.py), so nobody can read a wrong value.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import MeshLayout, Slices
-from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.state.placements import Place, holding
 from keras_ddl.state.plan import Holding
+from keras_ddl.strategy import tracing
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.step import tracing
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
@@ -188,6 +188,10 @@ class ShardedVariable(UninitializedVariable):
         return self.initial is not None
 
     @property
+    def full_shape(self) -> tuple[int, ...]:
+        return tuple(self.shape.as_list())
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.dtype.as_numpy_dtype)
 
@@ -201,6 +205,10 @@ class ShardedVariable(UninitializedVariable):
 
     def values(self) -> list[np.ndarray]:
         return [np.asarray(each.read_value()) for each in ([self] if self.is_complete else self.share.variables)]
+
+    def restore(self, arrays: Sequence[np.ndarray]) -> None:
+        for variable, array in zip(self.share.variables, arrays, strict=True):
+            variable.assign(array.reshape(variable.shape))
 
     def wanted(self, place: Place | None) -> Holding:
         return () if place is None else holding(self.layout_for(place.size), place)
@@ -271,6 +279,10 @@ class ShardedVariable(UninitializedVariable):
     def note_assignment(self, content: np.ndarray) -> None:
         """Counts an assignment outside of steps. `content`: describes what was assigned, equal on all ranks."""
         self.assignments = (self.assignments[0] + 1, checksum(content))
+
+    def note_restored(self, source: str) -> None:
+        """Counts an assignment of what was restored from `source`, equal on all ranks."""
+        self.note_assignment(np.frombuffer(source.encode(), np.uint8))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_complete or _in_traced_step():

@@ -2,9 +2,9 @@
 
 When Keras makes such a weight, its value becomes a `ShardedWeight`: for Keras a variable of the full shape, which has
 no memory of its own, and beside it this rank's chunk, as for a slot. A step that is traced on the global batch reads
-and assigns it as usual, and the cut gathers the weight where an operation needs all of it (cut/gathered_weights.py).
-Outside of steps the weight can be read if it has been gathered (gathered_slots.py), and assigned with the same value on
-all ranks.
+and assigns it as usual, and the cut gathers the weight where an operation needs all of it
+(cut/shards/gathered_weights.py). Outside of steps the weight can be read if it has been gathered (gathered_slots.py),
+and assigned with the same value on all ranks.
 
 A rank makes only its chunk of the value of one of Keras's initializers (first_values.py). Values of other initializers
 are made in full and reduced to a chunk one by one, so no rank ever has two of them.
@@ -25,11 +25,11 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement
+from keras_ddl.state import replicate
+from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
-from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
@@ -103,7 +103,7 @@ def initial_value(variable: Any, value: Any) -> Any:
         if not is_large(job, shape):
             return value
         made, name = tf.convert_to_tensor(called(value), variable.dtype), _name(variable, "weight")
-        agreed: np.ndarray = history.left_to_join(made.numpy, lambda: agreement.broadcast_value(made.numpy(), name))
+        agreed: np.ndarray = history.left_to_join(made.numpy, lambda: replicate.broadcast_value(made.numpy(), name))
         first = functools.partial(_first_value, value, variable.dtype) if callable(value) else None
         return ShardedWeight(tf.constant(agreed, made.dtype), variable.name, job, first, is_trained=True)
 

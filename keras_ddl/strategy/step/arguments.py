@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.compat.tensorflow import do_not_convert, tf
-from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.placements import REPLICATED, Placement, Sharded
-from keras_ddl.cut.program import Value
-from keras_ddl.cut.report import Report
+from keras_ddl.cut.analysis.dims import Dim
+from keras_ddl.cut.analysis.extents import Extents
+from keras_ddl.cut.analysis.placements import REPLICATED, Placement, Sharded
+from keras_ddl.cut.analysis.program import Value
+from keras_ddl.cut.analysis.report import Report
 from keras_ddl.data.rows import gather_rows, rows_of, with_rows
 from keras_ddl.errors import ConfigError
 

@@ -27,7 +27,7 @@ from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import chunk_of_handle
 from keras_ddl.strategy.step import building, notices, same_step
 from keras_ddl.strategy.step.eager_copies import EagerCopies
-from keras_ddl.strategy.step.tracing import as_one_graph, as_one_process, tracing_for
+from keras_ddl.strategy.tracing import as_one_graph, as_one_process, tracing_for
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 

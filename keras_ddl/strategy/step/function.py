@@ -21,14 +21,14 @@ from keras_ddl.data.rows import rows_of
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.state.replicate import numbers_of
 from keras_ddl.strategy import figures, observing
-from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.batch_kinds import BatchKinds
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs, variables_of
 from keras_ddl.strategy.step.failing_together import Caller
-from keras_ddl.strategy.step.tracing import sees_global_batch
+from keras_ddl.strategy.tracing import sees_global_batch
 
 
 class StepFunction(Caller):
@@ -40,7 +40,7 @@ class StepFunction(Caller):
         *,
         batches: str,
         reduce_retracing: bool,
-        strategy: StrategyInterface,
+        strategy: BaseStrategy,
         number: int,
     ) -> None:
         self.__wrapped__ = step
@@ -102,8 +102,6 @@ class StepFunction(Caller):
                 "the tf.function around it, or put strategy.function in its place."
             )
         self._calls += 1  # on all ranks, whatever happens
-        if self._strategy.survival is None:
-            return self.together(lambda: self._call(args, kwargs, used))
 
         def call() -> Any:
             if self.cut_step.size == 1:
@@ -115,7 +113,7 @@ class StepFunction(Caller):
                     each.forget_graph()
             return self.together(lambda: self._call(args, kwargs, used))
 
-        return self._strategy.survival.call(call, lambda: used, self)
+        return self._strategy.resilience.call(call, lambda: used, self)
 
     def _call(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
         structure = tf.nest.map_structure(_as_tensor, (args, kwargs))

@@ -16,7 +16,7 @@ from keras_ddl.communicator import comparison, stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.names import plain_name
-from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import gather_rows, row_count
@@ -29,7 +29,7 @@ from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.component_rows import ComponentRows, arguments_by_component
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.execution import Execution
-from keras_ddl.strategy.step.tracing import as_one_process, sees_global_batch
+from keras_ddl.strategy.tracing import as_one_process, sees_global_batch
 
 _STEPS = ("train_step", "test_step", "predict_step")
 # Names of the exchange that begins a step. From them the timeline knows when the batch had arrived, and whether the
@@ -45,8 +45,7 @@ class RowsTrained:
 
     def __init__(self) -> None:
         # Not in the first step: a tf.function that makes a variable is traced again.
-        with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
-            self._count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="keras_ddl_rows_trained")
+        self._count = process_variable("rows_trained")
 
     def add(self, counts: tf.Tensor) -> None:
         """Counts the rows of the step that is being traced or run ([ranks] int64). No rank waits for this."""

@@ -17,7 +17,8 @@ from keras_ddl.bench.training.subject import units_of_row
 HOW = {
     "step": "measured: milliseconds of a step: the slowest rank's median in each round, then the median of the rounds",
     "speed": "measured: batch / step, of all ranks together",
-    "efficiency": "measured: step time of ONE device (plain Keras, no Strategy) divided by this step time",
+    "efficiency": "measured: step time of ONE device (plain Keras, no Strategy) divided by this step time; with "
+    "--strong also by the number of ranks",
     "communication": "timeline: milliseconds in which sums of gradients ran",
     "exposed": "timeline: the part of comm after the backward pass, for which the step waits",
     "waiting": "timeline: milliseconds after the backward pass in which no sum ran, because other ranks were not ready",

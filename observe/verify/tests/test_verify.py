@@ -76,7 +76,7 @@ def test_verify_names_step_and_variable_of_a_program_that_cheats(tmp_path: Path)
 
 # A rule of the cut that is wrong: the ranks' gradient of a sigmoid is a thousandth too large.
 BROKEN = """
-from keras_ddl.cut import registry
+from keras_ddl.cut.operations import registry
 right = registry._rules["SigmoidGrad", False]
 def wrong(b, node):
     return [(tensor * 1.001, placement) for tensor, placement in right(b, node)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import registry
+from keras_ddl.cut.operations import registry
 
 CASES: dict[str, list[Callable[[Any], Any]]] = {}
 

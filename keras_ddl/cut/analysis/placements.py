@@ -1,0 +1,116 @@
+"""Placements: how the ranks hold a tensor of the step.
+
+They are the placements of DTensor and GSPMD (Xu et al., arXiv 2105.04663) for one mesh dimension. In addition, shards
+may be uneven, and an axis may hold several batches one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.dims import ONE, Dim
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """Every rank holds all of the tensor, equal in every bit."""
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Every rank holds the entries of its rows of the batch, along one axis.
+
+    Axis `axis` of the global tensor has `blocks * (rows of the batch) * unit` entries, seen as [blocks, rows, unit]; a
+    rank holds [blocks, its rows, unit] of them. A batch: blocks 1, unit 1. A batch of n sentences of t words flattened
+    to [n * t]: unit t. Two batches one after the other: blocks 2.
+
+    A step may have several batches with different numbers of rows (`LocalShapes.batches`). `rows` lists the
+    batches whose rows lie along the axis: one, or several one after another, as in a concatenation of batches of
+    different sizes.
+    """
+
+    axis: int
+    blocks: Dim = ONE
+    unit: Dim = ONE
+    rows: tuple[int, ...] = (0,)
+
+    def at(self, axis: int) -> Sharded:
+        return replace(self, axis=axis)
+
+    @property
+    def segments(self) -> tuple[int, ...] | None:
+        """The batches whose rows lie along the axis, one after another; None: the number of blocks is not known."""
+        count = self.blocks.number
+        return None if count is None else self.rows * count
+
+    def of_segments(self, segments: Sequence[int]) -> Sharded:
+        """Returns the same placement with the rows of these batches, one after another."""
+        count = len(segments)
+        period = next(
+            n for n in range(1, count + 1) if count % n == 0 and [*segments[:n]] * (count // n) == [*segments]
+        )
+        return replace(self, blocks=Dim(count // period), rows=tuple(segments[:period]))
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The tensors of all ranks, combined by `op` entry by entry, are the tensor. `op` as in ops.all_reduce."""
+
+    op: str = "sum"
+
+
+@dataclass(frozen=True)
+class TensorList:
+    """A list of tensors (a TensorList, an Optional) whose elements are all sharded alike, of one length on all ranks.
+
+    A list of replicated elements is Replicated. `dtype`: name of the elements' type. `optional`: it is an Optional.
+    """
+
+    element: Sharded
+    dtype: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class FlatShard:
+    """Every rank holds a chunk of the tensor's entries, as a vector; layouts.py says which. The shape is static."""
+
+
+Placement = Replicated | Sharded | Partial | TensorList | FlatShard
+REPLICATED = Replicated()
+PARTIAL = Partial()
+FLAT_SHARD = FlatShard()
+
+
+def has_shards(placement: Placement) -> bool:
+    """Whether a rank holds only some of the tensor's entries."""
+    return placement == FLAT_SHARD or isinstance(placement, Sharded)
+
+
+class PlacedTensor(NamedTuple):
+    """What a rank holds of a value: a tensor of its graph, and its placement."""
+
+    tensor: tf.Tensor
+    placement: Placement
+
+
+PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # the outputs of a node, as a rule returns them
+
+
+class Batch(NamedTuple):
+    """The rows of the step. Each attribute is an int if it is known when the step is traced, else an int64 scalar of
+    its graph.
+
+    Attributes: total: rows of all ranks. local: rows of this rank. offset: rows of the ranks before this one.
+    """
+
+    total: int | tf.Tensor
+    local: int | tf.Tensor
+    offset: int | tf.Tensor
+
+
+class Pending(Exception):
+    """A node needs the result of a collective that is not in the graph yet: it is built after the next collectives."""

@@ -1,0 +1,48 @@
+"""Operations that act on the host or outside of the process, and those that make a step unsafe to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from keras_ddl.communicator.stack_position import user_line
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.program import PYTHON_FUNCTIONS
+
+# Rank 0 alone runs these and sends the others the results.
+HOST_FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts", "ReadFile", "MatchingFiles")
+# Every rank reads its own iterator or queue, which no other rank can compare, and continues with what rank 0 read.
+HOST_READS = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
+              "QueueSizeV2", "QueueIsClosedV2")  # fmt: skip
+_SUMMARIES = ("", "Scalar", "Histogram", "Image", "Audio", "Graph", "RawProto")
+HOST_EFFECTS = ("PrintV2", "WriteFile", "FlushSummaryWriter", *(f"Write{each}Summary" for each in _SUMMARIES))
+# Resources that only these operations use need not be compared between ranks.
+OF_RESOURCES = (*HOST_READS, *HOST_EFFECTS, "QueueEnqueueV2", "QueueEnqueueManyV2", "QueueCloseV2")
+# Beginnings of the types of operations that change something that is neither a variable nor part of the batch.
+_ADVANCE = ("IteratorGetNext", "QueueDequeue", "QueueEnqueue", "LookupTableInsert", "LookupTableRemove",
+            "LookupTableImport")  # fmt: skip
+
+
+def draws_in_kernels(node: tf.compat.v1.NodeDef) -> bool:
+    """Whether an operation keeps its random state in its kernel, which starts again in another graph."""
+    return "seed2" in node.attr
+
+
+def not_repeatable(graph: tf.Graph) -> tuple[str, str] | None:
+    """Returns the type of an operation that would do something different when it runs again, and the program's line;
+    None if there is no such operation.
+    """
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    kind = next((each.op for each in nodes if draws_in_kernels(each) or each.op.startswith(_ADVANCE)), None)
+    if kind is None:
+        return None
+    made = next((each for each in _operations(graph) if each.type == kind), None)
+    return kind, (user_line(made.traceback) or "") if made is not None else ""
+
+
+def _operations(graph: tf.Graph) -> Iterator[tf.Operation]:
+    for each in graph.get_operations():
+        yield each
+        for inner in tf_compat.graphs_of(each):
+            yield from _operations(inner)

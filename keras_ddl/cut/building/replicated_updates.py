@@ -1,0 +1,75 @@
+"""Gradients that are cut along the model axis although their variables are not, as when a layout names a kernel but not
+its bias.
+
+Such a gradient is replicated once, before an optimizer computes with it. Otherwise every variable that it leads to
+would be. Small gradients, such as those of biases, travel in the bucket of the step's sums: a shard with zeros around
+it is a part of a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.dims import certain
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import Kind, kind_of
+from keras_ddl.cut.shards.shard_plan import values_towards
+from keras_ddl.cut.values.collectives import COMBINED_DTYPES
+
+_REASON = "gradients of a variable that is not cut"
+_SMALL = 1 << 16  # bytes: below this, a separate collective takes longer than sending twice as much in another one
+
+
+class ReplicatedUpdates:
+    """Builds operations with cut operands that lead, entry by entry, to assignments of replicated variables."""
+
+    def __init__(self, context: Context) -> None:
+        self._b = context
+        self._parts: dict[Value, Value] = {}  # parts of a sum, by the value that the sum replicates
+
+    def make(self, node: Node) -> PlacedOutputs | None:
+        """Returns the outputs of an operation on the way to such an assignment; None for others. Raises: Pending."""
+        b = self._b
+        if kind_of(node) is not Kind.ENTRYWISE or b.in_loop:
+            return None
+        sharded = [each for each in node.inputs if isinstance(b.placement(each), Sharded)]
+        if not sharded or self._towards.isdisjoint(node.outputs):
+            return None
+        small = [b.origin(each) for each in sharded if _is_small(each) and not b.has_replicated(each)]
+        for value in small:
+            if value not in self._parts:
+                tensor = self._padded(value)
+                self._parts[value] = b.new_value(value.node, tensor, tensor, PARTIAL)
+        for value, total in zip(small, b.all_replicated([self._parts[each] for each in small])):
+            b.cache_replicated(value, total)
+        b.report.intends_gather(node, _REASON)
+        return b.make_replicated(node)
+
+    @functools.cached_property
+    def _towards(self) -> set[Value]:
+        # A variable's handle is an argument, so it is placed before anything that is assigned to it.
+        b = self._b
+        return values_towards(b.program, lambda handle: b.placement(handle.source()) == REPLICATED)
+
+    def _padded(self, value: Value) -> tf.Tensor:
+        """Returns this rank's shard with zeros in place of the other ranks' shards."""
+        b, placement = self._b, self._b.placement(value)
+        assert isinstance(placement, Sharded)
+        extents = [certain(each.number) for each in b.dims(value)]
+        axis, blocks, unit = placement.axis, certain(placement.blocks.number), certain(placement.unit.number)
+        seen = tf.reshape(b.local(value), [*extents[:axis], blocks, unit, *extents[axis + 1 :]])
+        before, after = unit * b.batch.offset, unit * (b.batch.total - b.batch.offset - 1)
+        paddings = [[before, after] if i == axis + 1 else [0, 0] for i in range(len(extents) + 1)]
+        return tf.reshape(tf.pad(seen, paddings), extents)
+
+
+def _is_small(value: Value) -> bool:
+    return bool(
+        value.dtype in COMBINED_DTYPES
+        and value.dtype.is_floating
+        and value.shape.is_fully_defined()
+        and value.shape.num_elements() * value.dtype.size <= _SMALL
+    )

@@ -1,0 +1,64 @@
+"""Draws a stretch from the middle of a random draw without drawing what comes before it.
+
+Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) makes group n of a draw from the key and
+the counter plus n alone. TensorFlow's uniform and normal draws take their numbers group by group, on CPU and GPU.
+Truncated normal draws reject some, so TensorFlow reserves many values of the counter for each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.values.local_shapes import Scalar, Vector
+
+ALGORITHM = 1
+ALGORITHMS = (ALGORITHM, 3)  # 3 leaves the choice to the device: Philox on CPU and GPU
+_BITS_OF_A_GROUP = 128  # bits from one value of the counter; a number takes 32 of them, or 64
+_RESERVED = 256  # 32-bit samples for each number of a truncated draw (kReservedSamplesPerOutput, random_op_cpu.h)
+
+
+def numbers_of_a_group(dtype: tf.DType) -> int:
+    """Returns how many numbers of a dtype one value of the counter gives."""
+    return _BITS_OF_A_GROUP // (64 if dtype.size == 8 else 32)
+
+
+def counters_of_a_truncated_group(dtype: tf.DType) -> int:
+    """Returns by how much the counter moves from group to group of a truncated normal draw."""
+    return numbers_of_a_group(dtype) * _RESERVED * 32 // _BITS_OF_A_GROUP
+
+
+def stretch(
+    draw: Callable[[tf.Tensor, Vector], tf.Tensor],
+    counter: tf.Tensor,
+    skipped: Scalar,
+    shape: Vector,
+    dtype: tf.DType,
+    *,
+    in_groups: bool,
+    counters_of_a_group: int = 1,
+) -> tf.Tensor:
+    """Returns the numbers of a draw that follow its first `skipped`, in `shape`.
+
+    Args:
+        draw: given a counter and a shape, draws. counter: of the whole draw, two uint64, the first is the low one.
+        skipped: int or int64 scalar. shape: ints or int64 vector. dtype: of the numbers.
+        in_groups: `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
+        counters_of_a_group: by how much the counter moves from group to group.
+    Cost: that of drawing the shape's numbers and at most three more.
+    """
+    group = numbers_of_a_group(dtype)
+    with tf.device("CPU:0"):
+        moved = _forward(counter, skipped // group * counters_of_a_group)
+    if in_groups:
+        return draw(moved, shape)
+    with tf.device("CPU:0"):
+        over = skipped % group
+        count = tf.reduce_prod(tf.cast(shape, tf.int64))
+    return tf.reshape(draw(moved, [over + count])[over:], shape)
+
+
+def _forward(counter: tf.Tensor, groups: Scalar) -> tf.Tensor:
+    low = counter[0] + tf.cast(groups, tf.uint64)
+    carry = tf.cast(low < counter[0], tf.uint64)
+    return tf.stack([low, counter[1] + carry])

@@ -1,0 +1,309 @@
+"""Builds operations on variables in flat shards (values/layouts.py).
+
+Entrywise operations are built of chunks, and reductions of chunks give parts. A weight that is assigned a shard is not
+written at once: what follows in the step reads the new shard, and the weight is gathered when something needs all of
+it, at the latest at the end. So a weight that is decayed, updated and averaged in one step travels once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.dims import certain, if_certain
+from keras_ddl.cut.analysis.placements import FLAT_SHARD, PARTIAL, REPLICATED, Partial, Pending, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import BRANCHES, LOOPS, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
+from keras_ddl.cut.analysis.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, ROW_UPDATES, read
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
+from keras_ddl.cut.operations.propagation import of_parts
+from keras_ddl.cut.shards.gathered_weights import GatheredWeights
+from keras_ddl.cut.shards.shard_plan import Plan, is_operand, reduces_all
+from keras_ddl.cut.values.flat_shards import refusal
+from keras_ddl.cut.values.layouts import Layout
+
+
+class NewWeight(NamedTuple):
+    """The flat shard that was assigned to a weight, from which the weight will be gathered."""
+
+    value: Value
+    handle: tf.Tensor
+    before: list[tf.Operation]
+
+
+class Sharding:
+    """The variables in flat shards of one context, and the weights that are updated from them.
+
+    apply_rules: builds an operation whose operands are not in flat shards.
+    Attributes: gathered: the weights in flat shards that are gathered where a complete one is needed.
+    """
+
+    def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
+        self._b = context
+        self._apply_rules = apply_rules
+        self._weights: set[Value] = set()
+        self._gathered = GatheredWeights(context, apply_rules)
+        self._handles: set[Value] = set()
+        self._plan: Plan | None = None
+        self._new: dict[Hashable, NewWeight] = {}  # by reference to the handle
+        self._written: dict[Hashable, tf.Operation] = {}  # the assignments built here
+
+    def hold(self, handle: Value) -> None:
+        self._handles.add(handle)
+
+    def hold_weight(self, handle: Value) -> None:
+        """Makes a variable in flat shards be gathered temporarily wherever a complete one is needed."""
+        self._weights.add(handle)
+
+    def is_weight(self, handle: Value) -> bool:
+        return handle in self._weights
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._handles)
+
+    def is_towards(self, value: Value) -> bool:
+        """Whether a value leads to a variable in flat shards entry by entry, so that parts of it are scattered instead
+        of summed."""
+        return self.is_on and value in self.plan.towards
+
+    @property
+    def plan(self) -> Plan:
+        if self._plan is None:
+            self._plan = Plan(self._b.program, self._handles)
+        return self._plan
+
+    # ---- one operation
+
+    def make(self, node: Node) -> PlacedOutputs | None:
+        """Builds an operation on flat shards; returns None for other operations, whose operands are then not in flat
+        shards.
+
+        Raises: Pending.
+        """
+        b = self._b
+        handles = [each for each in node.inputs if each.dtype == tf.resource]
+        has_shards = any(b.placement(each) == FLAT_SHARD for each in handles)
+        if b.in_loop and has_shards and node.type not in (*_PASSED, *LOOPS):
+            if node.type != READ:
+                raise refusal(node, b.collectives.rank)
+            return [(b.read_before_loop(node.inputs[0], node), REPLICATED)]
+        if node.type == READ and (b.placement(node.inputs[0]) == FLAT_SHARD or self._key(node.inputs[0]) in self._new):
+            return self._read(node)
+        if node.type in ASSIGNS and b.placement(node.inputs[0]) == FLAT_SHARD:
+            b.make(node, [b.local(node.inputs[0]), b.redistributed(node.inputs[1], FLAT_SHARD)])
+            return []
+        if node.type in ASSIGNS and self._assign(node):
+            return []
+        if node.type in ROW_UPDATES and b.placement(node.inputs[0]) == FLAT_SHARD:
+            return self._scatter(node)
+        sees_all = node.type in PYTHON_FUNCTIONS
+        keys = [*self._new, *self._written] if sees_all else [self._key(each) for each in handles]
+        self._write([each for each in keys if each in self._new])
+        written = [self._written[each] for each in keys if each in self._written]
+        with tf.control_dependencies(list(dict.fromkeys(written))):
+            if node.type in _PASSED:
+                return None
+            if node.type == "ResourceGather" and handles[0] in self._weights and not node.attr("batch_dims", int):
+                return self._look_up(node)
+            result = self._of_chunks(node)
+            if result is not None:
+                self._gathered.hold_outputs(node, result)
+                return result
+            self._settle(node)
+            if any(map(self._gathered.has, node.inputs)):
+                if kind_of(node) is not Kind.FORWARD:
+                    return self._gathered.make(node)
+                result = self._apply_rules(node)
+                self._gathered.hold_outputs(node, result)
+                return result
+            # Built here, where it waits for the writes.
+            return self._apply_rules(node) if written else None
+
+    def _read(self, node: Node) -> PlacedOutputs:
+        b, handle = self._b, node.inputs[0]
+        new = self._new.get(self._key(handle))
+        if handle in self._weights:
+            self._gathered.hold(node.outputs[0])
+        return [(b.make(node, [b.local(handle)])[0] if new is None else b.local(new.value), FLAT_SHARD)]
+
+    def _key(self, handle: Value) -> Hashable:
+        """Returns a key for a variable's handle, because a branch may be given a variable twice."""
+        key: Hashable = self._b.local(handle).ref()
+        return key
+
+    def _assign(self, node: Node) -> bool:
+        """Keeps the shard that a weight is assigned. False: it is assigned a replicated tensor."""
+        b = self._b
+        handle, value = node.inputs
+        key, of_shard = self._key(handle), b.placement(value) == FLAT_SHARD
+        if b.placement(handle) != REPLICATED or not (of_shard or key in self._new):
+            return False
+        if node.type == ASSIGN:
+            if not of_shard:
+                tensor = b.replicated(value)
+                del self._new[key]  # nothing will read it
+                b.make(node, [b.local(handle), tensor])
+                return True
+            chunk = b.local(value)
+        else:
+            change = b.redistributed(value, FLAT_SHARD)
+            old = b.local(self._new[key].value) if key in self._new else self._own_chunk(node)
+            chunk = old + change if node.type == ASSIGN_ADD else old - change
+        written = [self._written[key]] if key in self._written else []
+        before = [*b.before, *b.operations_so_far(), *written]
+        self._new[key] = NewWeight(b.new_value(node, value.tensor, chunk, FLAT_SHARD), b.local(handle), before)
+        return True
+
+    def _own_chunk(self, node: Node) -> tf.Tensor:
+        b = self._b
+        handle, value = node.inputs
+        if b.writes is not None and not b.writes.is_early(b.local(handle)):
+            tensor = b.writes.value(b.local(handle), value.dtype)
+        else:
+            written = self._written.get(self._key(handle))
+            with tf.control_dependencies([] if written is None else [written]):
+                tensor = tf.raw_ops.ReadVariableOp(resource=b.local(handle), dtype=value.dtype)
+            b.ran(tensor.op)
+        tensor.set_shape(value.shape)
+        return b.layout(value).cut(tensor, b.collectives.rank)
+
+    def _of_chunks(self, node: Node) -> PlacedOutputs | None:
+        b = self._b
+        placements = [b.placement(each) for each in node.inputs]
+        has_shards = FLAT_SHARD in placements
+        parts = [each for each in node.inputs if b.placement(each) == PARTIAL and each in self.plan.towards]
+        kind = kind_of(node)
+        if kind is Kind.REDUCTION and (has_shards or parts and not spec_of(node).linear.at):
+            return self._reduced(node) if reduces_all(node) else None
+        output = node.outputs[0] if len(node.outputs) == 1 else None
+        if output is None or not has_shards and output not in self.plan.towards and not parts:
+            return None
+        if node.type == "Fill" and output in self.plan.only:
+            count = b.layout(output).chunk(b.collectives.rank)[1]
+            return [(tf.fill([count], b.replicated(node.inputs[1])), FLAT_SHARD)]
+        if kind is not Kind.ENTRYWISE or not _is_entrywise(node):
+            return None
+        are_replicated = all(each == REPLICATED for each in placements)
+        if not has_shards and not parts and not (output in self.plan.only and are_replicated):
+            return None
+        if PARTIAL in placements and not has_shards and self._goes_on_as_part(node):
+            result = if_certain(of_parts, b, node)
+            if result is not None:
+                return result
+        return [(self._entrywise(node), FLAT_SHARD)]
+
+    def _goes_on_as_part(self, node: Node) -> bool:
+        """Whether to sum after an operation instead of before it: if this takes no additional sum."""
+        readers = [self._b.program.readers(each) for each in node.inputs if self._b.placement(each) == PARTIAL]
+        return node.type == "Cast" or len(readers) > 1 or all(len(each) == 1 for each in readers)
+
+    def _entrywise(self, node: Node) -> tf.Tensor:
+        b = self._b
+        operands = [each for each in node.inputs if is_operand(each, node)]
+        shards = dict(zip(operands, b.all_redistributed(operands, FLAT_SHARD)))
+        numbers = [each for each in node.inputs if each not in shards]
+        shards.update((each, tf.reshape(tensor, [])) for each, tensor in zip(numbers, b.all_replicated(numbers)))
+        return b.make(node, [shards[each] for each in node.inputs])[0]
+
+    def _reduced(self, node: Node) -> PlacedOutputs:
+        b, value = self._b, node.inputs[0]
+        chunk, output = b.redistributed(value, FLAT_SHARD), node.outputs[0]
+        if node.type == "L2Loss":
+            return [(b.make(node, [chunk])[0], PARTIAL)]
+        if node.type == "Mean":  # in float32 for 16-bit floats, whose range may not hold the sum or the count
+            wide = tf.float32 if value.dtype in HALF else value.dtype
+            result = tf.reduce_sum(tf.cast(chunk, wide)) / tf.cast(value.shape.num_elements(), wide)
+            result = tf.cast(result, value.dtype)
+        else:
+            result = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
+        return [(tf.reshape(result, output.shape), Partial(certain(spec_of(node).combine)))]
+
+    def _scatter(self, node: Node) -> PlacedOutputs:
+        """Scatters rows into the entries of a table that lie on this rank."""
+        b = self._b
+        handle, indices, updates = node.inputs
+        shape = tf_compat.variable_shape(handle.tensor)
+        assert shape is not None
+        layout = Layout(tuple(shape.as_list()), b.collectives.size)
+        b.all_replicated([indices, updates])
+        at = tf.cast(tf.reshape(b.replicated(indices), [-1, 1]), tf.int64)
+        width = shape.num_elements() // shape.as_list()[0]
+        rows = tf.reshape(b.replicated(updates), [-1, width])
+        first, count = layout.chunk(b.collectives.rank)
+        entries = at * width + tf.range(width, dtype=tf.int64)[tf.newaxis] - first
+        mine = tf.where((entries >= 0) & (entries < count))
+        operands = [b.local(handle), tf.gather_nd(entries, mine), tf.gather_nd(rows, mine)]
+        b.make(node, operands, Tindices=tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum))
+        return []
+
+    def _look_up(self, node: Node) -> PlacedOutputs:
+        """Looks up the rows of a rank's own indices in a gathered table."""
+        b = self._b
+        handle, indices = node.inputs
+        shape, dtype = tf_compat.variable_shape(handle.tensor), node.outputs[0].dtype
+        placement = b.placement(indices)
+        at = b.local(indices) if isinstance(placement, Sharded) else b.replicated(indices)
+        placement = placement if isinstance(placement, Sharded) else REPLICATED
+        if b.writes is None or b.writes.is_early(b.local(handle)):
+            chunk = read(b.local(handle), dtype)
+        else:
+            chunk = b.writes.value(b.local(handle), dtype)
+        table = b.new_value(node, tf.TensorSpec(shape, dtype), chunk, FLAT_SHARD)
+
+        def build(tensor: tf.Tensor) -> PlacedOutputs:
+            rows = tf.gather(tensor, at)
+            b.ran(rows.op)
+            return [(rows, placement)]
+
+        return self._gathered.make_with(table, build)
+
+    def _settle(self, node: Node) -> None:
+        """Replicates operands in flat shards of an operation without a rule."""
+        b = self._b
+        for value in node.inputs:
+            if b.placement(value) == FLAT_SHARD and value.dtype == tf.resource and node.type not in LOOPS:
+                raise refusal(node, b.collectives.rank)
+        sharded = [v for v in node.inputs if b.placement(v) == FLAT_SHARD and v.dtype != tf.resource]
+        sharded = [each for each in sharded if not self._gathered.has(each)]
+        if kind_of(node) is not Kind.FORWARD:
+            b.all_replicated(sharded)
+            for value in sharded:
+                b.keep_replicated(value)
+
+    # ---- weights
+
+    def _write(self, due: list[Hashable]) -> None:
+        """Writes weights that have new shards. Raises: Pending: they have yet to be gathered."""
+        b = self._b
+        tensors = b.all_replicated([self._new[each].value for each in due])
+        for each, tensor in zip(due, tensors):
+            new = self._new.pop(each)
+            with tf.control_dependencies(None), tf.control_dependencies(new.before):
+                written = b.assign(ASSIGN, new.handle, tensor)
+            if written is not None:
+                self._written[each] = written
+
+    def finish(self) -> bool:
+        """Writes all weights. False: they have yet to be gathered."""
+        try:
+            self._write(list(self._new))
+        except Pending:
+            return False
+        return True
+
+
+_PASSED = (*BRANCHES, *SHAPE_OPS, "VariableShape", "VarIsInitializedOp")
+_FALSE = tf.compat.v1.AttrValue(b=False)
+
+
+def _is_entrywise(node: Node) -> bool:
+    """Whether all operands are of the result's shape, or one number."""
+    output = node.outputs[0]
+    if output.rank is None or not output.shape.is_fully_defined():
+        return False
+    return all(
+        is_operand(each, node) or each.rank is not None and each.shape.num_elements() == 1 for each in node.inputs
+    ) and any(is_operand(each, node) for each in node.inputs)

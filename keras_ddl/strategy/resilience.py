@@ -1,0 +1,81 @@
+"""Where the part `resilience` meets a training: everything that a Strategy asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl import communicator, parts
+from keras_ddl.communicator import history, membership
+
+
+class Resilience:
+    """A job that ends when a rank is lost, and that no rank joins: nothing here does anything.
+
+    The part derives from this class (resilience/survival.py).
+
+    Attributes:
+        goes_on: the job continues without a lost rank, and `rank` and `size` of its Strategies change.
+        has_newcomers: ranks have joined; equal on all ranks between the same two calls.
+        is_on_trial: this rank has joined, and ranks that were there before are left.
+    """
+
+    goes_on = False
+    has_newcomers = False
+    is_on_trial = False
+
+    def finished(self) -> int:
+        """Returns how many of the calls that all ranks make this rank has finished."""
+        return 0
+
+    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Any = None) -> Any:
+        """Returns `run()`, a call that all ranks make; repeats it while ranks are lost. COLLECTIVE.
+
+        Args:
+            variables: returns the variables that `run` may write. caller: that of the step that `run` runs, if any.
+        """
+        return run()
+
+    def call_of_trainer(
+        self, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
+    ) -> Any:
+        """Returns `call()`, a call of the method fit, evaluate or predict. callbacks: returns those that it was given.
+
+        A rank that joins gets what the call has returned if the others have ended it.
+        """
+        return call()
+
+    def begin_fit(self, callbacks: Any) -> None:
+        """Called when training begins, after on_train_begin of all callbacks. A rank that joins becomes one of the
+        ranks here. COLLECTIVE in that case."""
+
+    def begin_epoch(self) -> bool:
+        """Returns whether this rank begins an epoch that the others are already in."""
+        return False
+
+    def between_steps(self, caller: Any) -> None:
+        """Called before each step of fit. Ranks join and leave here. COLLECTIVE in that case."""
+
+    def check_batch(self, batch: Any) -> None:
+        """Called with each batch of fit before its step. Checks that ranks that have joined read what the others
+        read."""
+
+    def prove(self, callbacks: Any) -> None:
+        """Checks that ranks that have joined hold what the others hold. COLLECTIVE if there are such ranks."""
+
+    def end_fit(self) -> None:
+        """Called when training has ended."""
+
+
+_usual = Resilience()
+
+
+def of_job() -> Resilience:
+    """Returns the Resilience of this job. Raises: DependencyError: it needs the part, which is not installed."""
+    can_continue = communicator.is_initialized() and membership.can_ask()
+    if not can_continue or not (communicator.size() > 1 or history.takes_newcomers()):
+        return _usual
+    parts.need("-np MIN:MAX")
+    (of_part,) = parts.provided("resilience")
+    resilience: Resilience = of_part()
+    return resilience

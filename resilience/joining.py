@@ -1,0 +1,213 @@
+"""How a newcomer becomes a rank while the others train: between two steps it gets their state.
+
+A spare (`keras-ddl run --spares`) runs the script from its first line, with results that the others have recorded
+(communicator/history.py), until the `fit` begins that the others are in. There it asks to join, and rank 0 decides for
+all ranks after which call they meet it. Then rank 0 sends variables, metrics, the position in the data and the state of
+callbacks since fit began, as a checkpoint would, and the spare continues like a resumed fit.
+
+Ranks see on their boards (communicator/board.py) that newcomers are to be admitted. Rank 0 writes this before a step
+that no rank can end without rank 0, so all ranks have seen it before the next step. Ranks that are to leave the job
+leave at that moment, too: the launcher lets the others continue without them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.communicator import history
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import order
+from keras_ddl.errors import CollectiveError
+from keras_ddl.resilience.admission import Admission
+from keras_ddl.resilience.joining_state import (
+    STATE,
+    CallbacksOfFit,
+    Joining,
+    State,
+    Survives,
+    give_up,
+    number_slots,
+    share_variables,
+)
+from keras_ddl.state import callback_state
+from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.keras_patches.standby import standing_in, writers_of
+from keras_ddl.strategy.progress import Restoration, build_for_data
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import failing_together, garbage
+
+if TYPE_CHECKING:
+    from keras_ddl.topology import Topology
+
+_FIT = "Model.fit"  # as replayed_calls.py records it
+
+
+class SurvivesAsNewcomer(Survives, Protocol):
+    """`survival.Survival`, as a newcomer uses it."""
+
+    def has_joined(self, finished: int, admission: Admission) -> None: ...
+    def receive(self, meet: Callable[[], Topology]) -> None: ...
+
+
+class CallHasEnded(Exception):
+    """The other ranks have ended the call of fit in which a newcomer wanted to join them."""
+
+
+class Newcomer(Joining):
+    """The newcomer's side, until it has made its first step."""
+
+    def __init__(self, replay: history.Replay, survival: SurvivesAsNewcomer) -> None:
+        super().__init__(survival)
+        self._receiver = survival
+        global _newcomer
+        self._replay, _newcomer = replay, self
+        self._state_of_all: State | None = None
+        self._restoration: Restoration | None = None
+        self.is_on_its_way = False  # to its first step, as one of the ranks
+        self.has_newcomers = False  # as in `Admission`
+        self._values: list[tuple[Any, Any]] = []  # of variables, as the others have given them
+
+    def look(self) -> None:
+        """Does nothing: a newcomer has no newcomers to answer."""
+
+    def check_batch(self, batch: Any) -> None:
+        """Does nothing: a newcomer makes no step yet."""
+
+    def become_first(self) -> None:
+        """Does nothing: a newcomer is not a rank yet."""
+
+    def end_fit(self) -> None:
+        """Like `Admission.end_fit`, for a fit without steps."""
+
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        """Becomes a rank at the end of on_train_begin of the fit that the other ranks are in. COLLECTIVE with them.
+
+        Raises: CallHasEnded: the others have ended that fit.
+        """
+        super().begin_fit(callbacks)
+        if self._callbacks is not callbacks:
+            return  # a fit inside another call
+        replay = self._replay
+        build_for_data(callbacks.model)
+        _trace_ahead(callbacks.model)
+        while True:
+            if replay.ask_to_join(_FIT):
+                raise CallHasEnded
+            try:
+                topology = communicator.join_others(replay.board.has_answer)
+            except Exception as error:  # the launcher may count it as one of the ranks already
+                give_up(error)
+            if topology is not None:
+                break
+        replay.board.forget("join")
+        history.begin(None)
+        met = iter([topology])
+        try:
+            self._receiver.receive(lambda: next(met))
+        except Exception as error:
+            give_up(error)
+        self.is_on_its_way = True
+        self._values = _values_of(callbacks.model)
+        history.begin(replay.record())
+
+    def share_state(self, giver: int) -> None:
+        """Takes the state from rank `giver`. COLLECTIVE over all ranks."""
+        callbacks = self._callbacks
+        assert callbacks is not None
+        self._take(communicator.broadcast_object(None, giver, name=STATE), callbacks)
+        share_variables(callbacks.model, giver)
+        self._begin_anew(callbacks)
+
+    def begin_epoch(self) -> bool:
+        """Called when an epoch begins. Returns whether it is the epoch that the others are in."""
+        if self._restoration is None:
+            return False
+        assert self._callbacks is not None
+        self._restoration.at_epoch_begin([])
+        self._restoration = None
+        return True
+
+    def between_steps(self, caller: failing_together.Caller) -> None:
+        """Called before this newcomer's first step: its callbacks get the state of the others' callbacks."""
+        state, callbacks = self._state_of_all, self._callbacks
+        assert state is not None and callbacks is not None
+        for each in callbacks.callbacks:
+            if (standby := standing_in(each)) is not None:
+                standby.begin_late()
+        callback_state.set_states(callback_state.named(writers_of(callbacks.callbacks)), state.callbacks)
+        for (
+            variable,
+            value,
+        ) in self._values:  # which its callbacks may have changed on its way, as they know nothing yet
+            variable.value.assign(value)
+        self._values = []
+        for each, attributes in zip(callbacks.agreed_state(), state.agreed):
+            callback_state.update(each, attributes)
+        order.set_passes(state.passes)
+        record = history.of_job()
+        assert isinstance(record, history.Record)
+        admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
+        self.is_on_its_way = False
+        self._receiver.has_joined(state.finished, admission)
+        admission.agree_on_trace(callbacks, caller)
+        admission.prove_before_step(callbacks)
+
+    def prove(self, callbacks: CallbacksOfFit) -> None:
+        """Does nothing: a newcomer holds nothing to compare yet."""
+
+    def _take(self, state: State, callbacks: CallbacksOfFit) -> None:
+        model = callbacks.model
+        agreement.build_optimizers(model, state.optimizers)
+        mine = agreement.descriptions(model)
+        if mine != state.variables:
+            pairs = zip([*mine, *["nothing"] * len(state.variables)], [*state.variables, *["nothing"] * len(mine)])
+            first = next(pair for pair in pairs if pair[0] != pair[1])
+            raise CollectiveError(
+                "A rank that joins a running job must make the same model as the other ranks, and build it before the "
+                f"first step. Received: {first[0]}, where the other ranks have {first[1]}. Give the model an Input, or "
+                "call model.build(input_shape)."
+            )
+        number_slots(model, state.slots)
+        self._state_of_all = state
+        self._restoration = Restoration(model, state.record, state.arrays)
+        self._restoration.at_train_begin()
+        fits.begin_at(model, state.position[0])
+        # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
+        order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+def _values_of(model: Any) -> list[tuple[Any, Any]]:
+    """Returns the variables of a model that are not in shards, and copies of their values."""
+    variables = [each for each in agreement.all_variables(model) if sharded_slots.slot_of(each) is None]
+    return [(each, tf.identity(each.value)) for each in variables]
+
+
+def _trace_ahead(model: Any) -> None:
+    """Traces the training step in advance, so that the other ranks, which have traced it, need not wait."""
+    strategy, reading, caller = strategy_of(model), fits.reading_of(model), model.train_function
+    if strategy is None or reading is None or not isinstance(caller, failing_together.Caller):
+        return
+    if strategy.job.shards_from_elements is not None:
+        return
+    try:
+        with garbage.paused():
+            caller.trace_ahead(reading.iterator.batch_rows)
+            if (traced := caller.common_trace()) is not None:
+                caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
+        gc.collect()  # else Python does so when the others wait
+    except Exception:  # of the program's code, which may lack the state of the others: all trace it again together
+        caller.forget_traces()
+
+
+_newcomer: Newcomer | None = None  # this process
+
+
+def is_on_its_way() -> bool:
+    """Whether this process is a newcomer that the others have admitted but that has made no step yet."""
+    return _newcomer is not None and _newcomer.is_on_its_way

@@ -1,0 +1,176 @@
+"""What members and newcomers share: the state that newcomers get, and what all ranks begin anew (joining.py)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.communicator import error_report
+from keras_ddl.communicator.comparison import digest
+from keras_ddl.compat import epoch_iterators
+from keras_ddl.data import order
+from keras_ddl.errors import CollectiveError, RankMismatchError
+from keras_ddl.state.callback_state import Changes
+from keras_ddl.state.replicate import numbers_of, replicate
+from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.keras_patches.standby import writers_of
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import failing_together
+from keras_ddl.topology.launcher import find_launcher
+
+STATE = "keras_ddl/joining/state"  # name of its broadcast
+
+
+class CallbacksOfFit(Protocol):
+    """The list of callbacks of a fit (keras_patches/callbacks.py)."""
+
+    model: Any
+    callbacks: list[Any]
+    position: tuple[int, int, Any]  # epochs done, batches done in the epoch, logs of the last of them
+
+    def agreed_state(self) -> list[Any]: ...
+    def checksums(self) -> dict[str, int]: ...
+
+
+class Survives(Protocol):
+    """A `survival.Survival`, which imports this module."""
+
+    has_met_newcomers: bool
+
+    @property
+    def is_on_trial(self) -> bool: ...
+    def finished(self) -> int: ...
+    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
+    def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
+
+
+@dataclass
+class State:
+    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has
+    agreed on.
+
+    `slots`: numbers of the variables in shards, whose values it gets later (state/generations.py).
+    """
+
+    finished: int
+    admitted_at: int
+    variables: list[str]
+    optimizers: dict[str, list[int | None]]
+    position: tuple[int, int]
+    record: dict[str, Any]
+    arrays: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
+    agreed: list[dict[str, Any]]
+    passes: np.ndarray
+    slots: tuple[list[int | None], int]
+
+
+class Joining:
+    """Base class for members and newcomers. `_callbacks`: those of the outermost fit, from its on_train_begin on."""
+
+    def __init__(self, survival: Survives) -> None:
+        self._survival = survival
+        self._callbacks: CallbacksOfFit | None = None
+        self._compares_batch = False
+        self._is_new = False  # this rank has joined, and has made no step yet
+        self._changes = Changes([])
+
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        """Called when training begins, after on_train_begin of all callbacks."""
+        if fits.is_outermost(callbacks.model):
+            self._callbacks = callbacks
+            self._changes = Changes(writers_of(callbacks.callbacks))
+
+    def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
+        """Forgets state that a newcomer cannot have. All ranks that have met a newcomer do this between the same two
+        calls, even if it is lost meanwhile.
+        """
+        # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
+        failing_together.forget_all_traces(but=callbacks.model.train_function)  # see agree_on_trace
+        order.forget_notes()
+        # The data of validation is read from its beginning, by all.
+        epoch_iterators.forget_validation(callbacks.model)
+        self._compares_batch = True
+
+    def agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
+        """Keeps the trace of the training step if all ranks have the same one. COLLECTIVE over all ranks, newcomers
+        included."""
+        variables, traced, digest, reads = agreement.all_variables(callbacks.model), caller.common_trace(), None, b""
+        if traced is not None:
+            values = [each.value for each in variables]
+            of_trace, reads = caller.cut_step.trace_digest(traced.concrete, values)
+            digest = traced.kind, of_trace
+        digests, reads_of_ranks = zip(*communicator.all_gather_object((digest, reads), name="keras_ddl/joining/trace"))
+        is_same = traced is not None and all(each == digest for each in digests)
+        if is_same and self._is_new and reads != reads_of_ranks[0]:
+            give_up(
+                RankMismatchError(
+                    "In a step, a rank that joins a running job must read the same values as the other ranks. "
+                    "Received: a step that reads tensors or lookup tables that differ from theirs. Seed everything "
+                    "that draws random numbers: keras.utils.set_random_seed(n)."
+                )
+            )
+        if traced is None or not is_same:
+            caller.forget_traces()
+            return
+        equal = {each.value.ref() for each in variables}
+        others = [each for each in caller.cut_step.keep_only(traced.concrete) if each.ref() not in equal]
+        self._survival.call(lambda: replicate(numbers_of(sharded_slots.whole(others))), lambda: others)
+
+
+def remember(model: Any) -> None:
+    """Remembers that a call of fit, evaluate or predict of `model` begins."""
+    is_equal_on_all = strategy_of(model) is not None
+    if is_equal_on_all and all(each() is not model for each in _models):
+        _models.append(weakref.ref(model))
+
+
+_models: list[weakref.ref[Any]] = []  # of all calls until now, as they were first used, which is the same on all ranks
+
+
+def share_variables(model: Any, giver: int) -> None:
+    """Gives newcomers the variables of `model` and of all models of earlier calls. COLLECTIVE over all
+    ranks.
+
+    Variables that a newcomer could not build get their values when a step first uses them.
+    """
+    models = [each() for each in _models]
+    assert any(each is model for each in models)
+    mine = [None if each is None else digest(pickle.dumps(agreement.descriptions(each))) for each in models]
+    everyone = communicator.all_gather_object(mine, name="keras_ddl/joining/models")
+    for place, each in enumerate(models):
+        if each is not None and all(theirs[place] == mine[place] for theirs in everyone):
+            variables = [v for v in agreement.all_variables(each) if sharded_slots.slot_of(v) is None]
+            agreement.broadcast_variables(variables, giver)
+    gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
+
+
+def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
+    """Gives the slots in shards of a newcomer's model the numbers that the slots have on the other ranks."""
+    if not sharded_slots.number_as(agreement.all_variables(model), slots):
+        raise CollectiveError(
+            "A rank that joins a running job must make the same optimizers as the other ranks. Received: optimizer "
+            "variables in shards that differ from theirs. Give the model an Input, or call model.build(input_shape)."
+        )
+
+
+def give_up(error: Exception) -> NoReturn:
+    """Ends a newcomer that cannot join: the other ranks continue without it, and the launcher says why."""
+    launcher = find_launcher()
+    assert launcher is not None  # which has started it
+    error_report.write(launcher.rank, error, gives_up=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
+    raise error

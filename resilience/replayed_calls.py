@@ -1,0 +1,125 @@
+"""Calls of fit, evaluate and predict in a job that takes newcomers. The result of a call is recorded in place of
+everything that ranks exchange during the call, and a newcomer gets the results of the calls that the others have ended
+(communicator/history.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from keras_ddl.communicator import history
+from keras_ddl.compat import models
+from keras_ddl.compat.keras import keras
+from keras_ddl.errors import RankLostError
+from keras_ddl.resilience import joining, joining_state
+from keras_ddl.state import callback_state
+from keras_ddl.strategy import agreement, trainer_calls
+from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.shards import sharded_slots
+
+_LOOK_SECONDS = 0.1
+_NOTED_BYTES = 1 << 20  # of one attribute: weights that a callback keeps are left out
+
+
+def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list) -> Any:
+    """Runs a call of fit, evaluate or predict. If this is a newcomer and the others have ended the call, returns their
+    result instead and gives `callbacks` what the others' callbacks stored during the call.
+    """
+    recorded = history.of_job()
+    if recorded is None or trainer_calls.running():
+        return call()
+    what = f"Model.{method}"
+    recorded.begin_call()
+    joining_state.remember(model)
+    of_call = callbacks()
+    changes = callback_state.Changes(of_call)
+    if isinstance(recorded, history.Replay):
+        while not recorded.has_ended(what):
+            if method == "fit":
+                break
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return _take(recorded.result(what), model, of_call)
+        try:
+            returned = call()
+        except joining.CallHasEnded:
+            return _take(recorded.result(what), model, of_call)
+        except Exception as error:
+            if joining.is_on_its_way() or _is_of_newcomer(error, model):
+                joining_state.give_up(error)
+            raise
+        recorded = history.of_job()
+        if not isinstance(recorded, history.Record):  # a fit without a step
+            return returned
+    else:
+        try:
+            returned = call()
+        except BaseException as error:
+            if _is_of_newcomer(error, model):
+                joining_state.give_up(error)
+            recorded.close("a call of fit, evaluate or predict that has failed")
+            raise
+    recorded.end_call(what, _kept(returned, model, changes.since(of_call, _NOTED_BYTES)))
+    return returned
+
+
+def _is_of_newcomer(error: BaseException, model: Any) -> TypeGuard[Exception]:
+    """Whether this rank has come as a newcomer and has its own error, for example in a callback."""
+    if not isinstance(error, Exception):  # SystemExit: this rank was asked to leave, and is in no job any more
+        return False
+    strategy = strategy_of(model)
+    if strategy is None or not strategy.resilience.is_on_trial:
+        return False
+    return not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
+
+
+@dataclass
+class _History:
+    """Stands for the History that fit returns."""
+
+    history: dict[str, Any]
+    epoch: list[int]
+    params: dict[str, Any]
+
+
+@dataclass
+class _Ended:
+    """A call that has ended: its result, what was built of its model by then (including the numbers of slots in
+    shards), and what its callbacks stored.
+    """
+
+    returned: Any
+    build_config: dict[str, Any] | None
+    optimizers: dict[str, list[int | None]]
+    slots: tuple[list[int | None], int]
+    callbacks: dict[str, dict[str, Any]]
+
+
+def _kept(returned: Any, model: Any, noted: dict[str, dict[str, Any]]) -> _Ended:
+    if isinstance(returned, keras.callbacks.History):
+        returned = _History(returned.history, returned.epoch, returned.params)
+    slots = sharded_slots.numbers_in(agreement.all_variables(model))
+    return _Ended(returned, models.build_config(model), agreement.built_optimizers(model), slots, noted)
+
+
+def _take(ended: _Ended, model: Any, callbacks: list[Any]) -> Any:
+    """Builds the model of a newcomer as the call did; returns the result of the call."""
+    callback_state.set_states(callback_state.named(callbacks), ended.callbacks)
+    strategy = strategy_of(model)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        models.build_as(model, ended.build_config)
+    if models.is_built(model):
+        agreement.build_optimizers(model, ended.optimizers)
+    joining_state.number_slots(model, ended.slots)
+    if not isinstance(ended.returned, _History):
+        return ended.returned
+    made = keras.callbacks.History()
+    made.set_model(model)
+    made.history, made.epoch = ended.returned.history, ended.returned.epoch
+    made.set_params(ended.returned.params)
+    model.history = made
+    return made

@@ -1,0 +1,41 @@
+"""Errors and messages that say why a job does not continue although ranks are left."""
+
+from __future__ import annotations
+
+from keras_ddl.errors import RankLostError, name_of_rank
+from keras_ddl.launch.outcome import DO_NOT_GO_ON
+from keras_ddl.strategy import trainer_calls
+from keras_ddl.strategy.base import strategy_of
+
+
+class TooFewError(RankLostError):
+    """Fewer ranks are left than the job may continue with."""
+
+
+OWN_COLLECTIVE = (
+    "Only fit, evaluate, predict and steps of strategy.function continue automatically after a rank is lost. "
+    "Received: a collective outside of them, which may have combined values that differ between ranks. Catch "
+    "RankLostError on all ranks and call keras_ddl.regroup()."
+)
+
+
+def with_reason(error: Exception, reason: str) -> Exception:
+    """Returns `error`, which says which rank was lost, with the reason why the others do not continue."""
+    if DO_NOT_GO_ON not in str(error):
+        lost = ", ".join(map(name_of_rank, ranks)) if (ranks := getattr(error, "ranks", ())) else "the lost rank"
+        rest = "--restarts starts it again, with Checkpoint(..., resume=True) from the last checkpoint."
+        error.args = (f"{DO_NOT_GO_ON} without {lost}. {reason} {rest} ({error})",)
+    return error
+
+
+PREDICTIONS = (
+    "predict can continue without a lost rank only if all ranks have all predictions. Received: "
+    "Strategy(gather_predictions='rank0'), and rank 0 was lost. Leave out gather_predictions."
+)
+
+
+def gathers_on_rank_0() -> bool:
+    """Whether only rank 0 has the predictions of all ranks."""
+    loops = (call for call in trainer_calls.running() if isinstance(call, trainer_calls.Loop))
+    strategies = (strategy_of(loop.model) for loop in loops if loop.method == "predict")
+    return any(each is not None and each.job.settings.gather_predictions == "rank0" for each in strategies)
