@@ -6,12 +6,9 @@ the present rank 0, sends rank 0's answers back, and tells all ranks when they m
 
 from __future__ import annotations
 
-from typing import Any
-
-from keras_ddl.errors import RankLostError
 from keras_ddl.link import program
 from keras_ddl.link.kinds import RANK_BYTES, Kind
-from keras_ddl.link.program import LinkLost, ProgramLink
+from keras_ddl.link.program import ProgramLink
 
 
 class Board:
@@ -41,17 +38,17 @@ class Board:
     @admit_at.setter
     def admit_at(self, calls: int) -> None:
         """Called by rank 0: sets the value on the boards of all ranks, and returns when it is there."""
-        self._ask({"admit_at": calls})
+        self._link.ask({"admit_at": calls})
 
     def ask(self, what: str, text: str = "") -> None:
         """A newcomer asks rank 0: "record" | "join"."""
-        self._ask({"ask": what, "text": text})
+        self._link.ask({"ask": what, "text": text})
 
     def questions(self, what: str) -> dict[str, str]:
         """Returns name -> text of the newcomers that ask, until `forget`; for "leave", of the ranks that should leave
         the job.
         """
-        return self._ask({"questions": what})
+        return self._link.ask({"questions": what})
 
     def answer(self, name: str, record: bytes) -> None:
         """Answers a newcomer, which sees all of the answer or none of it."""
@@ -63,7 +60,7 @@ class Board:
         A newcomer withdraws its question when it has the answer. Rank 0 does not: it could be lost between the answer
         and the withdrawal, or withdraw the next question. A repeated answer does no harm.
         """
-        self._ask({"forget": what, "name": name})
+        self._link.ask({"forget": what, "name": name})
 
     def has_answer(self) -> bool:
         """Whether rank 0 has answered this newcomer since `take_answer`."""
@@ -73,14 +70,6 @@ class Board:
     def take_answer(self) -> bytes:
         """Waits for rank 0's answer to this newcomer."""
         return self._link.wait_for_record()
-
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        try:
-            answer = self._link.ask(question)
-        except LinkLost:
-            raise RankLostError("The launcher must run as long as its ranks. Received: no answer from it.") from None
-        assert answer is not None
-        return answer
 
 
 def of_process() -> Board | None:

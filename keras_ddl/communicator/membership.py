@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
-from keras_ddl.errors import ConfigError, RankLostError
+from keras_ddl.errors import ConfigError
 from keras_ddl.link import program
 from keras_ddl.link.kinds import Kind
-from keras_ddl.link.program import LinkLost
-
-_TOO_FEW = "regroup: the launcher ends the job, because too few ranks are left (-np MIN:MAX)."
-_NOT_NEEDED = "The job has ended and does not need this spare."
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ def after(
 
     Raises:
         ConfigError: the job was not started to continue with fewer ranks.
-        RankLostError: too few ranks are left.
+        RankLostError: the launcher ends the job, because too few ranks are left.
     """
     if not can_ask():
         raise ConfigError(
@@ -74,16 +70,13 @@ def after(
             "mpirun. Received: a rank that was started in another way. Use `keras-ddl run --restarts N` instead."
         )
     question = {"epoch": epoch, "admits": admits, "door": _door(doorkeeper)}
-    answer = _ask(question if leaves is None else question | {"leaves": leaves}, _TOO_FEW)
-    assert answer is not None
+    answer = program.opened().ask(question if leaves is None else question | {"leaves": leaves})
     return _membership(answer, doorkeeper)
 
 
 def start() -> Membership:
     """Waits, in a spare, until the job needs it; returns the membership that it should join."""
-    answer = _ask({"start": True}, _NOT_NEEDED)
-    assert answer is not None
-    return _membership(answer)
+    return _membership(program.opened().ask({"start": True}))
 
 
 def join(is_over: Callable[[], bool], doorkeeper: Doorkeeper | None = None) -> Membership | None:
@@ -91,7 +84,7 @@ def join(is_over: Callable[[], bool], doorkeeper: Doorkeeper | None = None) -> M
 
     None: `is_over` ended the wait. `doorkeeper`: as for `after`.
     """
-    answer = _ask({"join": True, "door": _door(doorkeeper)}, _NOT_NEEDED, is_over)
+    answer = program.opened().ask_until({"join": True, "door": _door(doorkeeper)}, is_over)
     if answer is None:
         program.tell(Kind.QUESTION, {"join": False})
         return None
@@ -110,14 +103,3 @@ def _membership(message: dict[str, Any], doorkeeper: Doorkeeper | None = None) -
         doorkeeper.introduce(Doors(doors, message["secret"]))
     ended = tuple(message.get("ended", ()))
     return Membership(message["epoch"], tuple(message["members"]), ended, message.get("min_ranks", 1))
-
-
-def _ask(question: dict[str, Any], lost: str, is_over: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-    """Returns the launcher's answer; None: `is_over` ended the wait. Raises: RankLostError, with the text `lost`."""
-    link = program.of_process()
-    try:
-        if link is not None:
-            return link.ask(question, is_over)
-    except LinkLost:
-        pass
-    raise RankLostError(lost)

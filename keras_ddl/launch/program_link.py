@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,10 @@ class ProgramLink:
         yield self._listener.fileno(), READ, self._accept
         self._channels = [each for each in self._channels if not each.closed]
         for channel in self._channels:
-            yield channel.fileno(), channel.events, lambda channel=channel: report(self._serve(channel))
+            yield channel.fileno(), channel.events, partial(self._pass_on, channel, report)
+
+    def _pass_on(self, channel: Channel, report: Callable[[Iterable[Frame]], None]) -> None:
+        report(self._serve(channel))
 
     def _serve(self, channel: Channel) -> Iterator[Frame]:
         channel.write()

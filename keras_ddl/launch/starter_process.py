@@ -26,11 +26,10 @@ class StarterProcess:
         """`takes_orders`: its stdin is a connection with `orders` (remote_ranks.py); otherwise it is empty."""
         self.orders: Channel | None = None
         with contextlib.ExitStack() as stack:
-            stdin: int | socket.socket = subprocess.DEVNULL
+            stdin = subprocess.DEVNULL
             if takes_orders:
-                ours, stdin = socket.socketpair()
-                stack.enter_context(stdin)
-                self.orders = Channel(ours, None)
+                ours, theirs = socket.socketpair()
+                self.orders, stdin = Channel(ours, None), stack.enter_context(theirs).fileno()
             self._process = subprocess.Popen(
                 processes.dying_with_parent(list(command)),
                 stdin=stdin,

@@ -25,8 +25,7 @@ from keras_ddl.link.program import ProgramLink
 def main() -> None:
     """Makes the call. An exception is stored for the caller, and then ends this program as usual."""
     rank = int(Path(config.get("RUN_DIR")).name.removeprefix("rank-"))
-    link = program.of_process()
-    assert link is not None
+    link = program.opened()
     call = pickle.loads(link.call())
     # The modules that a notebook imports are found here, too.
     sys.path[:] = call["sys_path"]

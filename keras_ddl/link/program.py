@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.errors import RankLostError
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.connections import connect_here
 from keras_ddl.link.kinds import Kind
@@ -31,8 +32,11 @@ from keras_ddl.link.loop import READ, WRITE
 SOCKET = "link"  # in KERAS_DDL_RUN_DIR
 
 
-class LinkLost(Exception):
-    """There is no wrapper, or no launcher, at the other end."""
+class LinkLost(RankLostError):
+    """Nobody is at the other end. A rank's program then ends soon, with its wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__("The launcher must run as long as its ranks. Received: no answer from it.")
 
 
 class ProgramLink:
@@ -95,11 +99,14 @@ class ProgramLink:
                 self._close()
                 raise
 
-    def ask(self, question: Mapping[str, Any], is_over: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Returns the launcher's answer to a question. None: `is_over`, which another frame made true, ended the wait.
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the launcher's answer to a question. Raises: LinkLost."""
+        answer = self.ask_until(question, lambda: False)
+        assert answer is not None
+        return answer
 
-        Raises: LinkLost.
-        """
+    def ask_until(self, question: Mapping[str, Any], is_over: Callable[[], bool]) -> dict[str, Any] | None:
+        """Returns the answer as `ask`; None: `is_over`, which another frame made true, ended the wait."""
         with self._reading:
             self._answer = None
             self.send(Kind.QUESTION, question)
@@ -200,12 +207,17 @@ def of_process() -> ProgramLink | None:
         return _link
 
 
+def opened() -> ProgramLink:
+    """Returns the connection of this process. Raises: LinkLost: there is none."""
+    if (link := of_process()) is None:
+        raise LinkLost
+    return link
+
+
 def tell(kind: Kind, message: Mapping[str, Any]) -> None:
     """Tells the launcher something; does nothing without a launcher."""
-    link = of_process()
-    if link is not None:
-        with contextlib.suppress(LinkLost):
-            link.send(kind, message)
+    with contextlib.suppress(LinkLost):
+        opened().send(kind, message)
 
 
 def _in_forked_child() -> None:

@@ -94,7 +94,7 @@ def test_frames_of_all_threads_arrive_whole(launcher: Launcher) -> None:
 def test_a_question_that_is_given_up_gets_no_answer_later(launcher: Launcher) -> None:
     link, launcher.answers = launcher.wrapper.program(), False
     threading.Timer(0.1, launcher.wrapper.send, [Kind.RECORD, b"record"]).start()
-    assert link.ask({"join": True}, lambda: link.record is not None) is None
+    assert link.ask_until({"join": True}, lambda: link.record is not None) is None
     assert link.wait_for_record() == b"record" and link.record is None
     launcher.wrapper.send(Kind.ANSWER, {"late": True})
     launcher.answers = True
