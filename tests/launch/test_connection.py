@@ -135,8 +135,8 @@ def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[L
         rank.sock.sendall(bytes([byte]))
         (fd,) = [fd for fd in acceptor.fds if fd != listener]
         found = acceptor.serve(fd)
-    assert found is not None and found[1] == HELLO and found[0].authenticated and not acceptor.has_unproven
-    found[0].close()
+    assert found is not None and found.hello == HELLO and not acceptor.has_unproven
+    found.channel.close()
     rank.close()
 
 
