@@ -17,14 +17,15 @@ RANK_BYTES = 4  # of the rank with which a RECORD of a program begins
 class Kind(enum.IntEnum):
     """The contents of a frame. Sent by L: the launcher, R: the rank's wrapper, P: the rank's program."""
 
-    # The handshake (handshake.py), in which a wrapper calls the launcher, and a rank one on another host:
-    NONCE = 1  # by who listens: bytes
-    # By who calls: a proof, then JSON: nonce, and of a wrapper: rank, size, host, pid; with several hosts facts
-    # (host_facts.py).
+    # The handshake (handshake.py). A wrapper calls the launcher, and a rank calls a rank on another host.
+    NONCE = 1  # The listener sends bytes.
+    # The caller sends a proof, then JSON with a nonce. A wrapper adds rank, size, host and pid, and with several hosts
+    # the facts of host_facts.py.
     HELLO = 2
-    # By who listens: a proof, then JSON: of the launcher: environment, working directory, terminals. Without a proof of
-    # R to P, see program.py.
+    # The listener sends a proof, then JSON. The launcher's has the environment, working directory and terminals.
+    # A wrapper's to its program has no proof, see program.py.
     WELCOME = 3
+    # Between the launcher and the wrapper.
     START = 4  # L empty: start the program
     STARTED = 5  # R JSON: pid of the program
     OUT = 6  # R bytes of the program's stdout
@@ -36,7 +37,7 @@ class Kind(enum.IntEnum):
     SIGNAL = 12  # L JSON: signal, for the program and nothing else
     EXIT = 13  # R JSON: status, stopped_by
     BYE = 14  # L JSON: last (no other attempt follows), survived: the wrapper may leave
-    # Between the program and the launcher:
+    # Between the launcher and the program; the wrapper passes them on.
     CALL = 15  # P empty: asks for the call of `keras_ddl.run`; L its bytes; an empty frame ends them
     RESULT = 16  # P bytes of what the call returns
     REPORT = 17  # P JSON: the uncaught exception that ends the program (error_report.py)
@@ -48,10 +49,10 @@ class Kind(enum.IntEnum):
     ANSWER = 23  # L JSON: to it; for a membership epoch, members, ended, with several hosts doors, secret
     BOARD = 24  # L JSON: has_question, admit_at: what the program should do between two steps (board.py)
     SHOWN = 25  # R JSON: admit_at, which the program sees from now on
-    WAITS = 26  # P JSON: ranks that the program waits for, none any more for []
+    WAITS = 26  # P JSON: ranks that the program waits for
     ENDED = 27  # L JSON: ranks among them whose programs have ended
     RECORD = 28  # P number of a newcomer and what it should get; L the latter, for the newcomer
-    # Between the launcher and remote_ranks.py, which starts the ranks of several hosts:
+    # Between the launcher and remote_ranks.py, which starts the ranks of several hosts.
     START_ON_HOST = 29  # L JSON: host, first, local_ranks, local_size: more processes to start
     NOT_STARTED = 30  # JSON: host, why: its processes could not be started
     READY = 31  # of host_ranks.py to remote_ranks.py, empty: from now on, the ranks are the launcher's
