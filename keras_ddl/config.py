@@ -32,7 +32,7 @@ class Seconds:
 
     # Connections.
     CONNECT = 30.0  # until a rank's wrapper has found the launcher
-    ADMIT = 20.0  # until the launcher has heard it, which strangers may flood
+    ADMIT = 60.0  # until the launcher has heard it: strangers may flood it, or its machine may freeze
     PROOF = 30.0  # a process proves at once that it belongs to the job; this allows for a machine that freezes
     MEET = 10.0  # until a rank on another host answers
     LOOK_AGAIN = 1.0  # until a rank looks whether those that it waits for still wait for it

@@ -84,15 +84,15 @@ class _Patience:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._waits_for: list[int] | None = None  # as the launcher knows
+        self._has_told = False  # the launcher, for whom this rank waits
         self._begun = time.monotonic()
         self._warn_after, self._deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
 
     def check(self, missing: list[int]) -> None:
         """Raises: RankLostError: one of the `missing` has ended. DeadlineError: the time is over."""
         if (link := program.of_process()) is not None:
-            if self._waits_for is None:
-                self._waits_for = missing
+            if not self._has_told:
+                self._has_told = True
                 program.tell(Kind.WAITS, {"ranks": missing})
             link.look()
             for rank in link.ended.intersection(missing):
