@@ -50,7 +50,7 @@ def prepared(
         work = core.ddl_start(handle, reference)
         while not core.ddl_work_wait(work, 100):
             pass
-        assert core.ddl_work_code(work) == 0, core.ddl_work_message(work)
+        assert not (failure := core.ddl_work_failure(work)), failure.contents.message
         core.ddl_work_free(work)
 
     return call

@@ -7,8 +7,7 @@ which rank, and what to do.
 from __future__ import annotations
 
 import collections
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 _E = TypeVar("_E", bound=Exception)
@@ -43,6 +42,8 @@ class KerasDdlError(Exception):
     # While it traces a tf.function, TensorFlow's autograph replaces exceptions it does not know by a StagingError. This
     # attribute tells it to let them through as they are (tensorflow/python/autograph/impl/api.py, 2.16 to 2.21).
     ag_pass_through = True
+    # The name of the collective that failed; "" where the error is not that of a collective.
+    tensor = ""
 
 
 class ConfigError(KerasDdlError, ValueError):
@@ -117,6 +118,7 @@ _BY_CODE: dict[int, type[KerasDdlError]] = {
     1: StepCancelledError,
     3: ConfigError,
     4: DeadlineError,
+    5: NotInitializedError,
     9: RankMismatchError,
     10: RankLostError,
     14: RankLostError,
@@ -124,19 +126,24 @@ _BY_CODE: dict[int, type[KerasDdlError]] = {
 }
 _HAS_LEFT = 14
 _MOST_POSITIONS = 4  # in one message
-# How the native library names the ranks that are gone.
-_GONE = re.compile(r"\brank (\d+)(?: on host \S+ \(process \d+\) died| died| has left)")
-_SILENT = re.compile(r"no sign of life from rank\(s\) ([\d, ]+\d)")
 # The last errors of lost ranks in this process, the newest last.
 _lost: collections.deque[RankLostError] = collections.deque(maxlen=8)
 
+# The numbers in the job of the ranks of each communicator, by its id. Of the communicator of all ranks they are equal.
+_ranks_of: dict[int, Sequence[int]] = {}
+# Returns the position of a rank on the mesh in words.
+_position_of: Callable[[int], str] | None = None
 
-_NAMED = re.compile(r"\brank(?:\(s\))? (\d+(?:, \d+)*)")
-# Given a message and the number of a rank in it, returns its number among all ranks, and its position in words.
-_position_of: Callable[[str, int], tuple[int, str]] | None = None
+
+def number_ranks(communicator: int, ranks: Sequence[int] | None) -> None:
+    """From now on errors give ranks of the communicator with this id by their numbers in the job; None: as they are."""
+    if ranks is None:
+        _ranks_of.pop(communicator, None)
+    else:
+        _ranks_of[communicator] = ranks
 
 
-def name_positions(position_of: Callable[[str, int], tuple[int, str]] | None) -> None:
+def name_positions(position_of: Callable[[int], str] | None) -> None:
     """From now on messages of the native library also give the positions on a mesh of the ranks that they name."""
     global _position_of
     _position_of = position_of
@@ -144,7 +151,7 @@ def name_positions(position_of: Callable[[str, int], tuple[int, str]] | None) ->
 
 def name_of_rank(rank: int) -> str:
     """Returns the name of a rank in messages, with its position on the mesh if there is one."""
-    return f"rank {rank}" if _position_of is None else f"rank {rank} ({_position_of('', rank)[1]})"
+    return f"rank {rank}" if _position_of is None else f"rank {rank} ({_position_of(rank)})"
 
 
 def of_other_rank(error: _E, rank: int) -> _E:
@@ -153,21 +160,30 @@ def of_other_rank(error: _E, rank: int) -> _E:
     return error
 
 
-def from_code(code: int, message: str) -> KerasDdlError:
-    """Returns the error for a status of the native library (`code` != 0); an unknown code is a CollectiveError."""
-    own_message, position_of = message, _position_of
-    if position_of is not None:
-        numbers = dict.fromkeys(int(each) for text in _NAMED.findall(message) for each in text.split(","))
-        places = [position_of(own_message, each) for each in list(numbers)[:_MOST_POSITIONS]]
-        if places:
-            message += f" (On the mesh: {', '.join(f'rank {rank} ({position})' for rank, position in places)}.)"
+def from_code(
+    code: int,
+    message: str,
+    *,
+    lost: Sequence[int] = (),
+    named: Sequence[int] = (),
+    tensor: str = "",
+    communicator: int = 0,
+) -> KerasDdlError:
+    """Returns the error for a failure in the native library; see ddl_failure in ddl.h.
+
+    Args:
+        code: not 0; an unknown code is a CollectiveError.
+        lost: ranks that died, left or show no sign of life. named: other ranks that the failure concerns.
+        communicator: the id of the communicator that numbers these ranks.
+    """
+    ranks_of = _ranks_of.get(communicator)
+    lost, named = ([rank if ranks_of is None else ranks_of[rank] for rank in ranks] for ranks in (lost, named))
+    if _position_of is not None and (concerned := list(dict.fromkeys((*lost, *named)))[:_MOST_POSITIONS]):
+        message += f" (On the mesh: {', '.join(map(name_of_rank, concerned))}.)"
     error = _BY_CODE.get(code, CollectiveError)(message)
+    error.tensor = tensor
     if isinstance(error, RankLostError):
-        error.has_left = code == _HAS_LEFT
-        silent = _SILENT.findall(message)
-        names = [*_GONE.findall(message), *(name for text in silent for name in text.split(","))]
-        ranks = tuple(dict.fromkeys(map(int, names)))
-        error.ranks = ranks if position_of is None else tuple(position_of(own_message, each)[0] for each in ranks)
+        error.has_left, error.ranks = code == _HAS_LEFT, tuple(dict.fromkeys(lost))
         kept = RankLostError(message)  # not the one that is raised: its traceback would keep communicators alive
         kept.has_left, kept.ranks = error.has_left, error.ranks
         _lost.append(kept)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from keras_ddl.errors import RankLostError, name_of_rank
-from keras_ddl.launch.outcome import DO_NOT_GO_ON
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.base import strategy_of
 
@@ -21,10 +20,11 @@ OWN_COLLECTIVE = (
 
 def with_reason(error: Exception, reason: str) -> Exception:
     """Returns `error`, which says which rank was lost, with the reason why the others do not continue."""
-    if DO_NOT_GO_ON not in str(error):
+    if not hasattr(error, "ends_others"):
         lost = ", ".join(map(name_of_rank, ranks)) if (ranks := getattr(error, "ranks", ())) else "the lost rank"
         rest = "--restarts starts it again, with Checkpoint(..., resume=True) from the last checkpoint."
-        error.args = (f"{DO_NOT_GO_ON} without {lost}. {reason} {rest} ({error})",)
+        error.args = (f"The other ranks do not continue without {lost}. {reason} {rest} ({error})",)
+        error.ends_others = True  # type: ignore[attr-defined]  # for the report to the launcher
     return error
 
 

@@ -17,14 +17,11 @@ from typing import Any
 from keras_ddl import ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.tensorflow import do_not_convert, tf
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import Average, ReduceOp, Sum, check_sparse, reduce_op
 from keras_ddl.horovod.compression import Compression
 from keras_ddl.horovod.failures import InvalidArgumentError, UnsupportedError, as_tensorflow_errors
 from keras_ddl.horovod.process_sets import ProcessSet, communicator_of, global_process_set, root_in
-
-# In the core's message to all ranks (native/core/src/control/splits.cc).
-_OF_SPLITS = "the splits of every rank must be"
 
 
 @as_tensorflow_errors
@@ -229,17 +226,13 @@ def alltoall(
 
     Returns: the rows received; with `splits` also the number of rows from each rank, int32 [size].
     Raises: InvalidArgumentError: the splits do not fit the number of ranks; or, on every rank, one rank's splits do not
-        fit its rows (in a tf.function, tf.errors.FailedPreconditionError).
+        fit its rows.
     """
     comm = communicator_of(process_set)
     try:
         result = ops.all_to_all(tensor, splits, name=name, comm=comm)
     except ConfigError as error:
         raise InvalidArgumentError(str(error)) from error
-    except RankMismatchError as error:
-        if _OF_SPLITS in str(error):
-            raise InvalidArgumentError(str(error)) from error
-        raise
     return result if splits is None else (result[0], tf.cast(result[1], tf.int32))
 
 

@@ -13,9 +13,8 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl import communicator, model_state
 from keras_ddl.callbacks._resuming import restore_on_all_ranks
 from keras_ddl.compat.models import optimizers_of, steps_taken
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import accumulation, agreement
 from keras_ddl.strategy.shards import sharded_slots
-from keras_ddl.strategy.step import accumulation
 
 
 def step_of(model: Any) -> int:

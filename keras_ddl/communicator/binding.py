@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int32, c_uint32, c_void_p
+from ctypes import byref, c_int32, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import errors
@@ -21,7 +21,6 @@ from keras_ddl.communicator.native_library import (
     ABI_VERSION,
     COUNTERS,
     ERROR_BYTES,
-    INVALID_ARGUMENT,
     Counters,
     Device,
     Options,
@@ -29,6 +28,7 @@ from keras_ddl.communicator.native_library import (
     Transport,
     core,
     cuda,
+    failure_with_number,
 )
 from keras_ddl.communicator.requests import (
     ALL_GATHER,
@@ -74,6 +74,7 @@ class Communicator(Requests):
         deadline_seconds: float,
         lost_after_seconds: float,
         id: int = WORLD,
+        world_ranks: Sequence[int] | None = None,
         note: str = "",
     ) -> None:
         """COLLECTIVE over the ranks of `transport`.
@@ -83,6 +84,7 @@ class Communicator(Requests):
             group: see ddl_options in ddl.h, also for the options below.
             outer: the box of the groups in the order of their leaders, fastest dimension first; (): one dimension.
             id: the number by which ops find the communicator, equal on all its ranks.
+            world_ranks: the number of each rank among all ranks; None: the same.
             note: appended to its error messages.
 
         Raises:
@@ -105,10 +107,10 @@ class Communicator(Requests):
         comm = library.ddl_create(None if transport is None else byref(transport), byref(options), message, ERROR_BYTES)
         if not comm:
             raise errors.CollectiveError(message.value.decode(errors="replace"))
-        super().__init__(comm, len(group), note)
+        super().__init__(comm, len(group), id, note)
+        errors.number_ranks(id, world_ranks)
         self._transport = transport
         self._has_lane = False
-        self._id = id
         self._splitting = 0
         self._changed = threading.Condition()  # guards _closed and _splitting
         self._process = os.getpid()
@@ -187,10 +189,10 @@ class Communicator(Requests):
         message = ctypes.create_string_buffer(ERROR_BYTES)
         if cuda().ddl_cuda_open(ordinal, mode != "staged", byref(device), message, ERROR_BYTES):
             raise errors.DependencyError(message.value.decode(errors="replace"))
-        arguments = (self._comm, byref(device), _DEVICE_MODES[mode], name.encode(), message, ERROR_BYTES)
+        number = c_uint64()
+        arguments = (self._comm, byref(device), _DEVICE_MODES[mode], name.encode(), byref(number))
         if code := core().ddl_add_device(*arguments):
-            text = message.value.decode(errors="replace")
-            raise errors.ConfigError(text) if code == INVALID_ARGUMENT else errors.from_code(code, text)
+            raise failure_with_number(number.value) or errors.from_code(code, "no memory for the reason")
 
     def count(self) -> dict[str, int]:
         """Returns this rank's counters (ddl_counters in ddl.h) by name."""

@@ -158,6 +158,8 @@ def _write(rank: int, error: BaseException, text: ErrorText, *, gives_up: bool =
         "traceback": text.traceback,
         "leaves_out": text.leaves_out,
         "gives_up": gives_up,
+        # Whether the error says why the ranks that are left do not continue without a lost one.
+        "ends_others": hasattr(error, "ends_others"),
     }
     if (failed_rank := getattr(error, "failed_rank", None)) is not None:  # a step fails on all ranks
         report |= {"failed_rank": failed_rank, "failed_alike": getattr(error, "failed_alike", False)}

@@ -177,7 +177,9 @@ class Communicator:
             f"{', '.join(map(str, world_ranks))} of the job.)"
         )
         options = settings() | options
-        native = binding.Communicator(transport, place.group, place.dims[1:], **options, id=number, note=note)
+        native = binding.Communicator(
+            transport, place.group, place.dims[1:], **options, id=number, world_ranks=world_ranks, note=note
+        )
         comm = Communicator(native, place, label, world_ranks, number)
         with _lock:
             _open[number] = comm

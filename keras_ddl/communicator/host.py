@@ -65,7 +65,7 @@ class HostTransport(Transport):
         patience = _Patience(self.world_ranks[self.rank])
         while code := core().ddl_host_all_gather(byref(self), mine, out, length, _SLICE_MS, arrived):
             if code != DEADLINE_EXCEEDED:
-                raise errors.from_code(code, self.last_error())
+                raise self.error(code)
             patience.check([rank for rank, has_arrived in zip(self.world_ranks, arrived) if not has_arrived])
         return [out.raw[r * length : (r + 1) * length] for r in range(size)]
 
@@ -157,7 +157,7 @@ def _connect(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) 
                 if code:
                     for each in connections.values():
                         each.close()
-                    raise errors.from_code(code, transport.last_error())
+                    raise transport.error(code)
         transport.gather(b"")
     except BaseException:
         transport.destroy()

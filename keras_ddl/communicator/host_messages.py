@@ -8,7 +8,6 @@ from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Any
 
-from keras_ddl import errors
 from keras_ddl.communicator.native_library import Transport, core
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class HostMessages:
             source = -1 if receive.wanted_source is None else receive.wanted_source
             code = core().ddl_host_probe(byref(self._transport), source, receive.tag, byref(peer), byref(length))
             if code:
-                raise errors.from_code(code, self._transport.last_error())
+                raise self._transport.error(code)
             if peer.value >= 0:
                 self._receives.remove(receive)
                 receive.begin_from(peer.value, length.value)
@@ -74,7 +73,7 @@ class _Operation:
         transport = self._messages._transport
         code = call(transport.self, peer, tag, address, length, byref(self._operation))
         if code:
-            raise errors.from_code(code, transport.last_error())
+            raise transport.error(code)
         self._begun = True
 
     def test(self) -> bool:
@@ -87,7 +86,7 @@ class _Operation:
             finished = c_int()
             code = messages._functions.test(messages._transport.self, byref(self._operation), byref(finished))
             if code:
-                raise errors.from_code(code, messages._transport.last_error())
+                raise messages._transport.error(code)
             return bool(finished.value)
 
     def cancel(self) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 from keras_ddl import errors, packages
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 14
-INVALID_ARGUMENT, DEADLINE_EXCEEDED, FAILED_PRECONDITION = 3, 4, 9  # of ddl_code
+ABI_VERSION = 15
+DEADLINE_EXCEEDED, NOT_FOUND, FAILED_PRECONDITION = 4, 5, 9  # of ddl_code
+_RANK_NAMED = 3  # of ddl_rank_role; ranks in the other roles are lost
 ERROR_BYTES = 4096  # size of the buffers for error messages
 
 # The MPI shims, by the family of MPI whose binary interface they were built for: MPICH's is also that of Intel MPI,
@@ -22,6 +23,35 @@ ERROR_BYTES = 4096  # size of the buffers for error messages
 _SHIMS = {"Open MPI": "libkeras_ddl_mpi_openmpi.so", "MPICH": "libkeras_ddl_mpi_mpich.so"}
 
 _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
+
+
+class FailedRank(Structure):
+    _fields_ = (("rank", c_int32), ("role", c_uint32))
+
+
+class Failure(Structure):
+    """Why a function or a request of the native library failed."""
+
+    _fields_ = (
+        ("code", c_int32),
+        ("num_ranks", c_uint32),
+        ("ranks", POINTER(FailedRank)),
+        ("message", c_char_p),
+        ("name", c_char_p),
+        ("communicator", ctypes.c_int64),
+    )
+
+    def error(self, communicator: int | None = None, note: str = "") -> errors.KerasDdlError:
+        """Returns the error for it. communicator: the id of that of the request; None: in the field of that name."""
+        ranks = self.ranks[: self.num_ranks]
+        return errors.from_code(
+            self.code,
+            self.message.decode(errors="replace") + note,
+            lost=[each.rank for each in ranks if each.role != _RANK_NAMED],
+            named=[each.rank for each in ranks if each.role == _RANK_NAMED],
+            tensor=self.name.decode(errors="replace"),
+            communicator=self.communicator if communicator is None else communicator,
+        )
 
 
 class Location(Structure):
@@ -119,6 +149,7 @@ class TransportFunctions(Structure):
         ("probe", ctypes.CFUNCTYPE(c_int, c_void_p, c_int, c_void_p, c_void_p)),  # (self, tag, &peer, &bytes) -> code
         ("plain_all_reduce", c_void_p),
         ("last_error", ctypes.CFUNCTYPE(c_char_p, c_void_p)),
+        ("lost_rank", ctypes.CFUNCTYPE(c_int, c_void_p)),  # may be NULL
         ("share", c_void_p),
         ("destroy", ctypes.CFUNCTYPE(None, c_void_p)),
     )
@@ -148,9 +179,11 @@ class Transport(Structure):
         """Returns an object that sends and receives messages over this transport, which it takes over."""
         raise NotImplementedError
 
-    def last_error(self) -> str:
-        text: bytes = self.functions.last_error(self.self)
-        return text.decode(errors="replace")
+    def error(self, code: int) -> errors.KerasDdlError:
+        """Returns the error of the last call of one of its functions, which has failed with `code`."""
+        lost = self.functions.lost_rank(self.self) if self.functions.lost_rank else -1
+        text = self.functions.last_error(self.self).decode(errors="replace")
+        return errors.from_code(code, text, lost=(lost,) if lost >= 0 else ())
 
     def destroy(self) -> None:
         """Frees the transport. REQUIRES: no communicator has taken it over."""
@@ -222,17 +255,20 @@ def core() -> ctypes.CDLL:
     _declare(library, c_void_p, ddl_create=(POINTER(Transport), POINTER(Options), c_char_p, c_size_t))
     lane = (c_void_p, POINTER(Transport), POINTER(Options), c_char_p, c_size_t)
     _declare(library, c_int, ddl_add_lane=lane)
-    device = (c_void_p, POINTER(Device), c_uint32, c_char_p, c_char_p, c_size_t)
+    device = (c_void_p, POINTER(Device), c_uint32, c_char_p, POINTER(c_uint64))
     _declare(library, c_int, ddl_add_device=device)
     _declare(library, None, ddl_count=(c_void_p, POINTER(Counters)))
     _declare(library, None, ddl_close=(c_void_p,), ddl_release=(c_void_p,), ddl_publish=(ctypes.c_int64, c_void_p))
     _declare(library, None, ddl_work_free=(c_void_p,))
     _declare(library, c_void_p, ddl_start=(c_void_p, POINTER(Request)), ddl_work_data=(c_void_p,))
-    _declare(library, c_int, ddl_work_wait=(c_void_p, c_int), ddl_work_code=(c_void_p,))
+    _declare(library, c_int, ddl_work_wait=(c_void_p, c_int))
+    _declare(library, POINTER(Failure), ddl_work_failure=(c_void_p,), ddl_find_failure=(c_uint64,))
+    _declare(library, c_uint64, ddl_keep_failure=(POINTER(Failure),))
+    _declare(library, None, ddl_release_failure=(POINTER(Failure),))
     _declare(library, c_int, ddl_wait_for_position_query=(c_void_p,))
     _declare(library, None, ddl_hold=(c_void_p,), ddl_reply_position=(c_void_p, c_char_p))
     _declare(library, c_int, ddl_try_run=(c_void_p, POINTER(Request), c_uint32))
-    _declare(library, c_char_p, ddl_work_message=(c_void_p,), ddl_describe=(c_void_p,))
+    _declare(library, c_char_p, ddl_describe=(c_void_p,))
     _declare(library, POINTER(c_uint64), ddl_work_rows=(c_void_p,))
     _declare(library, c_void_p, ddl_allocate_in_place=(c_void_p, POINTER(c_uint64), c_int))
     _declare(library, c_int, ddl_trace_start=(c_char_p, c_int, c_char_p, c_char_p, c_size_t))
@@ -245,6 +281,18 @@ def core() -> ctypes.CDLL:
     _declare(library, c_int, ddl_host_connect=(POINTER(Transport), c_int, c_int))
     _declare(library, c_int, ddl_host_open=opened, ddl_host_all_gather=gathered, ddl_host_probe=probed)
     return library
+
+
+def failure_with_number(number: int) -> errors.KerasDdlError | None:
+    """Returns the error for a failure that the core has kept (ddl_keep_failure), None if it has no such failure."""
+    failure = core().ddl_find_failure(number)
+    if not failure:
+        return None
+    try:
+        error: errors.KerasDdlError = failure.contents.error()
+        return error
+    finally:
+        core().ddl_release_failure(failure)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from keras_ddl import errors
 from keras_ddl.communicator.dtypes import DTYPES
-from keras_ddl.communicator.native_library import FAILED_PRECONDITION, Buffer, Place, Request, core
+from keras_ddl.communicator.native_library import NOT_FOUND, Buffer, Place, Request, core
 from keras_ddl.communicator.native_signals import Interruption
 from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
 
@@ -55,9 +55,10 @@ class _Waited(NamedTuple):
 class Requests:
     """Runs collectives of a ddl_comm, which the derived class owns."""
 
-    def __init__(self, comm: int, size: int, note: str) -> None:
+    def __init__(self, comm: int, size: int, id: int, note: str) -> None:
         self._comm = comm
         self._size = size
+        self._id = id
         self._note = note
         self._closed, self._closed_by = False, ""
         self._waiting = False  # the main thread waits for the communication thread, and may run signal handlers
@@ -135,7 +136,7 @@ class Requests:
         """Submits a collective. `keep`: a reference to the memory that it reads and writes."""
         self._refuse_in_handler(request)
         work = self._submit(request)
-        return Started(work, request, keep, self._note, lambda: self._closed)
+        return Started(work, request, keep, self._error)
 
     def submit(self, request: Request, keep: Any) -> list[bytes] | None:
         """Works like `run`, but always in the communication thread."""
@@ -155,18 +156,26 @@ class Requests:
         done = False
         try:
             done = self._wait(work, waited.keep)
-            code = core().ddl_work_code(work)
-            if code:
-                text = core().ddl_work_message(work).decode(errors="replace") + self._note
-                if self._closed and code == FAILED_PRECONDITION:
-                    raise errors.NotInitializedError(f"'{request.name.decode()}': {text}. {self._closed_by}".rstrip())
-                raise errors.from_code(code, text)
+            error = self._error(work)
+            if error is not None:
+                raise error
             return self._gathered(work) if request.kind == ALL_GATHER and not request.allocate else None
         finally:
             if not done and request.kind == JOIN:  # it goes on; `join` continues to wait for it
                 self._left_join = waited
             else:
                 core().ddl_work_free(work)
+
+    def _error(self, work: int) -> errors.KerasDdlError | None:
+        """Returns the error of a request that is done, None if it has succeeded."""
+        failure = core().ddl_work_failure(work)
+        if not failure:
+            return None
+        error: errors.KerasDdlError = failure.contents.error(self._id, self._note)
+        if failure.contents.code == NOT_FOUND:
+            of_tensor = f"'{error.tensor}': " if error.tensor else ""
+            error.args = (f"{of_tensor}{error}. {self._closed_by}".rstrip(),)
+        return error
 
     def _refuse_in_handler(self, request: Request) -> None:
         if self._interruption.is_handling() or self._is_in_handler_of_wait():

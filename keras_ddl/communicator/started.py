@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from keras_ddl import errors
-from keras_ddl.communicator.native_library import FAILED_PRECONDITION, Request, core
+from keras_ddl.communicator.native_library import Request, core
+from keras_ddl.errors import KerasDdlError
 
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
 WAIT_SLICE_MS = 100
@@ -29,12 +29,11 @@ class Started:
 
     _all: ClassVar[set[Started]] = set()
 
-    def __init__(self, work: int, request: Request, keep: Any, note: str, is_closed: Callable[[], bool]) -> None:
+    def __init__(self, work: int, request: Request, keep: Any, error_of: Callable[[int], KerasDdlError | None]) -> None:
         self._work = work
-        self._is_closed = is_closed
+        self._error_of = error_of
         self._request = request  # with what it points to
         self._keep = keep
-        self._note = note
         self._all.add(self)
         for each in [each for each in tuple(self._all) if each.is_done()]:
             self._all.discard(each)
@@ -54,15 +53,9 @@ class Started:
             if time.monotonic() >= end:
                 return False
 
-    def error(self) -> Exception | None:
+    def error(self) -> KerasDdlError | None:
         """Returns its error, None if it has ended without one. REQUIRES: it has ended."""
-        code = core().ddl_work_code(self._work)
-        if not code:
-            return None
-        text = core().ddl_work_message(self._work).decode(errors="replace") + self._note
-        if code == FAILED_PRECONDITION and self._is_closed():
-            return errors.NotInitializedError(text)
-        return errors.from_code(code, text)
+        return self._error_of(self._work)
 
     def rows(self, ranks: int) -> list[int]:
         """Returns the number of rows from each rank. REQUIRES: it has ended, and has no `place`."""

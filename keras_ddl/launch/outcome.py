@@ -13,9 +13,6 @@ from keras_ddl.files import last_checkpoint
 # EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
 RESTART_STATUS = 75
 
-# How the error of a rank begins that says why the others do not go on without a lost one (resilience/why_it_ends.py).
-DO_NOT_GO_ON = "The other ranks do not continue"
-
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 # The MPI library adds these to a rank's stderr when the rank aborts.
 _BOILERPLATE = re.compile(r"^(Abort\(\d+\) on node|application called MPI_Abort|internal ABORT|\[unset\]|-{20,}$)")
@@ -253,7 +250,7 @@ def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
     for outcome in others:
         if outcome.done:
             continue
-        if DO_NOT_GO_ON in outcome.full_error:  # where the job could have gone on
+        if (outcome.report or {}).get("ends_others"):  # where the job could have gone on
             text = _shorten(outcome.full_error, _LAST_CHARACTERS)
         elif outcome.is_consequence or (outcome.stopped_by is not None and not outcome.error):
             continue

@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 
 from keras_ddl import errors
+from keras_ddl.communicator import native_library
 from keras_ddl.compat.tensorflow import tf
 
-# native/tf puts "keras_ddl: " before the core's message; TensorFlow adds names of nodes around it.
-_OURS = re.compile(r"keras_ddl: (.*?)(?=\s*\[\[|\s*\n\s*\(\d+\) |\s*\[Op:|\s*$)", re.DOTALL)
-# TensorFlow takes UNAVAILABLE from ops of graphs for a failure of its own network, and converts it to INTERNAL.
-_UNAVAILABLE = "originally returned UnavailableError"
-_NOT_INITIALIZED = "collectives need a running"
+# How the text of a failure begins in an error of TensorFlow, which adds names of nodes around it. The number is that of
+# the failure in this process (native/tf/tf_handles.h); an assertion in a graph has none.
+_OURS = re.compile(r"keras_ddl(?:\[([0-9a-f]+)\])?: (.*?)(?=\s*\[\[|\s*\n\s*\(\d+\) |\s*\[Op:|\s*$)", re.DOTALL)
 _XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
 
 _ESCAPED = re.compile(r"""\\(["'\\])""")  # by an Assert
@@ -41,13 +40,11 @@ def from_tensorflow(error: tf.errors.OpError) -> errors.KerasDdlError | None:
     ours = _OURS.search(text)
     if ours is None:
         return jit_compile_error() if _XLA.search(text) else None
-    message = ours[1]
+    number, message = ours.groups()
     if "assertion failed: [keras_ddl: " in text:  # an assertion in the graph, which fails on all ranks
         return errors.RankMismatchError(_ESCAPED.sub(r"\1", message.removesuffix("]")))
-    if _NOT_INITIALIZED in message:
-        return errors.NotInitializedError(message)
-    code = tf.errors.UNAVAILABLE if _UNAVAILABLE in text else error.error_code
-    return errors.from_code(code, message)
+    found = native_library.failure_with_number(int(number, 16)) if number else None
+    return found or errors.from_code(error.error_code, message)  # one of another process: its ranks are not known
 
 
 def jit_compile_error() -> errors.ConfigError:

@@ -24,9 +24,9 @@ def all_to_all(tensor: Any, splits: Any = None, *, name: str | None = None, comm
     Returns: shape [m_r, ...], in the order of the sending ranks. With `splits` also int64 [size]: the number of rows
         from each rank.
     Raises:
-        ConfigError: a scalar; splits that are not [size] integers.
-        RankMismatchError: on every rank: as for `all_reduce`; or the splits of a rank do not add up to its rows; or,
-            without splits, its rows are not a multiple of the number of ranks.
+        ConfigError: a scalar; splits that are not [size] integers; on every rank: the splits of a rank do not add up to
+            its rows or, without splits, its rows are not a multiple of the number of ranks.
+        RankMismatchError: as for `all_reduce`.
     Cost: every row is sent once, directly to its receiver: nbytes sent and as many received per rank. The gradient is
         an all_to_all in the other direction.
     """

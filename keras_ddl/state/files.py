@@ -116,7 +116,7 @@ def read(
             _raise_on_all(problem)
         if problem is None:
             name = f"{_NAME}/{leaf.number}/read"
-            received = exchange(moves, readers, held, place.rank, lambda of=arrays: of, leaf.numpy_dtype, name)
+            received = exchange(moves, readers, held, place.rank, arrays.copy, leaf.numpy_dtype, name)
             leaf.restore([arrays[each] if isinstance(each, int) else each for each in received])
     _raise_on_all(problem)
 

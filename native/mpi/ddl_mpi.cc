@@ -278,6 +278,7 @@ int Fill(MPI_Comm comm, int code, const char* call, ddl_transport* out, char* er
   out->probe = &Transport::Probe;
   out->plain_all_reduce = &Transport::PlainAllReduce;
   out->last_error = &Transport::LastError;
+  out->lost_rank = nullptr;
   out->share = nullptr;
   out->destroy = &Transport::Destroy;
   return DDL_OK;

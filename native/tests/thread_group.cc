@@ -147,6 +147,13 @@ int Call::TryRun(ddl_comm* comm, uint32_t patience_us) {
   return ddl_try_run(comm, &request, patience_us);
 }
 
+Outcome OutcomeOf(const ddl_failure* failure) {
+  if (failure == nullptr) return {};
+  Outcome outcome{failure->code, failure->message, failure->name, {}};
+  for (uint32_t i = 0; i < failure->num_ranks; ++i) outcome.roles[failure->ranks[i].rank] = failure->ranks[i].role;
+  return outcome;
+}
+
 ddl_work* Call::Start(ddl_comm* comm) {
   Complete();
   return ddl_start(comm, &request);
@@ -157,7 +164,7 @@ Outcome Call::Finish(ddl_work* work) {
     std::fprintf(stderr, "a request was not done after %d s\n", kPatienceMs / 1000);
     std::abort();
   }
-  Outcome outcome{ddl_work_code(work), ddl_work_message(work)};
+  const Outcome outcome = OutcomeOf(ddl_work_failure(work));
   ddl_work_free(work);
   return outcome;
 }

@@ -3,6 +3,7 @@
 #define KERAS_DDL_TESTS_THREAD_GROUP_H_
 
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -42,7 +43,11 @@ std::vector<int> AllApart(int size);
 struct Outcome {
   int code = DDL_OK;
   std::string message;
+  std::string name{};
+  std::map<int, uint32_t> roles{};  // by the ranks that the failure concerns
 };
+// `failure`: NULL for success.
+Outcome OutcomeOf(const ddl_failure* failure);
 
 // A request under construction; the buffers are the caller's. Fields of ddl_request may be set directly.
 class Call {

@@ -290,7 +290,7 @@ std::vector<ddl_transport> MakeThreadTransports(int size) {
   std::vector<ddl_transport> transports;
   for (int r = 0; r < size; ++r) {
     transports.push_back({DDL_ABI_VERSION, r, size, new Rank{world, r, {}, {}}, AllGather, Isend, Irecv, Test, Cancel,
-                          Probe, PlainAllReduce, LastError, Share, Destroy});
+                          Probe, PlainAllReduce, LastError, nullptr, Share, Destroy});
   }
   return transports;
 }

@@ -53,13 +53,13 @@ class Call {
   // Takes inputs and outputs from the context and fills `request`; `buffers` backs it. False: `status` says why not.
   bool Prepare(ddl_comm* comm, ddl_request* request, Status* status);
 
-  void Finish(int code, const char* message) {
+  void Finish(const ddl_failure* failure) {
     // References are dropped first: `finish_` may end the step, and with it the context and its allocators.
     inputs_.clear();
     outputs_.clear();
-    if (code != DDL_OK) {
+    if (failure != nullptr) {
       Status status;
-      status.Set(code, message == nullptr ? "the core gave no message" : message);
+      status.Set(*failure, attributes_.communicator);
       TF_OpKernelContext_Failure(context_, status.get());
     }
     finish_();
@@ -251,15 +251,15 @@ void* AllocateCallback(void* user, const uint64_t* rows_by_rank, int size) {
   return static_cast<Call*>(user)->Allocate(rows_by_rank, size);
 }
 
-void DoneCallback(void* user, int code, const char* message) {
+void DoneCallback(void* user, const ddl_failure* failure) {
   std::unique_ptr<Call> call(static_cast<Call*>(user));
-  call->Finish(code, message);
+  call->Finish(failure);
 }
 
 // The communicator is not there: before keras_ddl.init(), after keras_ddl.shutdown(), or closed.
 void FailNotFound(TF_OpKernelContext* context, const Attributes& attributes) {
   Status status;
-  status.Set(DDL_FAILED_PRECONDITION,
+  status.Set(DDL_NOT_FOUND,
              "'" + attributes.name + "': collectives need a running " +
                  (attributes.communicator == DDL_WORLD
                       ? "runtime. Received: none in this process (never started, or shut down). Call keras_ddl.init() "
@@ -295,7 +295,7 @@ void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, 
   // Small data is reduced sooner by this thread than by handing it to another. Large data, which would hold up
   // TensorFlow's thread, goes to the communication thread.
   if (Bytes(request) <= kInlineBytes && ddl_try_run(comm, &request, kInlinePatienceUs) == 1) {
-    DoneCallback(request.user, DDL_OK, nullptr);
+    DoneCallback(request.user, nullptr);
     return;
   }
   ddl_submit(comm, &request);

@@ -2,6 +2,8 @@
 #ifndef KERAS_DDL_TF_TF_HANDLES_H_
 #define KERAS_DDL_TF_TF_HANDLES_H_
 
+#include <cinttypes>
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -20,10 +22,18 @@ class Status {
   TF_Status* get() const { return status_; }
   bool ok() const { return TF_GetCode(status_) == TF_OK; }
 
-  // Codes of ddl.h equal those of TensorFlow. Python finds its own errors, among all those of a graph, by this prefix.
-  void Set(int code, const std::string& message) {
-    TF_SetStatus(status_, static_cast<TF_Code>(code), ("keras_ddl: " + message).c_str());
+  // Codes of ddl.h equal those of TensorFlow. TensorFlow keeps the text alone, and adds to it: it may replace the code
+  // (UNAVAILABLE) and does not hand on payloads where it does. So the text begins with the number of the failure, by
+  // which Python finds its fields (keras_ddl/ops/errors.py).
+  void Set(const ddl_failure& failure, int64_t communicator) {
+    ddl_failure numbered = failure;
+    numbered.communicator = communicator;
+    char number[24];
+    std::snprintf(number, sizeof number, "%012" PRIx64, ddl_keep_failure(&numbered));
+    const std::string text = std::string("keras_ddl[") + number + "]: " + failure.message;
+    TF_SetStatus(status_, static_cast<TF_Code>(failure.code), text.c_str());
   }
+  void Set(int code, const std::string& message) { Set(ddl_failure{code, 0, nullptr, message.c_str(), "", -1}, -1); }
 
  private:
   TF_Status* status_;

@@ -60,6 +60,8 @@ def test_codes_and_version_are_those_of_the_contract():
     codes = numbers("ddl_code")
     assert codes["deadline_exceeded"] == native_library.DEADLINE_EXCEEDED
     assert codes["failed_precondition"] == native_library.FAILED_PRECONDITION
+    assert codes["not_found"] == native_library.NOT_FOUND
+    assert numbers("ddl_rank_role")["rank_named"] == native_library._RANK_NAMED
     kinds = {name: type(errors.from_code(code, "")) for name, code in codes.items() if name not in ("ok", "internal")}
     assert errors.CollectiveError not in kinds.values()
     assert kinds["unavailable"] is kinds["aborted"] is errors.RankLostError
@@ -69,7 +71,8 @@ def test_codes_and_version_are_those_of_the_contract():
 
 
 @pytest.mark.parametrize(
-    "name", ["Location", "Buffer", "Request", "Place", "Counters", "Traced", "Transport", "Options"]
+    "name",
+    ["Location", "Buffer", "Request", "Place", "Counters", "Traced", "Transport", "Options", "Failure"],
 )
 def test_structs_have_the_fields_of_the_contract(name):
     struct = f"ddl_{name.lower()}"

@@ -290,6 +290,13 @@ def test_explain_names_the_rank_whose_error_all_have_raised():
     assert explain([*told, own], own).startswith("keras-ddl: ranks 1-2 failed alike, and the job was ended (")
 
 
+def test_explain_tells_why_the_others_end_if_the_report_says_so_whatever_its_words():
+    killed, other = failed(1, 1.0, status=-9), missing(0, 2.0, 1, text="RankLostError: in other words")
+    assert "in other words" not in explain([other, killed], killed)
+    other.report["ends_others"] = True
+    assert "keras-ddl: rank 0: RankLostError: in other words" in explain([other, killed], killed).splitlines()
+
+
 def test_explain_does_not_blame_the_rank_that_misses_another():
     first = missing(2, 1.0)
     leaver = RankOutcome(1, "h1", status=-15, stopped_by="mpirun")

@@ -91,8 +91,8 @@ def check_splits_that_do_not_fit_the_rows_of_one_rank_raise_on_every_rank():
             (SIZE, negative, ("-1",)),
         ):
             arguments = tf.ones([rows, 2]), tf.constant(those)
-            expect(errors.RankMismatchError, functools.partial(translated, function, *arguments), "splits", *words)
-    expect(errors.RankMismatchError, lambda: ops.all_to_all(tf.ones([too_many])), "multiple")
+            expect(errors.ConfigError, functools.partial(translated, function, *arguments), "splits", *words)
+    expect(errors.ConfigError, lambda: ops.all_to_all(tf.ones([too_many])), "multiple")
     expect(errors.RankMismatchError, lambda: ops.all_to_all(tf.ones([SIZE, 3 if LAST else 2]), splits), "eager")
     for wrong in ([1] * (SIZE + 1), [1.0] * SIZE):
         expect(errors.ConfigError, lambda wrong=wrong: ops.all_to_all(tf.ones([SIZE]), wrong), "splits must be")

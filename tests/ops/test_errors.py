@@ -1,8 +1,11 @@
 """TensorFlow's errors, turned into keras_ddl's when they come from its ops."""
 
+import ctypes
+
 import pytest
 
 from keras_ddl import errors
+from keras_ddl.communicator import native_library
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ops import errors as op_errors
 
@@ -44,15 +47,29 @@ def test_translate_errors_keeps_the_kind_and_the_cause(tensorflow_error, kind):
     assert caught.value.__cause__ is original
 
 
-def test_from_tensorflow_knows_what_tensorflow_has_replaced():
-    text = (
-        "keras_ddl: rank 1 has left\n\t [[{{node x}}]]\nExecuting non-communication op <x> originally returned "
-        "UnavailableError, and was replaced by InternalError to avoid invoking TF network error handling logic."
+def kept(code: int, message: str, **roles: int) -> str:
+    """Returns how the ops name a failure of the collective 'loss' in the text for TensorFlow."""
+    ranks = (native_library.FailedRank * len(roles))(
+        *((int(rank.removeprefix("rank")), role) for rank, role in roles.items())
     )
+    failure = native_library.Failure(code, len(roles), ranks, message.encode(), b"loss", 0)
+    return f"keras_ddl[{native_library.core().ddl_keep_failure(ctypes.byref(failure)):012x}]: "
+
+
+@pytest.mark.parametrize("rest", ["rank 1 has left", "garbled: rank 4 died", "", " [[{{node x}}]] [Op:X]"])
+def test_from_tensorflow_takes_the_fields_of_a_failure_whatever_the_text_says(rest):
+    # What TensorFlow adds to a code that it takes for a failure of its network.
+    text = f"{{{{node x}}}} {kept(14, 'why', rank1=1, rank2=3)}{rest}\nExecuting non-communication op <x>"
     translated = op_errors.from_tensorflow(tf.errors.InternalError(None, None, text))
     assert isinstance(translated, errors.RankLostError)
-    assert translated.has_left
-    assert str(translated) == "rank 1 has left"
+    assert (translated.has_left, translated.ranks, translated.tensor, str(translated)) == (True, (1,), "loss", "why")
+
+
+def test_from_tensorflow_takes_the_code_where_the_failure_is_that_of_another_process():
+    text = f"keras_ddl[{1 << 47:012x}]: rank 1 died [[node]]"
+    translated = op_errors.from_tensorflow(tf.errors.AbortedError(None, None, text))
+    assert isinstance(translated, errors.RankLostError) and not translated.ranks
+    assert str(translated) == "rank 1 died"
 
 
 def test_from_tensorflow_shows_the_text_of_an_assertion_as_it_was():

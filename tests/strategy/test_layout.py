@@ -11,7 +11,7 @@ from keras_ddl import errors
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import REPLICATED, Sharded
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.mesh import layout_of, ranks
+from keras_ddl.strategy.mesh import layout_of
 from keras_ddl.strategy.mesh.choice import written
 from keras_ddl.strategy.mesh.layout import DataLayout, Layout
 
@@ -175,21 +175,23 @@ def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():
 
 
 @pytest.mark.parametrize(
-    ("message", "lost", "said"),
+    ("communicator", "fields", "lost", "said"),
     [
-        ("'loss' cannot complete: rank 3 has left", (3,), "(On the mesh: rank 3 (batch 1, model 1).)"),
-        ("'model axis/rows' failed: rank 0 on host h (process 7) died", (2,), "rank 2 (batch 1, model 0)"),
-        ("'batch axis/sums': no sign of life from rank(s) 0, 1 on host h", (1, 3), "rank 1 (batch 0, model 1), rank 3"),
-        ("the other end of a socket has gone", (), ""),
+        (0, {"lost": (3,)}, (3,), "x (On the mesh: rank 3 (batch 1, model 1).)"),
+        (11, {"lost": (0,)}, (2,), "x (On the mesh: rank 2 (batch 1, model 0).)"),
+        (12, {"lost": (0, 1)}, (1, 3), "x (On the mesh: rank 1 (batch 0, model 1), rank 3 (batch 1, model 1).)"),
+        (12, {"named": (0,)}, (), "x (On the mesh: rank 1 (batch 0, model 1).)"),
+        (0, {}, (), "x"),
     ],
 )
-def test_errors_name_positions_on_the_mesh(message, lost, said, monkeypatch):
+def test_errors_name_positions_on_the_mesh(communicator, fields, lost, said, monkeypatch):
     """To rank 3 of 2 x 2, whose axes number their ranks by themselves."""
     layout = Layout(layout_map(**{".*": (None, "model")}), 4, 3)
     monkeypatch.setattr(errors, "_position_of", None)
-    errors.name_positions(lambda text, rank: ranks._position_of(layout, 3, text, rank))
-    error = errors.from_code(10, message)
-    assert error.ranks == lost and str(error).startswith(message) and said in str(error), error
+    monkeypatch.setattr(errors, "_ranks_of", {11: (2, 3), 12: (1, 3)})
+    errors.name_positions(layout.position)
+    error = errors.from_code(10, "x", communicator=communicator, **fields)
+    assert (error.ranks, str(error)) == (lost, said)
     assert errors.name_of_rank(2) == "rank 2 (batch 1, model 0)"
 
 

@@ -16,6 +16,7 @@ def test_errors_derive_from_the_family_and_a_builtin():
     [
         (3, errors.ConfigError),
         (4, errors.DeadlineError),
+        (5, errors.NotInitializedError),
         (9, errors.RankMismatchError),
         (10, errors.RankLostError),
         (13, errors.CollectiveError),
@@ -31,7 +32,7 @@ def test_from_code_gives_the_error_of_a_native_status(code, kind):
 
 
 def test_a_lost_rank_is_found_behind_other_errors():
-    for inner in (errors.from_code(14, "rank 1 has left"), errors.from_code(10, "rank 1 on host h (process 7) died.")):
+    for inner in (errors.from_code(14, "x", lost=(1,)), errors.from_code(10, "y", lost=(1, 2))):
         try:
             try:
                 raise inner
@@ -48,14 +49,18 @@ def test_a_lost_rank_is_found_behind_other_errors():
     assert errors.lost_rank_behind(None) is None
 
 
-@pytest.mark.parametrize(
-    ("message", "ranks"),
-    [
-        ("all_reduce 'x' (float32[2]) cannot complete: rank 3 has left (its process on host h ended)", (3,)),
-        ("rank 12 on host h0 (process 4711) died. See the end of its output.", (12,)),
-        ("no sign of life from rank(s) 4, 5 on host h2 for 8 s", (4, 5)),
-        ("something else", ()),
-    ],
-)
-def test_a_lost_rank_is_named(message: str, ranks: tuple[int, ...]):
-    assert errors.from_code(14, message).ranks == ranks
+@pytest.mark.parametrize("message", ["rank 7 has left", "rank 7 on host h (process 8) died.", "", "ошибка"])
+def test_fields_alone_say_what_an_error_is_about(message: str):
+    error = errors.from_code(10, message, lost=(3, 4, 3), named=(5,), tensor="loss")
+    assert (error.ranks, error.has_left, error.tensor, str(error)) == ((3, 4), False, "loss", message)
+    assert errors.from_code(14, message, named=(5,)).ranks == () and errors.from_code(14, message).has_left
+
+
+def test_ranks_of_a_communicator_are_given_as_numbers_in_the_job():
+    errors.number_ranks(77, (2, 5))
+    try:
+        assert errors.from_code(10, "rank 1 died", lost=(1,), communicator=77).ranks == (5,)
+        assert errors.from_code(10, "rank 1 died", lost=(1,), communicator=78).ranks == (1,)
+    finally:
+        errors.number_ranks(77, None)
+    assert errors.from_code(10, "rank 1 died", lost=(1,), communicator=77).ranks == (1,)

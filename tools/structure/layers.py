@@ -40,8 +40,6 @@ BETWEEN_PARTS = {
 FOR_TYPE_CHECKERS = {"keras_ddl.callbacks"}
 PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
 
-# Folders whose folders still import one another in a circle.
-CIRCLES_LEFT = {"keras_ddl.strategy"}
 # Users import these by name; all else lies in folders.
 BESIDE = {"__init__", "config", "errors", "model_state", "parts", "schedules"}
 ROOM = "keras_ddl.strategy.distribute_loop"
@@ -114,9 +112,7 @@ def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Findi
                 there = ".".join(target.split(".")[: depth + 1])
                 if target.startswith(f"{above}.") and there != own:
                     of_own.setdefault(there, Finding(path, line, f"imports {there}, which is in a circle of folders"))
-    for above, folders in imports.items():
-        if above in CIRCLES_LEFT:
-            continue
+    for folders in imports.values():
         for own, others in circles({own: set(found) for own, found in folders.items()}).items():
             yield from (folders[own][other] for other in sorted(others))
 

@@ -17,10 +17,9 @@ from keras_ddl.compat.models import layer_with, weights_made_trainable
 from keras_ddl.compat.names import is_seed, plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import agreement
+from keras_ddl.strategy import accumulation, agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.progress import gather
-from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
@@ -74,7 +73,7 @@ def agree_on_local_state(model: Any) -> None:
     """Combines the state that ranks compute from their own rows, for a checkpoint within an epoch. COLLECTIVE.
 
     Layers' state is agreed on (under a Strategy it is already equal). Gradients accumulated for the next update are
-    summed: on every rank under a Strategy (strategy/step/accumulation.py), else on rank 0.
+    summed: on every rank under a Strategy (strategy/accumulation.py), else on rank 0.
     """
     if communicator.is_initialized() and communicator.size() > 1:
         if keras_compat.strategy_of(model) is None:

@@ -20,7 +20,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
-from keras_ddl.strategy import agreement, figures, fits, trainer_calls, writers
+from keras_ddl.strategy import accumulation, agreement, figures, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
@@ -29,7 +29,6 @@ from keras_ddl.strategy.keras_patches import hushed_writers, progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import Saves, Standby, become_writer, hush, standby_of, standing_in
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
-from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 _BATCH_HOOKS = {

@@ -18,13 +18,12 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
-from keras_ddl.strategy import agreement, one_per_job
+from keras_ddl.strategy import accumulation, agreement, one_per_job
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.base import BaseStrategy, strategy_of_ranks
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.keras_patches.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
-from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 is_saving = Setting("saving", False)  # whether this is within a call that writes already

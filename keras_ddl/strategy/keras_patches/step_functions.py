@@ -26,11 +26,11 @@ from keras_ddl.data.rows import (
     unlike_rows,
 )
 from keras_ddl.errors import RankMismatchError
-from keras_ddl.strategy import fits, trainer_calls
+from keras_ddl.strategy import accumulation, fits, trainer_calls
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
-from keras_ddl.strategy.step import accumulation, garbage
+from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_for_all, trace_for_all
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller, CommonTrace

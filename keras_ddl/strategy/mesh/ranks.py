@@ -63,17 +63,8 @@ def connect(layout: Layout, topology: Topology) -> Mesh | None:
     assert model is not None and data is not None
     for axis in (model, data):
         axis.native().add_lane()
-    errors.name_positions(lambda message, rank: _position_of(layout, topology.rank, message, rank))
+    errors.name_positions(layout.position)
     return Mesh(layout, data, model)
-
-
-def _position_of(layout: Layout, own: int, message: str, rank: int) -> tuple[int, str]:
-    """Returns the number in the job, and the mesh position, of the rank that a message calls `rank`."""
-    if f"{_MODEL}/" in message or f"'{_MODEL}'" in message:
-        rank += own // layout.model_size * layout.model_size
-    elif f"{_BATCH}/" in message or f"'{_BATCH}'" in message:
-        rank = rank * layout.model_size + own % layout.model_size
-    return rank, layout.position(rank)
 
 
 def _warn(layout: Layout, topology: Topology) -> None:

@@ -7,9 +7,10 @@
 // Contract of every collective: all ranks submit a request of the same `name`; the order of submission may differ
 // between ranks and threads. Requests are matched by name (several under one name: first in, first matched). Kind,
 // dtype, op, compression, root, flags, element count (where rows are not free: DDL_ALL_GATHER, DDL_ALL_TO_ALL) and
-// fingerprint must be equal on all ranks, and on each rank the splits of an all_to_all must add up to its rows; if not,
-// the request fails with DDL_FAILED_PRECONDITION on EVERY rank with one message that names the ranks and both values,
-// and the communicator stays usable. Results are bitwise equal on all ranks and from run to run for one topology.
+// fingerprint must be equal on all ranks; if not, the request fails with DDL_FAILED_PRECONDITION on EVERY rank with one
+// message that names the ranks and both values, and the communicator stays usable. The same happens, with
+// DDL_INVALID_ARGUMENT, if on some rank the splits of an all_to_all do not add up to its rows. Results are bitwise
+// equal on all ranks and from run to run for one topology.
 //
 // A rank that has no more data joins (DDL_JOIN). From then on no collective waits for it: it takes part in what the
 // others submit with neutral data (zeros; ones in a product; the largest or smallest number in a min or max; no rows in
@@ -49,20 +50,43 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
 // any other number.
-#define DDL_ABI_VERSION 14
+#define DDL_ABI_VERSION 15
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
   DDL_OK = 0,
   DDL_CANCELLED = 1,            // another rank has submitted a collective with DDL_FLAG_CANCELS
-  DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run
+  DDL_INVALID_ARGUMENT = 3,     // a request that no rank could run, or wrong splits of some rank
   DDL_DEADLINE_EXCEEDED = 4,    // ranks that did not arrive before the deadline
-  DDL_FAILED_PRECONDITION = 9,  // ranks that disagree, or a communicator that was shut down
+  DDL_NOT_FOUND = 5,            // a communicator that does not exist, or was shut down
+  DDL_FAILED_PRECONDITION = 9,  // ranks that disagree, or a request after this rank joined
   DDL_ABORTED = 10,             // a rank died, or its link to the others broke
   DDL_INTERNAL = 13,            // a bug, or an error of the operating system or of MPI
   DDL_UNAVAILABLE = 14,         // a rank left: it closed the communicator, as it does at the end of its process
   DDL_DATA_LOSS = 15,           // the `check` comparison failed
 } ddl_code;
+
+// What a failure says about a rank.
+typedef enum ddl_rank_role {
+  DDL_RANK_DIED = 0,    // its process or its connection ended unexpectedly
+  DDL_RANK_LEFT = 1,    // it closed the communicator
+  DDL_RANK_SILENT = 2,  // it, or its host, shows no sign of life
+  DDL_RANK_NAMED = 3,   // none of these: it disagrees, is late, gave up, ...
+} ddl_rank_role;
+typedef struct ddl_failed_rank {
+  int32_t rank;   // of the communicator
+  uint32_t role;  // ddl_rank_role
+} ddl_failed_rank;
+
+// Why a function or a request failed. Programs read these fields; the message is for people and may be reworded.
+typedef struct ddl_failure {
+  int32_t code;        // ddl_code, never DDL_OK
+  uint32_t num_ranks;  // 0 where no rank is known to be concerned
+  const ddl_failed_rank* ranks;
+  const char* message;   // UTF-8, never NULL
+  const char* name;      // of the request that failed; "" for a join, or where no request failed
+  int64_t communicator;  // the number under which it is published, where a binding has set it (ddl_keep_failure)
+} ddl_failure;
 
 typedef enum ddl_dtype {
   DDL_FLOAT32 = 0,
@@ -171,10 +195,10 @@ typedef struct ddl_request {
   // sizes are known: the rows that this rank gets from each. Returns the output of sum(rows_by_rank) * row_count
   // elements, or NULL to fail the request. NULL: ddl_start allocates (ddl_work_data).
   void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size);
-  // Called exactly once, on the communication thread (or in ddl_submit when the request is refused). `message` is
-  // valid during the call. Must not block, must not start a thread (see above), and must not call back into the
-  // communicator except ddl_submit.
-  void (*done)(void* user, int code, const char* message);
+  // Called exactly once, on the communication thread (or in ddl_submit when the request is refused). `failure`: NULL
+  // when the request succeeded; valid during the call. Must not block, must not start a thread (see above), and must
+  // not call back into the communicator except ddl_submit.
+  void (*done)(void* user, const ddl_failure* failure);
   // ddl_try_run only; may be NULL. Called on the calling thread several times a second during a long collective:
   // whether the caller should return, as on Ctrl-C (non-zero). A collective that does not end within a second after
   // that is given up, and the communicator with it (DDL_ABORTED on all ranks).
@@ -217,6 +241,8 @@ typedef struct ddl_transport {
   int (*plain_all_reduce)(void* self, const void* in, void* out, uint64_t count, uint32_t dtype, uint32_t op);
   // Text of the last error; valid until the next call.
   const char* (*last_error)(void* self);
+  // The rank whose end made the last call fail; -1: none, or not known. NULL: never known.
+  int (*lost_rank)(void* self);
   // Optional (NULL in production): memory of `bytes` zeroed bytes shared by all ranks of the group led by `leader`,
   // for ranks that are threads. Freed by `destroy`.
   void* (*share)(void* self, int leader, size_t bytes);
@@ -274,7 +300,8 @@ DDL_EXPORT int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, cons
 
 // Gives the communicator this rank's device (ddl_device.h), from then on the only one on which its buffers may lie.
 // Takes the device over even when it fails. COLLECTIVE over all ranks, once, each with a device of its own or one that
-// others have, too; from any thread. `name`: the match key of its own collectives. Returns a ddl_code.
+// others have, too; from any thread. `name`: the match key of its own collectives. Returns a ddl_code; `failure`
+// receives the number of the failure (ddl_find_failure).
 //
 // Buffers on a device pass through the host's memory, with the bits that the host would compute, or, for what the
 // device's library can do, through that library, in its order of additions: see ddl_device_mode.
@@ -285,7 +312,7 @@ typedef enum ddl_device_mode {
   DDL_DEVICE_STAGED = 2,   // through the host's memory
 } ddl_device_mode;
 DDL_EXPORT int ddl_add_device(ddl_comm* comm, const struct ddl_device* device, uint32_t mode, const char* name,
-                              char* error, size_t error_bytes);
+                              uint64_t* failure);
 
 DDL_EXPORT int ddl_rank(const ddl_comm* comm);
 DDL_EXPORT int ddl_size(const ddl_comm* comm);
@@ -318,13 +345,20 @@ DDL_EXPORT void* ddl_allocate_in_place(void* user, const uint64_t* rows_by_rank,
 DDL_EXPORT ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request);
 // Waits up to `timeout_ms` (< 0: no limit); returns 1 when done, else 0.
 DDL_EXPORT int ddl_work_wait(ddl_work* work, int timeout_ms);
-DDL_EXPORT int ddl_work_code(const ddl_work* work);
-DDL_EXPORT const char* ddl_work_message(const ddl_work* work);
+// Why it failed; NULL when it succeeded. Valid until ddl_work_free. REQUIRES: it is done.
+DDL_EXPORT const ddl_failure* ddl_work_failure(const ddl_work* work);
 // DDL_ALL_GATHER, DDL_ALL_TO_ALL without `allocate`: the elements of the result, and how many of its rows are from each
 // rank (`size` entries).
 DDL_EXPORT const void* ddl_work_data(const ddl_work* work);
 DDL_EXPORT const uint64_t* ddl_work_rows(const ddl_work* work);
 DDL_EXPORT void ddl_work_free(ddl_work* work);
+
+// For bindings through which only text passes (native/tf): keeps a copy of a failure, and returns a number that the
+// text carries. The numbers of different processes differ. The newest 4,096 failures are kept. 0: no memory.
+DDL_EXPORT uint64_t ddl_keep_failure(const ddl_failure* failure);
+// Returns the failure of that number, or NULL. The caller ends its use with ddl_release_failure.
+DDL_EXPORT const ddl_failure* ddl_find_failure(uint64_t number);
+DDL_EXPORT void ddl_release_failure(const ddl_failure* failure);
 
 // The communicators that bindings use, by a number that is the same on all ranks of each. Published by whoever created
 // it; as NULL, which forgets the number, before ddl_close. Without memory for it, it is not published.

@@ -104,8 +104,8 @@ TEST_F(MemoryTest, OfASubmittedRequestEndsItOnce) {
     std::atomic<int>& code;
   } user{ends, code};
   sum_.user = &user;
-  sum_.done = [](void* to, int ended_with, const char*) {
-    static_cast<Ends*>(to)->code = ended_with;
+  sum_.done = [](void* to, const ddl_failure* failure) {
+    static_cast<Ends*>(to)->code = failure == nullptr ? 0 : failure->code;
     ++static_cast<Ends*>(to)->ends;
   };
   const int failed = WithEachAllocationFailing(

@@ -40,6 +40,7 @@ TEST(DeadlineTest, NamesTheMissingRanksAndTheNextOneWorks) {
           if (rank != size - 1) {
             const Outcome outcome = SumOfOne(comm, "lonely");
             EXPECT_EQ(outcome.code, DDL_DEADLINE_EXCEEDED) << outcome.message;
+            EXPECT_EQ(outcome.roles, (std::map<int, uint32_t>{{size - 1, DDL_RANK_NAMED}}));
             EXPECT_TRUE(Contains(outcome.message, "lonely"));
             EXPECT_TRUE(Contains(outcome.message, "rank(s) " + std::to_string(size - 1)));
             ++failed;
@@ -98,6 +99,8 @@ TEST(LeaveTest, FailsWhatIsPendingAndWhatComesLater) {
             for (const char* name : {"pending", "later"}) {
               const Outcome outcome = SumOfOne(comm, name);
               EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
+              EXPECT_EQ(outcome.name, name);
+              EXPECT_EQ(outcome.roles, (std::map<int, uint32_t>{{leaver, DDL_RANK_LEFT}}));
               EXPECT_TRUE(Contains(outcome.message, "rank " + std::to_string(leaver)));
               EXPECT_TRUE(Contains(outcome.message, "all_reduce '" + std::string(name) + "'")) << outcome.message;
             }
@@ -194,10 +197,10 @@ TEST(LeaveTest, WithoutMemoryForAnAllGatherNobodyHangs) {
     void* users[2] = {rank == 1 ? nullptr : memory.data(), &answer};
     request.user = users;
     request.allocate = [](void* user, const uint64_t*, int) { return static_cast<void**>(user)[0]; };
-    request.done = [](void* user, int code, const char*) {
+    request.done = [](void* user, const ddl_failure* failure) {
       auto& to = *static_cast<Answer*>(static_cast<void**>(user)[1]);
       const std::lock_guard<std::mutex> lock(to.mutex);
-      to.code = code;
+      to.code = OutcomeOf(failure).code;
     };
     ddl_submit(comm, &request);
     for (int i = 0; i < 2000; ++i) {

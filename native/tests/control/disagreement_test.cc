@@ -113,6 +113,10 @@ TEST_P(MismatchTest, FailsEverywhereWithBothValuesAndTheNextOneWorks) {
         GetParam().fill(call, rank == odd_rank, memory);
         const Outcome outcome = call.Run(comm);
         EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
+        EXPECT_EQ(outcome.name, "layer_7/kernel");
+        std::map<int, uint32_t> named;
+        for (int each = 0; each < size; ++each) named[each] = DDL_RANK_NAMED;
+        EXPECT_EQ(outcome.roles, named);
         EXPECT_TRUE(Contains(outcome.message, "layer_7/kernel"));
         EXPECT_TRUE(Contains(outcome.message, GetParam().usual));
         EXPECT_TRUE(Contains(outcome.message, GetParam().odd));

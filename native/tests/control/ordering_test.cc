@@ -112,10 +112,10 @@ struct Chain {
     request.buffers = &buffer;
     request.name = "chain";
     request.user = this;
-    request.done = [](void* user, int result, const char*) {
+    request.done = [](void* user, const ddl_failure* failure) {
       Chain& chain = *static_cast<Chain*>(user);
-      if (result != DDL_OK || --chain.left == 0) {
-        chain.code = result;
+      if (failure != nullptr || --chain.left == 0) {
+        chain.code = OutcomeOf(failure).code;
       } else {
         chain.value += 1;
         chain.Next();

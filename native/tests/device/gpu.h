@@ -109,8 +109,13 @@ inline Outcome AddDevice(ddl_comm* comm, int ordinal, uint32_t mode,
   ddl_device device;
   int code = ddl_cuda_open(ordinal, mode != DDL_DEVICE_STAGED, &device, error, sizeof error);
   if (code == DDL_OK && tweak) tweak(device);
-  if (code == DDL_OK) code = ddl_add_device(comm, &device, mode, "devices", error, sizeof error);
-  return {code, error};
+  if (code != DDL_OK) return {code, error, "", {}};
+  uint64_t number = 0;
+  if (ddl_add_device(comm, &device, mode, "devices", &number) == DDL_OK) return {};
+  const ddl_failure* const failure = ddl_find_failure(number);
+  const Outcome outcome = OutcomeOf(failure);
+  ddl_release_failure(failure);
+  return outcome;
 }
 
 }  // namespace ddl_test

@@ -83,7 +83,7 @@ TEST(CoordinatedQueueTest, WhatIsPendingWhenItClosesFailsAndTheOthersLearnIt) {
     thread.Close();
     OwnSum late("late", 1);
     endpoint->submissions().Submit(late.Take());
-    EXPECT_EQ(late.Wait().code, DDL_FAILED_PRECONDITION);
+    EXPECT_EQ(late.Wait().code, DDL_NOT_FOUND);
   });
 }
 

@@ -66,10 +66,10 @@ class OwnSum {
     request_->announcement.name = name;
     request_->buffers = {{data_.data(), data_.data(), count, {}}};
     request_->user = this;
-    request_->done = [](void* user, int code, const char* message) {
+    request_->done = [](void* user, const ddl_failure* failure) {
       auto& self = *static_cast<OwnSum*>(user);
       const std::lock_guard<std::mutex> lock(self.mutex_);
-      self.outcome_ = {code, message};
+      self.outcome_ = OutcomeOf(failure);
       self.done_ = true;
       self.changed_.notify_all();
     };

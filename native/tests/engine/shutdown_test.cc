@@ -60,7 +60,7 @@ TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
           if (first) ++started;
           if (code == -1) return;
           if (code == DDL_OK) continue;
-          EXPECT_EQ(code, DDL_FAILED_PRECONDITION) << message;
+          EXPECT_EQ(code, DDL_NOT_FOUND) << message;
           EXPECT_NE(message.find("shut down"), std::string::npos) << message;
         }
       });
@@ -83,7 +83,7 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
   EXPECT_EQ(ddl_find(DDL_WORLD), nullptr);
   float value = 1;
   Call call(DDL_ALL_REDUCE, "late");
-  EXPECT_EQ(call.Buffer(&value, &value, 1).Run(held).code, DDL_FAILED_PRECONDITION);
+  EXPECT_EQ(call.Buffer(&value, &value, 1).Run(held).code, DDL_NOT_FOUND);
   ddl_close(held);
   ddl_release(held);
 }
@@ -131,7 +131,7 @@ TEST_P(CloseInTheMiddle, IsNoLossToTheRankThatClosesAndOneToTheOthers) {
     });
     const Outcome outcome = run();
     ended = true;
-    EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
+    EXPECT_EQ(outcome.code, DDL_NOT_FOUND) << outcome.message;
     EXPECT_EQ(outcome.message.find("the communicator has been shut down"), 0u) << outcome.message;
     closer.join();
   });
@@ -199,7 +199,7 @@ TEST_F(ForkTest, AChildThatSubmitsIsRefusedWhateverTheParentWasDoing) {
     if (call.Buffer(&value, &value, 1).TryRun(comm_, 100) != 0) return 1;
     std::string message;
     const int code = SumThroughTheWorld(&message);
-    return code == DDL_FAILED_PRECONDITION && message.find("forked") != std::string::npos ? 0 : 2;
+    return code == DDL_NOT_FOUND && message.find("forked") != std::string::npos ? 0 : 2;
   });
 }
 

@@ -32,7 +32,9 @@ class SubmissionsTest : public testing::Test {
     auto request = std::make_unique<ddl::Request>();
     request->announcement.name = name;
     request->user = &refused_;
-    request->done = [](void* user, int code, const char*) { static_cast<std::vector<int>*>(user)->push_back(code); };
+    request->done = [](void* user, const ddl_failure* failure) {
+      static_cast<std::vector<int>*>(user)->push_back(failure == nullptr ? DDL_OK : failure->code);
+    };
     return request;
   }
   std::vector<std::string> Take() {
@@ -117,7 +119,7 @@ TEST_F(SubmissionsTest, AfterStopRequestsAreRefusedAndMarkersDropped) {
   submissions_->Stop();
   submissions_->Submit(Named("late"));
   submissions_->SubmitMarker(std::make_unique<ddl::Request>(), true);
-  EXPECT_EQ(refused_, std::vector<int>{DDL_FAILED_PRECONDITION});
+  EXPECT_EQ(refused_, std::vector<int>{DDL_NOT_FOUND});
   EXPECT_EQ(Take(), std::vector<std::string>{});
   EXPECT_FALSE(submissions_->Enter());
   EXPECT_FALSE(submissions_->HasOutstanding());

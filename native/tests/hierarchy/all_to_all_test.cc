@@ -53,7 +53,7 @@ struct Exchange {
 
   void Check(ddl_work* work) {
     ASSERT_EQ(ddl_work_wait(work, 60'000), 1);
-    ASSERT_EQ(ddl_work_code(work), DDL_OK) << ddl_work_message(work);
+    ASSERT_EQ(ddl_work_failure(work), nullptr);
     EXPECT_EQ(std::vector<uint64_t>(ddl_work_rows(work), ddl_work_rows(work) + size), expected_rows);
     EXPECT_TRUE(expected.empty() || std::memcmp(ddl_work_data(work), expected.data(), expected.size()) == 0);
     ddl_work_free(work);
@@ -219,7 +219,8 @@ TEST(AllToAllErrorTest, WrongSplitsOfOneRankFailEverywhereAndTheNextOneWorks) {
           call.request.allocate = [](void*, const uint64_t*, int) -> void* { return nullptr; };
           EXPECT_EQ(call.TryRun(comm, 0), 0);
           const Outcome outcome = call.Run(comm);
-          EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
+          EXPECT_EQ(outcome.code, DDL_INVALID_ARGUMENT) << outcome.message;
+          EXPECT_EQ(outcome.roles, (std::map<int, uint32_t>{{odd_rank, DDL_RANK_NAMED}}));
           EXPECT_TRUE(Contains(outcome.message, "all_to_all 'tokens'"));
           EXPECT_TRUE(Contains(outcome.message, "Received: 4 rows in splits of " + std::to_string(first[0]) + ", " +
                                                     std::to_string(first[1])));

@@ -287,6 +287,7 @@ TEST_F(HostTransportTest, ARankThatHasGoneIsNamedAndItsMailCountsAsSent) {
   Send(left, 1, 3, std::string(kLarge, 'x'));
   EXPECT_EQ(left.all_gather(left.self, &token, all, 1), DDL_ABORTED);
   EXPECT_STREQ(left.last_error(left.self), "rank 0: rank 1 has left or died while all ranks exchanged data");
+  EXPECT_EQ(left.lost_rank(left.self), 1);
   left.destroy(left.self);
 }
 
@@ -300,6 +301,7 @@ TEST_F(HostTransportTest, ARankOfAnotherHostThatDiesIsNamedAtOnce) {
   shutdown(sockets_[{2, 0}], SHUT_RDWR);  // as the kernel does
   EXPECT_EQ(Wait(left, &waiting), DDL_ABORTED);
   EXPECT_NE(std::string(left.last_error(left.self)).find("rank 0: rank 2 died:"), std::string::npos);
+  EXPECT_EQ(left.lost_rank(left.self), 2);
   void* later = nullptr;
   ASSERT_EQ(left.irecv(left.self, 2, 1, text, sizeof text, &later), DDL_OK);
   EXPECT_EQ(Wait(left, &later), DDL_ABORTED);

@@ -131,6 +131,9 @@ TEST(HeartbeatTest, ABaselineIsWaitedFor) {
 
 void ExpectLost(const Outcome& outcome, int rank) {
   EXPECT_EQ(outcome.code, DDL_ABORTED) << rank << ": " << outcome.message;
+  using Roles = std::map<int, uint32_t>;
+  EXPECT_EQ(outcome.roles,
+            rank < 2 ? Roles({{2, DDL_RANK_SILENT}, {3, DDL_RANK_SILENT}}) : Roles({{0, DDL_RANK_SILENT}}));
   EXPECT_NE(outcome.message.find("no sign of life from rank(s) " + std::string(rank < 2 ? "2, 3" : "0") + " on host "),
             std::string::npos)
       << rank << ": " << outcome.message;

@@ -114,6 +114,9 @@ TEST_F(PeerWatchTest, LooksAfterAllWithOneCallAndNamesTheOneThatDied) {
   const ddl::Status status = peer_watch_->Check();
   EXPECT_EQ(polls, 1);
   EXPECT_EQ(status.code(), DDL_ABORTED);
+  ASSERT_EQ(status.ranks().size(), 1u);
+  EXPECT_EQ(status.ranks()[0].rank, 6);
+  EXPECT_EQ(status.ranks()[0].role, DDL_RANK_DIED);
   EXPECT_EQ(status.message().find("rank 6 on host "), 0u) << status.message();
   EXPECT_NE(status.message().find(" died."), std::string::npos) << status.message();
 }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "api/comm.h"
+#include "base/failure.h"
 #include "base/guard.h"
 #include "base/trace.h"
 #include "common/wait.h"
@@ -30,8 +31,9 @@ struct ddl_work {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  int code = DDL_OK;
-  std::string message;
+  ddl_failure failure = {DDL_OK,          0,  nullptr,
+                         "out of memory", "", -1};  // refers to `copy` where there was memory for it
+  const ddl::FailureCopy* copy = nullptr;
   std::vector<char> data;
   std::vector<uint64_t> rows;
   size_t element_bytes = 0;
@@ -41,7 +43,9 @@ struct ddl_work {
   std::atomic<int> owners{2};
 
   void Release() {
-    if (owners.fetch_sub(1) == 1) delete this;
+    if (owners.fetch_sub(1) != 1) return;
+    if (copy != nullptr) copy->Release();
+    delete this;
   }
 };
 
@@ -100,13 +104,15 @@ void* AllocateWork(void* user, const uint64_t* rows_by_rank, int size) {
       [](const std::exception&) -> void* { return nullptr; });
 }
 
-void FinishWork(void* user, int code, const char* message) {
+void FinishWork(void* user, const ddl_failure* failure) {
   auto* work = static_cast<ddl_work*>(user);
   {
     const std::lock_guard<std::mutex> lock(work->mutex);
-    work->code = code;
-    // The code alone says what is needed, where memory is short.
-    (void)ddl::Completes([&] { work->message = message != nullptr ? message : ""; });
+    if (failure != nullptr) {
+      work->failure.code = failure->code;
+      // The code alone says what is needed, where memory is short.
+      if (ddl::Completes([&] { work->copy = new ddl::FailureCopy(*failure); })) work->failure = *work->copy;
+    }
     work->done = true;
     work->changed.notify_all();
   }
@@ -124,7 +130,7 @@ void Submit(ddl_comm* comm, const ddl_request& request, bool result_on_host = fa
     comm->engine->Submit(request, result_on_host);
     return ddl::Status();
   });
-  if (!submitted.ok()) request.done(request.user, submitted.code(), submitted.message().c_str());
+  if (!submitted.ok()) ddl::CallDone(request.done, request.user, request.name, submitted);
 }
 
 }  // namespace
@@ -243,8 +249,9 @@ int ddl_work_wait(ddl_work* work, int timeout_ms) {
   return work->changed.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done) ? 1 : 0;
 }
 
-int ddl_work_code(const ddl_work* work) { return work->code; }
-const char* ddl_work_message(const ddl_work* work) { return work->message.c_str(); }
+const ddl_failure* ddl_work_failure(const ddl_work* work) {
+  return work->failure.code == DDL_OK ? nullptr : &work->failure;
+}
 const void* ddl_work_data(const ddl_work* work) { return work->data.data(); }
 const uint64_t* ddl_work_rows(const ddl_work* work) { return work->rows.data(); }
 void ddl_work_free(ddl_work* work) { work->Release(); }

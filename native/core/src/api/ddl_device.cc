@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "api/comm.h"
+#include "base/failure.h"
 #include "base/guard.h"
 #include "base/text.h"
 
@@ -46,7 +47,11 @@ Status Gather(ddl_comm* comm, const char* name, const void* data, size_t bytes, 
   ddl_work* const work = ddl_start(comm, &request);
   if (work == nullptr) return ddl::OutOfMemory();
   ddl_work_wait(work, -1);
-  const Status status(static_cast<ddl_code>(ddl_work_code(work)), ddl_work_message(work));
+  Status status;
+  if (const ddl_failure* const failure = ddl_work_failure(work)) {
+    status = {static_cast<ddl_code>(failure->code), failure->message,
+              ddl::FailedRanks(failure->ranks, failure->ranks + failure->num_ranks)};
+  }
   if (status.ok()) {
     const uint64_t* const rows = ddl_work_rows(work);
     uint64_t total = 0;
@@ -119,10 +124,10 @@ Status AddDevice(ddl_comm* comm, std::shared_ptr<Device> device, uint32_t mode, 
 
 }  // namespace
 
-int ddl_add_device(ddl_comm* comm, const ddl_device* device, uint32_t mode, const char* name, char* error,
-                   size_t error_bytes) {
+int ddl_add_device(ddl_comm* comm, const ddl_device* device, uint32_t mode, const char* name, uint64_t* failure) {
   const Status status =
       ddl::GuardedStatus([&] { return AddDevice(comm, std::make_shared<Device>(*device), mode, name); });
-  if (!status.ok()) std::snprintf(error, error_bytes, "%s", status.message().c_str());
+  const ddl_failure failed = ddl::FailureOf(status, name);
+  *failure = status.ok() ? 0 : ddl_keep_failure(&failed);
   return status.code();
 }

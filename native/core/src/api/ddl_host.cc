@@ -55,6 +55,8 @@ int PlainAllReduce(void* self, const void* in, void* out, uint64_t count, uint32
 
 const char* LastError(void* self) { return static_cast<HostTransport*>(self)->error().c_str(); }
 
+int LostRank(void* self) { return static_cast<HostTransport*>(self)->lost_rank(); }
+
 void Destroy(void* self) { delete static_cast<HostTransport*>(self); }
 
 }  // namespace
@@ -70,8 +72,8 @@ int ddl_host_open(const char* directory, const char* key, int rank, int size, dd
     if (error_bytes > 0) std::snprintf(error, error_bytes, "%s", opened.message().c_str());
     return opened.code();
   }
-  *out = {DDL_ABI_VERSION, rank,  size,           transport.release(), AllGather, Isend,  Irecv, Test,
-          Cancel,          Probe, PlainAllReduce, LastError,           nullptr,   Destroy};
+  *out = {DDL_ABI_VERSION, rank,  size,           transport.release(), AllGather, Isend,   Irecv,  Test,
+          Cancel,          Probe, PlainAllReduce, LastError,           LostRank,  nullptr, Destroy};
   return DDL_OK;
 }
 

@@ -16,10 +16,10 @@ std::string FormatRanks(const std::vector<int>& ranks);
 // `text` truncated to `limit` bytes at a UTF-8 boundary, ending in "..." when truncated.
 std::string Truncate(const std::string& text, size_t limit);
 
-// Why a rank gave up the communicator, in the form sent to the others: text without zero bytes, which may be truncated
-// anywhere after its first byte. Two codes are preserved: DDL_UNAVAILABLE (a rank left) and DDL_DEADLINE_EXCEEDED. All
-// others become DDL_ABORTED.
-std::string EncodeReason(const Status& status);
+// Why a rank gave up the communicator, in the form sent to the others: at most `limit` bytes without zero bytes; the
+// message is truncated, and if need be ranks are left out. Two codes are preserved: DDL_UNAVAILABLE (a rank left) and
+// DDL_DEADLINE_EXCEEDED. All others become DDL_ABORTED.
+std::string EncodeReason(const Status& status, size_t limit);
 Status DecodeReason(const std::string& reason);
 
 }  // namespace ddl

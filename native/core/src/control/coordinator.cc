@@ -22,12 +22,14 @@ std::string Label(const Announcement& a) {
          (a.detail.empty() ? "" : " (" + a.detail + ")");
 }
 
-std::string DescribeLeft(const Announcement& a, int rank, const RankLocations& locations) {
+Status HasLeft(const Announcement& a, int rank, const RankLocations& locations) {
   const bool joins = a.kind == DDL_JOIN;
-  return Label(a) + " cannot complete: rank " + std::to_string(rank) + " has left " +
-         (joins ? "without joining " : "") + "(its process on host " + locations.at(rank).host +
-         " ended or called shutdown). Every rank must " + (joins ? "join" : "run the same collectives") +
-         "; look at the output of that rank.";
+  return {DDL_UNAVAILABLE,
+          Label(a) + " cannot complete: rank " + std::to_string(rank) + " has left " +
+              (joins ? "without joining " : "") + "(its process on host " + locations.at(rank).host +
+              " ended or called shutdown). Every rank must " + (joins ? "join" : "run the same collectives") +
+              "; look at the output of that rank.",
+          {{rank, DDL_RANK_LEFT}}};
 }
 
 Coordinator::Coordinator(const RankLocations& locations, double warn_after_s, double deadline_s)
@@ -96,7 +98,7 @@ void Coordinator::Match(Entries::iterator at) {
   Entry& entry = at->second;
   for (int rank : ranks_left_) {
     if (!entry.by_rank[static_cast<size_t>(rank)].empty()) continue;
-    Fail(at, DDL_UNAVAILABLE, DescribeLeft(Any(entry), rank, locations_));
+    Fail(at, HasLeft(Any(entry), rank, locations_));
     return;
   }
   if (entry.missing > 0) return;
@@ -115,15 +117,14 @@ void Coordinator::Match(Entries::iterator at) {
   Decision& decision = verdict.decision;
   for (const Submission& submission : all) verdict.ranks.push_back(submission.rank);
   decision.name = at->first;
-  decision.message = DescribeMismatch(all);
+  Status problem = Mismatch(all);
   const Announcement& first = *all[0].announcement;
   const uint32_t kind = first.kind;
   if ((first.flags & DDL_FLAG_RESUMES) != 0) cancelling_ = false;
-  if (decision.message.empty()) decision.message = DescribeMissingData(joined, all);
-  if (decision.message.empty() && kind == DDL_ALL_TO_ALL) decision.message = DescribeWrongSplits(all);
-  if (!decision.message.empty()) {
-    decision.code = DDL_FAILED_PRECONDITION;
-  } else {
+  if (problem.ok()) problem = MissingData(joined, all);
+  if (problem.ok() && kind == DDL_ALL_TO_ALL) problem = WrongSplits(all);
+  decision.SetFailure(problem);
+  if (problem.ok()) {
     if (kind == DDL_ALL_GATHER) {
       decision.rows.resize(static_cast<size_t>(size_), 0);
       for (const Submission& each : all) decision.rows[static_cast<size_t>(each.rank)] = each.announcement->rows;
@@ -171,13 +172,12 @@ void Coordinator::AssignId(const std::vector<Submission>& all, Decision* decisio
   decision->gives_id = true;
 }
 
-void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
+void Coordinator::Fail(Entries::iterator at, const Status& status) {
   // If ranks cannot recover together, everything else fails on its own.
   if ((Any(at->second).flags & kOfFailure) != 0) cancelling_ = false;
   Verdict verdict;
-  verdict.decision.code = code;
   verdict.decision.name = at->first;
-  verdict.decision.message = message;
+  verdict.decision.SetFailure(status);
   verdict.ranks = Present(at->second);
   std::vector<uint64_t> steps;
   for (int rank : verdict.ranks) steps.push_back(Take(at->second, rank).step);

@@ -127,9 +127,9 @@ class Coordinator {
   // When all ranks have joined, or one has left without joining: completes or fails the joins.
   void EndJoins();
   std::vector<int> Joined() const;
-  // Why a collective that ranks agree on cannot run without the data of `joined`; empty when it can.
-  std::string DescribeMissingData(const std::vector<int>& joined, const std::vector<Submission>& submissions) const;
-  void Fail(Entries::iterator at, ddl_code code, const std::string& message);
+  // Why a collective that ranks agree on cannot run without the data of `joined`; OK when it can.
+  static Status MissingData(const std::vector<int>& joined, const std::vector<Submission>& submissions);
+  void Fail(Entries::iterator at, const Status& status);
   // Each of `late` gets `decision` if it still submits the collective.
   void AddTombstones(const std::vector<int>& late, const Decision& decision, double now, uint64_t failure);
   // coordinator_steps.cc. Fails what is waiting of the steps in failing_, and remembers them as failed. Entries may be
@@ -197,17 +197,17 @@ class Coordinator {
 // "all_reduce 'loss' (float32[2])".
 std::string Label(const Announcement& announcement);
 // Why it fails when rank `rank` has left.
-std::string DescribeLeft(const Announcement& announcement, int rank, const RankLocations& locations);
+Status HasLeft(const Announcement& announcement, int rank, const RankLocations& locations);
 
-// Compares the submissions of one collective, in the order of the ranks, at least one. Empty when they agree; else a
-// message that names every field that differs, the ranks on each side and both values.
-std::string DescribeMismatch(const std::vector<Submission>& submissions);
+// Compares the submissions of one collective, in the order of the ranks, at least one. OK when they agree; else its
+// message names every field that differs, the ranks on each side and both values.
+Status Mismatch(const std::vector<Submission>& submissions);
 
 // splits.cc, for an all_to_all. Whether all `splits` are 0 or more and add up to `rows`.
 bool SplitsAreValid(const int64_t* splits, size_t num_splits, uint64_t rows);
-// For an all_to_all on which ranks otherwise agree. Empty when every rank's splits are valid; else a message that names
-// the ranks where they are not, and the values.
-std::string DescribeWrongSplits(const std::vector<Submission>& submissions);
+// For an all_to_all on which ranks otherwise agree. OK when every rank's splits are valid; else its message names the
+// ranks where they are not, and the values.
+Status WrongSplits(const std::vector<Submission>& submissions);
 // One verdict per rank: `decision` with the rows that the rank receives from each. That is P numbers to each of P
 // ranks, where one message for all would carry P * P to each. Rank 0, which delivers them, comes last, because it
 // starts the collective at once. REQUIRES: submissions of all ranks, in rank order, whose splits are valid.

@@ -117,8 +117,10 @@ void Coordinator::FailDeadlocked(double now) {
   std::string message;
   std::set<std::string> names;
   std::vector<bool> waits(static_cast<size_t>(size_), false);
+  std::vector<int> named;
   for (WaitSet& set : sets) {
     std::sort(set.ranks.begin(), set.ranks.end());
+    named.insert(named.end(), set.ranks.begin(), set.ranks.end());
     for (int rank : set.ranks) waits[static_cast<size_t>(rank)] = true;
     const Entry& entry = waiting_.at(set.waits_in.front());
     const auto& queue = entry.by_rank[static_cast<size_t>(set.ranks.front())];
@@ -138,7 +140,7 @@ void Coordinator::FailDeadlocked(double now) {
     for (int rank : Missing(at->second)) {
       if (!waits[static_cast<size_t>(rank)]) late.push_back(rank);
     }
-    Fail(at, DDL_FAILED_PRECONDITION, message);
+    Fail(at, {DDL_FAILED_PRECONDITION, message, InRole(DDL_RANK_NAMED, named)});
     AddTombstones(late, verdicts_.back().decision, now, num_failures_);
   }
 }

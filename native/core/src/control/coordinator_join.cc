@@ -24,10 +24,9 @@ void Coordinator::EndJoins() {
   verdict.ranks = Joined();
   if (!ranks_left_.empty()) {
     const int rank = *ranks_left_.begin();
-    verdict.decision.code = DDL_UNAVAILABLE;
     Announcement join;
     join.kind = DDL_JOIN;
-    verdict.decision.message = DescribeLeft(join, rank, locations_);
+    verdict.decision.SetFailure(HasLeft(join, rank, locations_));
   } else {
     verdict.decision.last_joined = last_joined_;
     tombstones_.clear();  // no rank can still submit what failed before
@@ -46,8 +45,7 @@ std::vector<int> Coordinator::Joined() const {
   return ranks;
 }
 
-std::string Coordinator::DescribeMissingData(const std::vector<int>& joined,
-                                             const std::vector<Submission>& submissions) const {
+Status Coordinator::MissingData(const std::vector<int>& joined, const std::vector<Submission>& submissions) {
   if (joined.empty()) return {};
   const Announcement& a = *submissions[0].announcement;
   const bool rootless = a.kind == DDL_BROADCAST && std::find(joined.begin(), joined.end(), a.root) != joined.end();
@@ -57,10 +55,12 @@ std::string Coordinator::DescribeMissingData(const std::vector<int>& joined,
            (own.flags & DDL_FLAG_ALL_RANKS) != 0;
   });
   if (!rootless && !needs_all) return {};
-  return Label(a) + " cannot run, because it needs the data of " +
-         (needs_all ? "every rank" : "its root, rank " + std::to_string(a.root)) + ", and rank(s) " +
-         FormatRanks(joined) +
-         " have joined: they have no more data. Call it before any rank joins, or after all have.";
+  return {DDL_FAILED_PRECONDITION,
+          Label(a) + " cannot run, because it needs the data of " +
+              (needs_all ? "every rank" : "its root, rank " + std::to_string(a.root)) + ", and rank(s) " +
+              FormatRanks(joined) +
+              " have joined: they have no more data. Call it before any rank joins, or after all have.",
+          InRole(DDL_RANK_NAMED, joined)};
 }
 
 }  // namespace ddl

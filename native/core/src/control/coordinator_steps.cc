@@ -13,8 +13,7 @@ namespace {
 constexpr size_t kMaxFailedSteps = 256;
 
 Decision Consequence(const std::string& name, const Decision& cause) {
-  Decision decision;
-  decision.code = cause.code;
+  Decision decision = cause;
   decision.name = name;
   decision.message =
       "'" + name + "' was cancelled because '" + cause.name + "' of the same step failed: " + cause.message;

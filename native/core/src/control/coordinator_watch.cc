@@ -64,11 +64,12 @@ void Coordinator::Tick(double now) {
     if (!PositionsKnown(missing, since, now)) continue;
     const std::string label = Label(Any(entry));
     if (fails) {
-      Fail(here, DDL_DEADLINE_EXCEEDED,
-           label + " waited " + Seconds(age) + " for rank(s) " + FormatRanks(missing) + "; rank(s) " +
-               FormatRanks(present) + " had arrived." + DescribeJoined(Joined()) + DescribePositions(missing) +
-               " Every rank must run the same collectives. If the missing ranks are only slow, raise "
-               "KERAS_DDL_DEADLINE_SECONDS.");
+      Fail(here, {DDL_DEADLINE_EXCEEDED,
+                  label + " waited " + Seconds(age) + " for rank(s) " + FormatRanks(missing) + "; rank(s) " +
+                      FormatRanks(present) + " had arrived." + DescribeJoined(Joined()) + DescribePositions(missing) +
+                      " Every rank must run the same collectives. If the missing ranks are only slow, raise "
+                      "KERAS_DDL_DEADLINE_SECONDS.",
+                  InRole(DDL_RANK_NAMED, missing)});
       AddTombstones(missing, verdicts_.back().decision, now, ++num_failures_);
       continue;
     }

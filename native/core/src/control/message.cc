@@ -161,6 +161,8 @@ std::string EncodeDecision(const Decision& d) {
   if (d.id != 0 && !d.gives_id) return Writer(MessageType::kDecideKnown).Put(d.id).PutAlike(d.rows).Take();
   Writer out(MessageType::kDecide);
   out.Put(static_cast<int32_t>(d.code)).Put(d.name).Put(Truncate(d.message, kMaxError));
+  out.Put(static_cast<uint32_t>(d.ranks.size()));
+  for (const ddl_failed_rank& failed : d.ranks) out.Put(failed.rank).Put(failed.role);
   out.PutAlike(d.rows).Put(d.last_joined).Put(d.joined).Put(d.id);
   if (!d.joined.empty()) Put(out, *d.submitted);
   return out.Take();
@@ -177,6 +179,8 @@ Decision DecodeDecision(const std::string& bytes) {
   d.code = static_cast<ddl_code>(in.Get<int32_t>());
   d.name = in.GetText();
   d.message = in.GetText();
+  d.ranks.resize(in.Get<uint32_t>());
+  for (ddl_failed_rank& failed : d.ranks) failed = {in.Get<int32_t>(), in.Get<uint32_t>()};
   d.rows = in.GetAlike();
   d.last_joined = in.Get<int32_t>();
   d.joined = in.GetList<int32_t>();

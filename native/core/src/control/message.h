@@ -37,6 +37,7 @@ struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
   std::string name;        // empty where there is an id instead
   std::string message;
+  FailedRanks ranks;           // that `message` names
   std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank; DDL_ALL_TO_ALL: those it sends to this rank
   int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
   // Ranks that take part without a request of their own, because they have joined, and what the others have submitted.
@@ -46,6 +47,13 @@ struct Decision {
   uint32_t id = 0;                        // of known_collectives.h; 0: none
   bool gives_id = false;                  // `id` stands for what this request has announced from now on, on all ranks
   double agreed = 0;                      // when it arrived here, if a trace is being written; not sent
+
+  Status status() const { return {code, message, ranks}; }
+  void SetFailure(const Status& status) {
+    code = status.code();
+    message = status.message();
+    ranks = status.ranks();
+  }
 };
 
 // A rank's reply when it is asked where it is.

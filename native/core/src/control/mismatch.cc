@@ -10,8 +10,9 @@
 namespace ddl {
 namespace {
 
-// The values of one term, each with its ranks, in the order of their lowest rank; empty: all are equal.
-std::string Differences(const Term& term, const std::vector<Submission>& submissions) {
+// The values of one term, each with its ranks, in the order of their lowest rank; empty: all are equal. `named`:
+// receives the ranks in this order; may be NULL.
+std::string Differences(const Term& term, const std::vector<Submission>& submissions, std::vector<int>* named) {
   std::vector<uint64_t> values;
   std::vector<std::string> texts;
   std::vector<std::vector<int>> ranks;
@@ -35,13 +36,14 @@ std::string Differences(const Term& term, const std::vector<Submission>& submiss
     differences += (i > 0 ? ", " : "") + texts[i];
     if (!texts_differ) differences += " (" + std::to_string(values[i]) + ")";
     differences += " on rank(s) " + FormatRanks(ranks[i]);
+    if (named != nullptr) named->insert(named->end(), ranks[i].begin(), ranks[i].end());
   }
   return differences;
 }
 
 }  // namespace
 
-std::string DescribeMismatch(const std::vector<Submission>& submissions) {
+Status Mismatch(const std::vector<Submission>& submissions) {
   const Announcement& first = *submissions[0].announcement;
   const TermWords wanted = WordsOf(first);
   bool agree = true;
@@ -53,15 +55,19 @@ std::string DescribeMismatch(const std::vector<Submission>& submissions) {
   }
   if (agree) return {};
   std::string differences;
+  std::vector<int> named;  // every rank, in the order of the first term that differs
   for (const Term& term : kTerms) {
-    const std::string more = Differences(term, submissions);
+    const bool is_first = differences.empty();
+    const std::string more = Differences(term, submissions, is_first ? &named : nullptr);
     if (more.empty()) continue;
-    differences += (differences.empty() ? "" : "; ") + more;
+    differences += (is_first ? "" : "; ") + more;
     // Another collective under the same name: its other terms differ for that reason alone.
     if (&term == &kTerms[0]) break;
   }
-  return "ranks disagree on '" + first.name + "': " + differences +
-         ". All ranks must submit the same collective, of equal shape, dtype and op, under one name.";
+  return {DDL_FAILED_PRECONDITION,
+          "ranks disagree on '" + first.name + "': " + differences +
+              ". All ranks must submit the same collective, of equal shape, dtype and op, under one name.",
+          InRole(DDL_RANK_NAMED, named)};
 }
 
 }  // namespace ddl

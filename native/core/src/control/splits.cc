@@ -17,20 +17,24 @@ bool SplitsAreValid(const int64_t* splits, size_t num_splits, uint64_t rows) {
   return left == 0;
 }
 
-std::string DescribeWrongSplits(const std::vector<Submission>& submissions) {
+Status WrongSplits(const std::vector<Submission>& submissions) {
   std::string wrong;
+  FailedRanks ranks;
   for (const Submission& submission : submissions) {
     const Announcement& a = *submission.announcement;
     if (SplitsAreValid(a.splits.data(), a.splits.size(), a.rows)) continue;
     wrong += (wrong.empty() ? "" : "; ") + std::to_string(a.rows) + " rows in splits of";
     for (size_t to = 0; to < a.splits.size(); ++to) wrong += (to == 0 ? " " : ", ") + std::to_string(a.splits[to]);
     wrong += " on rank " + std::to_string(submission.rank);
+    ranks.push_back({submission.rank, DDL_RANK_NAMED});
   }
   if (wrong.empty()) return {};
-  return Label(*submissions[0].announcement) +
-         ": the splits of every rank must be 0 or more and add up to its rows; without splits, the rows must be a "
-         "multiple of the number of ranks (" +
-         std::to_string(submissions.size()) + "). Received: " + wrong + ".";
+  return {DDL_INVALID_ARGUMENT,
+          Label(*submissions[0].announcement) +
+              ": the splits of every rank must be 0 or more and add up to its rows; without splits, the rows must be a "
+              "multiple of the number of ranks (" +
+              std::to_string(submissions.size()) + "). Received: " + wrong + ".",
+          std::move(ranks)};
 }
 
 std::vector<Verdict> AllToAllVerdicts(const Decision& decision, const std::vector<Submission>& submissions) {

@@ -25,7 +25,8 @@ void CoordinatedQueue::Add(std::unique_ptr<Request> request) {
     Finish(*request, {DDL_FAILED_PRECONDITION,
                       Label(request->announcement) + " was submitted by rank " + std::to_string(endpoint_.rank()) +
                           ", which has joined: it takes part in the collectives of the others, and submits none until "
-                          "all ranks have joined."});
+                          "all ranks have joined.",
+                      {{endpoint_.rank(), DDL_RANK_NAMED}}});
     return;
   }
   // A second join, as after a Ctrl-C in the first, waits with the one that is announced already.
@@ -164,7 +165,7 @@ void CoordinatedQueue::RunDecision(const Decision& decision) {
   PlannedQueue* const planned = planned_.load(std::memory_order_acquire);
   if (planned != nullptr && (request->announcement.flags & DDL_FLAG_RESUMES) != 0) planned->Resume();
   const double started = Trace::Stamp();
-  Status status(decision.code, decision.message);
+  Status status = decision.status();
   if (status.ok()) status = endpoint_.Run(*request, decision);
   if (started > 0) request->TraceRun(decision.agreed, started, status.code());
   Finish(*request, status);
@@ -177,7 +178,7 @@ void CoordinatedQueue::EndJoin(const Decision& decision) {
   pending_.erase(at);
   num_pending_ -= joins.size();
   endpoint_.executor().EndJoin();
-  const Status status(decision.code, decision.message);
+  const Status status = decision.status();
   const double now = Trace::Stamp();
   for (const auto& join : joins) {
     if (status.ok()) std::memcpy(join->buffers[0].out, &decision.last_joined, sizeof decision.last_joined);
@@ -188,7 +189,7 @@ void CoordinatedQueue::EndJoin(const Decision& decision) {
 
 void CoordinatedQueue::FailWithoutCoordinator() {
   if (!coordinator_left_ || !endpoint_.broken().ok()) return;
-  endpoint_.SetBroken({DDL_UNAVAILABLE, leave_reason_});
+  endpoint_.SetBroken({DDL_UNAVAILABLE, leave_reason_, {{0, DDL_RANK_LEFT}}});
   Fail(endpoint_.broken());
 }
 
@@ -218,7 +219,8 @@ void CoordinatedQueue::CheckDeadlines() {
     endpoint_.Break({DDL_DEADLINE_EXCEEDED,
                      "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
                          endpoint_.locations().Describe(0) +
-                         ", which coordinates, does not answer: its process is stopped or its host is unreachable."});
+                         ", which coordinates, does not answer: its process is stopped or its host is unreachable.",
+                     {{0, DDL_RANK_SILENT}}});
     return;
   }
 }

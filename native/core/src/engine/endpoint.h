@@ -77,7 +77,7 @@ class Endpoint {
   Status CheckPeers() { return peer_watch_.Check(); }
   // While a calling thread is inside it waits with this `health`, and is named by `running` in warnings.
   void OnCallingThread(std::function<Status()> health, std::function<std::string()> running);
-  // DDL_FAILED_PRECONDITION when this communicator was stopped a while ago and a collective still runs. Any thread.
+  // DDL_NOT_FOUND when this communicator was stopped a while ago and a collective still runs. Any thread.
   Status CheckStopped() const;
 
   // Once not OK, every request fails with it.
@@ -95,9 +95,9 @@ class Endpoint {
   void Warn(const std::string& message) const;
   // Whether this rank is the one that warns for all of its group that wait: usually the lowest.
   bool WarnsForGroup(double seconds);
-  // The ranks that show no sign of life, for people; "" for none.
-  std::string DescribeSuspects() const;
-  // The same status, with the suspects in its message if a collective made no progress.
+  // The ranks that show no sign of life, for people; "" for none. `ranks`: receives them, too; may be NULL.
+  std::string DescribeSuspects(FailedRanks* ranks = nullptr) const;
+  // The same status, with the suspects if a collective made no progress.
   Status WithSuspects(const Status& status) const;
   // " It fails after 300 s."; "" without a deadline.
   std::string DescribeDeadline() const;

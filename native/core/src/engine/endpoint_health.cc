@@ -50,20 +50,22 @@ void Endpoint::OnCallingThread(std::function<Status()> health, std::function<std
 
 Status Endpoint::CheckStopped() const {
   if (submissions_.seconds_stopped() <= kStopGraceSeconds) return {};
-  return {DDL_FAILED_PRECONDITION, "the communicator has been shut down in the middle of it"};
+  return {DDL_NOT_FOUND, "the communicator has been shut down in the middle of it"};
 }
 
 Status Endpoint::ForOthers(const Status& status) const {
-  if (status.code() != DDL_FAILED_PRECONDITION) return status;
-  return {DDL_UNAVAILABLE, "rank " + std::to_string(transport_.rank) +
-                               " has left during a collective (its process ended or called shutdown)"};
+  if (status.code() != DDL_NOT_FOUND) return status;
+  return {DDL_UNAVAILABLE,
+          "rank " + std::to_string(transport_.rank) +
+              " has left during a collective (its process ended or called shutdown)",
+          {{transport_.rank, DDL_RANK_LEFT}}};
 }
 
 void Endpoint::Break(const Status& status) {
   if (!broken_.ok()) return;
   broken_ = status;
   PublishBroken(status);
-  channel_.SendAbort(EncodeText(MessageType::kAbort, EncodeReason(ForOthers(status))));
+  channel_.SendAbort(EncodeText(MessageType::kAbort, EncodeReason(ForOthers(status), kMaxError)));
   on_broken_(status);
 }
 
@@ -71,7 +73,7 @@ void Endpoint::PublishBroken(const Status& status) {
   RankBlock& own = memory_->own();
   // Others read `reason` from then on.
   if (own.state.load(std::memory_order_relaxed) == kBroken) return;
-  const std::string reason = Truncate(EncodeReason(ForOthers(status)), sizeof own.reason - 1);
+  const std::string reason = EncodeReason(ForOthers(status), sizeof own.reason - 1);
   std::memcpy(own.reason, reason.c_str(), reason.size() + 1);
   own.state.store(kBroken, std::memory_order_release);
   for (int local = 0; local < memory_->local_size(); ++local) {
@@ -109,7 +111,7 @@ double Endpoint::WarnStalled(const std::string& waits_for, double seconds) {
   return again;
 }
 
-std::string Endpoint::DescribeSuspects() const {
+std::string Endpoint::DescribeSuspects(FailedRanks* ranks) const {
   std::string text;
   const double now = Now();
   for (int rank = 0; rank < transport_.size; ++rank) {
@@ -124,13 +126,16 @@ std::string Endpoint::DescribeSuspects() const {
     std::string sentence = locations_.Describe(rank);
     sentence[0] = 'R';
     text += " " + sentence + " " + problem + ".";
+    if (ranks != nullptr) ranks->push_back({rank, DDL_RANK_SILENT});
   }
-  return text + heartbeat_.DescribeSilence(now);
+  return text + heartbeat_.DescribeSilence(now, ranks);
 }
 
 Status Endpoint::WithSuspects(const Status& status) const {
   if (status.code() != DDL_DEADLINE_EXCEEDED) return status;
-  return {status.code(), status.message() + DescribeSuspects()};
+  FailedRanks suspects;
+  const std::string text = DescribeSuspects(&suspects);
+  return status.Reworded(status.message() + text, suspects);
 }
 
 std::string Endpoint::DescribeDeadline() const {

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/failure.h"
 #include "base/guard.h"
 #include "engine/engine_block.h"
 #include "engine/staging.h"
@@ -77,12 +78,13 @@ void Engine::Submit(const ddl_request& from, bool result_on_host) {
   Status status = Validate(from, size());
   if (status.ok()) status = ValidateLocations(from, device.get());
   if (!status.ok()) {
-    from.done(from.user, status.code(), status.message().c_str());
+    CallDone(from.done, from.user, from.name, status);
     return;
   }
   // Before any lock, which a thread of the parent may have held when this process was forked: nobody would release it.
   if (Forked()) {
-    from.done(from.user, DDL_FAILED_PRECONDITION, "this process was forked from a rank, and is not a rank itself");
+    const Status forked(DDL_NOT_FOUND, "this process was forked from a rank, and is not a rank itself");
+    CallDone(from.done, from.user, from.name, forked);
     return;
   }
   auto request = std::make_unique<Request>();

@@ -11,6 +11,7 @@
 #include "base/waiter.h"
 #include "control/coordinator.h"
 #include "engine/staging.h"
+#include "net/transport_failure.h"
 #include "net/wire.h"
 
 namespace ddl {
@@ -211,7 +212,7 @@ Status Executor::PlainAllReduce(const View& in, const View& out, ddl_dtype dtype
   const int code = transport_.plain_all_reduce(transport_.self, packed, result, in.count(), dtype, op);
   if (code != DDL_OK) {
     memory.Leak();  // parts of it may still be under way
-    return {DDL_INTERNAL, std::string("MPI_Allreduce: ") + transport_.last_error(transport_.self)};
+    return TransportFailure(transport_, "MPI_Allreduce", -1, DDL_INTERNAL);
   }
   CopyView(View(in.element_bytes(), result, in.count()), out, Store::kCached);
   return {};

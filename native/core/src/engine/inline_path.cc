@@ -222,9 +222,10 @@ Status InlinePath::CheckInterrupted() {
   const double now = Now();
   if (interrupted_since_ > 0) {
     if (now - interrupted_since_ < kInterruptGraceSeconds) return {};
-    return {DDL_ABORTED, endpoint_.locations().Describe(endpoint_.rank()) +
-                             " was interrupted (Ctrl-C or another signal) during '" + running_->name +
-                             "', which made no progress"};
+    return {DDL_ABORTED,
+            endpoint_.locations().Describe(endpoint_.rank()) + " was interrupted (Ctrl-C or another signal) during '" +
+                running_->name + "', which made no progress",
+            {{endpoint_.rank(), DDL_RANK_NAMED}}};
   }
   if (interrupt_checked_at_ == 0) interrupt_checked_at_ = now;
   if (now - interrupt_checked_at_ < kInterruptCheckSeconds) return {};

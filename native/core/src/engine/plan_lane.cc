@@ -233,16 +233,16 @@ bool PlanLane::HasLost() const {
   return false;
 }
 
-std::string PlanLane::DescribeMissing() const {
-  std::string text;
+std::vector<int> PlanLane::Missing() const {
+  std::vector<int> ranks;
   for (int local = 0; local < memory_.local_size(); ++local) {
     if (BlockOf(memory_, local).plan_posted.load(std::memory_order_acquire) > round_) continue;
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(memory_.members()[static_cast<size_t>(local)]);
+    ranks.push_back(memory_.members()[static_cast<size_t>(local)]);
   }
-  if (!text.empty()) return text;
-  if (!exchanging_) return "rank " + std::to_string(memory_.members()[0]);
+  if (!ranks.empty()) return ranks;
+  if (!exchanging_) return {memory_.members()[0]};
   const size_t groups = leaders_.size();
-  return "rank " + std::to_string(leaders_[(group_ + groups - (size_t{1} << step_) % groups) % groups]);
+  return {leaders_[(group_ + groups - (size_t{1} << step_) % groups) % groups]};
 }
 
 void PlanLane::Cancel() {

@@ -49,7 +49,7 @@ class PlanLane {
   // Whether a rank of this group has left without posting: this round will never end.
   bool HasLost() const;
   // The rank(s) that this one waits for, for people.
-  std::string DescribeMissing() const;
+  std::vector<int> Missing() const;
   // Whether messages are expected, whose arrival rings no bell.
   bool NeedsPolling() const { return posted_ && is_leader() && leaders_.size() > 1; }
   // Cancels messages in flight. Required before the transport is destroyed.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/guard.h"
+#include "base/text.h"
 #include "base/trace.h"
 #include "base/waiter.h"
 #include "control/coordinator.h"
@@ -133,12 +134,15 @@ void PlannedQueue::CheckDeadlines() {
   const double waited = Now() - since;
   const bool fails = endpoint_.deadline_s() > 0 && waited > endpoint_.deadline_s();
   if (!fails && (warn_after_ <= 0 || waited <= warn_after_)) return;
+  const std::vector<int> missing = lane_.Missing();
+  FailedRanks ranks = InRole(DDL_RANK_NAMED, missing);
   const std::string waits = (lane_.posted() == nullptr ? "A plan" : Label(lane_.posted()->announcement)) +
-                            " has waited " + std::to_string(static_cast<int>(waited)) + " s for " +
-                            lane_.DescribeMissing() + ", whose communication thread does not answer." +
-                            endpoint_.DescribeSuspects();
+                            " has waited " + std::to_string(static_cast<int>(waited)) + " s for rank(s) " +
+                            FormatRanks(missing) + ", whose communication thread does not answer." +
+                            endpoint_.DescribeSuspects(&ranks);
   if (fails) {
-    endpoint_.Break({DDL_DEADLINE_EXCEEDED, waits + " Raise KERAS_DDL_DEADLINE_SECONDS if it is only slow."});
+    endpoint_.Break(
+        {DDL_DEADLINE_EXCEEDED, waits + " Raise KERAS_DDL_DEADLINE_SECONDS if it is only slow.", std::move(ranks)});
     return;
   }
   warn_after_ = 2 * waited;

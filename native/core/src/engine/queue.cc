@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/failure.h"
 #include "control/coordinator.h"
 
 namespace ddl {
@@ -52,11 +53,11 @@ bool Queue::CheckHealth() {
 void Queue::Finish(const Request& request, const Status& status) {
   request.ticket.reset();
   submissions_.CountEnded();
-  request.done(request.user, status.code(), status.message().c_str());
+  CallDone(request.done, request.user, request.announcement.name.c_str(), status);
 }
 
 Status Queue::WithPendingRequest(const Status& status, const Announcement& announcement) {
-  return {status.code(), status.message() + " (pending: " + Label(announcement) + ")"};
+  return status.Reworded(status.message() + " (pending: " + Label(announcement) + ")");
 }
 
 int64_t Queue::PollUs(double idle_s) { return std::clamp<int64_t>(static_cast<int64_t>(idle_s * 1e6 / 8), 20, 500); }
@@ -71,7 +72,7 @@ void Queue::Leave() {
   Status failure;
   (void)submissions_.Take(&late, &failure);
   if (!failure.ok()) endpoint_.Break(failure);
-  const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
+  const Status closed(DDL_NOT_FOUND, "the communicator has been shut down");
   for (auto& request : late) {
     if (!request->is_marker()) Finish(*request, closed);
   }
@@ -79,8 +80,10 @@ void Queue::Leave() {
   Fail(closed);
   // The others may already be running what this rank has announced, and would wait for it.
   if (!promised.empty()) {
-    endpoint_.Break({DDL_UNAVAILABLE, "rank " + std::to_string(endpoint_.rank()) + " has left while " + promised +
-                                          " was pending there (its process ended or called shutdown)"});
+    endpoint_.Break({DDL_UNAVAILABLE,
+                     "rank " + std::to_string(endpoint_.rank()) + " has left while " + promised +
+                         " was pending there (its process ended or called shutdown)",
+                     {{endpoint_.rank(), DDL_RANK_LEFT}}});
   }
   // A rank that leaves because another one has died, which only its lane may have noticed, must not be missed instead.
   const Status peers = endpoint_.CheckPeers();

@@ -28,7 +28,7 @@ struct Request {
   Announcement announcement;
   std::vector<ddl_buffer> buffers;
   void* (*allocate)(void* user, const uint64_t* rows_by_rank, int size) = nullptr;
-  void (*done)(void* user, int code, const char* message) = nullptr;
+  void (*done)(void* user, const ddl_failure* failure) = nullptr;
   void* user = nullptr;
   std::string feedback;  // see ddl_request
   double submitted = 0;  // seconds, monotonic clock

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/failure.h"
 #include "base/waiter.h"
 #include "engine/engine_block.h"
 #include "shm/doorbell.h"
@@ -18,7 +19,8 @@ void Submissions::Submit(std::unique_ptr<Request> request) {
     }
   }
   if (request != nullptr) {
-    request->done(request->user, DDL_FAILED_PRECONDITION, "the communicator has been shut down");
+    const Status closed(DDL_NOT_FOUND, "the communicator has been shut down");
+    CallDone(request->done, request->user, request->announcement.name.c_str(), closed);
   }
 }
 

@@ -75,7 +75,9 @@ Status HostTransport::LookForGone() {
   for (int number = 0; number < size_; ++number) {
     const Operation* const receive = gather_[static_cast<size_t>(number)];
     if (peers_[static_cast<size_t>(number)].gone && receive != nullptr && !receive->finished) {
-      return {DDL_ABORTED, "rank " + std::to_string(number) + " has left or died while all ranks exchanged data"};
+      return {DDL_ABORTED,
+              "rank " + std::to_string(number) + " has left or died while all ranks exchanged data",
+              {{number, DDL_RANK_DIED}}};
     }
   }
   return {};

@@ -50,7 +50,10 @@ Status HostTransport::Connect(int peer, int socket) {
 }
 
 int HostTransport::Fail(const Status& status) {
-  if (!status.ok()) error_ = "rank " + std::to_string(rank_) + ": " + status.message();
+  if (!status.ok()) {
+    error_ = "rank " + std::to_string(rank_) + ": " + status.message();
+    lost_rank_ = status.ranks().empty() ? -1 : status.ranks().front().rank;
+  }
   return status.code();
 }
 
@@ -236,10 +239,12 @@ void HostTransport::End(int number) {
 Status HostTransport::Lost(int peer) const {
   const int error = streams_.ErrorOf(peer);
   const bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
-  return {DDL_ABORTED, "rank " + std::to_string(peer) +
-                           (is_silent ? " died, or its host cannot be reached: its connection has ended (" +
-                                            std::string(std::strerror(error)) + ")"
-                                      : " died: its connection ended unexpectedly. See the end of its output")};
+  return {DDL_ABORTED,
+          "rank " + std::to_string(peer) +
+              (is_silent ? " died, or its host cannot be reached: its connection has ended (" +
+                               std::string(std::strerror(error)) + ")"
+                         : " died: its connection ended unexpectedly. See the end of its output"),
+          {{peer, DDL_RANK_DIED}}};
 }
 
 bool HostTransport::HasUnsent() const {

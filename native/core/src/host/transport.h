@@ -36,7 +36,9 @@ class HostTransport {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& error() const { return error_; }
-  // Keeps the text of a failure and returns its code.
+  // See ddl_transport.
+  int lost_rank() const { return lost_rank_; }
+  // Keeps the text and the rank of a failure, and returns its code.
   int Fail(const Status& status);
 
   struct Operation;
@@ -95,6 +97,7 @@ class HostTransport {
   Streams streams_;
   int lost_ = -1;  // a peer whose stream has ended without a farewell
   std::string error_;
+  int lost_rank_ = -1;
   std::vector<Peer> peers_;
   std::list<Message> messages_;     // that have a kept part, or go into a receive; oldest first
   std::list<Operation*> receives_;  // without a message; in order

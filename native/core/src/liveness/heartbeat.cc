@@ -79,11 +79,13 @@ Status Heartbeat::Beat(double now) {
       peer.last_received = now;
       continue;
     }
-    return {DDL_ABORTED, "no sign of life from " + locations_.Describe(peer.ranks) + " for " +
-                             std::to_string(static_cast<int>(now - peer.last_received)) + " s, seen from host " +
-                             locations_.at(transport_.rank).host +
-                             ": that host is down or frozen, or the link to it is broken. Raise "
-                             "KERAS_DDL_LOST_AFTER_SECONDS if it is only slow."};
+    return {DDL_ABORTED,
+            "no sign of life from " + locations_.Describe(peer.ranks) + " for " +
+                std::to_string(static_cast<int>(now - peer.last_received)) + " s, seen from host " +
+                locations_.at(transport_.rank).host +
+                ": that host is down or frozen, or the link to it is broken. Raise KERAS_DDL_LOST_AFTER_SECONDS if it "
+                "is only slow.",
+            InRole(DDL_RANK_SILENT, peer.ranks)};
   }
   return {};
 }
@@ -128,12 +130,15 @@ void Heartbeat::Cancel() {
   for (Peer& peer : peers_) peer.beat.Cancel(give_up);
 }
 
-std::string Heartbeat::DescribeSilence(double now) const {
+std::string Heartbeat::DescribeSilence(double now, FailedRanks* ranks) const {
   std::string text;
   for (const Peer& peer : peers_) {
     if (peer.busy || peer.last_received == 0 || now - peer.last_received < kSilentSeconds) continue;
     text += " No sign of life from " + locations_.Describe(peer.ranks) + " for " +
             std::to_string(static_cast<int>(now - peer.last_received)) + " s.";
+    if (ranks == nullptr) continue;
+    const FailedRanks silent = InRole(DDL_RANK_SILENT, peer.ranks);
+    ranks->insert(ranks->end(), silent.begin(), silent.end());
   }
   return text;
 }

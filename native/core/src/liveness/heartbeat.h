@@ -39,7 +39,8 @@ class Heartbeat {
   // Cancels messages in flight. Required before the transport is destroyed.
   void Cancel();
   // "No sign of life from rank(s) 4, 5 on host h2 for 6 s."; empty unless some peer has been silent for some seconds.
-  std::string DescribeSilence(double now) const;
+  // `ranks`: receives these ranks, too; may be NULL.
+  std::string DescribeSilence(double now, FailedRanks* ranks) const;
 
  private:
   struct Peer {

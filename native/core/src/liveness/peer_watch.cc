@@ -57,7 +57,8 @@ Status PeerWatch::Check() {
           DDL_ABORTED,
           locations_.Describe(peer.rank) +
               " died. See the end of its output. A process that the kernel killed for lack of memory (see dmesg), or "
-              "that called os._exit, leaves none."};
+              "that called os._exit, leaves none.",
+          {{peer.rank, DDL_RANK_DIED}}};
     }
     if (peer.process >= 0) close(std::exchange(processes_[static_cast<size_t>(peer.process)].fd, -1));
   }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/waiter.h"
+#include "net/transport_failure.h"
 
 namespace ddl {
 
@@ -22,7 +23,7 @@ Status OwnedMessages::ReceiveArriving(int tag) {
     int peer = -1;
     size_t bytes = 0;
     if (transport_.probe(transport_.self, tag, &peer, &bytes) != DDL_OK) {
-      return {DDL_ABORTED, std::string("looking for messages: ") + transport_.last_error(transport_.self)};
+      return TransportFailure(transport_, "looking for messages");
     }
     if (peer < 0) return {};
     Message& message = under_way_.emplace_back();
@@ -41,8 +42,7 @@ Status OwnedMessages::Started(int code, const char* doing) {
   // A part of it may be under way all the same.
   under_way_.back().memory.Leak();
   under_way_.pop_back();
-  return {DDL_ABORTED,
-          std::string(doing) + " rank " + std::to_string(peer) + ": " + transport_.last_error(transport_.self)};
+  return TransportFailure(transport_, doing, peer);
 }
 
 Status OwnedMessages::TakeFinished(std::vector<Finished>* finished) {
@@ -51,8 +51,7 @@ Status OwnedMessages::TakeFinished(std::vector<Finished>* finished) {
     Message& message = *at;
     int done = 0;
     if (unfinished.count(message.peer) == 0 && transport_.test(transport_.self, &message.operation, &done) != DDL_OK) {
-      return {DDL_ABORTED,
-              "talking to rank " + std::to_string(message.peer) + ": " + transport_.last_error(transport_.self)};
+      return TransportFailure(transport_, "talking to", message.peer);
     }
     if (done == 0) {
       unfinished.insert(message.peer);

@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "net/transport_failure.h"
+
 namespace ddl {
 
 char* WireMemory::Reserve(uint64_t bytes) {
@@ -23,8 +25,7 @@ Status WireMessages::Start(int peer, int tag, char* data, uint64_t bytes) {
   const int code = direction_ == kSends ? transport_.isend(transport_.self, peer, tag, data, bytes, &operation)
                                         : transport_.irecv(transport_.self, peer, tag, data, bytes, &operation);
   if (code != DDL_OK) {
-    return {DDL_ABORTED, std::string(direction_ == kSends ? "sending to" : "receiving from") + " rank " +
-                             std::to_string(peer) + ": " + transport_.last_error(transport_.self)};
+    return TransportFailure(transport_, direction_ == kSends ? "sending to" : "receiving from", peer);
   }
   under_way_.push_back({operation, peer});
   return {};
@@ -34,10 +35,7 @@ Status WireMessages::TakeFinished(bool* finished) {
   Message& oldest = under_way_.front();
   int done = 0;
   const int code = transport_.test(transport_.self, &oldest.operation, &done);
-  if (code != DDL_OK) {
-    return {DDL_ABORTED,
-            "talking to rank " + std::to_string(oldest.peer) + ": " + transport_.last_error(transport_.self)};
-  }
+  if (code != DDL_OK) return TransportFailure(transport_, "talking to", oldest.peer);
   *finished = done != 0;
   if (*finished) under_way_.pop_front();
   return {};

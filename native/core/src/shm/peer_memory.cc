@@ -139,21 +139,23 @@ Status PeerMemory::Write(int local_rank, std::vector<iovec>& local, std::vector<
 }
 
 Status PeerMemory::PeerGaveUp(int local_rank) const {
-  return {DDL_ABORTED, "rank " + GlobalRank(local_rank) + " gave up the collective"};
+  const int rank = GlobalRank(local_rank);
+  return {DDL_ABORTED, "rank " + std::to_string(rank) + " gave up the collective", {{rank, DDL_RANK_NAMED}}};
 }
 
 Status PeerMemory::AccessFailed(const char* what, int local_rank, int error) const {
   // Its buffers may already be gone.
   if (memory_.block(local_rank).access_revoked.load(std::memory_order_seq_cst) != 0) return PeerGaveUp(local_rank);
-  const std::string rank = "rank " + GlobalRank(local_rank);
-  if (error == ESRCH) return {DDL_ABORTED, rank + " died. See the end of its output."};
-  return {DDL_INTERNAL, std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what + "v: " +
-                            std::strerror(error) + "). Set KERAS_DDL_CMA=0 on all ranks to use shared memory instead."};
+  const int number = GlobalRank(local_rank);
+  const std::string rank = "rank " + std::to_string(number);
+  if (error == ESRCH) return {DDL_ABORTED, rank + " died. See the end of its output.", {{number, DDL_RANK_DIED}}};
+  return {DDL_INTERNAL,
+          std::string("could not ") + what + " the memory of " + rank + " (process_vm_" + what +
+              "v: " + std::strerror(error) + "). Set KERAS_DDL_CMA=0 on all ranks to use shared memory instead.",
+          {{number, DDL_RANK_NAMED}}};
 }
 
-std::string PeerMemory::GlobalRank(int local_rank) const {
-  return std::to_string(memory_.members()[static_cast<size_t>(local_rank)]);
-}
+int PeerMemory::GlobalRank(int local_rank) const { return memory_.members()[static_cast<size_t>(local_rank)]; }
 
 void PeerMemory::RevokeAccess() const {
   memory_.own().access_revoked.store(1, std::memory_order_seq_cst);

@@ -46,7 +46,7 @@ class PeerMemory {
  private:
   Status AccessFailed(const char* what, int local_rank, int error) const;
   Status PeerGaveUp(int local_rank) const;
-  std::string GlobalRank(int local_rank) const;
+  int GlobalRank(int local_rank) const;
 
   GroupMemory& memory_;
 };
