@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from keras_ddl import config
@@ -36,21 +36,14 @@ class Door:
     host: str
 
 
-@dataclass(frozen=True)
-class Doors:
-    """The doors of all ranks of a membership, by the launcher's numbers."""
-
-    by_rank: dict[int, Door]
-    secret: str = field(repr=False)
-
-
 class Doorkeeper:
     """This process's door, served by a thread of its own."""
 
     def __init__(self, rank: int, size: int = 1) -> None:
         """`rank`: the launcher's number of this rank. `size`: the job's. Raises: OSError: no port can be opened."""
         self.rank = rank
-        self._doors = Doors({}, "")
+        self._doors: dict[int, Door] = {}  # by the launcher's numbers of their ranks
+        self._secret = ""
         self._door = socket.create_server(("", 0), backlog=1024)
         self._changed = threading.Condition()  # guards what follows
         self._arrived: dict[tuple[str, int], socket.socket] = {}
@@ -63,16 +56,16 @@ class Doorkeeper:
         """Returns what the launcher should tell the other ranks about this door."""
         return {"port": self._door.getsockname()[1], "host": host_key()}
 
-    def introduce(self, doors: Doors) -> None:
+    def introduce(self, doors: dict[int, Door], secret: str) -> None:
         """Sets the doors of all ranks. Earlier connections wait for this call."""
         with self._changed:
-            self._doors = doors
+            self._doors, self._secret = doors, secret
         os.eventfd_write(self._introduced, 1)
 
     def others(self, world_ranks: Sequence[int]) -> list[int]:
         """Returns those of `world_ranks` that are on other hosts."""
-        here = self._doors.by_rank[self.rank].host
-        return [rank for rank in world_ranks if self._doors.by_rank[rank].host != here]
+        here = self._doors[self.rank].host
+        return [rank for rank in world_ranks if self._doors[rank].host != here]
 
     def connect(
         self, key: str, world_ranks: Sequence[int], check: Callable[[list[int]], None]
@@ -129,7 +122,7 @@ class Doorkeeper:
 
     def _knock(self, rank: int, key: str, *, is_look: bool = False) -> socket.socket:
         """Connects to a rank. `is_look`: only to see whether it still waits."""
-        door = self._doors.by_rank[rank]
+        door = self._doors[rank]
         where = f"its process does not answer on port {door.port} of {door.address}"
 
         def connect() -> socket.socket:
@@ -143,7 +136,7 @@ class Doorkeeper:
 
         hello = {"key": key, "from": self.rank, "to": rank, "is_look": is_look}
         try:
-            channel, answer = introduce(connect, self._doors.secret, lambda: hello, Seconds.MEET)
+            channel, answer = introduce(connect, self._secret, lambda: hello, Seconds.MEET)
         except Impostor:
             raise RankLostError(
                 f"rank {rank} cannot be reached: another process answers on port {door.port} of {door.address}."
@@ -171,14 +164,14 @@ class Doorkeeper:
     def _admit_early(self) -> None:
         """Answers those that came before this rank knew the secret."""
         os.eventfd_read(self._introduced)
-        for caller in self._listener.introduce(self._doors.secret):
+        for caller in self._listener.introduce(self._secret):
             self._answer(caller)
 
     def _answer(self, caller: Caller) -> None:
         hello, at = caller.hello, (caller.hello["key"], caller.hello["from"])
         with self._changed:
             is_open = hello["to"] == self.rank and hello["key"] not in self._given_up
-            caller.welcome(self._doors.secret, {"is_open": is_open})
+            caller.welcome(self._secret, {"is_open": is_open})
             if is_open and not hello["is_look"] and not caller.channel.closed:
                 self._arrived[at] = caller.channel.sock
                 self._changed.notify_all()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
+from keras_ddl.communicator.between_hosts import Door, Doorkeeper
 from keras_ddl.errors import ConfigError
 from keras_ddl.link import program
 from keras_ddl.link.kinds import Kind
@@ -100,6 +100,6 @@ def _membership(message: dict[str, Any], doorkeeper: Doorkeeper | None = None) -
         raise SystemExit(0)  # the others go on, and this rank's program has done what it was to do
     if doorkeeper is not None:
         doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
-        doorkeeper.introduce(Doors(doors, message["secret"]))
+        doorkeeper.introduce(doors, message["secret"])
     ended = tuple(message.get("ended", ()))
     return Membership(message["epoch"], tuple(message["members"]), ended, message.get("min_ranks", 1))

@@ -26,6 +26,7 @@ from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError, LaunchError
 from keras_ddl.launch import host_facts, job_folder, rank_environment, startup_notes
 from keras_ddl.launch.address import Address, connect
+from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.processes import die_with_parent, kill_marked
 from keras_ddl.launch.program_link import TO_PROGRAM, Frame, ProgramLink
 from keras_ddl.launch.rank_program import RankProgram, require_directory
@@ -44,12 +45,10 @@ FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 class RankProcess:
     """One rank: its connection, its program, and the loop that serves both. The loop waits only in poll."""
 
-    def __init__(self, rank: int, size: int, address: Address, command: list[str]) -> None:
-        self.rank, self.size, self.command = rank, size, command
-        self._received: list[int] = []  # signals for the program
+    def __init__(self, rank: int, size: int, address: Address, command: list[str], signals: Interrupts) -> None:
+        """`signals`: those for the program."""
+        self.rank, self.size, self.command, self._signals = rank, size, command, signals
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for signum in FOR_THE_PROGRAM:
-            signal.signal(signum, lambda number, _: self._received.append(number))
         # On one host there is nothing to compare.
         self._facts = None if address.path else host_facts.facts()
         # A SIGTERM before this has been done ends this process: nothing is there to be cleaned up.
@@ -66,10 +65,6 @@ class RankProcess:
         self._survived = False  # the other ranks go on without this one
         self._terminated = False
         self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
-        self._wakeup, self._wakeup_writer = socket.socketpair()
-        for end in (self._wakeup, self._wakeup_writer):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -130,7 +125,7 @@ class RankProcess:
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
         program, channel = self._program, self._channel
-        sources: list[Source] = [(self._wakeup.fileno(), READ, self._wake)]
+        sources: list[Source] = [(self._signals.fileno(), READ, bool)]  # of all signals
         if not channel.closed:
             sources.append((channel.fileno(), channel.events, self._hear))
         if self._link is not None and channel.backlog < _LINK_BACKLOG_BYTES:
@@ -143,8 +138,8 @@ class RankProcess:
         if self._kill_at is not None:
             timeout = min(timeout, max(0.0, self._kill_at - time.monotonic()))
         serve(timeout, sources)
-        while self._received:
-            self._signal(self._received.pop(0))
+        for signum in self._signals.take():
+            self._signal(signum)
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, Seconds.MPIRUN_GRACE, self._starter)
         if self._channel.closed and self._stopped_by is None:
@@ -153,10 +148,6 @@ class RankProcess:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wakeup.recv(4096)
 
     def _hear(self) -> None:
         self._channel.write()
@@ -283,7 +274,9 @@ def run_wrapper(command: list[str], parent: int) -> int:
     die_with_parent(signal.SIGTERM, parent)
     try:
         rank, size = rank_environment.rank_and_size(os.environ)
-        return RankProcess(rank, size, Address.parse(config.get("LAUNCHER") or ""), command).run()
+        address = Address.parse(config.get("LAUNCHER") or "")
+        with Interrupts(FOR_THE_PROGRAM, lambda: None) as signals:
+            return RankProcess(rank, size, address, command, signals).run()
     except KerasDdlError as error:
         print(f"keras-ddl: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
+from keras_ddl.communicator.between_hosts import Door, Doorkeeper
 from keras_ddl.config import Seconds
 from keras_ddl.errors import RankLostError
 from keras_ddl.link import listener
@@ -28,7 +28,7 @@ def keepers_on(hosts: str) -> list[Doorkeeper]:
     """Returns one for each letter, which names the rank's host."""
     keepers = [Doorkeeper(rank) for rank in range(len(hosts))]
     for each in keepers:
-        each.introduce(Doors(doors_of(keepers, hosts), SECRET))
+        each.introduce(doors_of(keepers, hosts), SECRET)
     return keepers
 
 
@@ -65,9 +65,9 @@ def test_transports_that_are_made_at_the_same_time_do_not_mix() -> None:
 
 def test_who_comes_first_waits_for_those_who_are_not_introduced_yet() -> None:
     keepers = [Doorkeeper(rank) for rank in range(2)]
-    doors = Doors(doors_of(keepers, "ab"), SECRET)
-    keepers[1].introduce(doors)
-    threading.Timer(0.3, keepers[0].introduce, [doors]).start()
+    doors = doors_of(keepers, "ab")
+    keepers[1].introduce(doors, SECRET)
+    threading.Timer(0.3, keepers[0].introduce, [doors, SECRET]).start()
     assert list(keepers[1].connect("world", [0, 1], patient)) == [0]
 
 
@@ -102,7 +102,7 @@ def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypat
 def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = keepers_on("ab")
     stranger = Doorkeeper(1)
-    stranger.introduce(Doors(doors_of(keepers, "ab"), "0c" * 32))
+    stranger.introduce(doors_of(keepers, "ab"), "0c" * 32)
     monkeypatch.setattr(Seconds, "MEET", 0.5)
     raises(lambda: stranger.connect("world", [0, 1], patient), "rank 0 died")
     assert not keepers[0]._arrived
@@ -112,9 +112,9 @@ def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it(monkeypatch: 
     monkeypatch.setattr(Seconds, "MEET", 0.5)
     keepers = keepers_on("ab")
     other = Doorkeeper(0)  # of another job
-    other.introduce(Doors({}, "0c" * 32))
+    other.introduce({}, "0c" * 32)
     doors = doors_of([other, keepers[1]], "ab")
-    keepers[1].introduce(Doors(doors, SECRET))
+    keepers[1].introduce(doors, SECRET)
     raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 (died|cannot be reached)")
 
 
@@ -136,9 +136,9 @@ def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest
     monkeypatch.setattr(listener, "_MAX_STRANGERS", 50)
     monkeypatch.setattr(Seconds, "PROOF", 3600.0)
     keepers = [Doorkeeper(rank) for rank in range(2)]
-    doors = Doors(doors_of(keepers, "ab"), SECRET)
+    doors = doors_of(keepers, "ab")
     for each in keepers if is_introduced else keepers[1:]:
-        each.introduce(doors)
+        each.introduce(doors, SECRET)
     threads = threading.active_count()
     address = ("127.0.0.1", int(keepers[0].describe()["port"]))
     silent = [socket.create_connection(address) for _ in range(400)]
@@ -149,7 +149,7 @@ def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest
         if not is_introduced:
             with pytest.raises(TimeoutError):
                 knocking.result(0.3)
-            keepers[0].introduce(doors)
+            keepers[0].introduce(doors, SECRET)
         keepers[0].connect("world", [0, 1], patient)
         knocking.result()
     for each in silent:
