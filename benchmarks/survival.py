@@ -182,15 +182,15 @@ def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -
     strategy, x, y = begin(steps, sharding=sharding)
     assert strategy.resilience.goes_on
     ways = {
-        True: (strategy.resilience, Communicator.recover, strategy.job.mirror_offset),
-        False: (Resilience(), None, 0),
+        True: (strategy.resilience, Communicator.recover),
+        False: (Resilience(), None),
     }
     models, watch = {may: compiled(strategy, network) for may in ways}, StepTimes()
     medians: list[dict[str, float]] = []
     for number in range(rounds + 1):
         seconds = {}
         for may in (True, False) if number % 2 else (False, True):
-            strategy.resilience, Communicator.recover, strategy.job.mirror_offset = ways[may]
+            strategy.resilience, Communicator.recover = ways[may]
             strategy.job.goes_on = may
             models[may].fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
             seconds["may go on" if may else "may not"] = statistics.median(watch.seconds)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator
 from keras_ddl.communicator import history
 from keras_ddl.data import order
 from keras_ddl.errors import DriftError, RankMismatchError
-from keras_ddl.resilience.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
+from keras_ddl.resilience.joining_base import give_up
+from keras_ddl.resilience.joining_state import STATE, JoiningInFit, State, share_variables
+from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.keras_patches.standby import writers_of
@@ -16,13 +18,16 @@ from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 
+if TYPE_CHECKING:
+    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
+
 TRIAL_STEPS = 20  # before each of them newcomers prove that they have what the others have
 
 
-class Admission(Joining):
+class Admission(JoiningInFit):
     """The side of the ranks that train."""
 
-    def __init__(self, record: history.Record, survival: Survives) -> None:
+    def __init__(self, record: history.Record, survival: Survival) -> None:
         super().__init__(survival)
         self._record, self._board = record, record.board
         self._admitted_at = 0
@@ -30,15 +35,14 @@ class Admission(Joining):
         # not been told, and it for rank 0.
         self._wanting: set[str] = set()
         self._called: set[str] = set()
-        self._lets_leave = False  # rank 0 knows of ranks that are to leave
+        self._leaving: dict[int, str] = {}  # ranks that are to leave, as rank 0 knows, and why
         self._steps = 0  # since newcomers have come, or since fit has begun
         self._begins_epoch = False
-        self.has_newcomers = False  # they have come at some time: all ranks compare from then on, whoever is left
 
     @classmethod
-    def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Joining, admitted_at: int) -> Admission:
+    def of_newcomer(cls, record: history.Record, newcomer: JoiningInFit, admitted_at: int) -> Admission:
         """Returns the Admission of a newcomer that has become a rank."""
-        admission = cls(record, survival)
+        admission = cls(record, newcomer._survival)
         admission._admitted_at = admitted_at
         admission._callbacks, admission._changes = newcomer._callbacks, newcomer._changes
         admission._compares_batch = admission._is_new = admission.has_newcomers = True
@@ -56,7 +60,9 @@ class Admission(Joining):
                 board.answer(name, self._record.pickled())  # what it was to join has ended
             elif call == self._record.calls and self._callbacks is not None and name not in self._called:
                 self._wanting.add(name)
-        self._lets_leave = bool(board.questions("leave"))
+        members = communicator.members()
+        leaving = {int(name): why for name, why in board.questions("leave").items()}
+        self._leaving = {number: why for number, why in leaving.items() if number in members}
 
     def between_steps(self, caller: failing_together.Caller) -> None:
         """Admits newcomers and lets ranks leave before a step of fit, if any are due. COLLECTIVE in that case."""
@@ -67,7 +73,7 @@ class Admission(Joining):
         self._admit(callbacks, caller)
         self.prove_before_step(callbacks)
 
-    def prove_before_step(self, callbacks: CallbacksOfFit) -> None:
+    def prove_before_step(self, callbacks: CallbackList) -> None:
         """Calls `prove` before the first steps with newcomers and before the first step of each epoch, when no step has
         used yet what callbacks have changed. COLLECTIVE in these cases.
         """
@@ -76,7 +82,7 @@ class Admission(Joining):
         self._begins_epoch = False
         self._steps += 1
 
-    def prove(self, callbacks: CallbacksOfFit) -> None:
+    def prove(self, callbacks: CallbackList) -> None:
         """Checks that newcomers hold what the others hold; newcomers that do not leave the job. COLLECTIVE if there are
         newcomers.
 
@@ -96,21 +102,25 @@ class Admission(Joining):
                 )
             )
 
-    def _admit(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
+    def _admit(self, callbacks: CallbackList, caller: failing_together.Caller) -> None:
         board, survival = self._board, self._survival
         finished = survival.finished()
         self.look()
-        if (self._wanting or self._lets_leave) and board.admit_at == self._admitted_at:
-            self._called, self._wanting = self._wanting, set()
-            for name in self._called:
-                board.answer(name, self._record.pickled())
-            board.admit_at = finished + 1
+        if (self._wanting or self._leaving) and board.admit_at == self._admitted_at:
+            room = survival.room_for(len(self._wanting), len(self._leaving))
+            self._called = set(sorted(self._wanting, key=int)[:room])  # the others wait until there is room
+            self._wanting -= self._called
+            if self._called or self._leaving:
+                for name in self._called:
+                    board.answer(name, self._record.pickled())
+                board.admit_at = finished + 1
         if board.admit_at == self._admitted_at or finished < board.admit_at:
             return
         self._admitted_at = board.admit_at
-        called, self._called, self._lets_leave = self._called, set(), False
+        called, self._called = self._called, set()
+        leaving, self._leaving = self._leaving, {}
         survival.has_met_newcomers = False
-        while not survival.admit([int(name) for name in called], caller):
+        while not survival.admit([int(name) for name in called], leaving, caller):
             pass
         if survival.has_met_newcomers:
             self._steps, self.has_newcomers = 0, True
@@ -120,7 +130,7 @@ class Admission(Joining):
             board.forget("join", name)  # of one that was lost
         board.has_question = True  # of those that still wait; rank 0 may be another one now
 
-    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+    def begin_fit(self, callbacks: CallbackList) -> None:
         super().begin_fit(callbacks)
         self._steps = 0
         self._board.has_question = True  # newcomers may have come before
@@ -154,7 +164,7 @@ class Admission(Joining):
 
     def end_fit(self) -> None:
         """Ends admission, because training has ended."""
-        self._callbacks, self._lets_leave = None, False
+        self._callbacks, self._leaving = None, {}
         self._wanting.clear()
         self._called.clear()
         self._board.has_question = True
@@ -170,7 +180,7 @@ class Admission(Joining):
     def _waiting(self) -> dict[str, int]:
         return {name: int(call) for name, call in self._board.questions("join").items()}
 
-    def _state(self, callbacks: CallbacksOfFit) -> State:
+    def _state(self, callbacks: CallbackList) -> State:
         epochs, batches, logs = callbacks.position
         record, arrays = capture(callbacks.model, [], epochs, batches, logs)
         return State(

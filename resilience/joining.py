@@ -3,18 +3,18 @@
 A spare (`keras-ddl run --spares`) runs the script from its first line, with results that the others have recorded
 (communicator/history.py), until the `fit` begins that the others are in. There it asks to join, and rank 0 decides for
 all ranks after which call they meet it. Then rank 0 sends variables, metrics, the position in the data and the state of
-callbacks since fit began, as a checkpoint would, and the spare continues like a resumed fit.
+callbacks since fit began, as a checkpoint would, and the spare continues like a resumed fit. On a mesh rank 0 admits
+only as many as make the mesh larger; the others wait.
 
 Ranks see on their boards (communicator/board.py) that newcomers are to be admitted. Rank 0 writes this before a step
 that no rank can end without rank 0, so all ranks have seen it before the next step. Ranks that are to leave the job
-leave at that moment, too: the launcher lets the others continue without them.
+hand over what only they hold at that moment, too, and leave.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,16 +24,15 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError
 from keras_ddl.resilience.admission import Admission
+from keras_ddl.resilience.joining_base import give_up
 from keras_ddl.resilience.joining_state import (
     STATE,
-    CallbacksOfFit,
-    Joining,
+    JoiningInFit,
     State,
-    Survives,
-    give_up,
     number_slots,
     share_variables,
 )
+from keras_ddl.resilience.survival import Survival
 from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.base import strategy_of
@@ -43,49 +42,26 @@ from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together, garbage
 
 if TYPE_CHECKING:
-    from keras_ddl.topology import Topology
+    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 _FIT = "Model.fit"  # as replayed_calls.py records it
-
-
-class SurvivesAsNewcomer(Survives, Protocol):
-    """`survival.Survival`, as a newcomer uses it."""
-
-    def has_joined(self, finished: int, admission: Admission) -> None: ...
-    def receive(self, meet: Callable[[], Topology]) -> None: ...
 
 
 class CallHasEnded(Exception):
     """The other ranks have ended the call of fit in which a newcomer wanted to join them."""
 
 
-class Newcomer(Joining):
+class Newcomer(JoiningInFit):
     """The newcomer's side, until it has made its first step."""
 
-    def __init__(self, replay: history.Replay, survival: SurvivesAsNewcomer) -> None:
+    def __init__(self, replay: history.Replay, survival: Survival) -> None:
         super().__init__(survival)
-        self._receiver = survival
-        global _newcomer
-        self._replay, _newcomer = replay, self
+        self._replay = replay
         self._state_of_all: State | None = None
         self._restoration: Restoration | None = None
-        self.is_on_its_way = False  # to its first step, as one of the ranks
-        self.has_newcomers = False  # as in `Admission`
         self._values: list[tuple[Any, Any]] = []  # of variables, as the others have given them
 
-    def look(self) -> None:
-        """Does nothing: a newcomer has no newcomers to answer."""
-
-    def check_batch(self, batch: Any) -> None:
-        """Does nothing: a newcomer makes no step yet."""
-
-    def become_first(self) -> None:
-        """Does nothing: a newcomer is not a rank yet."""
-
-    def end_fit(self) -> None:
-        """Like `Admission.end_fit`, for a fit without steps."""
-
-    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+    def begin_fit(self, callbacks: CallbackList) -> None:
         """Becomes a rank at the end of on_train_begin of the fit that the other ranks are in. COLLECTIVE with them.
 
         Raises: CallHasEnded: the others have ended that fit.
@@ -109,7 +85,7 @@ class Newcomer(Joining):
         history.begin(None)
         met = iter([topology])
         try:
-            self._receiver.receive(lambda: next(met))
+            self._survival.receive(lambda: next(met))
         except Exception as error:
             give_up(error)
         self.is_on_its_way = True
@@ -152,16 +128,13 @@ class Newcomer(Joining):
         order.set_passes(state.passes)
         record = history.of_job()
         assert isinstance(record, history.Record)
-        admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
+        admission = Admission.of_newcomer(record, self, state.admitted_at)
         self.is_on_its_way = False
-        self._receiver.has_joined(state.finished, admission)
+        self._survival.has_joined(state.finished, admission)
         admission.agree_on_trace(callbacks, caller)
         admission.prove_before_step(callbacks)
 
-    def prove(self, callbacks: CallbacksOfFit) -> None:
-        """Does nothing: a newcomer holds nothing to compare yet."""
-
-    def _take(self, state: State, callbacks: CallbacksOfFit) -> None:
+    def _take(self, state: State, callbacks: CallbackList) -> None:
         model = callbacks.model
         agreement.build_optimizers(model, state.optimizers)
         mine = agreement.descriptions(model)
@@ -203,11 +176,3 @@ def _trace_ahead(model: Any) -> None:
         gc.collect()  # else Python does so when the others wait
     except Exception:  # of the program's code, which may lack the state of the others: all trace it again together
         caller.forget_traces()
-
-
-_newcomer: Newcomer | None = None  # this process
-
-
-def is_on_its_way() -> bool:
-    """Whether this process is a newcomer that the others have admitted but that has made no step yet."""
-    return _newcomer is not None and _newcomer.is_on_its_way

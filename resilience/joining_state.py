@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
-import signal
-import sys
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import error_report
 from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
+from keras_ddl.resilience.joining_base import Joining, give_up
+from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import Changes
 from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import agreement, fits
@@ -27,32 +24,11 @@ from keras_ddl.strategy.base import strategy_of
 from keras_ddl.strategy.keras_patches.standby import writers_of
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-from keras_ddl.topology.launcher import find_launcher
+
+if TYPE_CHECKING:
+    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
-
-
-class CallbacksOfFit(Protocol):
-    """The list of callbacks of a fit (keras_patches/callbacks.py)."""
-
-    model: Any
-    callbacks: list[Any]
-    position: tuple[int, int, Any]  # epochs done, batches done in the epoch, logs of the last of them
-
-    def agreed_state(self) -> list[Any]: ...
-    def checksums(self) -> dict[str, int]: ...
-
-
-class Survives(Protocol):
-    """A `survival.Survival`, which imports this module."""
-
-    has_met_newcomers: bool
-
-    @property
-    def is_on_trial(self) -> bool: ...
-    def finished(self) -> int: ...
-    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
-    def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
 
 
 @dataclass
@@ -76,23 +52,22 @@ class State:
     slots: tuple[list[int | None], int]
 
 
-class Joining:
+class JoiningInFit(Joining):
     """Base class for members and newcomers. `_callbacks`: those of the outermost fit, from its on_train_begin on."""
 
-    def __init__(self, survival: Survives) -> None:
+    def __init__(self, survival: Survival) -> None:
         self._survival = survival
-        self._callbacks: CallbacksOfFit | None = None
+        self._callbacks: CallbackList | None = None
         self._compares_batch = False
         self._is_new = False  # this rank has joined, and has made no step yet
         self._changes = Changes([])
 
-    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
-        """Called when training begins, after on_train_begin of all callbacks."""
+    def begin_fit(self, callbacks: CallbackList) -> None:
         if fits.is_outermost(callbacks.model):
             self._callbacks = callbacks
             self._changes = Changes(writers_of(callbacks.callbacks))
 
-    def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
+    def _begin_anew(self, callbacks: CallbackList) -> None:
         """Forgets state that a newcomer cannot have. All ranks that have met a newcomer do this between the same two
         calls, even if it is lost meanwhile.
         """
@@ -103,7 +78,7 @@ class Joining:
         epoch_iterators.forget_validation(callbacks.model)
         self._compares_batch = True
 
-    def agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
+    def agree_on_trace(self, callbacks: CallbackList, caller: failing_together.Caller) -> None:
         """Keeps the trace of the training step if all ranks have the same one. COLLECTIVE over all ranks, newcomers
         included."""
         variables, traced, digest, reads = agreement.all_variables(callbacks.model), caller.common_trace(), None, b""
@@ -163,14 +138,3 @@ def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
             "A rank that joins a running job must make the same optimizers as the other ranks. Received: optimizer "
             "variables in shards that differ from theirs. Give the model an Input, or call model.build(input_shape)."
         )
-
-
-def give_up(error: Exception) -> NoReturn:
-    """Ends a newcomer that cannot join: the other ranks continue without it, and the launcher says why."""
-    launcher = find_launcher()
-    assert launcher is not None  # which has started it
-    error_report.write(launcher.rank, error, gives_up=True)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
-    raise error

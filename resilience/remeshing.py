@@ -1,24 +1,23 @@
-"""Continues with a smaller mesh when ranks are lost: slices are redistributed, ranks without a place leave, and the
-others make the communicators of the new axes.
+"""Continues with another mesh when ranks are lost or join: slices are redistributed, ranks without a place leave, and
+the others make the communicators of the new axes.
 
 Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
-rank has a mirror of the slice (cut/shards/mirrors.py). So a lost rank's slices still exist, unless all ranks with a
-slice are lost together.
+rank has a mirror of the slice (cut/shards/mirrors.py). Shards of a slice, of optimizer variables, have mirrors on
+another data rank. So what a lost rank had still exists, unless all ranks that have it are lost together.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
 from keras_ddl.resilience.survivors import NewMesh, largest_mesh
 from keras_ddl.resilience.why_it_ends import TooFewError
-from keras_ddl.state.placements import Place
+from keras_ddl.state.placements import MeshPlace, place_on_mesh
 from keras_ddl.strategy.mesh import ranks
-from keras_ddl.topology.mirrors import mirror_offset
 
 if TYPE_CHECKING:
     from keras_ddl.strategy.base import BaseStrategy
@@ -31,36 +30,48 @@ def layout_of(strategies: Sequence[BaseStrategy]) -> Layout | None:
     return next((each.mesh_layout for each in strategies if each.mesh_layout is not None), None)
 
 
-class SmallerMesh:
-    """The mesh that the ranks of a topology, the remaining ones, are to form."""
+class NextMesh:
+    """The mesh that the ranks of a topology are to form. Without a layout all ranks are along its batch axis.
 
-    def __init__(self, strategy: BaseStrategy, topology: Topology) -> None:
-        self._strategy, self._topology = strategy, topology
+    Args:
+        strategy: the one with a layout; None: there is none. leaving: ranks that are to leave, and why. They stay if
+            fewer ranks than the job may continue with would be left.
+    """
+
+    def __init__(self, strategy: BaseStrategy | None, topology: Topology, leaving: Mapping[int, str]) -> None:
+        self._strategy, self._topology, self._leaving = strategy, topology, leaving
         self._mesh: NewMesh | None = None
 
-    def describe(self) -> int:
-        """Returns the number of model ranks of the mesh that this rank has its slices for."""
-        assert self._strategy.mesh_layout is not None
-        return self._strategy.mesh_layout.model_size
-
-    def arrange(self, described: int, leaves: Sequence[Any]) -> list[Place | None]:
-        topology = self._topology
-        mesh = self._mesh = largest_mesh(described, topology.hosts, {each.shape[each.axis] for each in leaves})
+    def arrange(self, leaves: Sequence[Any]) -> list[MeshPlace | None]:
+        hosts, size = self._topology.hosts, self._topology.size
         # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
-        least = min(communicator.min_ranks(), topology.size)
+        least = min(communicator.min_ranks(), size)
+        mesh = self._largest([rank for rank in range(size) if rank not in self._leaving], leaves)
+        if mesh.size < max(least, 1):
+            mesh = self._largest(range(size), leaves)
         if mesh.size < least:
             raise TooFewError(
                 "fit can continue without a lost rank only if the new mesh has at least MIN ranks (-np MIN:MAX). "
                 f"Received: a mesh of {mesh.data_size} x {mesh.model_size}, but at least {least} ranks are needed "
-                f"(rank {topology.rank}). Restart the job (keras-ddl run --restarts 1), or choose a smaller MIN."
+                f"(rank {self._topology.rank}). Restart the job (keras-ddl run --restarts 1), or choose a smaller MIN."
             )
-        return places_in(mesh, topology.hosts)
+        self._mesh = mesh
+        return places_in(mesh, hosts)
+
+    def _largest(self, ranks: Sequence[int], leaves: Sequence[Any]) -> NewMesh:
+        if not ranks:
+            return NewMesh(0, 0, ())
+        hosts = [self._topology.hosts[rank] for rank in ranks]
+        layout = None if self._strategy is None else self._strategy.mesh_layout
+        mesh = largest_mesh(1 if layout is None else layout.wanted_model_size, hosts, _extents(leaves))
+        return mesh._replace(staying=tuple(ranks[each] for each in mesh.staying))
 
     def take(self) -> None:
-        mesh, layout = self._mesh, self._strategy.mesh_layout
-        assert mesh is not None and layout is not None
-        rank = mesh.staying.index(self._topology.rank)
-        self._strategy.mesh_layout = layout.of_smaller_mesh(mesh.data_size, mesh.model_size, rank)
+        mesh = self._mesh
+        assert mesh is not None
+        if self._strategy is not None and self._strategy.mesh_layout is not None:
+            rank = mesh.staying.index(self._topology.rank)
+            self._strategy.mesh_layout = self._strategy.mesh_layout.resized(mesh.data_size, mesh.model_size, rank)
 
     def form(self, renew: Callable[[Topology], None]) -> None:
         """Forms the mesh, when its slices are already distributed. COLLECTIVE.
@@ -73,13 +84,15 @@ class SmallerMesh:
         assert mesh is not None
         if len(mesh.staying) < topology.size:
             if topology.rank not in mesh.staying:
-                renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
-                raise RankLostError("All ranks that were to form the mesh are lost.")
+                no_place = f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"
+                renew(communicator.leave(self._leaving.get(topology.rank, no_place)))
+                raise RankLostError("All ranks that were to continue are lost.")
             topology = communicator.regroup_with()
             renew(topology)
             if topology.size != mesh.size:
-                raise RankLostError("Another rank was lost while ranks formed a mesh.")
-        assert strategy.mesh_layout is not None
+                raise RankLostError("Another rank was lost while ranks left.")
+        if strategy is None or strategy.mesh_layout is None:
+            return
         try:
             strategy.job.mesh = ranks.connect(strategy.mesh_layout, topology)
         except CollectiveError as error:  # the engine does not say who is gone
@@ -88,22 +101,34 @@ class SmallerMesh:
             ranks.warn_of_hosts(strategy.mesh_layout, topology)
 
 
-def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
-    """Returns the place of each remaining rank in the mesh that they are to form. hosts: of these ranks."""
-    offset = mirror_offset([hosts[each] for each in mesh.staying]) if mesh.data_size == 1 else 0
-    places: list[Place | None] = [None] * len(hosts)
+def size_with(ranks: int, layout: Layout, leaves: Sequence[Any]) -> int:
+    """Returns how many ranks the mesh that a number of ranks form has."""
+    return largest_mesh(layout.wanted_model_size, [0] * ranks, _extents(leaves)).size
+
+
+def _extents(leaves: Sequence[Any]) -> set[int]:
+    return {each.shape[each.axis] for each in leaves if each.axis is not None}
+
+
+def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[MeshPlace | None]:
+    """Returns the place of each rank in the mesh that the ranks are to form. hosts: of these ranks."""
+    staying = [hosts[each] for each in mesh.staying]
+    places: list[MeshPlace | None] = [None] * len(hosts)
     for number, rank in enumerate(mesh.staying):
-        places[rank] = Place(number % mesh.model_size, mesh.model_size, offset)
+        places[rank] = place_on_mesh(number, staying, mesh.model_size)
     return places
 
 
 def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:
-    """Prints on rank 0 which mesh continues. lost: ranks of the mesh before."""
-    if before is not None and after is not None and communicator.rank() == 0:
+    """Prints on rank 0 which mesh continues. lost: ranks of the mesh before; none: others have joined it."""
+    if before is None or after is None or communicator.rank() != 0:
+        return
+    shapes = [f"{each.data_size} x {each.model_size}" for each in (before, after)]
+    if lost:
         names = ", ".join(f"rank {rank} ({before.position(rank)})" for rank in lost)
-        print(
-            f"keras_ddl: the mesh {before.data_size} x {before.model_size} has lost {names}; a mesh of "
-            f"{after.data_size} x {after.model_size} continues.",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"the mesh {shapes[0]} has lost {names}; a mesh of {shapes[1]} continues."
+    elif shapes[0] != shapes[1]:
+        text = f"the mesh {shapes[0]} has become a mesh of {shapes[1]}."
+    else:
+        return
+    print(f"keras_ddl: {text}", file=sys.stderr, flush=True)

@@ -16,6 +16,8 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import RankLostError
 from keras_ddl.resilience import joining, joining_state
+from keras_ddl.resilience.joining_base import give_up
+from keras_ddl.resilience.survival import Survival
 from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, trainer_calls
 from keras_ddl.strategy.base import strategy_of
@@ -25,7 +27,9 @@ _LOOK_SECONDS = 0.1
 _NOTED_BYTES = 1 << 20  # of one attribute: weights that a callback keeps are left out
 
 
-def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list) -> Any:
+def call_of_trainer(
+    survival: Survival, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
+) -> Any:
     """Runs a call of fit, evaluate or predict. If this is a newcomer and the others have ended the call, returns their
     result instead and gives `callbacks` what the others' callbacks stored during the call.
     """
@@ -49,8 +53,8 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks:
         except joining.CallHasEnded:
             return _take(recorded.result(what), model, of_call)
         except Exception as error:
-            if joining.is_on_its_way() or _is_of_newcomer(error, model):
-                joining_state.give_up(error)
+            if survival.joining.is_on_its_way or _is_of_newcomer(error, survival):
+                give_up(error)
             raise
         recorded = history.of_job()
         if not isinstance(recorded, history.Record):  # a fit without a step
@@ -59,22 +63,19 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks:
         try:
             returned = call()
         except BaseException as error:
-            if _is_of_newcomer(error, model):
-                joining_state.give_up(error)
+            if _is_of_newcomer(error, survival):
+                give_up(error)
             recorded.close("a call of fit, evaluate or predict that has failed")
             raise
     recorded.end_call(what, _kept(returned, model, changes.since(of_call, _NOTED_BYTES)))
     return returned
 
 
-def _is_of_newcomer(error: BaseException, model: Any) -> TypeGuard[Exception]:
+def _is_of_newcomer(error: BaseException, survival: Survival) -> TypeGuard[Exception]:
     """Whether this rank has come as a newcomer and has its own error, for example in a callback."""
     if not isinstance(error, Exception):  # SystemExit: this rank was asked to leave, and is in no job any more
         return False
-    strategy = strategy_of(model)
-    if strategy is None or not strategy.resilience.is_on_trial:
-        return False
-    return not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
+    return survival.is_on_trial and not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
 
 
 @dataclass

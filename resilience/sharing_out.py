@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from keras_ddl import communicator
 from keras_ddl.resilience import remeshing
 from keras_ddl.state.generations import Generations
 from keras_ddl.strategy.base import BaseStrategy
-from keras_ddl.strategy.shards.sharded_slots import all_slots
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, all_slots
 from keras_ddl.topology import Topology
 
 
@@ -18,32 +18,48 @@ def share_out(
     renew: Callable[[Topology], None],
     *,
     is_new: bool,
+    leaving: Mapping[int, str],
 ) -> str | None:
-    """Gives each rank its parts of everything that Strategies distribute, and forms the next mesh. COLLECTIVE.
+    """Gives each rank its parts of everything that Strategies distribute, lets ranks leave, and forms the next mesh.
+    COLLECTIVE.
 
     Args:
         renew: lets the Strategies continue with the ranks of a topology. is_new: this rank has run no step yet.
+        leaving: ranks that are to leave, and why.
     Returns: None; or, on every rank, a message that says why the job cannot continue.
-    Raises: as `Generations.share_out` and `SmallerMesh.form`. TooFewError, on every rank: the mesh is too small.
+    Raises: as `Generations.share_out` and `NextMesh.form`. TooFewError, on every rank: the mesh is too small.
     """
     meshes = [each for each in strategies if each.mesh_layout is not None]
     spread = meshes or [each for each in strategies if each.job.shards_from_elements is not None]
-    if not spread:
-        return None
-    if len(meshes) > 1 or (meshes and any(each.job.shards_from_elements is not None for each in strategies)):
+    others = [each for each in strategies if each not in meshes and each.job.shards_from_elements is not None]
+    if len(meshes) > 1 or (meshes and others):
         return (
             "A job can continue without a lost rank only if at most one Strategy has a layout, and no other has "
             f"sharding. Received: {len(meshes)} of {len(strategies)} Strategies with a layout."
         )
-    topology, jobs = communicator.topology(), [each.job for each in spread]
-    leaves = [each for each in all_slots() if any(each.job is job for job in jobs)]
-    mesh = remeshing.SmallerMesh(meshes[0], topology) if meshes else None
-    lost = generations.share_out(leaves, mesh, topology.hosts, topology.rank, is_new=is_new)
-    if lost is not None:
+    topology = communicator.topology()
+    mesh = remeshing.NextMesh(meshes[0] if meshes else None, topology, leaving)
+    if not spread:
+        mesh.arrange([])
+    elif lost := generations.share_out(_leaves_of(spread), mesh, topology.hosts, topology.rank, is_new=is_new):
         return lost
-    if mesh is not None:
-        mesh.form(renew)
+    mesh.form(renew)
     for each in generations.not_on_all:  # the others will make them
         if each.initial is not None:
             each.begin_anew(each.initial(), each.job)
     return None
+
+
+def room_for(waiting: int, leaving: int, strategies: Sequence[BaseStrategy]) -> int:
+    """Returns how many of the ranks that wait to join have a place, after a number of others have left. A mesh admits
+    only as many as make it larger.
+    """
+    for each in strategies:
+        if each.mesh_layout is not None:
+            staying = each.topology.size - leaving
+            return max(0, remeshing.size_with(staying + waiting, each.mesh_layout, _leaves_of([each])) - staying)
+    return waiting
+
+
+def _leaves_of(strategies: Sequence[BaseStrategy]) -> list[ShardedVariable]:
+    return [each for each in all_slots() if any(each.job is strategy.job for strategy in strategies)]

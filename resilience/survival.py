@@ -8,7 +8,7 @@ wrote and returned. The traced program does not know how many ranks there are; i
 If rank 0 is lost, the lowest remaining rank becomes rank 0, and its callbacks write from then on
 (keras_ddl/strategy/keras_patches/standby.py). Before the next call the ranks compare their weights.
 
-On a mesh the remaining ranks form a smaller mesh (remeshing.py); ranks without a place in it leave.
+On a mesh the ranks that are left, or have joined, form another mesh (remeshing.py); ranks without a place leave.
 
 Newcomers (joining.py) come between two steps and get the state of the job.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -28,10 +28,8 @@ from keras_ddl.communicator import Communicator, history
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
-from keras_ddl.resilience import remeshing, replayed_calls, sharing_out
-from keras_ddl.resilience.admission import Admission
-from keras_ddl.resilience.joining import Newcomer
-from keras_ddl.resilience.joining_state import give_up
+from keras_ddl.resilience import remeshing, sharing_out
+from keras_ddl.resilience.joining_base import Joining, give_up
 from keras_ddl.resilience.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
@@ -57,7 +55,8 @@ class Report(NamedTuple):
         rank: its number before. finished: how many calls it has finished; None: it is a newcomer without state.
         has_traced: the failed call may have traced; None: others had finished the call, so this rank has finished it,
             too, and has not begun the next one. has_met_newcomers: in the current admission. is_on_trial: it has come
-            as a newcomer.
+            as a newcomer. leaving: ranks that are to leave the job, as the launcher numbers them, and why; rank 0
+            knows it.
     """
 
     rank: int
@@ -65,13 +64,14 @@ class Report(NamedTuple):
     has_traced: bool | None = False
     has_met_newcomers: bool = False
     is_on_trial: bool = False
+    leaving: Mapping[int, str] = {}
 
 
 class Survival(Resilience):
     """The calls of a job that continues. Only calls of the main thread count; calls of other threads may fail.
 
     Attributes:
-        joining: how newcomers join; None: the job takes no newcomers.
+        joining: how newcomers join.
         has_met_newcomers: in the last admission.
         on_trial: present numbers of ranks that have come as newcomers. Nobody can know whether they have state that the
             program itself keeps, for example in a closure. So they leave if they turn out to differ, and the others
@@ -86,15 +86,13 @@ class Survival(Resilience):
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
         self._place, self._epoch = communicator.topology(), communicator.epoch()
-        recorded = history.of_job()
-        self.joining: Admission | Newcomer | None = None
+        self.joining = Joining()
         self.has_met_newcomers = False
         self.on_trial: frozenset[int] = frozenset()
-        self._generations = Generations(holds_nothing=isinstance(recorded, history.Replay))
-        if isinstance(recorded, history.Replay):
-            self._finished, self.joining = None, Newcomer(recorded, self)
-        elif recorded is not None:
-            self.joining = Admission(recorded, self)
+        is_new = isinstance(history.of_job(), history.Replay)
+        self._generations = Generations(holds_nothing=is_new)
+        if is_new:
+            self._finished = None
         Communicator.recover = self._collective
 
     @property
@@ -114,8 +112,7 @@ class Survival(Resilience):
             if not isinstance(history.of_job(), history.Replay):  # it is one of the ranks already
                 give_up(error)
             raise error
-        if self.joining is not None:
-            self.joining.look()
+        self.joining.look()
         if caller is None:  # a call within hooks: standbys take what was to be written before it for written
             for each in trainer_calls.followers():
                 each.flush()
@@ -168,22 +165,25 @@ class Survival(Resilience):
         self._written, self._returned = variables, returned
 
     def between_steps(self, caller: Caller) -> None:
-        if self.joining is not None:
-            self.joining.between_steps(caller)
+        self.joining.between_steps(caller)
 
     def check_batch(self, batch: Any) -> None:
-        if self.joining is not None:
-            self.joining.check_batch(batch)
+        self.joining.check_batch(batch)
 
-    def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
-        """Meets the newcomers that rank 0 names and gives them the state. COLLECTIVE over all ranks, newcomers
-        included.
+    def room_for(self, waiting: int, leaving: int) -> int:
+        """Returns how many of the newcomers that wait have a place once a number of ranks have left."""
+        return sharing_out.room_for(waiting, leaving, self._strategies())
+
+    def admit(self, newcomers: Sequence[int], leaving: Mapping[int, str], caller: Caller) -> bool:
+        """Meets the newcomers that rank 0 names and gives them the state; ranks that rank 0 names leave. COLLECTIVE
+        over all ranks, newcomers included.
 
         Returns True if they are members now, or lost. False: they wait, because a rank was lost in the previous call
         while some ranks were still in it; these ranks will be between steps next. (Ranks that are already in the next
         call have met the newcomers.)
         """
-        before = communicator.rank()
+        before, mesh = communicator.rank(), remeshing.layout_of(self._strategies())
+        is_on_trial = self.is_on_trial
         with setting(_in_call, True):
             while True:
                 try:
@@ -191,12 +191,13 @@ class Survival(Resilience):
                         before,
                         self._finished,
                         has_met_newcomers=self.has_met_newcomers,
-                        is_on_trial=self.is_on_trial,
+                        is_on_trial=is_on_trial,
+                        leaving=leaving,
                     )
                     reports = self._meet(newcomers, mine)
                     self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
                     self._catch_up(reports, list, caller)
-                    reason = self._share_out()
+                    reason = self._share_out(reports[0].leaving)
                     self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.why_not_again()
@@ -205,6 +206,7 @@ class Survival(Resilience):
                     continue
                 if reason is not None:
                     raise with_reason(RankLostError("found when ranks were about to join or leave"), reason)
+                remeshing.say(mesh, [], remeshing.layout_of(self._strategies()))
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
@@ -213,8 +215,9 @@ class Survival(Resilience):
             while True:
                 try:
                     self._renew(meet(), one_per_job.alive())
-                    self._catch_up(self._exchange(Report(-1, None)), list, None)
-                    reason = self._share_out()
+                    reports = self._exchange(Report(-1, None))
+                    self._catch_up(reports, list, None)
+                    reason = self._share_out(reports[0].leaving)
                 except RankLostError:
                     if not communicator.is_initialized():
                         raise
@@ -224,33 +227,25 @@ class Survival(Resilience):
                     raise RankLostError(reason)
                 return
 
-    def has_joined(self, finished: int, admission: Admission) -> None:
+    def has_joined(self, finished: int, joining: Joining) -> None:
         """Called when this newcomer has become a rank and has the state after a number of calls."""
-        self._finished, self.joining = finished, admission
+        self._finished, self.joining = finished, joining
 
     @property
     def has_newcomers(self) -> bool:  # type: ignore[override]
-        return self.joining is not None and self.joining.has_newcomers
+        return self.joining.has_newcomers
 
     def prove(self, callbacks: Any) -> None:
-        if self.joining is not None:
-            self.joining.prove(callbacks)
+        self.joining.prove(callbacks)
 
     def begin_fit(self, callbacks: Any) -> None:
-        if self.joining is not None:
-            self.joining.begin_fit(callbacks)
+        self.joining.begin_fit(callbacks)
 
     def begin_epoch(self) -> bool:
-        return self.joining is not None and self.joining.begin_epoch()
+        return self.joining.begin_epoch()
 
     def end_fit(self) -> None:
-        if self.joining is not None:
-            self.joining.end_fit()
-
-    def call_of_trainer(
-        self, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
-    ) -> Any:
-        return replayed_calls.call_of_trainer(method, model, call, callbacks)
+        self.joining.end_fit()
 
     def _compare(self) -> None:
         """After a loss, lets the ranks compare their weights if all of them are between the same two calls."""
@@ -293,7 +288,7 @@ class Survival(Resilience):
                     reason = PREDICTIONS
                     break
                 self._catch_up(reports, variables, caller)
-                reason = self._share_out()
+                reason = self._share_out({})
                 if reason is None:
                     is_finished = self.finished() > begun
                     # Where some have finished this call, rank 0 had begun it, and had written all that came before.
@@ -316,17 +311,23 @@ class Survival(Resilience):
             return failed_rank is None or failed_rank in self.on_trial
         return bool(self.on_trial) and (isinstance(error, RankMismatchError) or failed_rank in self.on_trial)
 
-    def _share_out(self) -> str | None:
-        """Redistributes shards and slices. Returns a message that says what is lost, if anything."""
-        is_new, strategies = self._finished is None, self._strategies()
+    def _share_out(self, leaving: Mapping[int, str]) -> str | None:
+        """Redistributes shards and slices, and lets ranks leave. Returns a message that says what is lost, if anything.
+
+        leaving: as in Report.
+        """
+        is_new, strategies, members = self._finished is None, self._strategies(), communicator.members()
         renew = functools.partial(self._renew, strategies=strategies)
-        return sharing_out.share_out(self._generations, strategies, renew, is_new=is_new)
+        why = {rank: leaving[number] for rank, number in enumerate(members) if number in leaving}
+        on_trial = {members[rank] for rank in self.on_trial}
+        reason = sharing_out.share_out(self._generations, strategies, renew, is_new=is_new, leaving=why)
+        self.on_trial = frozenset(rank for rank, number in enumerate(communicator.members()) if number in on_trial)
+        return reason
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """If this rank, whose number was `before`, is now rank 0, it writes from now on."""
         if communicator.rank() == 0 and before != 0:
-            if self.joining is not None:
-                self.joining.become_first()
+            self.joining.become_first()
             for follower in trainer_calls.followers():
                 follower.become_first(may_lack_last=may_lack_last)
 
@@ -360,7 +361,6 @@ class Survival(Resilience):
             if caller is not None and any(may_have_traced) and None not in may_have_traced:
                 caller.forget_traces()  # all are in the same call, which some may have traced
         if None in calls:
-            assert self.joining is not None
             self.joining.share_state(calls.index(most))
 
     def _share_last_call(
@@ -405,9 +405,3 @@ def _sent(leaf: Any) -> Any:
 
 def _received(leaf: Any) -> Any:
     return tf.constant(leaf.value) if isinstance(leaf, _Sent) else leaf
-
-
-@functools.cache
-def of_job() -> Survival:
-    """Returns the Survival of this job."""
-    return Survival()

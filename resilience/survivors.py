@@ -1,12 +1,15 @@
-"""Which mesh the remaining ranks form when some are lost, and which of them have no place in it.
+"""Which mesh ranks form when some are lost or join, and which of them have no place in it.
 
-A mesh of D x M becomes one of D' x M'. No rank may need more memory than before, so M' is at least M. The model axis
-has many sums that nothing hides, so M' is less than 2 M. Among these meshes the largest is taken, and of equally large
-ones the one with the fewest model ranks:
+A mesh that began as D x M becomes one of D' x M'. No rank may need more memory than at first, so M' is at least M. The
+model axis has many sums that nothing hides, so M' is less than 2 M. Among these meshes the largest is taken, and of
+equally large ones the one with the fewest model ranks. So the number of ranks alone decides, and a mesh grows back to
+what it was:
 
     2 x 2 without a rank: 1 x 3, if 3 divides all that is cut; else 1 x 2, and one rank leaves
     4 x 2 without a rank: 3 x 2, and one rank leaves
     8 x 2 without a rank: 5 x 3, if 3 divides; else 7 x 2, and one rank leaves
+    1 x 3, and one rank joins: 2 x 2
+    1 x 2, and one rank wants to join: it waits, if 3 does not divide, until another one does
 
 Only if fewer than M ranks are left, M' is smaller, but as large as the layout allows; each rank then has larger slices.
 """
@@ -21,7 +24,7 @@ from typing import NamedTuple
 class NewMesh(NamedTuple):
     """The mesh with which a job continues.
 
-    Attributes: data_size, model_size: extents of its axes. staying: the remaining ranks that stay, in their new order.
+    Attributes: data_size, model_size: extents of its axes. staying: the ranks that have a place, in their order.
     """
 
     data_size: int
@@ -34,10 +37,10 @@ class NewMesh(NamedTuple):
 
 
 def largest_mesh(model_size: int, hosts: Sequence[int], extents: Collection[int]) -> NewMesh:
-    """Returns the largest mesh that the remaining ranks can form.
+    """Returns the largest mesh that ranks can form.
 
     Args:
-        model_size: of the mesh before. hosts: of each remaining rank, as in Topology.
+        model_size: of the mesh at first. hosts: of each rank, as in Topology.
         extents: of all axes that are cut, which the new number of model ranks must divide.
     """
     left = len(hosts)

@@ -17,6 +17,7 @@ from keras_ddl.communicator.world import (  # noqa: F401 - those that are not pu
     is_initialized,
     join_others,
     leave,
+    members,
     min_ranks,
     regroup,
     regroup_with,

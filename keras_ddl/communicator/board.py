@@ -46,7 +46,7 @@ class Board:
 
     def questions(self, what: str) -> dict[str, str]:
         """Returns name -> text of the newcomers that ask, until `forget`; for "leave", of the ranks that should leave
-        the job.
+        the job, with the reason.
         """
         return self._link.ask({"questions": what})
 

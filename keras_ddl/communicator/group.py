@@ -96,7 +96,7 @@ class Communicator:
     recover: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(
-        self, native: binding.Communicator, place: Topology, name: str, world_ranks: tuple[int, ...], id: int
+        self, native: binding.Communicator | None, place: Topology, name: str, world_ranks: tuple[int, ...], id: int
     ) -> None:
         self.topology = place
         self.name = name
@@ -104,7 +104,7 @@ class Communicator:
         self.id = id
         # Precedes the names of its collectives in errors, warnings and timelines.
         self.prefix = f"{name}/" if id != binding.WORLD else ""
-        self._native: binding.Communicator | None = native
+        self._native = native
         self._why_closed = f"Communicator {name!r} is closed. Make another one with split(), on all its ranks."
         self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -183,6 +183,13 @@ class Communicator:
         comm = Communicator(native, place, label, world_ranks, number)
         with _lock:
             _open[number] = comm
+        return comm
+
+    def without_peers(self, ranks: Sequence[int], *, name: str) -> Communicator:
+        """Returns a communicator of some ranks that has their topology and no collectives, for a newcomer."""
+        world_ranks = tuple(self.world_ranks[r] for r in ranks)
+        comm = Communicator(None, part_of(self.topology, ranks), name, world_ranks, _id(f"{self.id} {ranks} {name}"))
+        comm._why_closed = f"Communicator {name!r} has no collectives before this rank has joined the others."
         return comm
 
     def close(self) -> None:

@@ -249,6 +249,11 @@ def min_ranks() -> int:
     return 1 if _state.membership is None else _state.membership.min_ranks
 
 
+def members() -> tuple[int, ...]:
+    """Returns the number by which the launcher knows each rank."""
+    return tuple(range(topology().size)) if _state.membership is None else _state.membership.members
+
+
 def some_have_ended() -> bool:
     """Whether some ranks had ended by themselves, and were not lost, when the others last met (`regroup`)."""
     return _state.membership is not None and bool(_state.membership.ended)

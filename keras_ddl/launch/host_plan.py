@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from keras_ddl.launch.hosts import Host
-from keras_ddl.topology.mirrors import mirror_offset
 
 MAX_LOSSES = 3  # of a host that still takes processes in place of lost ones
 
@@ -77,20 +76,14 @@ class HostPlan:
         self._gone.add(name)
 
     def surplus(self, members: Iterable[int]) -> list[int]:
-        """Returns the members of the job without a slot in the file, as many as may leave together.
-
-        members: by rank. A rank and the rank that has the copy of its shards never leave at the same time.
-        """
+        """Returns the members of the job without a slot in the file, as many as may leave."""
         members = [rank for rank in members if rank in self._host_of]
-        names = [self._host_of[rank] for rank in members]
-        offset = mirror_offset([names.index(name) for name in names])
-        left, surplus = Counter(self._slots), set[int]()
-        for place, (rank, name) in enumerate(zip(members, names)):
-            left[name] -= 1
-            around = {members[(place + each) % len(members)] for each in (offset, -offset)}
-            if left[name] < 0 and not surplus & around and len(surplus) < len(members) - self._min_ranks:
-                surplus.add(rank)
-        return sorted(surplus)
+        left, surplus = Counter(self._slots), list[int]()
+        for rank in members:
+            left[self._host_of[rank]] -= 1
+            if left[self._host_of[rank]] < 0 and len(surplus) < len(members) - self._min_ranks:
+                surplus.append(rank)
+        return surplus
 
     def needless(self, members: Iterable[int]) -> list[int]:
         """Returns the spares and newcomers, which are not members yet, without a slot in the file."""

@@ -40,8 +40,7 @@ class Membership:
         self._admitting: set[int] = set()  # of those that ask
         self._admitted: set[int] = set()  # newcomers that they name
         self._joining: set[int] = set()
-        self._leaving: set[int] = set()
-        self._leaving_now: set[int] = set()  # of those that ask
+        self._leaving: set[int] = set()  # of those that ask
         self._ended: set[int] = set()
         self._ended_well: set[int] = set()
         self._first_asked_at: float | None = None
@@ -57,7 +56,7 @@ class Membership:
         if epoch == self.epoch and rank in self.members and rank not in self._ended:
             self._asking.add(rank)
             if leaves:
-                self._leaving_now.add(rank)
+                self._leaving.add(rank)
             if admits is not None:
                 self._admitting.add(rank)
                 self._admitted.update(set(admits) - set(self.members))
@@ -72,16 +71,12 @@ class Membership:
         """A newcomer is no longer ready, because the members now do something else."""
         self._joining.discard(rank)
 
-    def leave(self, ranks: Iterable[int]) -> None:
-        """These ranks stop being members when all members next ask together, as when newcomers join."""
-        self._leaving = set(ranks)
-
     def end(self, rank: int, *, is_lost: bool = True) -> None:
         """The program of a rank has ended, or its host is lost. `is_lost`: it had not done its part."""
         self._ended.add(rank)
         if not is_lost:
             self._ended_well.add(rank)
-        for some in (self._asking, self._leaving_now, self._admitting, self._joining):
+        for some in (self._asking, self._leaving, self._admitting, self._joining):
             some.discard(rank)
         if not self._asking:
             self._first_asked_at = None
@@ -120,16 +115,12 @@ class Membership:
         if not self._asking or self.missing() or self.is_too_small():
             return None
         self.epoch += 1
-        is_between = self._admitting == self._asking
-        admitted = self._joining & self._admitted if is_between else set()
-        # Where one was lost, those that were to leave may be needed: they leave another time.
-        may_leave = is_between and self._asking == set(self.members)
-        leaving = self._leaving_now | (self._leaving if may_leave else set())
-        staying = self._asking - leaving or self._asking
+        admitted = self._joining & self._admitted if self._admitting == self._asking else set()
+        staying = self._asking - self._leaving or self._asking
         # The oldest stay first: rank 0 must be one that has the state.
         self.members = (*(rank for rank in self.members if rank in staying), *sorted(admitted))
         self._joining -= admitted
-        for some in (self._asking, self._leaving_now, self._admitting, self._admitted):
+        for some in (self._asking, self._leaving, self._admitting, self._admitted):
             some.clear()
         self._first_asked_at = None
         return self.members

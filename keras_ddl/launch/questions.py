@@ -53,9 +53,9 @@ class Questions:
         self._asked["record"].pop(rank, None)
         self._send(rank, Kind.RECORD, record)
 
-    def ask_to_leave(self, ranks: Iterable[int]) -> None:
-        """Asks ranks to leave the job between two steps."""
-        self._asked["leave"] = dict.fromkeys(ranks, "")
+    def ask_to_leave(self, reasons: dict[int, str]) -> None:
+        """Asks ranks to leave the job between two steps. reasons: by rank."""
+        self._asked["leave"] = reasons
         if self._asked["leave"]:
             self._ring()
 

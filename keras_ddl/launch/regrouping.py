@@ -48,7 +48,8 @@ class Regrouping:
         self._last: dict[str, Any] | None = None  # answer
         self._is_ending = False  # a rank has failed by itself
         self.spares = list(range(num_ranks, len(links)))  # those that wait, in the order in which they will start
-        self._leaving: dict[int, str] = {}  # and why
+        self._leaving: dict[int, str] = {}  # ranks that leave, and why
+        self._asked_to_leave: frozenset[int] = frozenset()
         self._waiting: set[int] = set()  # newcomers that ask whether they may start
         self._questions = Questions(lambda rank, kind, message: links[rank].send(kind, message))
 
@@ -76,7 +77,7 @@ class Regrouping:
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
-            why = question.get("leaves")  # of its own accord
+            why = question.get("leaves")
             if why is not None:
                 self._leaving[rank] = why
             is_leaving = why is not None
@@ -89,10 +90,9 @@ class Regrouping:
 
     def ask_to_leave(self, ranks: Sequence[int], why: str) -> None:
         """Asks ranks to leave the job between two steps."""
-        if set(ranks) != self._leaving.keys():
-            self._leaving = dict.fromkeys(ranks, why)
-            self.membership.leave(ranks)
-            self._questions.ask_to_leave(ranks)
+        if self._asked_to_leave != set(ranks):
+            self._asked_to_leave = frozenset(ranks)
+            self._questions.ask_to_leave(dict.fromkeys(ranks, why))
 
     def _is_there(self, rank: int) -> bool:
         return not self._links[rank].over
@@ -175,12 +175,13 @@ class Regrouping:
             outcome = self._links[rank].outcome
             if self._is_there(rank):
                 outcome.survived = True
-                self._say(
-                    f"rank {rank} leaves ({self._leaving[rank]}); {_continuing(len(set(members) & set(before)))}."
-                )
-                self._event("rank_left", rank=rank, ranks=len(members), reason=self._leaving[rank])
+                why = self._leaving[rank]
+                self._say(f"rank {rank} leaves ({why}); {_continuing(len(set(members) & set(before)))}.")
+                self._event("rank_left", rank=rank, ranks=len(members), reason=why)
                 self._links[rank].send(Kind.ANSWER, {"left": True})
                 self._links[rank].stop(_NO_SIGNAL, Seconds.LEAVING)
+                if rank not in self._asked_to_leave:  # a mesh has no place for it, until others join
+                    self._replace(rank)
             elif outcome.is_lost:
                 outcome.survived = True
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"

@@ -19,9 +19,8 @@ from keras_ddl import communicator
 from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import CollectiveError
 from keras_ddl.state.exchange import exchange
-from keras_ddl.state.placements import NOTHING, Place
+from keras_ddl.state.placements import NOTHING, MeshPlace
 from keras_ddl.state.plan import Holding, MissingBoxError, plan
-from keras_ddl.topology.mirrors import mirror_offset
 
 _NAME = "keras_ddl/share_out"
 
@@ -53,8 +52,8 @@ class Leaf(Protocol):
     def restore(self, arrays: Sequence[np.ndarray]) -> None:
         """Stores the arrays of `held`, each as a vector."""
 
-    def wanted(self, place: Place | None) -> Holding: ...
-    def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:
+    def wanted(self, place: MeshPlace | None) -> Holding: ...
+    def make_next(self, place: MeshPlace, arrays: Sequence[np.ndarray | int], generation: int) -> None:
         """Makes what `take_next` will store. `arrays`: vectors, or for arrays that it already holds, their indices."""
 
     def take_next(self) -> None: ...
@@ -63,13 +62,10 @@ class Leaf(Protocol):
 
 
 class Arrangement(Protocol):
-    """Chooses the place of each rank if not every rank holds its own part, as on a mesh."""
+    """Chooses the place of each rank."""
 
-    def describe(self) -> Any:
-        """Returns what `arrange` must know, on a rank that already has a place."""
-
-    def arrange(self, described: Any, leaves: Sequence[Leaf]) -> Sequence[Place | None]:
-        """Returns each rank's place, given what `describe` returned on one rank. All ranks return or raise the same."""
+    def arrange(self, leaves: Sequence[Leaf]) -> Sequence[MeshPlace | None]:
+        """Returns each rank's place. All ranks return or raise the same."""
 
     def take(self) -> None:
         """Puts the places into effect."""
@@ -99,7 +95,7 @@ class _Next(NamedTuple):
     generation: int
     stays: bool
     leaves: list[Leaf]
-    arrangement: Arrangement | None
+    arrangement: Arrangement
 
 
 class Generations:
@@ -117,7 +113,7 @@ class Generations:
     def share_out(
         self,
         leaves: Sequence[Leaf],
-        arrangement: Arrangement | None,
+        arrangement: Arrangement,
         hosts: Sequence[int],
         rank: int,
         *,
@@ -125,9 +121,7 @@ class Generations:
     ) -> str | None:
         """Gives each rank its parts of every leaf. COLLECTIVE. All ranks have finished the same steps.
 
-        Args:
-            arrangement: None: rank n holds part n, and another rank holds its mirror.
-            hosts: the host of each rank. is_new: this rank has run no step yet.
+        Args: hosts: the host of each rank. is_new: this rank has run no step yet.
         Returns: None; or, on every rank, why the job cannot continue; then no part has changed.
         Raises: RankLostError: another rank was lost; call it again with the remaining ranks. CollectiveError, in a rank
             that joins: it lacks leaves that the others have.
@@ -164,16 +158,12 @@ class Generations:
                 leaf.forget_assignments()
         own = None
         if self._generation == newest:
-            own = {each.number: each.held() for each in of_all}, arrangement and arrangement.describe()
+            own = {each.number: each.held() for each in of_all}
         gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
-        places: Sequence[Place | None]
-        if arrangement is None:
-            places = [Place(each, len(hosts), mirror_offset(hosts)) for each in range(len(hosts))]
-        else:
-            places = arrangement.arrange(next(each[1] for each in gathered if each is not None), of_all)
+        places = arrangement.arrange(of_all)
         planned = []
         for leaf in of_all:
-            held = tuple(NOTHING if each is None else each[0][leaf.number] for each in gathered)
+            held = tuple(NOTHING if each is None else each[leaf.number] for each in gathered)
             wanted = tuple(map(leaf.wanted, places))
             try:
                 planned.append((leaf, plan(held, wanted, tuple(hosts)), held, wanted))
@@ -199,8 +189,7 @@ class Generations:
         if self._next is None or self._next.generation != generation or not self._next.stays:
             return
         self._generation = generation
-        if self._next.arrangement is not None:
-            self._next.arrangement.take()
+        self._next.arrangement.take()
         for leaf in self._next.leaves:
             leaf.take_next()
         self._next = None

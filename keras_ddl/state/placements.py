@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from keras_ddl.topology.mirrors import mirror_offset
+
 if TYPE_CHECKING:
     from keras_ddl.cut.values.layouts import Distribution
     from keras_ddl.state.plan import Holding
@@ -27,9 +29,27 @@ class Place(NamedTuple):
         return [self.number, (self.number - self.offset) % self.size] if self.offset else [self.number]
 
 
-def holding(layout: Distribution, place: Place | None) -> Holding:
-    """Returns what a rank with this place holds: nothing if `place` is None."""
-    return NOTHING if place is None else tuple(tuple(layout.boxes(part)) for part in place.parts())
+class MeshPlace(NamedTuple):
+    """The place of a rank along both axes of a mesh. Without a mesh all ranks are along the batch axis.
+
+    The mirror of a part that only one data rank of a model position holds is along the batch axis. If there is only one
+    data rank, it is along the model axis.
+    """
+
+    batch: Place
+    model: Place = Place(0, 1)
+
+
+def place_on_mesh(rank: int, hosts: Sequence[int], model_size: int = 1) -> MeshPlace:
+    """Returns the place of a rank of a job whose parts have mirrors. hosts: of all ranks, as in Topology."""
+    (batch, model), batch_size = divmod(rank, model_size), len(hosts) // model_size
+    of_model = mirror_offset(hosts) if batch_size == 1 else 0
+    return MeshPlace(Place(batch, batch_size, mirror_offset(hosts[::model_size])), Place(model, model_size, of_model))
+
+
+def holding(layout: Distribution, place: Place) -> Holding:
+    """Returns what a rank with this place holds."""
+    return tuple(tuple(layout.boxes(part)) for part in place.parts())
 
 
 def replicated(shape: Sequence[int]) -> Holding:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import history, membership
+from keras_ddl.communicator import membership
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -27,7 +27,6 @@ from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
 from keras_ddl.strategy.step.keras_step import KerasSteps, execution_of
 from keras_ddl.strategy.tracing import sees_global_batch
-from keras_ddl.topology.mirrors import mirror_offset
 
 
 class Strategy(BaseStrategy):
@@ -122,7 +121,6 @@ class Strategy(BaseStrategy):
         self.mesh_layout = mesh_layout if self.job.goes_on else None
         if self.mesh_layout is not None:
             self._check_goes_on_with_layout(self.mesh_layout)
-        self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.job))
@@ -147,18 +145,6 @@ class Strategy(BaseStrategy):
                 f"choose the layout while the job runs. Received: layout={layout.model_size} under `keras-ddl run -np "
                 f"MIN:MAX` (rank {self.rank}). Run once with a fixed number of ranks (-np N), and pass the LayoutMap "
                 "that it prints."
-            )
-        if history.takes_newcomers():
-            raise ConfigError(
-                "A job with a layout can continue with the remaining ranks, but cannot take new ones. Received: -np "
-                f"MIN:MAX with --spares or --hostfile (rank {self.rank}). Leave out --spares, and name the hosts with "
-                "--hosts."
-            )
-        if self.job.shards_from_elements is not None:
-            raise ConfigError(
-                "A job with a layout can continue without a lost rank only if another rank holds the same slices; with "
-                "sharding='optimizer' each shard is on one rank only. Received: sharding='optimizer' under `keras-ddl "
-                f"run -np MIN:MAX` (rank {self.rank}). Leave out sharding, or give a fixed number of ranks (-np N)."
             )
 
     def _check_rank_0_stays(self) -> None:

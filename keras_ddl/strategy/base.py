@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from keras_ddl.communicator import history
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.topology.mirrors import mirror_offset
 
 if TYPE_CHECKING:
     from keras_ddl.strategy.agreement.random_state import RandomState
@@ -45,7 +44,7 @@ class BaseStrategy(tf.distribute.Strategy):
         """Continues with the ranks of `topology` (resilience.py), which then call `communicator.prepare_plans`."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
-        self.job.mirror_offset = mirror_offset(topology.hosts)
+        self.job.hosts = topology.hosts
         self.random_state.size, self.saves.rank = topology.size, topology.rank
 
 

@@ -13,9 +13,9 @@ from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
+from keras_ddl.state.placements import MeshPlace, place_on_mesh
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
-from keras_ddl.topology.mirrors import mirror_offset
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ class Job:
         drift_check_fraction: fraction of the training time that comparing weights may take.
         goes_on: fit continues when a rank is lost (resilience.py), and `rank` and `size` change.
         reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
-        epoch: how often they have changed. mirror_offset: distance to the rank with the mirror of data that otherwise
-            only one rank has; 0: there are no mirrors.
+        epoch: how often they have changed. hosts: of all ranks, as in Topology.
         mesh: data and model ranks, if a layout cuts variables; None: all ranks are data ranks.
     """
 
@@ -61,19 +60,16 @@ class Job:
     drift_check_fraction: float
     goes_on: bool = False
     epoch: int = 0
-    mirror_offset: int = 0
+    hosts: tuple[int, ...] = (0,)
     mesh: Mesh | None = None
     shards_weights: bool = False
     gathered_bytes: int = 0
     reads_on_rank_0: bool = False
 
-    @property
-    def slice_mirror_offset(self) -> int:
-        """Distance along the model axis to the mirror of a slice; 0: there are no mirrors, because other data ranks
-        have the same slices."""
-        if not self.goes_on or self.mesh is None or self.mesh.data.size > 1:
-            return 0
-        return mirror_offset(self.mesh.model.topology.hosts)
+    def place_of(self, rank: int) -> MeshPlace:
+        """Returns the place of a rank among those that share variables."""
+        place = place_on_mesh(rank, self.hosts, 1 if self.mesh is None else self.mesh.model.size)
+        return place if self.goes_on else MeshPlace(*(each._replace(offset=0) for each in place))
 
     @property
     def accumulates_parts(self) -> bool:
@@ -94,6 +90,7 @@ def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
     communicator.prepare_plans()
     agreed_size = bucket_size.agree()
     job = Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
+    job.hosts = topology.hosts
     job.shards_weights, job.gathered_bytes = weights
     job.reads_on_rank_0 = reads_on_rank_0 and (topology.size > 1 or history.takes_newcomers())
     return job

@@ -14,7 +14,7 @@ from simulated_job import Rank, this_rank
 from keras_ddl import communicator
 from keras_ddl.communicator import Communicator
 from keras_ddl.errors import RankLostError
-from keras_ddl.resilience import replayed_calls, survival
+from keras_ddl.resilience import job
 from keras_ddl.strategy import Strategy, fits
 
 PRIME = 1_000_003
@@ -39,12 +39,12 @@ def fit(
         rank.strategy.renew = lambda new: Strategy.renew(rank.strategy, new)
         if model_size:
             simulated_mesh.begin(rank, rank.strategy, model_size)
-        rank.survival = survival.Survival()
+        rank.survival = job.ContinuingJob()
         Communicator.recover = lambda *call: this_rank().survival._collective(*call)
         model = simulated_newcomers.Model(rank)
         bounds = [calls * number // fits for number in range(fits + 1)]
         for first, end in pairwise(bounds):
-            rank.log += replayed_calls.call_of_trainer(
+            rank.log += rank.survival.call_of_trainer(
                 "fit", model, lambda first=first, end=end: _fit(model, first, end, collectives)
             )
             if regroups and rank.number == rank.job.size - 1:

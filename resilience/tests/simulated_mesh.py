@@ -13,18 +13,18 @@ from keras_ddl import communicator
 from keras_ddl.cut.values.layouts import Box, Slices
 from keras_ddl.resilience import remeshing, sharing_out
 from keras_ddl.state import generations
-from keras_ddl.state.placements import Place, holding
+from keras_ddl.state.placements import MeshPlace, holding, place_on_mesh
 from keras_ddl.state.plan import Holding, Move
 
 
 class Layout:
     """A mesh/layout.py `Layout`, of which the protocol needs the extents and names of positions."""
 
-    def __init__(self, data_size: int, model_size: int) -> None:
-        self.data_size, self.model_size = data_size, model_size
+    def __init__(self, data_size: int, model_size: int, wanted_model_size: int) -> None:
+        self.data_size, self.model_size, self.wanted_model_size = data_size, model_size, wanted_model_size
 
-    def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> Layout:
-        return Layout(data_size, model_size)
+    def resized(self, data_size: int, model_size: int, rank: int) -> Layout:
+        return Layout(data_size, model_size, self.wanted_model_size)
 
     def position(self, rank: int) -> str:
         return str(divmod(rank, self.model_size))
@@ -40,27 +40,30 @@ class SlicedVariable:
 
     number, axis, name, numpy_dtype, can_begin_anew = 0, 0, "weight", None, False
 
-    def __init__(self, job: Any, place: Place) -> None:
+    def __init__(self, job: Any, place: MeshPlace) -> None:
         self.job = job
-        self.shape = [place.size**2]  # which one model rank less does not divide: of 2 x 2 ranks three form 1 x 2
+        self.shape = [place.model.size**2]  # which one model rank less does not divide: of 2 x 2 ranks three form 1 x 2
         self._place, self._next = place, None
         self._values = [_entries(box) for (box,) in self.held()]
 
     def held(self) -> Holding:
         return self.wanted(self._place)
 
-    def wanted(self, place: Place | None) -> Holding:
-        return () if place is None else holding(Slices(tuple(self.shape), place.size, 0), place)
+    def wanted(self, place: MeshPlace | None) -> Holding:
+        return () if place is None else holding(Slices(tuple(self.shape), place.model.size, 0), place.model)
 
     def values(self) -> list[set[int]]:
         return self._values
 
-    def make_next(self, place: Place, arrays: Sequence[Any], generation: int) -> None:
+    def make_next(self, place: MeshPlace, arrays: Sequence[Any], generation: int) -> None:
         self._next = place, [self._values[each] if isinstance(each, int) else each for each in arrays]
 
     def take_next(self) -> None:
         if self._next is not None:
             (self._place, self._values), self._next = self._next, None
+
+    def forget_assignments(self) -> None:
+        """It has none."""
 
     def check(self) -> None:
         """Checks that this rank has all entries of its slices."""
@@ -91,9 +94,8 @@ def _exchange(
 def begin(rank: Rank, strategy: Any, model_size: int) -> None:
     """Puts the ranks of a job on a mesh."""
     job, topology = strategy.job, communicator.topology()
-    strategy.mesh_layout = Layout(topology.size // model_size, model_size)
-    offset = int(topology.size == model_size)
-    rank.variable = SlicedVariable(job, Place(topology.rank % model_size, model_size, offset))
+    strategy.mesh_layout = Layout(topology.size // model_size, model_size, model_size)
+    rank.variable = SlicedVariable(job, place_on_mesh(topology.rank, topology.hosts, model_size))
 
 
 @contextmanager

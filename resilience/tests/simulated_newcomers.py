@@ -244,12 +244,10 @@ def simulated_newcomers() -> Iterator[None]:
         mock.patch.object(joining_state, "epoch_iterators", SimpleNamespace(forget_validation=lambda _: None)),
         mock.patch.object(joining, "give_up", _give_up),
         mock.patch.object(admission, "give_up", _give_up),
-        mock.patch.object(
-            joining, "is_on_its_way", lambda: getattr(this_rank().survival.joining, "is_on_its_way", False)
-        ),
         *(mock.patch.object(each, "order", order) for each in (joining, admission, joining_state)),
         mock.patch.object(joining, "Restoration", _Restoration),
         mock.patch.object(survival, "give_up", _give_up),
+        mock.patch.object(replayed_calls, "give_up", _give_up),
     ]
     with ExitStack() as stack:
         for patch in patches:

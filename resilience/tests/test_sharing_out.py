@@ -22,7 +22,8 @@ from keras_ddl.resilience.survivors import NewMesh, largest_mesh
 from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state import exchange, generations
 from keras_ddl.state.generations import Generations
-from keras_ddl.state.placements import Place
+from keras_ddl.state.placements import MeshPlace, Place
+from keras_ddl.strategy.job import Job, Settings
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
@@ -36,6 +37,12 @@ CUT = [(RNG.normal(size=(12, 3)).astype("float32"), 0), (RNG.normal(size=(2, 24,
 
 def _nobody(rank: int, name: str) -> bool:
     return False
+
+
+def fake_job(rank: int, size: int, mesh: Any = None, shards_from: int | None = 1) -> Job:
+    job = Job(rank, size, "", "/cpu:0", Settings(), None, shards_from, 0.0, goes_on=True, hosts=(0,) * size)
+    job.mesh = mesh
+    return job
 
 
 class Ranks:
@@ -64,7 +71,7 @@ class Ranks:
             monkeypatch.setattr(each, "communicator", here)
         monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=self.all_to_all))
         monkeypatch.setattr(sharing_out, "all_slots", lambda: self.slots[self._here.rank])
-        monkeypatch.setattr(remeshing.SmallerMesh, "form", lambda *_: None)
+        monkeypatch.setattr(remeshing.NextMesh, "form", lambda *_: None)
 
     def topology(self) -> Any:
         hosts = [f"host{self.hosts[each]}" for each in self.left]
@@ -90,8 +97,9 @@ class Ranks:
         self.sent += sum(map(len, parts))
         return tf.constant(np.concatenate(parts)), None
 
-    def share_out(self, *left: int, least: int = 1) -> list[Any]:
-        """Returns, for each rank that is left, what `share_out` has returned or raised there."""
+    def share_out(self, *left: int, least: int = 1, leaving: Sequence[int] = ()) -> list[Any]:
+        """Returns, for each rank that is left, what `share_out` has returned or raised there. leaving: of these ranks,
+        which do not stay."""
         self.left, self.least = list(left), least
         self._exchange = Exchange(len(left), 0.5 if self.fails is not _nobody else self.timeout)
         self.renew()
@@ -99,7 +107,10 @@ class Ranks:
         def run(rank: int) -> Any:
             self._here.rank = rank
             strategies = [self.strategies[rank]]
-            return sharing_out.share_out(self.generations[rank], strategies, lambda _: None, is_new=rank in self.new)
+            why = {self.left.index(each): "no room" for each in leaving}
+            return sharing_out.share_out(
+                self.generations[rank], strategies, lambda _: None, is_new=rank in self.new, leaving=why
+            )
 
         results = results_or_errors(run, left)
         return [results[rank] for rank in left]
@@ -119,14 +130,14 @@ class FlatRanks(Ranks):
         self.slots = [[self.slot(n, value, each.job) for n, value in enumerate(FLAT)] for each in self.strategies]
 
     def _add_job(self) -> Any:
-        job = SimpleNamespace(rank=0, size=2, mirror_offset=1, device="/cpu:0", shards_from_elements=1)
+        job = fake_job(rank=0, size=2)
         self.strategies.append(SimpleNamespace(job=job, mesh_layout=None))
         return job
 
     def renew(self) -> None:
         hosts = [self.hosts[each] for each in self.left]
         for rank, number in enumerate(self.left):
-            vars(self.strategies[number].job).update(rank=rank, size=len(hosts), mirror_offset=mirror_offset(hosts))
+            vars(self.strategies[number].job).update(rank=rank, size=len(hosts), hosts=tuple(hosts))
 
     @staticmethod
     def slot(number: int, value: np.ndarray, job: Any) -> ShardedVariable:
@@ -155,31 +166,51 @@ class FlatRanks(Ranks):
                     np.testing.assert_array_equal(slot.numpy(), value)
                     continue
                 np.testing.assert_array_equal(share.chunk.numpy(), layout.cut(value, place))
-                mirrored = (place - self.strategies[rank].job.mirror_offset) % layout.size
+                mirrored = (place - share.offset) % layout.size
                 np.testing.assert_array_equal(share.mirror.numpy(), layout.cut(value, mirrored))
 
 
 class FakeLayout:
     """A mesh/layout.py `Layout`, of which the extents alone are needed."""
 
-    def __init__(self, data_size: int, model_size: int) -> None:
+    def __init__(self, data_size: int, model_size: int, wanted_model_size: int = 0) -> None:
         self.data_size, self.model_size = data_size, model_size
+        self.wanted_model_size = wanted_model_size or model_size
 
-    def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> FakeLayout:
-        return FakeLayout(data_size, model_size)
+    def resized(self, data_size: int, model_size: int, rank: int) -> FakeLayout:
+        return FakeLayout(data_size, model_size, self.wanted_model_size)
 
 
 class MeshRanks(Ranks):
     """Ranks of a mesh, with slices."""
 
+    slots_from: int | None = None  # elements
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data_size: int, model_size: int) -> None:
         super().__init__(monkeypatch, [0] * (data_size * model_size))
+        self._at_first = data_size, model_size
         for rank in self.left:
-            axes = {"model": SimpleNamespace(size=model_size, rank=rank % model_size), "data": None}
-            job = SimpleNamespace(device="/cpu:0", mesh=SimpleNamespace(**axes), shards_from_elements=None)
-            job.slice_mirror_offset = 1 if data_size == 1 else 0
-            self.strategies.append(SimpleNamespace(job=job, mesh_layout=FakeLayout(data_size, model_size)))
-            self.slots.append([self.variable(n, value, axis, job) for n, (value, axis) in enumerate(CUT)])
+            self._add(rank, [value for value, _ in CUT])
+
+    def _add(self, rank: int, values: Sequence[np.ndarray]) -> None:
+        data_size, model_size = self._at_first
+        size = data_size * model_size
+        mesh = SimpleNamespace(model=SimpleNamespace(size=model_size))
+        job = fake_job(rank % size, size, mesh, self.slots_from)
+        topology = SimpleNamespace(size=data_size * model_size)
+        layout = FakeLayout(data_size, model_size)
+        self.strategies.append(SimpleNamespace(job=job, mesh_layout=layout, topology=topology))
+        self.slots.append([self.variable(n, v, axis, job) for n, (v, (_, axis)) in enumerate(zip(values, CUT))])
+
+    def join(self) -> int:
+        """Returns a newcomer, whose slices have no values."""
+        rank = len(self.hosts)
+        self.hosts.append(0)
+        self.left.append(rank)
+        self.new.add(rank)
+        self._add(rank, [np.zeros_like(value) for value, _ in CUT])
+        self.generations.append(Generations(holds_nothing=True))
+        return rank
 
     @staticmethod
     def variable(number: int, value: np.ndarray, axis: int, job: Any, initial: Any = None) -> LaidOutVariable:
@@ -218,7 +249,7 @@ def test_a_chunk_does_not_keep_the_complete_value_in_memory():
     def begins_at(tensor: Any) -> int:
         return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
 
-    job = SimpleNamespace(rank=1, size=4, mirror_offset=1, device="/cpu:0", shards_from_elements=1)
+    job = fake_job(rank=1, size=4)
     value = tf.zeros([4, 1 << 16])
     share = ShardedVariable(value, "slot", job, lambda: value).share
     first = begins_at(value)
@@ -251,6 +282,14 @@ def test_all_ranks_of_a_host_and_a_rank_with_the_one_that_has_its_mirrors(monkey
     reasons = ranks.share_out(0, 3)
     assert len(set(reasons)) == 1 and "were lost together" in reasons[0]
     ranks.left = [0, 1, 2, 3]
+    ranks.renew()
+    ranks.check()
+
+
+def test_a_rank_and_the_one_with_its_mirrors_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = FlatRanks(monkeypatch, [0] * 4)
+    assert ranks.share_out(0, 1, 2, 3, leaving=[1, 2]) == [None] * 4
+    ranks.left = [0, 3]
     ranks.renew()
     ranks.check()
 
@@ -428,6 +467,54 @@ def test_one_rank_after_the_other_of_a_mesh(size: tuple[int, int], monkeypatch: 
             del left[-1]
 
 
+@pytest.mark.parametrize(
+    ("size", "lost", "then", "newcomers"),
+    [((2, 2), 1, (1, 3), 1), ((1, 4), 2, (1, 3), 1), ((1, 2), 1, (1, 1), 1), ((1, 2), 0, (1, 1), 3)],
+)
+def test_a_mesh_grows_to_what_it_was(
+    size: tuple[int, int], lost: int, then: tuple[int, int], newcomers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or becomes larger."""
+    ranks = MeshRanks(monkeypatch, *size)
+    left = [rank for rank in ranks.left if rank != lost]
+    assert ranks.share_out(*left) == [None] * len(left)
+    left = ranks.check()
+    assert ranks.mesh(left[0]) == then
+    left += [ranks.join() for _ in range(newcomers)]
+    assert ranks.share_out(*left) == [None] * len(left)
+    assert ranks.check() == left and ranks.mesh(left[-1]) == (len(left) // size[1], size[1])
+
+
+@pytest.mark.parametrize("passed", [(), (0,), (4,), (0, 2, 3, 4)])
+@pytest.mark.parametrize("lost", [0, 3, 4])
+def test_a_rank_is_lost_while_a_mesh_grows(passed: tuple[int, ...], lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`passed`: ranks that have come to the end. Rank 4 is the newcomer; next, another one comes."""
+    ranks = MeshRanks(monkeypatch, 2, 2)
+    assert ranks.share_out(0, 2, 3) == [None] * 3
+    ranks.join()
+    ranks.fails = lambda rank, name: name.endswith("made") and rank not in passed
+    ranks.share_out(0, 2, 3, 4)
+    ranks.fails = _nobody
+    if 4 in passed:  # it may be in its first step
+        ranks.new.discard(4)
+    left = [each for each in (0, 2, 3, 4) if each != lost] + [ranks.join()]
+    assert ranks.share_out(*left) == [None] * 4
+    assert ranks.check() == left and ranks.mesh(left[0]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "waiting", "leaving", "room"),
+    [((1, 2), 1, 0, 0), ((1, 2), 2, 0, 2), ((1, 2), 3, 0, 2), ((2, 2), 1, 1, 1), ((2, 2), 0, 1, 0), ((1, 3), 1, 0, 0)],
+)
+def test_newcomers_wait_until_there_is_a_larger_mesh(
+    size: tuple[int, int], waiting: int, leaving: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = MeshRanks(monkeypatch, *size)
+    leaf = SimpleNamespace(job=ranks.strategies[0].job, shape=[4 if size[1] == 2 else 3], axis=0)
+    monkeypatch.setattr(sharing_out, "all_slots", lambda: [leaf])
+    assert sharing_out.room_for(waiting, leaving, ranks.strategies[:1]) == room
+
+
 def test_each_rank_may_miss_any_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some ranks have taken what the others have only made: these take it when all meet again, without another."""
     names = ["generations", "held", "1", "made"]
@@ -452,6 +539,19 @@ def test_what_stays_is_not_sent_and_not_copied(monkeypatch: pytest.MonkeyPatch) 
     assert ranks.mesh(0) == (2, 2) and ranks.check() == [0, 1, 2, 3]
     assert all(slot.share.chunk is chunk for slot, chunk in zip(ranks.slots[0], before))
     assert ranks.met == ["generations", "held", "made"]
+
+
+def test_all_ranks_with_a_slice_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = MeshRanks(monkeypatch, 2, 2)
+    assert ranks.share_out(0, 1, 2, 3, leaving=[1, 3]) == [None] * 4
+    ranks.left = [0, 2]
+    assert ranks.check() == [0, 2] and ranks.mesh(0) == (1, 2)
+
+
+def test_ranks_that_are_needed_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = MeshRanks(monkeypatch, 2, 2)
+    assert ranks.share_out(0, 1, 2, 3, leaving=[1, 3], least=3) == [None] * 4
+    assert ranks.check() == [0, 1, 2, 3] and ranks.mesh(0) == (2, 2)
 
 
 def test_all_ranks_with_a_slice_are_lost_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,7 +583,8 @@ def test_what_not_all_ranks_have_made_begins_anew_or_ends_the_job(monkeypatch: p
     for initial, reason in ((lambda: tf.constant(value), None), (None, "must exist on all of them")):
         ranks = MeshRanks(monkeypatch, 1, 4)
         ranks.slots[0].append(ranks.variable(7, value, axis, ranks.strategies[0].job, initial))
-        ranks.strategies[0].job.mesh.model.size = 3  # as `form` will have it
+        job = ranks.strategies[0].job
+        job.mesh.model.size, job.hosts = 3, (0,) * 3  # as `form` will have it
         results = ranks.share_out(0, 1, 2)
         assert all((each is None) if reason is None else (reason in each) for each in results), results
         if reason is None:
@@ -510,4 +611,8 @@ def test_the_largest_mesh(model_size: int, hosts: list[int], extents: list[int],
 
 def test_a_rank_without_a_place_gives_what_it_has_and_gets_nothing() -> None:
     mesh = largest_mesh(2, [0, 0, 0], [4])
-    assert remeshing.places_in(mesh, [0, 0, 0]) == [Place(0, 2, 1), Place(1, 2, 1), None]
+    assert remeshing.places_in(mesh, [0, 0, 0]) == [
+        MeshPlace(Place(0, 1), Place(0, 2, 1)),
+        MeshPlace(Place(0, 1), Place(1, 2, 1)),
+        None,
+    ]

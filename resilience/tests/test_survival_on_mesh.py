@@ -8,24 +8,36 @@ from pathlib import Path
 import pytest
 from test_survival import PROGRAM, check_ended
 
-from launch.launching import Ended, run, write_program
+from launch.launching import Ended, run
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
 def check(
-    tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int, mesh: str, left: list[int]
+    tmp_path: Path,
+    model: str,
+    data: str,
+    where: str,
+    *killed: str,
+    ranks: int,
+    mesh: str,
+    left: list[int],
+    spares: int = 0,
 ) -> Ended:
-    """`mesh`: at the end. `left`: ranks at the end, as the launcher counts; others were killed, or have left."""
-    command = ["run", "-np", f"1:{ranks}", "python", PROGRAM, model, data, where, *killed]
-    ended = run(command, tmp_path, env={"EPOCHS": "3"})
+    """`mesh`: at the end. `left`: ranks at the end, as the launcher counts; others were killed, or have left. `spares`:
+    all of them join.
+    """
+    options = ["--spares", str(spares)] if spares else []
+    command = ["run", "-np", f"1:{ranks}", *options, "python", PROGRAM, model, data, where, *killed]
+    epochs = 12 if spares else 3
+    ended = run(command, tmp_path, env={"EPOCHS": str(epochs)} | ({"AWAITED": str(ranks)} if spares else {}))
     assert ended.status == 0, ended
     lost = {int(each.partition(":")[0]) for each in killed}
     assert len(re.findall(r"rank \d+ was lost \(killed by SIGKILL\)", ended.err)) == len(lost), ended
-    leaving = set(range(ranks)) - lost - set(left)
+    leaving = set(range(ranks + spares)) - lost - set(left)
     assert set(map(int, re.findall(r"rank (\d+) leaves \(a mesh of", ended.err))) == leaving, ended
     assert f"mesh {mesh}" in ended.err, ended
-    check_ended(ended, left, PROGRAM, model, data, 3)
+    check_ended(ended, left, PROGRAM, model, data, epochs)
     return ended
 
 
@@ -53,22 +65,56 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
     check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "model", "data", "killed", "mesh", "left"),
+    [
+        (4, "mesh2+shards", "arrays", "step 1:7", "(1, 3)", [0, 2, 3]),
+        (4, "mesh2+by8+shards+two", "arrays", "step 1:7 2:12", "none", [0]),
+        (6, "mesh2+by8+shards", "dataset", "step 0:3 2:8", "(1, 2)", [1, 3]),
+        (6, "mesh3+shards+saving", "arrays", "gather 1:3", "(1, 5)", [0, 2, 3, 4, 5]),
+    ],
+)
+def test_meshes_with_optimizers_in_shards(
+    ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path
+) -> None:
+    check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
+
+
 def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
     ended = run(["run", "-np", "1:4", *command], tmp_path)
     assert ended.status == 137 and "were lost together" in ended.err and "--restarts" in ended.err, ended
 
 
-LAID_OUT = """
-import keras
-import keras_ddl
-layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 2)))
-layout[".*"] = (None, "model")
-keras_ddl.Strategy(layout=layout)
-"""
+def test_a_mesh_that_has_lost_a_rank_grows_to_what_it_was_when_a_spare_joins(tmp_path: Path) -> None:
+    job = {"ranks": 4, "spares": 1, "mesh": "(2, 2)", "left": [0, 2, 3, 4]}
+    ended = check(tmp_path, "mesh2", "arrays", "step", "1:7", **job)
+    assert "a mesh of 1 x 3 continues." in ended.err, ended
+    assert "the mesh 1 x 3 has become a mesh of 2 x 2." in ended.err, ended
 
 
-def test_spares_are_refused(tmp_path: Path) -> None:
-    program = write_program(tmp_path, LAID_OUT)
-    ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
-    assert ended.status == 1 and "Leave out --spares, and name the hosts with --hosts" in ended.err, ended
+def test_where_a_rank_has_left_for_lack_of_a_place_a_mesh_grows_when_two_spares_have_come(tmp_path: Path) -> None:
+    job = {"ranks": 4, "spares": 2, "mesh": "(2, 2)", "left": [0, 2, 4, 5]}
+    ended = check(tmp_path, "mesh2+by8", "arrays", "step", "1:7", **job)
+    assert "spare rank 5 takes the place of rank 3." in ended.err, ended
+    assert "the mesh 1 x 2 has become a mesh of 2 x 2." in ended.err, ended
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "data", "killed", "spares", "left"),
+    [
+        (2, "mesh2", "dataset", "step 0:7", 1, [1, 2]),
+        (2, "mesh2+attention", "sequence", "step 1:7", 1, [0, 2]),
+        (4, "mesh4+saving", "arrays", "step 2:7", 2, [0, 3, 4, 5]),
+        (3, "mesh3+two", "several", "step 1:7 0:12", 2, [2, 3, 4]),
+        (2, "mesh2", "arrays", "step 1:7 2:0:joining", 2, [0, 3]),
+        (4, "mesh2+shards", "arrays", "step 1:7", 1, [0, 2, 3, 4]),
+        (2, "mesh2+shards+attention", "dataset", "step 1:7", 1, [0, 2]),
+    ],
+)
+def test_meshes_grow(
+    ranks: int, model: str, data: str, killed: str, spares: int, left: list[int], tmp_path: Path
+) -> None:
+    model_size = next(int(each) for each in model if each.isdigit())
+    job = {"ranks": ranks, "spares": spares, "mesh": str((ranks // model_size, model_size)), "left": left}
+    check(tmp_path, model, data, *killed.split(), **job)

@@ -85,9 +85,9 @@ def test_a_spare_takes_a_slot_and_no_more_are_started_than_ranks_are_missing() -
         ("a:2,b:2", "b:2", 1, [0, 1]),
         ("a:2,b:2", "a:1,b:2", 1, [1]),
         ("a:2,b:2", "a:2", 3, [2]),
-        ("a:2,b:2", "c:4", 1, [0, 1]),
-        ("a:3,b:1", "b:1", 1, [0, 2]),  # the mirror of 0 is on 1, and that of 2 on 3
-        ("a:4", "a:2", 1, [2]),
+        ("a:2,b:2", "c:4", 1, [0, 1, 2]),
+        ("a:3,b:1", "b:1", 1, [0, 1, 2]),
+        ("a:4", "a:2", 1, [2, 3]),
     ],
 )
 def test_ranks_leave_that_the_file_has_no_room_for(hosts: str, after: str, least: int, surplus: list[int]) -> None:

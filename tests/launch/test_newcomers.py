@@ -17,7 +17,7 @@ Event = tuple[str, int]
 class Job:
     """Rank 0 names the newcomer when it admits; rank 1 admits whom others name. Any of the three may die.
 
-    One member may be asked to leave: it is left out when all admit, unless it is the only one.
+    One member may ask to be left out; it stays if it is the only one.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Job:
             *(("die", rank) for rank in self.living),
             *(("miss", rank) for rank in idle),
             *(("admit", rank) for rank in idle),
-            *(("leave", rank) for rank in self.known if not self.leaving and rank != NEWCOMER),
+            *(("leave", rank) for rank in idle if not self.leaving and rank != NEWCOMER),
             *([("stay" if self.is_joining else "join", NEWCOMER)] if waits else []),
         ]
 
@@ -44,11 +44,12 @@ class Job:
             self.living.discard(rank)
             self.known.pop(rank, None)
             self.asking.pop(rank, None)
+            self.leaving.discard(rank)
             self.is_joining &= rank != NEWCOMER
             self.membership.end(rank)
         elif event == "leave":
-            self.leaving = {rank}
-            self.membership.leave(self.leaving)
+            self.leaving, self.asking[rank] = {rank}, None
+            self.membership.ask(rank, self.known[rank], 0.0, leaves=True)
         elif event in ("join", "stay"):
             self.is_joining = event == "join"
             (self.membership.join if self.is_joining else self.membership.give_up_joining)(rank)
@@ -68,8 +69,8 @@ class Job:
             assert not everybody or (is_named and not self.is_joining), "nobody is missing, and nobody is answered"
             assert not everybody or self.membership.overdue(10.0) == [NEWCOMER]
             return
-        all_left = asked.keys() == set(self.before)
-        staying = (asked.keys() - self.leaving if all_admit and all_left else asked.keys()) or asked.keys()
+        staying = asked.keys() - self.leaving or asked.keys()
+        self.leaving = set()
         assert set(members) == {*staying, *([NEWCOMER] if is_named else [])}
         for rank in asked.keys() - staying:
             self.living.discard(rank)

@@ -21,7 +21,7 @@ from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.values.layouts import Box, Layout
 from keras_ddl.errors import CheckpointError
 from keras_ddl.state import boxes, exchange, files
-from keras_ddl.state.placements import NOTHING, Place, holding, replicated
+from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding, place_on_mesh, replicated
 from keras_ddl.state.plan import Holding, MissingBoxError, Move, plan
 
 
@@ -292,4 +292,9 @@ def test_boxes() -> None:
 def test_a_place_has_its_part_and_a_mirror() -> None:
     assert Place(0, 3, 1).parts() == [0, 2] and Place(1, 3).parts() == [1]
     assert holding(Layout((6,), 3), Place(0, 3, 1)) == ((((0, 2),),), (((4, 2),),))
-    assert holding(Layout((6,), 3), None) == NOTHING
+
+
+def test_a_place_on_a_mesh_has_its_mirrors_along_one_axis() -> None:
+    assert place_on_mesh(3, [0, 0, 0, 0], 2) == MeshPlace(Place(1, 2, 1), Place(1, 2))
+    assert place_on_mesh(1, [0, 0], 2) == MeshPlace(Place(0, 1), Place(1, 2, 1))
+    assert place_on_mesh(2, [0, 0, 1, 1]) == MeshPlace(Place(2, 4, 2), Place(0, 1))

@@ -39,6 +39,37 @@ def cut_axes(model: keras.Model) -> dict[str, int]:
     return {each.path: each.value.axis for each in cut}
 
 
+def numbered() -> keras.Model:
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(8, activation="tanh")(inputs)))
+
+
+def shift_numbers() -> None:
+    """From now on each rank numbers its layers otherwise, as ranks that have made other models before do."""
+    for _ in range(RANK):
+        keras.layers.Dense(1)
+
+
+def check_a_chosen_layout_names_variables_as_rank_0_does():
+    shift_numbers()
+    model, one = compiled(CHOOSES, numbered), alone(numbered)
+    fit_both(model, one, X, Y, batch_size=10, verbose=0)
+    assert_equal(model, one)
+    assert sorted(cut_axes(model).values()) == [0, 0, 1]
+
+
+def check_keys_are_paths_on_rank_0():
+    number = int(keras.layers.Dense(1).name.rpartition("_")[2])
+    first, second = (keras_ddl.broadcast_object(f"dense_{number + each}", name=f"test/name{each}") for each in (1, 2))
+    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
+    layout[f"{first}/kernel"], layout[f"{second}/kernel"] = (None, "model"), ("model", None)
+    shift_numbers()
+    model, one = compiled(keras_ddl.Strategy(layout=layout), numbered), alone(numbered)
+    fit_both(model, one, X, Y, batch_size=10, verbose=0)
+    assert_equal(model, one)
+    assert list(cut_axes(model).values()) == [1, 0]
+
+
 def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it():
     model, one, shown = compiled(CHOOSES), alone(), io.StringIO()
     with CHOOSES.whole_model(model):  # until a layout is chosen, every rank has all

@@ -196,7 +196,7 @@ def test_errors_name_positions_on_the_mesh(communicator, fields, lost, said, mon
 
 
 def test_a_smaller_mesh_leaves_whole_what_it_does_not_divide(recwarn):
-    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 0).of_smaller_mesh(1, 3, 0)
+    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 0).resized(1, 3, 0)
     assert layout.axis_of("dense/kernel", (2, 6)) == 1
     assert layout.axis_of("dense/kernel", (2, 4)) is None
     assert "every rank keeps all of 'dense/kernel'" in str(recwarn.pop().message)

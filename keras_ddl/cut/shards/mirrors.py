@@ -37,10 +37,13 @@ class Mirror:
 
 
 class Mirrors:
-    """The mirrors of a step's shards. Rank r's are on rank (r + offset) % size; 0: there are none."""
+    """The mirrors of a step's shards. Rank r's are on rank (r + offset) % size; 0: there are none.
 
-    def __init__(self, mirrors: Sequence[Mirror], offset: int) -> None:
-        self._offset = offset
+    Args: collectives: of the axis along which the mirrors are; None: of the axis that `update` names.
+    """
+
+    def __init__(self, mirrors: Sequence[Mirror], offset: int, collectives: Collectives | None = None) -> None:
+        self._offset, self._collectives = offset, collectives
         self._mirrors = list(mirrors)
 
     @property
@@ -52,6 +55,7 @@ class Mirrors:
 
         everything: returns the operations after which shards that are written before the commit have their values.
         """
+        collectives = self._collectives or collectives
         postponed = [each for each in self._mirrors if writes.is_assigned(each.shard)]
         early = [each for each in self._mirrors if writes.is_early(each.shard)]
         self._send(postponed, [writes.value(each.shard, each.dtype) for each in postponed], writes, collectives, "")
@@ -69,9 +73,11 @@ class Mirrors:
         collectives: Collectives,
         prefix: str,
     ) -> None:
+        for each, value in zip(mirrors, values):
+            writes.snapshots.stage(each.shard, value)
+        values = [value for each, value in zip(mirrors, values) if each.mirror is not None]
+        mirrors = [each for each in mirrors if each.mirror is not None]
         if not self._offset:
-            for each, value in zip(mirrors, values):
-                writes.snapshots.stage(each.shard, value)
             return
         rank, size = collectives.rank, collectives.size
         source = (rank - self._offset) % size
@@ -89,6 +95,5 @@ class Mirrors:
                 for i, part, shape in zip(bucket, parts, shapes):
                     value = tf.reshape(part, shape)
                     writes.assign(ASSIGN, mirrors[i].mirror, value)
-                    writes.snapshots.stage(mirrors[i].shard, values[i])
                     writes.snapshots.stage(mirrors[i].mirror, value)
                 writes.report.mirrored(sum(sizes[i] for i in bucket), len(bucket))

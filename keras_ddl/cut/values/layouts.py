@@ -154,12 +154,11 @@ class MeshLayout:
     """Distributes a variable over all ranks of a mesh: slices over model ranks, and each slice in flat shards over data
     ranks. Rank r has the data position r // model.
 
-    Attributes: shape: of the global tensor. axis: the axis that is cut; None: every model rank has the complete
-        variable. data, model: the extents of the mesh.
+    Attributes: shape: of the global tensor. axis: the axis that is cut. data, model: the extents of the mesh.
     """
 
     shape: tuple[int, ...]
-    axis: int | None
+    axis: int
     data: int
     model: int
 
@@ -168,13 +167,13 @@ class MeshLayout:
         return self.data * self.model
 
     @property
-    def slices(self) -> Slices | None:
-        return None if self.axis is None else Slices(self.shape, self.model, self.axis)
+    def slices(self) -> Slices:
+        return Slices(self.shape, self.model, self.axis)
 
     @property
     def flat(self) -> Layout:
         """The layout of a slice over the data ranks."""
-        return Layout(self.shape if self.slices is None else self.slices.shape_of_slice, self.data)
+        return Layout(self.slices.shape_of_slice, self.data)
 
     def chunk(self, rank: int) -> tuple[int, int]:
         """Returns (first, number of) entries of a rank, within its slice."""
@@ -187,15 +186,16 @@ class MeshLayout:
     def boxes(self, rank: int) -> list[Box]:
         """Returns the boxes of the global tensor whose entries, one box after the other, a rank has."""
         boxes = self.flat.boxes(rank // self.model)
-        if self.slices is None:
-            return boxes
         begins = [first for first, _ in self.slices.boxes(rank % self.model)[0]]
         return [tuple((begin + first, extent) for begin, (first, extent) in zip(begins, box)) for box in boxes]
 
+    def runs(self, rank: int) -> Runs:
+        """Returns where a rank's entries lie in the flat order of its slice."""
+        return self.flat.runs(rank // self.model)
+
     def cut(self, tensor: _Array, rank: int) -> _Array:
         """Returns a rank's entries of a global tensor or array, as a vector."""
-        slice_ = tensor if self.slices is None else self.slices.cut(tensor, rank % self.model)
-        return self.flat.cut(slice_, rank // self.model)
+        return self.flat.cut(self.slices.cut(tensor, rank % self.model), rank // self.model)
 
 
 Distribution: TypeAlias = Layout | Slices | MeshLayout

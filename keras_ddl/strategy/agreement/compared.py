@@ -59,6 +59,17 @@ class Compared:
         assigned = [number for each in self._parts for number in each.assignments]
         return Digests(*map(digest_of_numbers, (common, slices, assigned)))
 
+    def checksums(self) -> dict[str, int]:
+        """Returns name -> checksum of what is equal on all ranks: variables that all have, and what was assigned to the
+        others."""
+        equal = [(each, own) for each, own in zip(self.variables, self.sums) if laid_out.slice_of(each) is None]
+        assigned = [(each, hash(each.assignments)) for each in self._parts]
+        sums: dict[str, int] = {}
+        for number, (variable, own) in enumerate([*equal, *assigned]):
+            name = name_of(variable)
+            sums[name if name not in sums else f"{name} ({number})"] = own
+        return sums
+
     @property
     def has_parts(self) -> bool:
         """Whether a rank lacks some values of these variables."""

@@ -23,7 +23,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, is_compared, name_of, values
+from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, is_compared, values
 from keras_ddl.strategy.job import Job
 
 _FIRST_INTERVAL = 8  # steps, before it is known what they and the check take
@@ -82,12 +82,7 @@ class DriftCheck:
 
     def checksums(self) -> dict[str, int]:
         """Returns name -> checksum of the weights and of all state of the optimizers."""
-        compared = Compared([*_weights(self._model), *_state_of_optimizers(self._model)], self._job)
-        sums: dict[str, int] = {}
-        for number, (variable, checksum) in enumerate(zip(compared.variables, compared.sums)):
-            name = name_of(variable)
-            sums[name if name not in sums else f"{name} ({number})"] = checksum
-        return sums
+        return Compared([*_weights(self._model), *_state_of_optimizers(self._model)], self._job).checksums()
 
     def _check(self, everything: bool) -> None:
         begin = time.perf_counter()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.communicator import history
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
@@ -28,12 +29,16 @@ from keras_ddl.compat.tensorflow import ResourceVariable, tf
 from keras_ddl.cut import LocalPart, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.state import replicate
-from keras_ddl.state.placements import Place
+from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
-from keras_ddl.strategy.shards.sharded_slots import sharded_variable, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_slots import (
+    ShardedVariable,
+    sharded_variable,
+    sharded_variable_of_handle,
+)
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.variable_origin import of_one_rank
 
@@ -64,16 +69,11 @@ class LaidOutVariable(ShardedWeight):
         is_trained: bool,
         initial: Callable[[], tf.Tensor | FirstValue] | None = None,
     ) -> None:
-        self.axis = axis
+        self.axis: int = axis
         super().__init__(value, name, job, initial, is_trained=is_trained)
 
-    def place_in(self, job: Job) -> Place:
-        if job.mesh is None:  # one model rank is left
-            return Place(0, 1)
-        return Place(job.mesh.model.rank, job.mesh.model.size, job.slice_mirror_offset)
-
-    def layout_for(self, size: int) -> Slices:
-        return Slices(tuple(self.shape.as_list()), size, self.axis)
+    def shared_at(self, place: MeshPlace) -> tuple[Slices, Place]:
+        return Slices(tuple(self.shape.as_list()), place.model.size, self.axis), place.model
 
     def local_part(self) -> LocalPart:
         """Returns what this rank has of the variable, for the cut along the model axis."""
@@ -97,7 +97,7 @@ class LaidOutVariable(ShardedWeight):
     __str__ = __repr__
 
 
-def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshSlot | None:
+def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
     """Returns the value for a new Keras variable, from rank 0's initializer. None: no layout cuts the variable and it
     is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE if a layout cuts it or it is a slot in
     shards.
@@ -111,11 +111,14 @@ def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshS
             return None
         recipe, is_same = recipe_of(initializer), _is_same_on_all_ranks(job)
         if not is_same:
-            recipe = communicator.broadcast_object(recipe, root=0, name=_name(variable, "first_value"))
+            own, name = recipe, _name(variable, "first_value")
+            recipe = history.left_to_join(lambda: own, lambda: communicator.broadcast_object(own, root=0, name=name))
         value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
         if value is None or not value.is_possible:
             return None
-        if is_in_shards:
+        if is_in_shards and axis is None:  # data ranks share it, and model ranks hold the same
+            return ShardedVariable(value, variable.name, job, lambda: value)
+        if is_in_shards and axis is not None and value.is_constant:
             return MeshSlot(value, variable.name, job, axis)
         assert axis is not None
         initial = (lambda: value) if is_same else None
@@ -143,14 +146,16 @@ def initial_value(variable: Any, value: Any) -> Any:
         first = made()
         if _is_same_on_all_ranks(job) and callable(value):
             return LaidOutVariable(first, variable.name, job, axis, is_trained=is_trained, initial=made)
-        agreed = replicate.broadcast_value(first.numpy(), _name(variable, "laid_out"))
+        name = _name(variable, "laid_out")
+        agreed = history.left_to_join(first.numpy, lambda: replicate.broadcast_value(first.numpy(), name))
         return LaidOutVariable(tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=is_trained)
 
 
 def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
     """Whether the variable that is being made is a slot in shards among the data ranks."""
     assert job.mesh is not None
-    return making_in_shards.get() and job.mesh.data.size > 1 and shape == tuple(following.get().shape)
+    has_shards = job.mesh.data.size > 1 or job.goes_on  # one data rank may become several
+    return making_in_shards.get() and has_shards and shape == tuple(following.get().shape)
 
 
 def _is_same_on_all_ranks(job: Job) -> bool:
@@ -207,7 +212,21 @@ def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
         return weight.axis if tuple(weight.shape) == shape and weight.axis != NO_AXIS else None
-    return job.mesh.layout.axis_of(variable.path, shape)
+    layout = job.mesh.layout
+    return layout.axis_of(path_on_rank_0(variable) if shape and layout.has_keys else variable.path, shape)
+
+
+def path_on_rank_0(variable: Any) -> str:
+    """Returns the path that the variable that is being made has on rank 0, where layers may have other numbers, because
+    rank 0 has made other models before. COLLECTIVE, once for each variable."""
+    global _last_path
+    if _last_path is None or _last_path[0]() is not variable:
+        path: str = communicator.broadcast_object(variable.path, root=0, name=_name(variable, "path"))
+        _last_path = weakref.ref(variable), path
+    return _last_path[1]
+
+
+_last_path: tuple[weakref.ref[Any], str] | None = None
 
 
 def weight_of_slot() -> Any:

@@ -120,16 +120,25 @@ class Layout:
         self._check_axes(names)
         self._unmatched = list(layout_map)
         self._paths: list[str] = []  # the first that were looked up, for messages
-        self._is_of_smaller_mesh = False
+        self._is_resized = False
 
-    def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> Layout:
-        """Returns this layout over the mesh that is left when ranks are lost. `rank`: this process's rank in that mesh.
+    @property
+    def has_keys(self) -> bool:
+        return bool(len(self._map))
 
-        A new variable is replicated, with a warning, if the remaining model ranks do not divide its extent.
+    @property
+    def wanted_model_size(self) -> int:
+        """The extent of the model axis that the program asked for, whatever mesh the ranks form now."""
+        return int(self._map.device_mesh.shape[1]) if self.model_axis else 1
+
+    def resized(self, data_size: int, model_size: int, rank: int) -> Layout:
+        """Returns this layout over another mesh, after ranks were lost or have joined. `rank`: of this process, there.
+
+        A new variable is replicated, with a warning, if the number of model ranks does not divide its extent.
         """
         layout = copy.copy(self)
         layout.data_size, layout.model_size, layout._rank = data_size, model_size, rank
-        layout._is_of_smaller_mesh = True
+        layout._is_resized = model_size != self.wanted_model_size
         return layout
 
     def position(self, rank: int) -> str:
@@ -200,11 +209,11 @@ class Layout:
             return None
         axis = axes.index(self.model_axis)
         extent = shape[axis]
-        if self._is_of_smaller_mesh and extent and extent % self.model_size:
+        if self._is_resized and extent and extent % self.model_size:
             if self._rank == 0:
                 stack_position.warn(
                     f"layout: every rank keeps all of {path!r}, of shape {tuple(shape)}: the {self.model_size} "
-                    f"remaining model ranks do not divide its extent {extent}."
+                    f"model ranks that are left do not divide its extent {extent}."
                 )
             return None
         if not extent or extent % self.model_size:

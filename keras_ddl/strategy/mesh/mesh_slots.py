@@ -2,14 +2,19 @@
 
 If a layout cuts a weight, its slots are cut along the model axis in the same way, and the data ranks of a model
 position hold flat shards of the slice. The step is cut accordingly: along the model axis the slot is a variable with a
-slice, which has no memory of its own, and along the batch this variable is in shards (cut/shards/sharding.py).
+slice, which has no memory of its own, and along the batch this variable is in shards (cut/shards/sharding.py). While a
+job continues with one data rank, that rank has the slice; with one model rank, data ranks hold flat shards of the slot.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from keras_ddl.compat.context import Setting
-from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.cut import LocalPart, MeshLayout
+from keras_ddl.compat.tensorflow import UninitializedVariable
+from keras_ddl.cut import LocalPart, MeshLayout, Slices
+from keras_ddl.cut.values.layouts import Distribution, Layout
+from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
@@ -18,43 +23,33 @@ making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an 
 
 
 class MeshSlot(ShardedVariable):
-    """A slot; each data rank of a model position has a flat shard of its slice.
+    """A slot of a weight that a layout cuts; each data rank of a model position has a flat shard of its slice."""
 
-    Attributes: slice_handle: handle of a variable without value that stands for the slice in the cut along the model
-        axis.
-    """
-
-    def __init__(self, value: FirstValue, name: str, job: Job, axis: int | None) -> None:
-        self._axis = axis
+    def __init__(self, value: FirstValue, name: str, job: Job, axis: int) -> None:
+        self.axis: int = axis
+        self._slice: Any = None  # a variable without value that stands for the slice in the cut along the model axis
         super().__init__(value, name, job, lambda: value)
-        self._slice = None
-        if axis is not None:
+
+    def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
+        (batch, model), shape = place, tuple(self.shape.as_list())
+        if model.size == 1:
+            return Layout(shape, batch.size), batch
+        if batch.size == 1:
+            return Slices(shape, model.size, self.axis), model
+        number, offset = batch.number * model.size + model.number, batch.offset * model.size
+        layout = MeshLayout(shape, self.axis, batch.size, model.size)
+        return layout, Place(number, layout.size, offset)
+
+    def _store(self, share: Share) -> None:
+        super()._store(share)
+        layout, self._slice = share.layout, None
+        if isinstance(layout, MeshLayout):
             self._slice = UninitializedVariable(
-                trainable=False, shape=self.layout.slices.shape_of_slice, dtype=self.dtype, name="slice"
+                trainable=False, shape=layout.slices.shape_of_slice, dtype=self.dtype, name="slice"
             )
-
-    @property
-    def slice_handle(self) -> tf.Tensor:
-        return self.handle if self._slice is None else self._slice.handle
-
-    def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
-        mesh = job.mesh
-        assert mesh is not None
-        layout = MeshLayout(tuple(value.shape.as_list()), self._axis, mesh.data.size, mesh.model.size)
-        with tf.device(job.device):
-            shape = [layout.chunk(job.rank)[1]]
-            chunk = UninitializedVariable(trainable=False, shape=shape, dtype=value.dtype, name="chunk")
-            share = Share(layout, job.rank, 0, chunk, None)
-            if not isinstance(value, FirstValue):
-                share.assign(value)
-            elif value.is_constant or layout.slices is None:
-                chunk.assign(value.share(layout.flat.runs(mesh.data.rank), shape))
-            else:
-                slice_ = value.share(layout.slices.runs(mesh.model.rank), layout.flat.shape)
-                chunk.assign(layout.flat.cut(slice_, mesh.data.rank))
-        return share
 
     def local_part(self) -> LocalPart:
         """Returns what this rank has of the slot, for the cut along the model axis."""
-        slices = self.layout.slices
-        return LocalPart(self.handle) if slices is None else LocalPart(self.slice_handle, slices.placement)
+        if self._slice is None:
+            return LocalPart(self.chunk.handle, self.layout.placement)
+        return LocalPart(self._slice.handle, self.layout.slices.placement)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from keras_ddl import communicator, errors
-from keras_ddl.communicator import Communicator, stack_position
-from keras_ddl.communicator.comparison import require_equal_lists
+from keras_ddl.communicator import Communicator, history, stack_position
+from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.topology import Topology
 
@@ -40,16 +41,36 @@ def make(layout: Layout, topology: Topology) -> Mesh | None:
     """
     if topology.size == 1:
         return None
-    require_equal_lists(
-        layout.describe(),
-        "keras_ddl/layout",
+    mine = layout.describe()
+    require_equal_values(
+        history.with_own(communicator.all_gather_object(mine, name="keras_ddl/layout"), mine),
         "All ranks must have the same mesh and LayoutMap, with the keys in the same order.",
         "Make them in the same way on every rank.",
-        entry="entry",
+        received=_first_difference,
     )
     if topology.rank == 0:
         _warn(layout, topology)
-    return connect(layout, topology)
+    return history.left_to_join(lambda: _without_peers(layout, topology), lambda: connect(layout, topology))
+
+
+def _first_difference(of_rank_0: list[str], of_other: list[str], other: int) -> str:
+    place, (one, another) = next(
+        (place, pair)
+        for place, pair in enumerate(itertools.zip_longest(of_rank_0, of_other, fillvalue="none"))
+        if pair[0] != pair[1]
+    )
+    return f"entry {place} is {one!r} on rank 0 and {another!r} on rank {other}"
+
+
+def _without_peers(layout: Layout, topology: Topology) -> Mesh | None:
+    """Returns the mesh as a newcomer sees it before it joins: with its place, but nobody to communicate with."""
+    if layout.model_size == 1:
+        return None
+    rank, size = topology.rank, layout.model_size
+    first = rank // size * size
+    of_data, of_model = range(rank % size, topology.size, size), range(first, first + size)
+    comm = communicator.communicator_of(None)
+    return Mesh(layout, comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL))
 
 
 def connect(layout: Layout, topology: Topology) -> Mesh | None:

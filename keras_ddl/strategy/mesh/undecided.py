@@ -152,7 +152,7 @@ def initial_value(variable: Any, value: Any) -> Any:
             dtype,
             variable.name,
             job,
-            path=variable.path,
+            path=variable.path if is_slot else laid_out.path_on_rank_0(variable),
             is_trained=bool(variable.trainable),
             weight=weight,
             is_deferred=is_slot and callable(value) and tracing.tracing_for.get() is not None,

@@ -24,10 +24,9 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.cut import MeshLayout, Slices
-from keras_ddl.cut.values.layouts import Layout
+from keras_ddl.cut.values.layouts import Distribution, Layout
 from keras_ddl.errors import ConfigError
-from keras_ddl.state.placements import Place, holding
+from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding
 from keras_ddl.state.plan import Holding
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.checksum import checksum
@@ -69,7 +68,7 @@ class Share:
         generation: how often the ranks had redistributed what they have.
     """
 
-    layout: Layout | Slices | MeshLayout
+    layout: Distribution
     rank: int
     offset: int
     chunk: Any
@@ -91,12 +90,11 @@ class Share:
             self._assign(variable, value, part)
 
     def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
-        if isinstance(value, FirstValue):
-            assert not isinstance(self.layout, MeshLayout)  # whose first value is made by mesh_slots.py
-            variable.assign(value.share(self.layout.runs(rank), variable.shape))
-        else:
+        if not isinstance(value, FirstValue):
             # TensorFlow slices the first axis without a copy: the variable would keep all of the complete value alive.
             variable.assign(tf.raw_ops.DeepCopy(x=self.layout.cut(value, rank)))
+        else:
+            variable.assign(value.share(self.layout.runs(rank), variable.shape))
 
 
 class ShardedVariable(UninitializedVariable):
@@ -114,7 +112,10 @@ class ShardedVariable(UninitializedVariable):
         is_without_values: a graph is being traced to be served elsewhere, so reads are allowed but return no values.
         assignments: number of assignments outside of steps, and a checksum of the last one, for comparison between
             ranks.
+        axis: that a layout cuts along the model axis; None: it cuts none.
     """
+
+    axis: int | None = None
 
     def __init__(
         self,
@@ -152,22 +153,20 @@ class ShardedVariable(UninitializedVariable):
     def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
         """Returns what this rank stores of a complete value, given the job's present ranks."""
         with tf.device(job.device):
-            share = self._share_at(self.place_in(job))
+            layout, place = self.shared_at(job.place_of(job.rank))
+            share = self._share(layout, place, [self._part(layout.shape_of(part)) for part in place.parts()])
             share.assign(value)
         return share
 
-    def place_in(self, job: Job) -> Place:
-        """Returns the place of this rank among those that share the variable."""
-        return Place(job.rank, job.size, job.mirror_offset)
+    def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
+        """Returns how ranks share the variable, and which part the rank at a place has. Here: data ranks share it, and
+        on a mesh ranks of other model positions hold the same parts, so they need no mirrors."""
+        own = place.batch if place.model.size == 1 else place.batch._replace(offset=0)
+        return Layout(tuple(self.shape.as_list()), own.size), own
 
-    def layout_for(self, size: int) -> Layout | Slices:
-        """Returns how a number of ranks share the variable."""
-        return Layout(tuple(self.shape.as_list()), size)
-
-    def _share_at(self, place: Place, stored: Sequence[Any] = (), generation: int = 0) -> Share:
-        """Returns the share of a rank with this place, made of existing variables or new ones."""
-        layout = self.layout_for(place.size)
-        chunk, mirror = [*(stored or [self._part(layout.shape_of(part)) for part in place.parts()]), None][:2]
+    @staticmethod
+    def _share(layout: Distribution, place: Place, stored: Sequence[Any], generation: int = 0) -> Share:
+        chunk, mirror = [*stored, None][:2]
         return Share(layout, place.number, place.offset, chunk, mirror, generation)
 
     def _part(self, shape: Sequence[int], value: np.ndarray | None = None) -> Any:
@@ -200,8 +199,7 @@ class ShardedVariable(UninitializedVariable):
 
     def held_by_all(self) -> tuple[Holding, ...]:
         """Returns what each rank of the job holds: of slices, ranks of one model position hold the same."""
-        size, offset = self.layout.size, self.share.offset
-        return tuple(holding(self.layout, Place(rank % size, size, offset)) for rank in range(self.job.size))
+        return tuple(self.wanted(self.job.place_of(rank)) for rank in range(self.job.size))
 
     def values(self) -> list[np.ndarray]:
         return [np.asarray(each.read_value()) for each in ([self] if self.is_complete else self.share.variables)]
@@ -210,22 +208,24 @@ class ShardedVariable(UninitializedVariable):
         for variable, array in zip(self.share.variables, arrays, strict=True):
             variable.assign(array.reshape(variable.shape))
 
-    def wanted(self, place: Place | None) -> Holding:
-        return () if place is None else holding(self.layout_for(place.size), place)
+    def wanted(self, place: MeshPlace | None) -> Holding:
+        return NOTHING if place is None else holding(*self.shared_at(place))
 
-    def make_next(self, place: Place, arrays: Sequence[np.ndarray | int], generation: int) -> None:
+    def make_next(self, place: MeshPlace, arrays: Sequence[np.ndarray | int], generation: int) -> None:
         self.next_share = None
-        if self.is_complete and place.size == 1:
+        layout, own = self.shared_at(place)
+        if self.is_complete and layout.size == 1:
             return
-        if self.is_complete:
-            arrays = [self.values()[each] if isinstance(each, int) else each for each in arrays]
-        layout, before = self.layout_for(place.size), self.share.variables
+        before = self.share.variables
         with tf.device(self.job.device):
-            stored = [
-                before[each] if isinstance(each, int) else self._part(layout.shape_of(part), each)
-                for part, each in zip(place.parts(), arrays)
-            ]
-        self.next_share = self._share_at(place, stored, generation)
+            stored = []
+            for part, each in zip(own.parts(), arrays):
+                shape = layout.shape_of(part)
+                if isinstance(each, int) and not self.is_complete and before[each].shape == shape:
+                    stored.append(before[each])
+                else:
+                    stored.append(self._part(shape, self.values()[each] if isinstance(each, int) else each))
+        self.next_share = self._share(layout, own, stored, generation)
 
     def take_next(self) -> None:
         if self.next_share is not None:
@@ -305,11 +305,10 @@ class ShardedVariable(UninitializedVariable):
         )
 
     def __repr__(self) -> str:
-        rank = self.share.rank
-        first, count = self.layout.chunk(rank)
+        size = self.layout.size
         return (
-            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
-            f"{first} to {first + count}>"
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, part {self.share.rank} "
+            f"of {size}>"
         )
 
     __str__ = __repr__

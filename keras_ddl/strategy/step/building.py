@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from keras_ddl import cut
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import choice, laid_out, mesh_slots
+from keras_ddl.strategy.mesh import choice, laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.shards import sharded_slots, sharded_weights
 from keras_ddl.strategy.shards.sharded_slots import sharded_variable_of_handle
@@ -64,7 +64,7 @@ def along_batch(
             shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
             weights=[o for _, o in program.captured if isinstance(slots[id(o)], sharded_weights.ShardedWeight)],
             gathered_bytes=job.gathered_bytes,
-            mirrors=cut.Mirrors(mirrors, job.mirror_offset) if mirrors else None,
+            mirrors=cut.Mirrors(mirrors, job.place_of(job.rank).batch.offset) if mirrors else None,
             **options,
         )
 
@@ -100,8 +100,10 @@ def on_mesh(
     input_axes = [] if data_layout is None else data_layout.of_arguments(inputs, placements, mesh.model.size, step)
     # Where there is one data rank, nothing is shared out along the batch.
     of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
-    cut_variables = [laid_out.laid_out_of_handle(outer) for outer in outers] if job.goes_on else []
-    mirrors = [_mirror(each.share) for each in cut_variables if each is not None]
+    spread = [sharded_variable_of_handle(outer) for outer in outers] if job.goes_on else []
+    mirrors = [_mirror(each.share) for each in spread if each is not None]
+    place = job.place_of(job.rank)
+    mirror_axis, offset = (axes.data, place.batch.offset) if mesh.data.size > 1 else (axes.model, place.model.offset)
     parts = [laid_out.local_part(each).tensor for each in options.get("parts", ())]
     chunk_of = chunks_of(outers)
     report, seed = options["report"], options["seed"]
@@ -129,7 +131,7 @@ def on_mesh(
             snapshots=snapshots,
             earlier=axes.model,
             everyone=axes.everyone,
-            mirrors=cut.Mirrors(mirrors, job.slice_mirror_offset) if mirrors else None,
+            mirrors=cut.Mirrors(mirrors, offset, mirror_axis) if mirrors else None,
             **{**options, "parts": parts},
         )
     return outputs, of_model.function
@@ -139,21 +141,26 @@ def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | 
     """Returns a function from the handle of a captured slice to the handle of this rank's chunk of it, or None if data
     ranks do not share the slice out.
     """
-    slots = [each for each in map(sharded_variable_of_handle, outers) if isinstance(each, mesh_slots.MeshSlot)]
-    chunks = {id(each.slice_handle): each.chunk.handle for each in slots}
+    chunks = {}
+    for outer in outers:
+        slot = sharded_variable_of_handle(outer)
+        if slot is not None and not isinstance(slot.layout, cut.Slices):
+            chunks[id(laid_out.local_part(outer).tensor)] = slot.chunk.handle
     return lambda outer: chunks.get(id(outer))
 
 
 def mirrored_slices(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], bool]:
     """Returns a function that says whether a captured slice, given its handle, has a mirror."""
-    cut_variables = [each for each in map(laid_out.laid_out_of_handle, outers) if each is not None]
-    mirrored = {id(each.chunk.handle) for each in cut_variables if each.share.mirror is not None}
+    slots = [(outer, sharded_variable_of_handle(outer)) for outer in outers]
+    have_mirrors = [outer for outer, slot in slots if slot is not None and slot.share.mirror is not None]
+    mirrored = {id(laid_out.local_part(outer).tensor) for outer in have_mirrors}
     return lambda outer: id(outer) in mirrored
 
 
 def _mirror(share: sharded_slots.Share) -> cut.Mirror:
     mirror = None if share.mirror is None else share.mirror.handle
-    return cut.Mirror(share.chunk.handle, mirror, share.layout, share.chunk.dtype)
+    layout = share.layout.flat if isinstance(share.layout, cut.MeshLayout) else share.layout  # along the mirrors' axis
+    return cut.Mirror(share.chunk.handle, mirror, layout, share.chunk.dtype)
 
 
 def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:

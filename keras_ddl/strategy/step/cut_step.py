@@ -288,11 +288,12 @@ class CutStep:
     def _writes_without_batch(self, concrete: ConcreteFunction) -> Callable[[], None] | None:
         scope, mesh = f"{self.scope}/end", self._job.mesh
         if mesh is None:
+            offset = self._job.place_of(self.rank).batch.offset
             return cut.writes_without_batch(
                 concrete.graph,
                 cut.StepCollectives(scope, self.rank, self.size, self._plan),
                 chunk_of=chunk_of_handle,
-                has_mirror=lambda outer: bool(self._job.mirror_offset) and chunk_of_handle(outer) is not None,
+                has_mirror=lambda outer: bool(offset) and chunk_of_handle(outer) is not None,
             )
         axes = building.Axes.of(self._job, mesh, scope, self._plan)
         of_model = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.local_part)
