@@ -23,19 +23,34 @@ from keras_ddl.errors import ConfigError
 T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
-# A rank's wrapper creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
-ENDED_FILE = "ended.{rank}"
-# In KERAS_DDL_RUN_DIR, of a job that may go on without lost ranks: where a rank asks who is left.
-MEMBERSHIP_SOCKET = "membership"
-# There, too: from init to shutdown. Where it is left, the program has ended by os._exit, in the middle of the job.
-IN_JOB_FILE = "in-job"
-# There, too, in a job that may have newcomers: memory that the wrapper writes (communicator/board.py), and where in it
-# the second number is; what rank 0 sends to a newcomer; and what a newcomer gets.
-BOARD_FILE, BOARD_BYTES, BOARD_ADMIT_AT = "board", 16, 8
-RECORD_FILE, ANSWER_FILE = "record", "answer"
-
 
 _SET_BY = "Set by "
+
+
+class Seconds:
+    """How long the processes of a job wait for each other, in seconds. Users' settings are in the table below."""
+
+    # Connections.
+    CONNECT = 30.0  # until a rank's wrapper has found the launcher
+    ADMIT = 60.0  # until the launcher has heard it: strangers may flood it, or its machine may freeze
+    PROOF = 30.0  # a process proves at once that it belongs to the job; this allows for a machine that freezes
+    MEET = 10.0  # until a rank on another host answers
+    LOOK_AGAIN = 1.0  # until a rank looks whether those that it waits for still wait for it
+    LOST_AFTER = 25.0  # without a sign of life from another host: a network may be down for a moment
+    # The start and the end of a job.
+    START = 120.0  # until all ranks have connected
+    AFTER_FAILURE = 5.0  # a wrapper that fails before it has connected leaves the others waiting: they are then ended
+    GRACE = 2.0  # from SIGTERM to SIGKILL
+    INTERRUPT_GRACE = 5.0  # from SIGINT to SIGKILL
+    STARTER_END = 3.0  # until what started the ranks has ended after them
+    DAEMONS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
+    MPIRUN_GRACE = 0.4  # Open MPI follows its SIGTERM with SIGKILL after a second: the program must be reported by then
+    MPIRUN_END = 5.0  # after the launcher is gone
+    DRAIN = 0.3  # processes that a program has left may keep its output open
+    GOODBYE = 15.0  # until the launcher lets a wrapper leave
+    # Lost ranks.
+    KILLING = 5.0  # what cannot be killed is given up
+    LEAVING = 30.0  # a rank that has left the job and not ended is killed
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def ddl_options(mode: str, arguments: Sequence[str], hosts: Sequence[tuple[str, 
     Raises: ConfigError: the options are invalid, or the mode does not fit the hosts. Nothing has been started then.
     """
     from keras_ddl.ddl.options import parse
-    from keras_ddl.launch.mpirun import in_allocation
+    from keras_ddl.launch.mpi.mpirun import in_allocation
 
     text = " ".join(["-mode", mode, *arguments])
     if hosts[0][0] or not in_allocation(os.environ):  # otherwise the resource manager chooses the hosts

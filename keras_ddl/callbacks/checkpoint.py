@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import keras
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import config, model_state
+from keras_ddl import model_state
 from keras_ddl.callbacks._base_graphs import base_graphs
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
@@ -32,6 +32,8 @@ from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import make_directory
 from keras_ddl.launch.outcome import RESTART_STATUS
+from keras_ddl.link import program
+from keras_ddl.link.kinds import Kind
 from keras_ddl.strategy import fits, keras_patches
 from keras_ddl.strategy.agreement.training_state import agreed_layer_state
 from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
@@ -323,7 +325,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _note(self, step: int, *, is_news: bool = False) -> None:
         """Records the last complete checkpoint, for the message when the job fails. `is_news`: it was just written."""
         path = ckpt.path_of(self.dir, step)
-        last_checkpoint.note(path, step, self.resume, config.get("RUN_DIR"), is_news=is_news)
+        if (noted := last_checkpoint.note(path, step, self.resume)) is not None:
+            program.tell(Kind.CHECKPOINT, noted | {"is_new": is_news})
 
     def _end_run(self, save: Callable[[], None], signal_name: str, rank: int) -> NoReturn:
         """Saves after a notice, and ends the program of every rank. COLLECTIVE."""

@@ -69,7 +69,7 @@ def software() -> list[tuple[str, str]]:
 
 def mpi() -> list[tuple[str, str]]:
     """Returns the mpirun that would start ranks, and the MPI that they would use; both must be of one family."""
-    from keras_ddl.launch import mpirun, native_mpi
+    from keras_ddl.launch.mpi import mpirun, native_mpi
 
     try:
         starter = mpirun.find()

@@ -5,7 +5,6 @@ Without this, the failing process would wait in MPI_Finalize for ranks that wait
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -15,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +21,8 @@ from keras_ddl import config
 from keras_ddl.communicator import shown_frames
 from keras_ddl.errors import lost_rank_behind
 from keras_ddl.files import last_checkpoint
-from keras_ddl.files.durable import write_whole
+from keras_ddl.link import program
+from keras_ddl.link.kinds import Kind
 
 _INTERRUPTED = 130
 # mpirun forwards the output of ranks through pipes; output that is still in them when the job is aborted is lost.
@@ -142,7 +141,7 @@ def _own_traceback(error: BaseException) -> str | None:
 
 
 def write(rank: int, error: BaseException, *, gives_up: bool = False) -> None:
-    """Writes error-<rank>.txt (JSON) to KERAS_DDL_RUN_DIR, if set, unless the rank has written one before.
+    """Reports the exception to the launcher, if there is one, which keeps the first report of a rank.
 
     `gives_up`: the rank is a newcomer, and the others continue without it.
     """
@@ -150,9 +149,6 @@ def write(rank: int, error: BaseException, *, gives_up: bool = False) -> None:
 
 
 def _write(rank: int, error: BaseException, text: ErrorText, *, gives_up: bool = False) -> None:
-    if not config.is_set("RUN_DIR"):
-        return
-    path = Path(config.get("RUN_DIR")) / f"error-{rank}.txt"
     report: dict[str, Any] = {
         "rank": rank,
         "host": socket.gethostname(),
@@ -169,12 +165,7 @@ def _write(rank: int, error: BaseException, text: ErrorText, *, gives_up: bool =
         report |= {"failed_rank": failed_rank, "failed_alike": getattr(error, "failed_alike", False)}
     if (lost := lost_rank_behind(error)) is not None:
         report["lost"] = {"ranks": lost.ranks, "has_left": lost.has_left}
-    try:
-        if not path.exists():
-            write_whole(path, lambda part: Path(part).write_text(json.dumps(report)), synced=False)
-    except OSError as problem:  # reporting must not hide the error itself
-        # The launcher shows the last line of output of a rank without a report.
-        print(f"keras_ddl: {report['summary']} (no report in {path.parent}: {problem.strerror})", file=sys.stderr)
+    program.tell(Kind.REPORT, report)
 
 
 def _end_all(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ from keras_ddl.errors import CollectiveError
 T = TypeVar("T")
 
 _MAX_BYTES = 256 << 20  # of a record; a job that has exchanged more takes no newcomers
-_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -182,9 +180,7 @@ class Replay:
         self.board.forget("record")
 
     def _take_answer(self) -> None:
-        while (answer := self.board.take_answer()) is None:
-            time.sleep(_LOOK_SECONDS)
-        entries, why_closed = pickle.loads(answer)
+        entries, why_closed = pickle.loads(self.board.take_answer())
         if why_closed:
             raise CollectiveError(
                 "A rank that joins a running job repeats the program with the recorded results of the other ranks. "

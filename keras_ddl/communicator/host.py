@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Sequence
 from ctypes import byref
-from pathlib import Path
 from typing import Any
 
 from keras_ddl import config, errors
@@ -24,6 +23,8 @@ from keras_ddl.communicator.between_hosts import Doorkeeper
 from keras_ddl.communicator.host_messages import HostMessages
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.communicator.native_library import DEADLINE_EXCEEDED, ERROR_BYTES, Transport, core
+from keras_ddl.link import program
+from keras_ddl.link.kinds import Kind
 from keras_ddl.topology.launcher import Launcher
 
 _SLICE_MS = 100
@@ -61,7 +62,7 @@ class HostTransport(Transport):
         size, length = self.size, len(mine)
         out = ctypes.create_string_buffer(max(1, size * length))
         arrived = (ctypes.c_uint8 * size)()
-        patience = _Patience(self.directory, self.world_ranks[self.rank])
+        patience = _Patience(self.world_ranks[self.rank])
         while code := core().ddl_host_all_gather(byref(self), mine, out, length, _SLICE_MS, arrived):
             if code != DEADLINE_EXCEEDED:
                 raise self.error(code)
@@ -81,15 +82,20 @@ class HostTransport(Transport):
 class _Patience:
     """Waits up to KERAS_DDL_DEADLINE_SECONDS for ranks to meet, and warns meanwhile."""
 
-    def __init__(self, directory: str, rank: int) -> None:
-        self._directory, self._rank = directory, rank
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._has_told = False  # the launcher, for whom this rank waits
         self._begun = time.monotonic()
         self._warn_after, self._deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
 
     def check(self, missing: list[int]) -> None:
         """Raises: RankLostError: one of the `missing` has ended. DeadlineError: the time is over."""
-        for rank in missing:
-            if Path(self._directory, config.ENDED_FILE.format(rank=rank)).exists():
+        if (link := program.of_process()) is not None:
+            if not self._has_told:
+                self._has_told = True
+                program.tell(Kind.WAITS, {"ranks": missing})
+            link.look()
+            for rank in link.ended.intersection(missing):
                 error = errors.RankLostError(
                     f"rank {rank} has left: its program ended before all ranks had connected. {_TOGETHER}"
                 )
@@ -143,7 +149,7 @@ def _connect(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) 
         raise errors.CollectiveError(message.value.decode(errors="replace"))
     try:
         if _doorkeeper is not None:
-            patience = _Patience(directory, world_ranks[rank])
+            patience = _Patience(world_ranks[rank])
             connections = _doorkeeper.connect(key, world_ranks, patience.check)
             while connections:
                 other, connection = connections.popitem()

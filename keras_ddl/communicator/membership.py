@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from keras_ddl import config
-from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
-from keras_ddl.errors import ConfigError, RankLostError
-
-_MESSAGE_BYTES = 1 << 20
-_LOOK_SECONDS = 0.05
-_NOT_NEEDED = "The job has ended and does not need this spare."
+from keras_ddl.communicator.between_hosts import Door, Doorkeeper
+from keras_ddl.errors import ConfigError
+from keras_ddl.link import program
+from keras_ddl.link.kinds import Kind
 
 
 @dataclass(frozen=True)
@@ -38,24 +30,20 @@ class Membership:
 
 def can_ask() -> bool:
     """Whether this rank's launcher lets the job continue when ranks are lost."""
-    run_dir = config.get("RUN_DIR")
-    return run_dir is not None and (Path(run_dir) / config.MEMBERSHIP_SOCKET).exists()
+    link = program.of_process()
+    return link is not None and bool(link.of_job("regroups"))
 
 
 def enter_job() -> None:
     """Makes this process a rank of a job that may continue without it."""
     if can_ask():
-        _in_job_file().touch()
+        program.tell(Kind.IN_JOB, {"in_job": True})
 
 
 def leave_job() -> None:
     """Tells the launcher that this rank has done its part, so that its end is no failure."""
     if can_ask():
-        _in_job_file().unlink(missing_ok=True)
-
-
-def _in_job_file() -> Path:
-    return Path(config.get("RUN_DIR")) / config.IN_JOB_FILE
+        program.tell(Kind.IN_JOB, {"in_job": False})
 
 
 def after(
@@ -74,7 +62,7 @@ def after(
 
     Raises:
         ConfigError: the job was not started to continue with fewer ranks.
-        RankLostError: too few ranks are left.
+        RankLostError: the launcher ends the job, because too few ranks are left.
     """
     if not can_ask():
         raise ConfigError(
@@ -82,27 +70,13 @@ def after(
             "mpirun. Received: a rank that was started in another way. Use `keras-ddl run --restarts N` instead."
         )
     question = {"epoch": epoch, "admits": admits, "door": _door(doorkeeper)}
-    answer = _ask(question if leaves is None else question | {"leaves": leaves})
-    if not answer:
-        raise RankLostError("regroup: the launcher ends the job, because too few ranks are left (-np MIN:MAX).")
+    answer = program.opened().ask(question if leaves is None else question | {"leaves": leaves})
     return _membership(answer, doorkeeper)
-
-
-def tell(question: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Sends the launcher a message or question; returns its answer. Raises: RankLostError: there is no launcher."""
-    answer = _ask(question, run_dir=run_dir)
-    if not answer:
-        raise RankLostError("The launcher must run as long as its ranks. Received: no answer from it.")
-    told: dict[str, Any] = json.loads(answer)
-    return told
 
 
 def start() -> Membership:
     """Waits, in a spare, until the job needs it; returns the membership that it should join."""
-    answer = _ask({"start": True})
-    if not answer:
-        raise RankLostError(_NOT_NEEDED)
-    return _membership(answer)
+    return _membership(program.opened().ask({"start": True}))
 
 
 def join(is_over: Callable[[], bool], doorkeeper: Doorkeeper | None = None) -> Membership | None:
@@ -110,12 +84,10 @@ def join(is_over: Callable[[], bool], doorkeeper: Doorkeeper | None = None) -> M
 
     None: `is_over` ended the wait. `doorkeeper`: as for `after`.
     """
-    answer = _ask({"join": True, "door": _door(doorkeeper)}, is_over)
+    answer = program.opened().ask_until({"join": True, "door": _door(doorkeeper)}, is_over)
     if answer is None:
-        _ask({"join": False}, lambda: True)
+        program.tell(Kind.QUESTION, {"join": False})
         return None
-    if not answer:
-        raise RankLostError(_NOT_NEEDED)
     return _membership(answer, doorkeeper)
 
 
@@ -123,32 +95,11 @@ def _door(doorkeeper: Doorkeeper | None) -> dict[str, object] | None:
     return None if doorkeeper is None else doorkeeper.describe()
 
 
-def _membership(answer: bytes, doorkeeper: Doorkeeper | None = None) -> Membership:
-    message = json.loads(answer)
+def _membership(message: dict[str, Any], doorkeeper: Doorkeeper | None = None) -> Membership:
     if message.get("left"):
         raise SystemExit(0)  # the others go on, and this rank's program has done what it was to do
     if doorkeeper is not None:
         doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
-        doorkeeper.introduce(Doors(doors, bytes.fromhex(message["secret"])))
+        doorkeeper.introduce(doors, message["secret"])
     ended = tuple(message.get("ended", ()))
     return Membership(message["epoch"], tuple(message["members"]), ended, message.get("min_ranks", 1))
-
-
-def _ask(
-    question: dict[str, Any], is_over: Callable[[], bool] | None = None, *, run_dir: Path | None = None
-) -> bytes | None:
-    """Returns the launcher's answer; b"": it has none. None: `is_over`, called now and then, ended the wait."""
-    # The path may be too long for a socket.
-    directory = os.open(run_dir or config.get("RUN_DIR"), os.O_PATH | os.O_DIRECTORY)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(f"/proc/self/fd/{directory}/{config.MEMBERSHIP_SOCKET}")
-            connection.send(json.dumps(question).encode())
-            while is_over is not None and not select.select([connection], [], [], _LOOK_SECONDS)[0]:
-                if is_over():
-                    return None
-            return connection.recv(_MESSAGE_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(directory)

@@ -1,12 +1,12 @@
 """Runs jobs: starts the ranks, shows their output, and ends all of them when one fails.
 
     keras-ddl run / keras_ddl.run()  ->  job.py  ->  host_ranks.py  ->  rank_process.py (one per rank)  ->  the program
-                                            ^______ control.py: one connection per rank ______|
+                                            ^______ link/: one connection per rank ___________|
 
-On other hosts ssh starts host_ranks.py; mpirun can take its place (mpirun.py). Both only start processes. Output,
-errors, exit statuses and orders to stop are sent over each rank's connection, because mpirun's own status cannot be
-trusted (Open MPI 5 returns 0 after a host has died), and because hosts may share no file system. docs/launch.md
-describes what a user sees.
+On other hosts ssh starts host_ranks.py; an mpirun can take its place (mpi/). They only start processes. Output, errors,
+exit statuses and orders to stop are sent over each rank's connection, because hosts may share no file system, and
+because an mpirun's own status cannot be trusted (Open MPI 5 returns 0 after a host has died). docs/launch.md describes
+what a user sees.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -6,15 +6,13 @@ whose slots are gone leave between two steps. No work is lost either way, so no 
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from keras_ddl.launch.host_plan import MAX_LOSSES, HostPlan
-from keras_ddl.launch.mpirun import Host
-from keras_ddl.launch.remote_ranks import NOT_STARTED
+from keras_ddl.launch.hosts import Host
 
 if TYPE_CHECKING:
     from keras_ddl.launch.outcome import RankOutcome
@@ -29,7 +27,7 @@ class JobWithRanks(Protocol):
 
     def add_link(self) -> None: ...
     def count(self, link: RankLink) -> None: ...
-    def tell_starter(self, message: bytes) -> None: ...
+    def start_on_host(self, message: dict[str, Any]) -> None: ...
     def say(self, text: str) -> None: ...
 
 
@@ -123,16 +121,13 @@ class ChangingHosts:
         self._expected.update(dict.fromkeys(ranks, time.monotonic() + self._patience))
         local_ranks, local_size = self.plan.local_places(ranks)
         message = {"host": name, "first": ranks[0], "local_ranks": local_ranks, "local_size": local_size}
-        self._job.tell_starter(json.dumps(message).encode() + b"\n")
+        self._job.start_on_host(message)
         what = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         self._job.say(f"{what} started on host {name} and will join the others.")
 
-    def starter_says(self, text: bytes) -> None:
-        """Takes output of remote_ranks.py, which names the hosts where it could not start processes."""
-        for line in text.splitlines():
-            if line.startswith(NOT_STARTED):
-                name, _, why = line.removeprefix(NOT_STARTED).decode(errors="replace").partition(" ")
-                self._lose_host(name, why)
+    def not_started(self, host: str, why: str) -> None:
+        """The processes on a host could not be started."""
+        self._lose_host(host, why)
 
     def _lose_host(self, name: str | None, why: str) -> None:
         if name is None:

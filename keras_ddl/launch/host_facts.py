@@ -5,22 +5,19 @@ This module does not import TensorFlow: versions are read from the packages' met
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from keras_ddl import config
 from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.link import program
 from keras_ddl.packages import TENSORFLOWS, version
 
 VERSIONS = ("keras_ddl", "TensorFlow", "Keras", "Python")
-# In KERAS_DDL_RUN_DIR, with several hosts.
-CLOCK_FILE = "clock.json"
 SHARED_MEMORY = "/dev/shm"
 # With less, MPI cannot create its first segment, and ranks of a host use slower ways. The doctor recommends more.
 _LEAST_SHM = 8 << 20
@@ -62,13 +59,10 @@ def clock_offset(clock: float, sent: float, received: float) -> tuple[float, flo
     return clock - (sent + received) / 2, (received - sent) / 2
 
 
-def measured_clock(run_dir: str | None) -> dict[str, float] | None:
+def measured_clock() -> dict[str, float] | None:
     """Returns the offset of this host's clock that the launcher measured; None without one."""
-    try:
-        clock = json.loads((Path(run_dir or "") / CLOCK_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    return {name: float(clock[name]) for name in ("offset", "offset_error")} if len(clock) == 2 else None
+    link = program.of_process()
+    return None if link is None else link.of_job("clock") or None
 
 
 def compare_versions(hosts: Sequence[dict[str, Any]], names: Sequence[str] = VERSIONS) -> Iterator[Finding]:

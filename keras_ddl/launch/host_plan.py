@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.hosts import Host
 
 MAX_LOSSES = 3  # of a host that still takes processes in place of lost ones
 

@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_ddl import config
+from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError
 from keras_ddl.launch import job_folder
-from keras_ddl.launch.control import Address
+from keras_ddl.launch.address import Address
 from keras_ddl.launch.processes import signal_quietly
 from keras_ddl.launch.rank_process import run_wrapper
+from keras_ddl.link.channel import encoded
+from keras_ddl.link.kinds import Kind
 
-# A wrapper that fails before it has reached the launcher leaves the others waiting: they are ended after this time. The
-# launcher ends connected ones earlier.
-_AFTER_FAILURE_SECONDS = 5.0
-_LOOK_SECONDS = 0.5
-# What remote_ranks.py waits for: from then on, the ranks are the launcher's.
-READY = b"keras-ddl: host_ranks has started\n"
+_AGAIN_SECONDS = 0.5
+# A frame, because stdout may have other output before it, such as a greeting of the host's.
+READY = encoded(Kind.READY)
 
 
 @dataclass(frozen=True)
@@ -100,21 +100,22 @@ def _run(part: Part) -> int:
         signal.signal(signum, pass_on)
     signal.signal(signal.SIGHUP, lambda *_: pass_on(signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    first, end_at = 0, None
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # for sigtimedwait
+    first, end_at = 0, float("inf")
     while running:
-        pid, status = os.waitpid(-1, 0 if end_at is None else os.WNOHANG)
+        pid, status = os.waitpid(-1, 0 if end_at == float("inf") else os.WNOHANG)
         if pid:
             running.discard(pid)
             status = os.waitstatus_to_exitcode(status)
             first = first or (status if status >= 0 else 128 - status)
             # One that was killed had reached the launcher, most probably, which may go on without it.
-            if status > 0 and end_at is None:
-                end_at = time.monotonic() + _AFTER_FAILURE_SECONDS
-        elif end_at is not None and time.monotonic() >= end_at:
-            pass_on(signal.SIGTERM)
-            time.sleep(_LOOK_SECONDS)
+            if status > 0 and end_at == float("inf"):
+                end_at = time.monotonic() + Seconds.AFTER_FAILURE
+        elif (left := end_at - time.monotonic()) > 0:
+            signal.sigtimedwait([signal.SIGCHLD], left)
         else:
-            time.sleep(0.05)
+            pass_on(signal.SIGTERM)
+            end_at += _AGAIN_SECONDS
     return first
 
 

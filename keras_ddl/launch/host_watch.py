@@ -5,24 +5,25 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from keras_ddl import config
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch.control import HOSTS_FILE
-from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.hosts import Host
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.placement import Discovery, HostFile
+from keras_ddl.link import program
 
 _POLL_SECONDS = 2.0
 
 
 def hosts_changed() -> bool:
     """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
-    run_dir = config.get("RUN_DIR")
-    return run_dir is not None and (Path(run_dir) / HOSTS_FILE).exists()
+    link = program.of_process()
+    if link is None:
+        return False
+    link.look()
+    return link.hosts_changed
 
 
 def exit_for_restart() -> NoReturn:

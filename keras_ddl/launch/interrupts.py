@@ -1,4 +1,4 @@
-"""Collects signals to the launcher while a job runs; they wake its loop, which handles them."""
+"""Collects signals to the launcher or a wrapper while a job runs; they wake its loop, which handles them."""
 
 from __future__ import annotations
 

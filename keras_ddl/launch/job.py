@@ -13,8 +13,9 @@ from typing import IO
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import job_folder
-from keras_ddl.launch import mpirun as mpirun_module
-from keras_ddl.launch.mpirun import Host, Mpirun
+from keras_ddl.launch.hosts import Host, parse_hosts
+from keras_ddl.launch.mpi import mpirun as mpirun_module
+from keras_ddl.launch.mpi.mpirun import Mpirun
 from keras_ddl.launch.outcome import (
     RESTART_STATUS,
     RankOutcome,
@@ -108,7 +109,7 @@ class Job:
             numbers = ["-np", str(self.num_ranks), *(["--spares", str(self.spares)] if self.spares else [])]
             numbers += ["--more"] if self.hostfile is not None else []
             return [*starter, *numbers, "--", *self.program]
-        wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
+        wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.mpi.rank_proxy", "--", *self.program]
         forward = ["KERAS_DDL_LAUNCHER"]
         if python_path():
             forward.append("PYTHONPATH")
@@ -201,7 +202,7 @@ def make(
         ConfigError: the settings contradict each other.
         LaunchError: no mpirun is installed.
     """
-    parsed = mpirun_module.parse_hosts(hosts) if hosts else ()
+    parsed = parse_hosts(hosts) if hosts else ()
     slots = sum(host.slots for host in parsed)
     places = max(0, slots - spares) or allocation_size()
     if num_ranks is None or (min_ranks is not None and places is not None):
@@ -286,7 +287,7 @@ class JobResult:
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
         starter: the program that started the ranks.
-        mpirun_text, mpirun_status: the end of the starter's own output, and its status (negative for a signal).
+        starter_text, starter_status: the end of the starter's own output, and its status (negative for a signal).
     """
 
     outcomes: list[RankOutcome]
@@ -296,8 +297,8 @@ class JobResult:
     timed_out: bool = False
     seconds: float = 0.0
     starter: str = "mpirun"
-    mpirun_text: str = ""
-    mpirun_status: int | None = None
+    starter_text: str = ""
+    starter_status: int | None = None
 
     @property
     def first_failure(self) -> RankOutcome | None:
@@ -329,13 +330,13 @@ class JobResult:
         first = self.first_failure
         if first is not None:
             return first.exit_status
-        status = self.mpirun_status or 1  # after MPI_Abort, the number passed to it
+        status = self.starter_status or 1  # after MPI_Abort, the number passed to it
         return status if status > 0 else 128 - status
 
     @property
-    def mpirun_end(self) -> str:
+    def starter_end(self) -> str:
         """How the starter ended, in words."""
-        return status_text(self.mpirun_status or 0)
+        return status_text(self.starter_status or 0)
 
     @property
     def failure_text(self) -> str:
@@ -348,8 +349,8 @@ class JobResult:
         if self.signal is not None:
             return hint
         if first is not None:
-            return explain(self.outcomes, first, self.mpirun_text, self.starter)
+            return explain(self.outcomes, first, self.starter_text, self.starter)
         if self.timed_out:
             return hint
-        end = f"keras-ddl: {self.starter} ended ({self.mpirun_end}) before the ranks had finished.\n"
-        return f"{self.mpirun_text.rstrip()}\n{end}{hint}".lstrip()
+        end = f"keras-ddl: {self.starter} ended ({self.starter_end}) before the ranks had finished.\n"
+        return f"{self.starter_text.rstrip()}\n{end}{hint}".lstrip()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import hostfile
-from keras_ddl.launch.mpirun import Host, parse_hosts
+from keras_ddl.launch.hosts import Host, parse_hosts
 
 _SCRIPT_SECONDS = 60.0
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from keras_ddl.launch import masking, remote_ranks
 from keras_ddl.launch.job import Job
-from keras_ddl.launch.mpirun import ALLOCATIONS, in_allocation
-from keras_ddl.launch.mpirun import environment as base_environment
+from keras_ddl.launch.mpi.mpirun import ALLOCATIONS, in_allocation
+from keras_ddl.launch.mpi.mpirun import environment as base_environment
 from keras_ddl.launch.placement import Placement, ranks_by_host
 
 

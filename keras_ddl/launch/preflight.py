@@ -16,9 +16,9 @@ from keras_ddl.errors import LaunchError
 from keras_ddl.launch import host_facts, masking, reach
 from keras_ddl.launch.finding import Finding, Severity
 from keras_ddl.launch.job import Job
-from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.placement import host_of_rank
 from keras_ddl.launch.rank_link import RankLink
+from keras_ddl.launch.starter_process import StarterProcess
 
 
 class Preflight:
@@ -77,7 +77,7 @@ class Preflight:
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         return _refusal(errors) if errors else None
 
-    def check_started(self, links: Sequence[RankLink], starter: MpirunProcess) -> None:
+    def check_started(self, links: Sequence[RankLink], starter: StarterProcess) -> None:
         """Called at the end of the job. Raises: LaunchError: some ranks were never started."""
         missing = [link.outcome.rank for link in links[: self._job.num_ranks] if link.is_missing]
         if not missing:

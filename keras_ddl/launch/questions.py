@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from keras_ddl.launch.control import Kind
+from keras_ddl.link.kinds import Kind
 
 Send = Callable[[int, Kind, "bytes | dict[str, Any]"], None]
 
@@ -43,7 +43,7 @@ class Questions:
             for each in members:
                 self._send(each, Kind.BOARD, {"admit_at": self.admit_at})
             return True  # answered by `has_shown`
-        elif "answer" not in question:
+        else:
             return False
         self._send(rank, Kind.ANSWER, answer)
         return True

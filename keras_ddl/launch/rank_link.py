@@ -6,15 +6,19 @@ import json
 import time
 from typing import Any
 
-from keras_ddl.launch.control import FILE_CHUNK_BYTES, Channel, Kind
 from keras_ddl.launch.outcome import RankOutcome
 from keras_ddl.launch.output import RankOutput
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.kinds import Kind
+
+_CHUNK_BYTES = 1 << 20
 
 
 class RankLink:
     """Sends orders to one rank, and converts its frames to output, a result and an outcome."""
 
-    def __init__(self, rank: int, output: RankOutput) -> None:
+    def __init__(self, rank: int, output: RankOutput, call: bytes | None = None) -> None:
+        """`call`: the pickled call that its program asks for."""
         self.outcome = RankOutcome(rank)
         self.output = output
         self.channel: Channel | None = None
@@ -22,9 +26,11 @@ class RankLink:
         self.reached_at = ""  # the address of the launcher's host that its host uses
         self.over = False  # its program has ended, or the connection is lost
         self.started = False
-        self._may_start = False
         self.counted = False
-        self._call: memoryview | None = None
+        self.waits_for: set[int] = set()  # ranks that must meet it, see communicator/host.py
+        self._call = None if call is None else memoryview(call)
+        self._sends_call = False
+        self._reported_at = float("inf")
         self._chunks: list[bytes] = []
         self._ordered_to_stop = False
 
@@ -41,14 +47,10 @@ class RankLink:
         """What the program of `keras_ddl.run` returned, None for nothing."""
         return b"".join(self._chunks) if self._chunks else None
 
-    def connect(self, channel: Channel, hello: dict[str, Any], welcome: bytes, call: bytes | None) -> None:
-        """Sends the rank's wrapper `welcome`, and the `call` that its program needs. The program waits for `start`."""
+    def connect(self, channel: Channel, hello: dict[str, Any]) -> None:
+        """Takes the connection of the rank's wrapper. The program waits for `start`."""
         self.channel = channel
         self.outcome.host, self.outcome.pid = hello["host"], hello["pid"]
-        channel.send(Kind.WELCOME, welcome)
-        if call is not None:
-            self._call = memoryview(call)
-            self.write()
 
     def open_door(self, door: dict[str, Any]) -> bool:
         """Notes where the rank's program can be reached. Returns whether its address is known."""
@@ -70,19 +72,16 @@ class RankLink:
         assert self.channel is not None
         self.channel.write()
         # In chunks: the call may be large, and there may be many ranks.
-        while self._call is not None and self.channel.backlog < FILE_CHUNK_BYTES and not self.channel.closed:
-            chunk, self._call = self._call[:FILE_CHUNK_BYTES], self._call[FILE_CHUNK_BYTES:]
-            self.channel.send(Kind.FILE, bytes(chunk))
-            if not chunk:
-                self._call = None
-        if self._may_start and self._call is None and not self.started:
-            self.channel.send(Kind.START)
-            self.started = True
+        while self._sends_call and self.channel.backlog < _CHUNK_BYTES and not self.channel.closed:
+            assert self._call is not None
+            chunk, self._call = self._call[:_CHUNK_BYTES], self._call[_CHUNK_BYTES:]
+            self.channel.send(Kind.CALL, bytes(chunk))
+            self._sends_call = bool(chunk)
 
     def start(self) -> None:
-        """Lets the program start as soon as it has what it needs."""
-        self._may_start = True
-        self.write()
+        """Starts the program."""
+        self.send(Kind.START)
+        self.started = True
 
     def stop(self, signum: int, grace_seconds: float) -> None:
         """Tells the rank to end its program: `signum` now, SIGKILL after `grace_seconds`."""
@@ -103,19 +102,24 @@ class RankLink:
             self.output.feed("err", payload)
         elif kind is Kind.RESULT:
             self._chunks.append(payload)
+        elif kind is Kind.CALL:
+            self._sends_call = self._call is not None
+            self.write()
+        elif kind is Kind.REPORT and self.outcome.report is None:  # a child process may have reported first
+            self.outcome.report, self._reported_at = json.loads(payload), time.monotonic()
+        elif kind is Kind.CHECKPOINT:
+            self.outcome.checkpoint = json.loads(payload)
+        elif kind is Kind.WAITS:
+            self.waits_for = set(json.loads(payload)["ranks"])
+        elif kind is Kind.IN_JOB:
+            self.outcome.in_job = json.loads(payload)["in_job"]
         elif kind is Kind.EXIT:
             self._end(json.loads(payload))
 
     def _end(self, message: dict[str, Any]) -> None:
         outcome = self.outcome
-        outcome.status = message["status"]
-        outcome.stopped_by = message["stopped_by"]
-        outcome.report, outcome.checkpoint = message["report"], message.get("checkpoint")
-        outcome.in_job = message.get("in_job", False)
-        now = time.monotonic()
-        times = [now]
-        if outcome.report is not None:
-            times.append(now - message["report_age_seconds"])
+        outcome.status, outcome.stopped_by = message["status"], message["stopped_by"]
+        times = [time.monotonic(), self._reported_at]
         if outcome.status != 0 and self.output.traceback_since is not None:
             times.append(self.output.traceback_since)
         outcome.failed_at = min(times)

@@ -1,11 +1,9 @@
-"""The wrapper that mpirun or host_ranks.py starts for each rank: it runs the program and reports to the launcher.
-
-    python -m keras_ddl.launch.rank_process -- python train.py ...
+"""The wrapper of each rank: it runs the rank's program and reports to the launcher.
 
 The program's output goes to the launcher over the rank's connection. If the launcher's own output is a terminal, rank 0
 writes to a pseudo-terminal, and so do all ranks of a job that may continue without rank 0. When the program ends, the
-wrapper kills processes that the program left, and sends the exit status and error report. It ends the program when the
-launcher or mpirun orders it to, or when the launcher is gone.
+wrapper kills processes that the program left, and sends the exit status. It ends the program when the launcher, or what
+started the rank, orders it to, or when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -13,108 +11,86 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import select
 import shutil
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError, LaunchError
-from keras_ddl.files import last_checkpoint
 from keras_ddl.launch import host_facts, job_folder, rank_environment, startup_notes
-from keras_ddl.launch.control import (
-    CALL_FILE,
-    FILE_CHUNK_BYTES,
-    HOSTS_FILE,
-    NONCE_BYTES,
-    PRE_AUTH_LAUNCHER_FRAMES,
-    RESULT_FILE,
-    Address,
-    Channel,
-    Kind,
-    connect,
-    sign,
-    verify,
-)
-from keras_ddl.launch.membership_socket import MembershipSocket
-from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
-from keras_ddl.launch.rank_news import LOOK_SECONDS, RankNews
+from keras_ddl.launch.address import Address, connect
+from keras_ddl.launch.interrupts import Interrupts
+from keras_ddl.launch.processes import die_with_parent, kill_marked
+from keras_ddl.launch.program_link import TO_PROGRAM, Frame, ProgramLink
 from keras_ddl.launch.rank_program import RankProgram, require_directory
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.handshake import Impostor, introduce
+from keras_ddl.link.kinds import Kind
+from keras_ddl.link.loop import READ, WRITE, Source, serve
 
-# Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
-_MPIRUN_GRACE_SECONDS = 0.4
-_MPIRUN_SECONDS = 5.0  # to end after the launcher is gone
 _LOSS = "the loss of the launcher"
-_DRAIN_SECONDS = 0.3
-_GOODBYE_SECONDS = 15.0
-_CONNECT_SECONDS = 20.0  # to be heard by a launcher that strangers flood
-_AGAIN_SECONDS = 0.05
 _BACKLOG_BYTES = 1 << 20
-_REPORT_BYTES = 1 << 20
+_LINK_BACKLOG_BYTES = 4 << 20  # more: what the program sends is rare, or the result of a call
 # For the program, but Slurm and mpirun send them to the processes that they know.
-_FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
+FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RankProcess:
     """One rank: its connection, its program, and the loop that serves both. The loop waits only in poll."""
 
-    def __init__(self, rank: int, size: int, address: Address, command: list[str]) -> None:
-        self.rank, self.size, self.command = rank, size, command
-        self._address, self._token = address, address.token
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
+    def __init__(self, rank: int, size: int, address: Address, command: list[str], signals: Interrupts) -> None:
+        """`signals`: those for the program."""
+        self.rank, self.size, self.command, self._signals = rank, size, command, signals
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         # On one host there is nothing to compare.
         self._facts = None if address.path else host_facts.facts()
-        self._channel = Channel(connect(address), PRE_AUTH_LAUNCHER_FRAMES)
-        self._welcome: dict[str, Any] = {}
+        # A SIGTERM before this has been done ends this process: nothing is there to be cleaned up.
+        self._channel, self._welcome = self._introduce(address)
         self._run_dir = Path()
         self._job_dir: Path | None = None
         self._keep_job_dir = False
         self._mark = ""
-        self._call_file: Any = None
         self._program: RankProgram | None = None
-        self._membership: MembershipSocket | None = None
-        self._news: RankNews | None = None  # where somebody watches the job
+        self._link: ProgramLink | None = None  # with the program
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
         self._survived = False  # the other ranks go on without this one
         self._terminated = False
         self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
-        self._received: list[int] = []  # signals for the program
-        self._wakeup, self._wakeup_writer = socket.socketpair()
-        for end in (self._wakeup, self._wakeup_writer):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for signum in _FOR_THE_PROGRAM:
-            signal.signal(signum, lambda number, _: self._received.append(number))
+
+    def _introduce(self, address: Address) -> tuple[Channel, dict[str, Any]]:
+        def hello() -> dict[str, Any]:
+            own = {"rank": self.rank, "size": self.size, "host": socket.gethostname(), "pid": os.getpid()}
+            return own if self._facts is None else own | {"facts": {**self._facts, "clock": time.time()}}
+
+        seconds = iter([Seconds.CONNECT])  # later, it is gone, or wants no more ranks
+        try:
+            return introduce(lambda: connect(address, timeout=next(seconds, 0.0)), address.token, hello, Seconds.ADMIT)
+        except Impostor:
+            raise LaunchError("The launcher must prove that it knows the job's token. It did not.") from None
+        except OSError as error:
+            raise LaunchError(f"The launcher must admit a rank's process. Received: {error}.") from None
 
     def _on_sigterm(self, *_: object) -> None:
         # On several hosts a job that goes on does so without what has started the rank, too: the launcher decides.
-        self._terminated = self._membership is None or self._facts is None
+        self._terminated = not self._welcome["regroups"] or self._facts is None
 
     def run(self) -> int:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
         status = 1
         try:
-            connect_until = time.monotonic() + _CONNECT_SECONDS
-            while self._program is None and not (self._terminated or self._may_exit):
-                if self._channel.closed:
-                    channel = self._channel
-                    if channel.authenticated or channel.is_impostor or time.monotonic() > connect_until:
-                        break
-                    time.sleep(_AGAIN_SECONDS)
-                    try:  # the launcher may have had too many strangers
-                        self._channel = Channel(connect(self._address, timeout=0.0), PRE_AUTH_LAUNCHER_FRAMES)
-                    except LaunchError:  # it is gone, or wants no more ranks
-                        break
+            self._prepare(self._welcome)
+            while self._program is None and not (self._terminated or self._may_exit or self._channel.closed):
                 self._serve(1.0)
             if self._program is not None:
                 status = self._watch(self._program)
@@ -123,7 +99,7 @@ class RankProcess:
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
                 # If the launcher is gone, nobody else removes it: then wait for mpirun, which is about to end.
-                patience = _MPIRUN_SECONDS if self._stopped_by == _LOSS else 0.0
+                patience = Seconds.MPIRUN_END if self._stopped_by == _LOSS else 0.0
                 job_folder.remove_job_folder(self._run_dir.parent, patience)
                 # A launcher that is gone does not restart the job; one that cannot be reached may.
                 if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
@@ -133,23 +109,14 @@ class RankProcess:
     def _watch(self, program: RankProgram) -> int:
         """Serves until the program has ended and all its output is sent, then reports. Returns its status."""
         while (status := program.poll()) is None:
-            self._serve(5.0 if self._news is None else LOOK_SECONDS)
-            self._pass_news()
-        if (joined := config.get("HOST_RANK")) is not None:
-            # For ranks that still wait for it in their rendezvous; the directory may have gone with the launcher.
-            with contextlib.suppress(OSError):
-                Path(joined[2], config.ENDED_FILE.format(rank=self.rank)).touch()
+            self._serve(5.0)
         self._kill_at = None
         self._drain(program)
         program.kill_rest(self._mark)
         self._drain(program)
-        self._send_result()
-        self._pass_news(is_last=True)
-        report, age = self._read_report()
-        message = {"status": status, "stopped_by": self._stopped_by, "report": report, "report_age_seconds": age}
-        message["checkpoint"] = last_checkpoint.read(self._run_dir)
-        message["in_job"] = (self._run_dir / config.IN_JOB_FILE).exists()
-        self._channel.send(Kind.EXIT, message)
+        assert self._link is not None
+        self._report(self._link.drain())
+        self._channel.send(Kind.EXIT, {"status": status, "stopped_by": self._stopped_by})
         self._wait_for_bye()
         return 0 if self._survived else status  # what started the wrapper ends the others otherwise
 
@@ -157,53 +124,46 @@ class RankProcess:
 
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
-        program = self._program
-        poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
-        if not self._channel.closed:
-            poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.backlog else 0))
-        if program is not None and self._channel.backlog < _BACKLOG_BYTES:
+        program, channel = self._program, self._channel
+        sources: list[Source] = [(self._signals.fileno(), READ, bool)]  # of all signals
+        if not channel.closed:
+            sources.append((channel.fileno(), channel.events, self._hear))
+        if self._link is not None and channel.backlog < _LINK_BACKLOG_BYTES:
+            sources += self._link.sources(self._report)
+        if program is not None and channel.backlog < _BACKLOG_BYTES:
             # With a full backlog the program blocks, as with a slow terminal.
-            for fd in program.sources:
-                poll.register(fd, select.POLLIN)
-        questions = [] if self._membership is None else self._membership.fds
-        for fd in questions:
-            poll.register(fd, select.POLLIN)
+            sources += [(fd, READ, partial(self._pass_on, program, fd)) for fd in program.sources]
         if program is not None and program.stdin is not None and program.wants_stdin:
-            poll.register(program.stdin, select.POLLOUT)
+            sources.append((program.stdin, WRITE, partial(self._feed, program)))
         if self._kill_at is not None:
             timeout = min(timeout, max(0.0, self._kill_at - time.monotonic()))
-        for fd, _ in poll.poll(timeout * 1000):
-            if fd == self._wakeup.fileno():
-                with contextlib.suppress(BlockingIOError):
-                    self._wakeup.recv(4096)
-            elif self._membership is not None and fd in questions:
-                for kind, message in self._membership.serve(fd):
-                    self._channel.send(kind, message)
-            elif program is not None and fd == program.stdin:
-                self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
-            elif program is not None and fd in program.sources:
-                kind = program.sources[fd]
-                if data := program.read(fd):
-                    self._channel.send(kind, data)
-            elif not self._channel.closed and fd == self._channel.fileno():
-                self._channel.write()
-                if not self._channel.closed:
-                    for kind, payload in self._channel.read():
-                        self._handle(kind, payload)
-        while self._received:
-            self._signal(self._received.pop(0))
+        serve(timeout, sources)
+        for signum in self._signals.take():
+            self._signal(signum)
         if self._terminated and self._stopped_by is None:
-            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, self._starter)
-        if self._channel.closed and self._channel.authenticated and self._stopped_by is None:
+            self._stop(signal.SIGTERM, Seconds.MPIRUN_GRACE, self._starter)
+        if self._channel.closed and self._stopped_by is None:
             self._say_that_it_is_outside()
-            self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
+            self._stop(signal.SIGTERM, Seconds.MPIRUN_GRACE, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
 
+    def _hear(self) -> None:
+        self._channel.write()
+        for kind, payload in () if self._channel.closed else self._channel.read():
+            self._handle(kind, payload)
+
+    def _pass_on(self, program: RankProgram, fd: int) -> None:
+        kind = program.sources[fd]
+        if data := program.read(fd):
+            self._channel.send(kind, data)
+
+    def _feed(self, program: RankProgram) -> None:
+        self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
+
     def _say_that_it_is_outside(self) -> None:
-        if self._membership is None or self._facts is None:
+        if not self._welcome["regroups"] or self._facts is None:
             return
         with contextlib.suppress(OSError):  # whoever would show it may be gone, too
             print(
@@ -215,21 +175,7 @@ class RankProcess:
             )
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
-        if kind is Kind.NONCE:
-            hello = {"nonce": self._nonce.hex(), "rank": self.rank, "size": self.size}
-            hello |= {"host": socket.gethostname(), "pid": os.getpid()}
-            if self._facts is not None:
-                hello["facts"] = {**self._facts, "clock": time.time()}
-            self._channel.send(Kind.HELLO, sign(self._token, "rank", payload, hello))
-        elif kind is Kind.WELCOME:
-            self._prepare(verify(self._token, "launcher", self._nonce, payload))
-        elif not self._channel.authenticated:
-            raise LaunchError("The launcher must first prove that it knows the job's token. It did not.")
-        elif kind is Kind.FILE:
-            self._call_file.write(payload)
-            if not payload:
-                self._call_file.close()
-        elif kind is Kind.START:
+        if kind is Kind.START:
             self._start()
         elif kind is Kind.STDIN and self._program is not None:
             if dropped := self._program.queue_stdin(payload):
@@ -241,21 +187,14 @@ class RankProcess:
             self._stop(order["signal"], order["grace_seconds"], "the launcher")
         elif kind is Kind.SIGNAL:
             self._signal(json.loads(payload)["signal"])
-        elif kind is Kind.HOSTS_CHANGED:
-            (self._run_dir / HOSTS_FILE).touch()
-        elif kind in (Kind.ANSWER, Kind.BOARD, Kind.RECORD) and self._membership is not None:
-            for reply, message in self._membership.take(kind, payload):
-                self._channel.send(reply, message)
+        elif kind in TO_PROGRAM and self._link is not None:
+            self._report(self._link.take(kind, payload))
         elif kind is Kind.BYE:
             goodbye = json.loads(payload)
             self._may_exit, self._survived = True, goodbye["survived"]
             self._keep_job_dir = not goodbye["last"]
 
-    def _prepare(self, welcome: dict[str, Any] | None) -> None:
-        if welcome is None:
-            raise LaunchError("The launcher must prove that it knows the job's token. The proof received is wrong.")
-        self._channel.mark_authenticated()
-        self._welcome = welcome
+    def _prepare(self, welcome: dict[str, Any]) -> None:
         folder = job_folder.on_this_host(welcome["job"])
         self._run_dir = job_folder.make_for_rank(folder, self.rank)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
@@ -263,14 +202,7 @@ class RankProcess:
             job_folder.make(Path(joined[2]))
         if welcome["kept"]:
             self._job_dir = job_folder.make(job_folder.on_this_host(welcome["kept"]))
-        if welcome.get("clock"):
-            (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
-        if welcome["regroups"]:
-            self._membership = MembershipSocket(self._run_dir, has_board=welcome["takes_newcomers"])
-        if welcome["watched"] is not None:
-            self._news = RankNews(self._run_dir, welcome["watched"])
-        if welcome["sends_file"]:
-            self._call_file = (self._run_dir / CALL_FILE).open("wb")
+        self._link = ProgramLink(self._run_dir, welcome["of_job"])
 
     def _start(self) -> None:
         welcome, host = self._welcome, socket.gethostname()
@@ -294,15 +226,18 @@ class RankProcess:
                 screen=welcome["terminal"] if self.rank == 0 or welcome["regroups"] else {},
                 reads_stdin=self.rank == 0 and welcome["stdin"],
             )
-            if self._news is not None:
-                self._channel.send(Kind.NEWS, {"pid": self._program.pid})
+            self._channel.send(Kind.STARTED, {"pid": self._program.pid})
         except OSError as error:
             text = f"The program must be one that host {host} can execute. Received: {error}."
             report = {"rank": self.rank, "host": host, "time": time.time(), "type": "LaunchError"}
             report |= {"summary": f"LaunchError: {text}", "traceback": f"LaunchError: {text}\n"}
-            message = {"status": 126, "stopped_by": None, "report": report, "report_age_seconds": 0}
-            self._channel.send(Kind.EXIT, message)
+            self._report([(Kind.REPORT, report), (Kind.EXIT, {"status": 126, "stopped_by": None})])
             self._wait_for_bye()
+
+    def _report(self, frames: Iterable[Frame]) -> None:
+        """Sends frames to the launcher."""
+        for kind, message in frames:
+            self._channel.send(kind, message)
 
     def _stop(self, signum: int, grace_seconds: float, who: str) -> None:
         # A later order can only bring the end forward.
@@ -319,60 +254,18 @@ class RankProcess:
 
     def _drain(self, program: RankProgram) -> None:
         """Forwards the rest in the pipes, for a limited time: processes left behind may keep them open."""
-        deadline = time.monotonic() + _DRAIN_SECONDS
+        deadline = time.monotonic() + Seconds.DRAIN
         while program.sources and time.monotonic() < deadline and not self._channel.closed:
-            self._serve(_DRAIN_SECONDS)
+            self._serve(Seconds.DRAIN)
             if self._channel.backlog >= _BACKLOG_BYTES:
-                deadline = time.monotonic() + _DRAIN_SECONDS  # a slow reader, not an open pipe
-
-    def _pass_news(self, *, is_last: bool = False) -> None:
-        if self._news is None or self._channel.backlog >= _BACKLOG_BYTES:  # not worth waiting for the launcher
-            return
-        if news := self._news.take(is_last=is_last):
-            self._channel.send(Kind.NEWS, news)
-
-    def _send_result(self) -> None:
-        path = self._run_dir / RESULT_FILE
-        if not self._welcome["sends_file"] or not path.exists():
-            return
-        with path.open("rb") as file:
-            while (chunk := file.read(FILE_CHUNK_BYTES)) and not self._channel.closed:
-                self._channel.send(Kind.RESULT, chunk)
-                while self._channel.backlog >= _BACKLOG_BYTES and not self._channel.closed:
-                    self._serve(1.0)
-
-    def _read_report(self) -> tuple[dict[str, Any] | None, float]:
-        """Returns the error report that keras_ddl left, and its age in seconds (hosts' clocks differ)."""
-        path = self._run_dir / f"error-{self.rank}.txt"
-        try:
-            with path.open(errors="replace") as file:
-                report = json.loads(file.read(_REPORT_BYTES))
-        except (OSError, ValueError):
-            return None, 0.0
-        if not isinstance(report, dict):
-            return None, 0.0
-        written = report.get("time")
-        return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
+                deadline = time.monotonic() + Seconds.DRAIN  # a slow reader, not an open pipe
 
     def _wait_for_bye(self) -> None:
         # The others may take their time to find that this rank is lost, and go on.
-        deadline = time.monotonic() + (_GOODBYE_SECONDS if self._membership is None else float("inf"))
+        deadline = time.monotonic() + (float("inf") if self._welcome["regroups"] else Seconds.GOODBYE)
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._may_exit = True
-
-
-def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["--", program, arguments...].
-
-    mpirun sees a proxy. The wrapper itself is the proxy's child, in a separate process group: MPICH sends SIGKILL to
-    all ranks when one aborts, and the wrapper must survive to end the program and report. The wrapper gets no session
-    of its own: Linux divides a core between sessions first (autogroup), so a communication thread's priority would not
-    count against other ranks, and a polling thread of another rank could delay it by seconds.
-    """
-    parent = os.getpid()
-    child = os.fork()
-    return _run_proxy(child) if child else run_wrapper(argv[1:], parent)
 
 
 def run_wrapper(command: list[str], parent: int) -> int:
@@ -381,23 +274,9 @@ def run_wrapper(command: list[str], parent: int) -> int:
     die_with_parent(signal.SIGTERM, parent)
     try:
         rank, size = rank_environment.rank_and_size(os.environ)
-        return RankProcess(rank, size, Address.parse(config.get("LAUNCHER") or ""), command).run()
+        address = Address.parse(config.get("LAUNCHER") or "")
+        with Interrupts(FOR_THE_PROGRAM, lambda: None) as signals:
+            return RankProcess(rank, size, address, command, signals).run()
     except KerasDdlError as error:
         print(f"keras-ddl: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-
-
-def _run_proxy(child: int) -> int:
-    """Forwards signals to the wrapper and returns its exit status. It dies with mpirun's daemon."""
-    for signum in _FOR_THE_PROGRAM:
-        signal.signal(signum, lambda number, _: signal_quietly(child, number))
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda *_: signal_quietly(child, signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    die_with_parent(signal.SIGTERM)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status if status >= 0 else 128 - status
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.launch import processes, terminal
-from keras_ddl.launch.control import Kind
+from keras_ddl.link.kinds import Kind
 
 _OUTPUT_BYTES = 1 << 16
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from keras_ddl.launch.finding import Finding, Severity
-from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.hosts import Host
 
 _SECONDS = 5.0
 # Parts of settings by which mpirun reaches hosts in another way than by the ssh in PATH.

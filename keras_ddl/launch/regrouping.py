@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_ddl.launch import control
+from keras_ddl.config import Seconds
 from keras_ddl.launch.membership import Membership
 from keras_ddl.launch.questions import Questions
 from keras_ddl.launch.rank_link import RankLink
+from keras_ddl.link.kinds import RANK_BYTES, Kind
 
-_KILLING_SECONDS = 5.0  # a rank that cannot be killed is given up
-_LEAVING_SECONDS = 30.0  # one that has not ended so long after it has left is killed
 _NO_SIGNAL = 0
 
 
@@ -54,18 +53,18 @@ class Regrouping:
         self._waiting: set[int] = set()  # newcomers that ask whether they may start
         self._questions = Questions(lambda rank, kind, message: links[rank].send(kind, message))
 
-    def take(self, rank: int, kind: control.Kind, payload: bytes) -> None:
+    def take(self, rank: int, kind: Kind, payload: bytes) -> None:
         """Takes a frame that a rank's program has sent: QUESTION, RECORD or SHOWN."""
-        if kind is control.Kind.RECORD:
-            to = int.from_bytes(payload[: control.RECORD_HEADER_BYTES])
-            self._questions.pass_record(to, payload[control.RECORD_HEADER_BYTES :])
-        elif kind is control.Kind.SHOWN:
+        if kind is Kind.RECORD:
+            to = int.from_bytes(payload[:RANK_BYTES])
+            self._questions.pass_record(to, payload[RANK_BYTES:])
+        elif kind is Kind.SHOWN:
             self._questions.has_shown(rank, json.loads(payload)["admit_at"])
         else:
             self.ask(rank, json.loads(payload))
 
     def ask(self, rank: int, question: Mapping[str, Any]) -> None:
-        """Takes a question of a rank's program (membership_socket.py)."""
+        """Takes a question of a rank's program (communicator/membership.py)."""
         if self._questions.take(rank, question, [each for each in self.membership.members if self._is_there(each)]):
             return
         door = question.get("door")  # where its program can be reached by other hosts
@@ -74,7 +73,7 @@ class Regrouping:
         if "start" in question:
             self._waiting.add(rank)
         elif "join" in question and question["join"] and rank in self.membership.members and self._last is not None:
-            self._links[rank].send(control.Kind.ANSWER, self._last)  # it has missed this answer
+            self._links[rank].send(Kind.ANSWER, self._last)  # it has missed this answer
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
@@ -142,7 +141,7 @@ class Regrouping:
         if rank in self.spares:
             self.spares.remove(rank)
         outcome.survived = True
-        self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+        self._links[rank].send(Kind.BYE, {"last": False, "survived": True})
 
     def end_spares(self) -> None:
         """Ends the processes that have not become members, when all members have ended."""
@@ -162,12 +161,12 @@ class Regrouping:
                 self._killed_at[rank] = now
                 self._say(f"rank {rank} has not answered the other ranks for {self._patience:g} s and is killed.")
                 link.signal(signal.SIGKILL)
-            elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
+            elif now - self._killed_at[rank] > Seconds.KILLING and link.channel is not None:
                 link.channel.close()  # then _serve_rank counts it as lost
         for rank in self._waiting.difference(self.spares):
             self._waiting.discard(rank)
             message = {"epoch": self.membership.epoch, "members": self.membership.members}
-            self._links[rank].send(control.Kind.ANSWER, message)
+            self._links[rank].send(Kind.ANSWER, message)
         before = self.membership.members
         members = None if self._is_ending else self.membership.advance()
         if members is None:
@@ -179,8 +178,8 @@ class Regrouping:
                 why = self._leaving[rank]
                 self._say(f"rank {rank} leaves ({why}); {_continuing(len(set(members) & set(before)))}.")
                 self._event("rank_left", rank=rank, ranks=len(members), reason=why)
-                self._links[rank].send(control.Kind.ANSWER, {"left": True})
-                self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
+                self._links[rank].send(Kind.ANSWER, {"left": True})
+                self._links[rank].stop(_NO_SIGNAL, Seconds.LEAVING)
                 if rank not in self._asked_to_leave:  # a mesh has no place for it, until others join
                     self._replace(rank)
             elif outcome.is_lost:
@@ -188,7 +187,7 @@ class Regrouping:
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"
                 self._say(f"rank {rank}{how} ({outcome.describe()}); {_continuing(len(set(members) & set(before)))}.")
                 self._event("rank_lost", rank=rank, ranks=len(members), reason=outcome.describe())
-                self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+                self._links[rank].send(Kind.BYE, {"last": False, "survived": True})
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {_continuing(len(members))}.")
             self._event("rank_joined", rank=rank, ranks=len(members))
@@ -197,12 +196,12 @@ class Regrouping:
         ended = [rank for rank in before if self.membership.has_ended_well(rank)]
         answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members, "ended": ended}
         answer["min_ranks"] = self.membership.min_members
-        answer["admit_at"] = self._questions.admit_at
         if self._secret is not None:
             answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}
         self._last = answer
         for rank in members:
-            self._links[rank].send(control.Kind.ANSWER, answer)
+            self._links[rank].send(Kind.BOARD, {"admit_at": self._questions.admit_at})
+            self._links[rank].send(Kind.ANSWER, answer)
         self._questions.begin_epoch(members)
         return False
 

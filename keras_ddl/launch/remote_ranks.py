@@ -2,8 +2,8 @@
 
     python -P -m keras_ddl.launch.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
 
-Spares take the slots after the ranks. With --more, lines on stdin name processes to start later:
-{"host": "h2", "first": 4, "local_ranks": [0, 1], "local_size": 2}.
+Spares take the slots after the ranks. With --more, stdin is a connection with the launcher, which may have processes
+started later (Kind.START_ON_HOST).
 
 It takes mpirun's place. The loss of a host ends no ranks on other hosts: those belong to processes of their own hosts,
 and the launcher, to which every rank is connected, decides what continues. The settings for host_ranks go to its stdin,
@@ -17,23 +17,25 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from keras_ddl import config
 from keras_ddl.launch.host_ranks import READY
-from keras_ddl.launch.mpirun import parse_hosts
+from keras_ddl.launch.hosts import parse_hosts
 from keras_ddl.launch.placement import ranks_by_host
 from keras_ddl.launch.processes import die_with_parent
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.kinds import Kind
+from keras_ddl.link.loop import READ, Source, serve
 
 _FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH")  # what the python of another host may need
 _OUTPUT_BYTES = 1 << 16
-NOT_STARTED = b"keras-ddl: not started: "  # then the host, and why
 
 
 class _OnHost:
@@ -75,6 +77,8 @@ class _Running:
 
     def __init__(self, size: int, num_hosts: int, program: Sequence[str]) -> None:
         self.hosts: list[_OnHost] = []
+        self.orders: Channel | None = None
+        self.has_failed = False  # the job cannot start
         self.status = 0  # the first one other than 0 of host_ranks on a host that has not been lost
         self._common = {
             "launcher": os.environ[config.VARIABLES["LAUNCHER"].environment_name],
@@ -89,27 +93,38 @@ class _Running:
         message = {"first": first, "local_ranks": local_ranks, "local_size": local_size}
         self.hosts.append(_OnHost(host, {**self._common, **message}, may_fail=may_fail))
 
-    def pass_on(self, host: _OnHost) -> bool:
-        """Passes output of a host on. Returns False if the job cannot start."""
+    def sources(self) -> Iterator[Source]:
+        """Yields what the loop waits for."""
+        for host in self.hosts:
+            yield host.output.fileno(), READ, partial(self._pass_on, host)
+        if self.orders is not None and not self.orders.closed:
+            yield self.orders.fileno(), READ, partial(self._obey, self.orders)
+
+    def _obey(self, orders: Channel) -> None:
+        for _, payload in orders.read():
+            self.start(**json.loads(payload), may_fail=True)
+
+    def _pass_on(self, host: _OnHost) -> None:
+        """Passes output of a host on, and handles its end."""
         if host.pass_on():
-            return True
+            return
         self.hosts.remove(host)
         ended = host.process.wait()
         if host.is_ready:
             # ssh fails when its host is lost. Statuses of ranks go to the launcher.
             self.status = self.status or max(0, ended if ended != 255 else 0)
-            return True
+            return
         starter, remedy = "host_ranks", ""
         if not _is_here(host.name):
             starter = config.get("SSH")
             remedy = f" Check that `{starter} {host.name} true` works without a password, and that the host has "
             remedy += f"{sys.executable}."
         why = f"{starter} ended with status {ended}"
-        if host.may_fail:
-            os.write(1, b"\n" + NOT_STARTED + f"{host.name} {why}\n".encode())
+        if host.may_fail and self.orders is not None:
+            self.orders.send(Kind.NOT_STARTED, {"host": host.name, "why": why})
         else:
             print(f"The ranks of host {host.name} could not be started: {why}.{remedy}")
-        return host.may_fail
+            self.status, self.has_failed = 1, True
 
 
 def main(argv: list[str]) -> int:
@@ -129,24 +144,12 @@ def main(argv: list[str]) -> int:
         ranks = min(count, size - first) if first < size else count
         running.start(name, first, list(range(count)), ranks, may_fail=False)
         first += count
-    orders = b""
-    while running.hosts:
-        poll = select.poll()
-        by_fd = {each.output.fileno(): each for each in running.hosts}
-        for fd in (*by_fd, *([sys.stdin.fileno()] if takes_more else [])):
-            poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll():
-            if fd in by_fd:
-                if not running.pass_on(by_fd[fd]):
-                    for other in running.hosts:
-                        other.process.terminate()
-                    return 1
-                continue
-            data = os.read(fd, _OUTPUT_BYTES)
-            takes_more = bool(data)
-            *lines, orders = (orders + data).split(b"\n")
-            for line in lines:
-                running.start(**json.loads(line), may_fail=True)
+    if takes_more:
+        running.orders = Channel(socket.socket(fileno=sys.stdin.fileno()), None)
+    while running.hosts and not running.has_failed:
+        serve(None, running.sources())
+    for other in running.hosts:
+        other.process.terminate()
     return running.status
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import select
 import shutil
 import signal
 import time
@@ -17,14 +16,15 @@ from collections.abc import Sequence
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import job_folder, masking
 from keras_ddl.launch.host_watch import HostWatch
+from keras_ddl.launch.hosts import Host
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
-from keras_ddl.launch.mpirun import Host
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.placement import Placement, host_of_rank, ranks_by_host
 from keras_ddl.launch.supervisor import Supervisor
 from keras_ddl.launch.watchers import Watchers
+from keras_ddl.link.loop import READ, serve
 
 # Two equal failures in a row, both this soon after the start, are the program's fault, not the machine's.
 _EARLY_SECONDS = 60.0
@@ -274,9 +274,7 @@ class RestartLoop:
 
     def _wait(self, seconds: float) -> None:
         if not self._should_stop():
-            poll = select.poll()
-            poll.register(self._interrupts, select.POLLIN)
-            poll.poll(seconds * 1000)
+            serve(seconds, [(self._interrupts.fileno(), READ, bool)])
 
     def _stopped_between(self, result: JobResult) -> JobResult:
         """Returns the result of a job that ended while no rank ran."""

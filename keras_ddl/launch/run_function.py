@@ -149,7 +149,7 @@ def _values(result: JobResult, timeout: float | None) -> list[Any]:
     if not result.ok:
         raise LaunchError(
             f"The program that starts the ranks must end after them. Received: {result.starter} ended "
-            f"({result.mpirun_end}), with output:\n{result.mpirun_text}"
+            f"({result.starter_end}), with output:\n{result.starter_text}"
         )
     without = [rank for rank in range(len(result.outcomes)) if "value" not in returned.get(rank, {})]
     if without:
@@ -171,7 +171,7 @@ def _load_value(data: bytes, rank: int) -> Any:
 def _raise(first: RankOutcome, returned: dict[str, Any], result: JobResult) -> None:
     if returned.get("traceback"):  # without the frames of worker.py
         first.report, first.traceback = None, returned["traceback"]
-    remote = RankError(explain(result.outcomes, first, result.mpirun_text).strip())
+    remote = RankError(explain(result.outcomes, first, result.starter_text).strip())
     if returned.get("error") is None:
         raise remote
     try:

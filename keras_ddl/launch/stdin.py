@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from keras_ddl.launch.control import Kind
 from keras_ddl.launch.rank_link import RankLink
+from keras_ddl.link.kinds import Kind
 
 _WINDOW_BYTES = 1 << 16
 

@@ -11,35 +11,34 @@ The rules:
 from __future__ import annotations
 
 import json
-import select
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.config import Seconds
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import control, job_folder, masking, processes, terminal
-from keras_ddl.launch.acceptor import Acceptor
+from keras_ddl.launch import address, host_facts, job_folder, masking, processes, terminal
 from keras_ddl.launch.changing_hosts import ChangingHosts
 from keras_ddl.launch.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
-from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.output import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
+from keras_ddl.launch.starter_process import StarterProcess
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.launch.watchers import Watchers
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.kinds import Kind
+from keras_ddl.link.listener import Listener
+from keras_ddl.link.loop import READ, Source, serve
 
-START_SECONDS = 120.0
-_GRACE_SECONDS = 2.0
-_INTERRUPT_GRACE_SECONDS = 5.0
-_MPIRUN_SECONDS = 3.0
-_DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
-_ABOUT_OTHERS = (control.Kind.QUESTION, control.Kind.RECORD, control.Kind.SHOWN)
+_ABOUT_OTHERS = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
 
@@ -69,11 +68,11 @@ class Supervisor:
         self._result = JobResult([])
         for _ in range(job.num_ranks + job.spares):
             self.add_link()
-        self._by_fd: dict[int, tuple[RankLink, control.Channel]] = {}
-        self._process: MpirunProcess | None = None
+        self._by_fd: dict[int, tuple[RankLink, Channel]] = {}
+        self._process: StarterProcess | None = None
         self._stop_at: float | None = None  # when the other ranks are asked to end
         self._stopping = False
-        self._terminate_mpirun_at: float | None = None
+        self._end_starter_at: float | None = None
         self._killed = False
         self._hosts_changed = False
         self.changing: ChangingHosts | None = None
@@ -93,7 +92,7 @@ class Supervisor:
             )
             if job.hostfile is not None:
                 plan = HostPlan(job.hosts, job.num_ranks, job.spares, job.min_ranks, job.max_ranks)
-                self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, START_SECONDS)
+                self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, Seconds.START)
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. Another thread may call this."""
@@ -109,28 +108,28 @@ class Supervisor:
         self._folder = job_folder.make(job.folder, is_new=True)
         sockets = job_folder.make(self._folder / job_folder.SOCKETS, is_new=True)
         self._result.starter = job.starter
-        listener, self._address = control.listen(None if job.several_hosts else sockets / "launcher")
-        lost_after = control.LOST_AFTER_SECONDS
+        listener, self._address = address.listen(None if job.several_hosts else sockets / "launcher")
+        lost_after = Seconds.LOST_AFTER
         if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
-        self._acceptor = Acceptor(listener, self._address.token, len(self.links), lost_after)
+        self._listener = Listener(listener, self._address.token, len(self.links), lost_after)
         self._preflight = Preflight(job, self.say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
                 if not self._preflight.holds_start:
                     self._refusal = self._preflight.problems()
                 if not self._refuses():
-                    self._start_mpirun()
+                    self._start_starter()
                     self._loop(began)
-                    self._end_mpirun()
+                    self._end_starter()
         finally:
             self._clean_up()
         self._result.seconds = time.monotonic() - began
         if self._refusal is not None:
             raise LaunchError(self._refusal)
-        self._result.mpirun_text, self._result.mpirun_status = self._mpirun.text, self._mpirun.status
+        self._result.starter_text, self._result.starter_status = self._starter.text, self._starter.status
         if self._result.signal is None and not self._result.timed_out:
-            self._preflight.check_started(self.links, self._mpirun)
+            self._preflight.check_started(self.links, self._starter)
         return self._result
 
     # ---- starting ------------------------------------------------------------------------------------------------
@@ -143,28 +142,31 @@ class Supervisor:
         except OSError as error:  # such as a full disk, which must not end the job
             self.say(f"rank {rank}'s output is not saved: {error}")
             log = None
-        self.links.append(RankLink(rank, RankOutput(rank, self._screen, log)))
+        self.links.append(RankLink(rank, RankOutput(rank, self._screen, log), self._job.call))
         self._result.outcomes.append(self.links[rank].outcome)
 
-    def tell_starter(self, message: bytes) -> None:
-        """Sends a line to the process that started the ranks on several hosts."""
-        self._mpirun.write(message)
+    def start_on_host(self, message: dict[str, Any]) -> None:
+        """Has more processes started (Kind.START_ON_HOST)."""
+        assert self._starter.orders is not None
+        self._starter.orders.send(Kind.START_ON_HOST, message)
 
     def _refuses(self) -> bool:
         """Whether the job must not start. If so, no program runs, and a restart would not help."""
         self._result.refused = self._refusal is not None
         return self._result.refused
 
-    def _start_mpirun(self) -> None:
+    def _start_starter(self) -> None:
         command = self._job.command()
         if self._job.verbose:
             self.say(masking.shown(command))
         environment = self._job.starter_environment(str(self._address))
-        self._process = MpirunProcess(command, environment, self._job.directory, takes_lines=self.changing is not None)
+        self._process = StarterProcess(
+            command, environment, self._job.directory, takes_orders=self.changing is not None
+        )
 
     @property
-    def _mpirun(self) -> MpirunProcess:
-        assert self._process is not None  # the loop begins after _start_mpirun
+    def _starter(self) -> StarterProcess:
+        assert self._process is not None  # the loop begins after _start_starter
         return self._process
 
     def _welcome(self, hello: dict[str, Any]) -> dict[str, object]:
@@ -179,12 +181,14 @@ class Supervisor:
             "directory": self._job.directory,
             "terminal": screens,
             "stdin": self._stdin.wanted,
-            "sends_file": self._job.call is not None,
             "kept": self._job.kept,
             "regroups": self._regrouping is not None,
-            "takes_newcomers": self._job.takes_newcomers,
-            "watched": self._watchers.wanted,
-            "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
+            "of_job": {  # for the program (link/program.py)
+                "regroups": self._regrouping is not None,
+                "takes_newcomers": self._regrouping is not None and self._job.takes_newcomers,
+                "figures": self._watchers.want_figures,
+                "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
+            },
         }
 
     # ---- the loop ------------------------------------------------------------------------------------------------
@@ -195,37 +199,37 @@ class Supervisor:
             now = time.monotonic()
             self._refusal = self._refusal or self._preflight.unreachable()
             if self._killed or self._refuses():
-                self._terminate_mpirun_at = now
+                self._end_starter_at = now
                 return
             if self._screen.lost is not None and self._result.signal is None:
                 self._result.signal = self._screen.lost
-                self._stop_ranks(signal.SIGTERM, self._job.grace or _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, self._job.grace or Seconds.GRACE)
             if deadline is not None and now >= deadline:
                 deadline = None
                 self._result.timed_out = True
                 self.say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
-                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, Seconds.GRACE)
             first = self.links[: self._job.num_ranks + self._job.spares]
-            if not self._stopping and now - began > START_SECONDS and any(each.is_missing for each in first):
-                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
+            if not self._stopping and now - began > Seconds.START and any(each.is_missing for each in first):
+                self._stop_ranks(signal.SIGTERM, Seconds.GRACE)
             if self._hosts_changed and all(link.started for link in self.links):
                 self._hosts_changed = False
                 for link in self.links:
-                    link.send(control.Kind.HOSTS_CHANGED)
+                    link.send(Kind.HOSTS_CHANGED)
             if self._stop_at is not None and now >= self._stop_at:
-                self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
-            if self._terminate_mpirun_at is not None and now >= self._terminate_mpirun_at:
+                self._stop_ranks(signal.SIGTERM, Seconds.GRACE)
+            if self._end_starter_at is not None and now >= self._end_starter_at:
                 return
-            ended_at = self._mpirun.ended_at
+            ended_at = self._starter.ended_at
             if ended_at is not None and (
-                now - ended_at > _MPIRUN_SECONDS or not (self._by_fd or self._acceptor.has_pending)
+                now - ended_at > Seconds.STARTER_END or not (self._by_fd or self._listener.has_unproven)
             ):
                 return
             self._serve(0.1 if self._tick() else 1.0)
 
     def _tick(self) -> bool:
         """Handles everything that depends on time. Returns whether it must be called again soon."""
-        self._acceptor.tick()
+        self._listener.tick()
         busy = self._screen.tick()
         for link in self.links:
             busy |= link.output.tick()
@@ -235,38 +239,28 @@ class Supervisor:
                 self._stop_at = time.monotonic()
         if self.changing is not None and not self._stopping and self.links[0].started:
             self.changing.tick()
-        times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)
+        times = (self._stop_at, self._end_starter_at, self._starter.ended_at)
         return busy or any(when is not None for when in times) or self._job.timeout is not None
 
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
-        poll = select.poll()
-        poll.register(self._interrupts, select.POLLIN)
-        acceptor_fds = set(self._acceptor.fds)
-        for fd in acceptor_fds:
-            poll.register(fd, select.POLLIN)
-        if not self._mpirun.silent:
-            poll.register(self._mpirun, select.POLLIN)
+        sources: list[Source] = [(self._interrupts.fileno(), READ, self._handle_signals)]
+        sources += [(fd, READ, partial(self._admit, fd)) for fd in self._listener.fds]
+        if not self._starter.silent:
+            sources.append((self._starter.fileno(), READ, self._read_starter))
+        orders = self._starter.orders
+        if orders is not None and not orders.closed:
+            sources.append((orders.fileno(), orders.events, partial(self._hear_starter, orders)))
         for fd, (_, channel) in list(self._by_fd.items()):
             if channel.closed:  # a send has failed
                 self._serve_rank(fd)
             else:
-                poll.register(fd, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
+                sources.append((fd, channel.events, partial(self._serve_rank, fd)))
         first = self.links[0]
         if self._stdin.readable() and first.started and not first.over:
-            poll.register(self._stdin, select.POLLIN)
-        for fd, _ in poll.poll(timeout * 1000):
-            if fd in self._by_fd:
-                self._serve_rank(fd)
-            elif fd in acceptor_fds:
-                self._admit(fd)
-            elif fd == self._interrupts.fileno():
-                self._handle_signals()
-            elif fd == self._mpirun.fileno():
-                self._read_mpirun()
-            elif fd == self._stdin.fileno():
-                self._stdin.forward(first)
-        self._mpirun.poll()
+            sources.append((self._stdin.fileno(), READ, partial(self._stdin.forward, first)))
+        serve(timeout, sources)
+        self._starter.poll()
 
     def _handle_signals(self) -> None:
         for signum in self._interrupts.take():
@@ -274,7 +268,7 @@ class Supervisor:
                 if self._terminals:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
                     for link in self.links:  # those that have a terminal
-                        link.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
+                        link.send(Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
                 self._watchers.event("signal", signal=signal.Signals(signum).name)
@@ -287,27 +281,29 @@ class Supervisor:
                 again = " (press again to kill them)" if signum == signal.SIGINT else ""
                 self.say(f"{signal.Signals(signum).name}: stopping the ranks{again}.")
             if signum == signal.SIGINT:
-                self._stop_ranks(signal.SIGINT, self._job.grace or _INTERRUPT_GRACE_SECONDS)
+                self._stop_ranks(signal.SIGINT, self._job.grace or Seconds.INTERRUPT_GRACE)
             else:
-                self._stop_ranks(signal.SIGTERM, self._job.grace or _GRACE_SECONDS)
+                self._stop_ranks(signal.SIGTERM, self._job.grace or Seconds.GRACE)
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
     def _admit(self, fd: int) -> None:
         """Admits a rank whose proof has arrived."""
-        admitted = self._acceptor.serve(fd)
-        if admitted is None:
+        caller = self._listener.serve(fd)
+        if caller is None:
             return
-        channel, hello = admitted
+        channel, hello = caller.channel, caller.hello
+        if (facts := hello.get("facts")) is not None:
+            offset = host_facts.clock_offset(facts["clock"], caller.sent_at, time.time())
+            facts["offset"], facts["offset_error"] = offset
         is_ours = hello["size"] == self._job.num_ranks and hello["rank"] < len(self.links)
         link = self.links[hello["rank"]] if is_ours else None
         if link is None or link.channel is not None or link.over:
             channel.close()
             return
         self._by_fd[channel.fileno()] = link, channel
-        nonce = bytes.fromhex(hello["nonce"])
-        welcome = control.sign(self._address.token, "launcher", nonce, self._welcome(hello))
-        link.connect(channel, hello, welcome, self._job.call)
+        caller.welcome(self._address.token, self._welcome(hello))
+        link.connect(channel, hello)
         self._preflight.take(hello["rank"], hello)
         if self._stopping:
             link.stop(signal.SIGTERM, 0.0)
@@ -315,7 +311,7 @@ class Supervisor:
             self.changing.connected(link.outcome.rank)
         is_last = not any(each.is_missing and not each.over for each in self.links)
         if is_last and self.changing is None:
-            self._acceptor.close()
+            self._listener.close()
         if not self._preflight.holds_start:
             link.start()
         elif self.links[0].started:
@@ -330,17 +326,20 @@ class Supervisor:
                 each.start()
 
     def _serve_rank(self, fd: int) -> None:
+        if fd not in self._by_fd:
+            return  # another handler has just closed it
         link, channel = self._by_fd[fd]
         link.write()
         for kind, payload in () if channel.closed else channel.read():
-            if kind is control.Kind.STDIN_CONSUMED:
+            if kind is Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
             elif kind in _ABOUT_OTHERS and self._regrouping is not None:
                 self._regrouping.take(link.outcome.rank, kind, payload)
-            elif kind is control.Kind.NEWS:
-                self._watchers.take(link.outcome, payload)
             else:
                 link.handle(kind, payload)
+                self._watchers.take(link.outcome, kind, payload)
+                if kind is Kind.WAITS:
+                    self._tell_who_ended(link)
         if channel.closed:
             del self._by_fd[fd]
             link.lose()
@@ -350,6 +349,8 @@ class Supervisor:
     def count(self, link: RankLink) -> None:
         """Handles the end of a rank: tells the watchers, and decides whether the job continues."""
         link.counted = True
+        for each in self.links:
+            self._tell_who_ended(each)
         self._watchers.rank_end(link.outcome)
         if self.changing is not None:
             self.changing.ended(link.outcome)
@@ -362,34 +363,45 @@ class Supervisor:
         when = time.monotonic() + link.outcome.seconds_for_others(with_mpi=self._job.mpirun is not None)
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
 
+    def _tell_who_ended(self, link: RankLink) -> None:
+        """Tells a rank which of the ranks that it waits for have ended."""
+        ended = [rank for rank in link.waits_for if rank < len(self.links) and self.links[rank].over]
+        if ended:
+            link.waits_for.difference_update(ended)
+            link.send(Kind.ENDED, {"ranks": ended})
+
     def _stop_ranks(self, signum: int, grace_seconds: float) -> None:
         self._stopping = True
         self._stop_at = None
         for link in self.links:
             link.stop(signum, grace_seconds)
-        self._terminate_mpirun_at = time.monotonic() + grace_seconds + _GRACE_SECONDS
+        self._end_starter_at = time.monotonic() + grace_seconds + Seconds.GRACE
         if not any(link.connected for link in self.links):
-            self._terminate_mpirun_at = time.monotonic()
+            self._end_starter_at = time.monotonic()
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
-    def _read_mpirun(self) -> None:
-        data = self._mpirun.read()
-        if self.changing is not None:
-            self.changing.starter_says(data)
+    def _read_starter(self) -> None:
+        data = self._starter.read()
         if self._job.verbose and data:
             self._screen.write_lines(
                 "err", b"".join(b"[%s] %s\n" % (self._job.starter.encode(), x) for x in data.rstrip(b"\n").split(b"\n"))
             )
 
-    def _end_mpirun(self) -> None:
+    def _hear_starter(self, orders: Channel) -> None:
+        orders.write()
+        for _, payload in () if orders.closed else orders.read():  # NOT_STARTED: it sends nothing else
+            assert self.changing is not None
+            self.changing.not_started(**json.loads(payload))
+
+    def _end_starter(self) -> None:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
         last = not self._will_restart(self._result)
         for link in self.links:
-            link.send(control.Kind.BYE, {"last": last, "survived": link.outcome.survived})
-        is_late = self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at
-        self._mpirun.end(0.0 if is_late else _MPIRUN_SECONDS, lambda: self._serve(0.05), lambda: self._killed)
-        self._read_mpirun()
+            link.send(Kind.BYE, {"last": last, "survived": link.outcome.survived})
+        is_late = self._end_starter_at is not None and time.monotonic() >= self._end_starter_at
+        self._starter.end(0.0 if is_late else Seconds.STARTER_END, lambda: self._serve(0.05), lambda: self._killed)
+        self._read_starter()
 
     def _kill_all(self) -> None:
         """Kills all processes at the second Ctrl-C, inside the signal handler: the loop may be blocked."""
@@ -399,13 +411,13 @@ class Supervisor:
         processes.kill_marked(self._address.token, timeout=1.0)
 
     def _clean_up(self) -> None:
-        self._acceptor.close()
+        self._listener.close()
         for link in self.links:
             link.finish()
             self._watchers.rank_end(link.outcome)
         if self._process is not None:
             if self._job.several_hosts and self._process.ended_at is not None and not self._killed:
-                processes.wait_for_marked(self._address.token, timeout=_DAEMON_SECONDS)
+                processes.wait_for_marked(self._address.token, timeout=Seconds.DAEMONS)
             self._process.signal(signal.SIGKILL)
             self._process.wait()
         processes.kill_marked(f"/{self._folder.name}/")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from keras_ddl.launch.outcome import RankOutcome, signal_name
+from keras_ddl.link.kinds import Kind
 
 _TEXT_CHARACTERS = 1000  # of an error
 
@@ -27,18 +28,13 @@ class Watcher(Protocol):
 class Watchers:
     """All watchers of a job, across its restarts.
 
-    Args:
-        figures: a watcher wants the figures of the training.
+    Attributes:
+        want_figures: a watcher wants the figures of the training.
     """
 
     def __init__(self, watchers: Sequence[Watcher] = (), *, figures: bool = False) -> None:
-        self._watchers, self._figures = tuple(watchers), figures
+        self._watchers, self.want_figures = tuple(watchers), figures
         self._pids: dict[int, int] = {}
-
-    @property
-    def wanted(self) -> dict[str, bool] | None:
-        """The news that the ranks' wrappers should send (rank_news.py); None: none."""
-        return {"figures": self._figures} if self._watchers else None
 
     def event(self, name: str, **fields: Any) -> None:
         """Reports an event to all watchers. Fields that are None are left out."""
@@ -51,18 +47,17 @@ class Watchers:
         self._pids.clear()
         self.event("start", **fields)
 
-    def take(self, outcome: RankOutcome, payload: bytes) -> None:
-        """Takes a NEWS frame of a rank."""
-        news = json.loads(payload)
-        if "pid" in news:
-            self._pids[outcome.rank] = news["pid"]
-            self.event("rank_start", rank=outcome.rank, host=outcome.host, pid=news["pid"])
-        for each in news.get("checkpoints", ()):
-            if isinstance(step := each.get("step"), int):
-                self.event("checkpoint", rank=outcome.rank, host=outcome.host, step=step, path=str(each.get("path")))
-        if "figures" in news:
+    def take(self, outcome: RankOutcome, kind: Kind, payload: bytes) -> None:
+        """Takes a frame of a rank."""
+        if kind is Kind.STARTED:
+            pid = self._pids[outcome.rank] = json.loads(payload)["pid"]
+            self.event("rank_start", rank=outcome.rank, host=outcome.host, pid=pid)
+        elif kind is Kind.CHECKPOINT and (checkpoint := json.loads(payload))["is_new"]:
+            step, path = checkpoint["step"], checkpoint["path"]
+            self.event("checkpoint", rank=outcome.rank, host=outcome.host, step=step, path=path)
+        elif kind is Kind.FIGURES:
             for watcher in self._watchers:
-                watcher.figures(outcome.rank, news["figures"])
+                watcher.figures(outcome.rank, json.loads(payload))
 
     def rank_end(self, outcome: RankOutcome) -> None:
         """Handles the end of a rank, if its program had started."""

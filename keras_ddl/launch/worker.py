@@ -2,7 +2,7 @@
 
     python -m keras_ddl.launch.worker
 
-The call and the result are files in KERAS_DDL_RUN_DIR, which the rank's wrapper exchanges with the launcher.
+The launcher sends the call and gets the result over the rank's connection.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from keras_ddl import config
 from keras_ddl.communicator import by_value
 from keras_ddl.communicator.error_report import for_program
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch.control import CALL_FILE, RESULT_FILE
+from keras_ddl.link import program
+from keras_ddl.link.kinds import FROM_PROGRAM, Kind
+from keras_ddl.link.program import ProgramLink
 
 
 def main() -> None:
     """Makes the call. An exception is stored for the caller, and then ends this program as usual."""
-    run_dir = Path(config.get("RUN_DIR"))
-    rank = int(run_dir.name.removeprefix("rank-"))
-    with (run_dir / CALL_FILE).open("rb") as file:
-        call = pickle.load(file)
-        # The modules that a notebook imports are found here, too.
-        sys.path[:] = call["sys_path"]
-        sys.argv[:] = [""]
-        # The source of a notebook's cells, for tracebacks; without a time, so that it does not count as outdated.
-        for name, lines in call["sources"].items():
-            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    rank = int(Path(config.get("RUN_DIR")).name.removeprefix("rank-"))
+    link = program.opened()
+    call = pickle.loads(link.call())
+    # The modules that a notebook imports are found here, too.
+    sys.path[:] = call["sys_path"]
+    sys.argv[:] = [""]
+    # The source of a notebook's cells, for tracebacks; without a time, so that it does not count as outdated.
+    for name, lines in call["sources"].items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     try:
         function, args, kwargs = _load(call["function"], rank)
         result = {"value": _pickled_value(function(*args, **kwargs), rank)}
@@ -40,9 +41,9 @@ def main() -> None:
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         text = for_program(error)
         pickled = None if text.is_within else _pickled_error(error)  # else the caller would raise TensorFlow's error
-        _leave(run_dir, {"error": pickled, "traceback": text.traceback})
+        _leave(link, {"error": pickled, "traceback": text.traceback})
         raise
-    _leave(run_dir, result)
+    _leave(link, result)
 
 
 def _load(payload: bytes, rank: int) -> Any:
@@ -75,9 +76,10 @@ def _pickled_error(error: BaseException) -> bytes | None:
     return data
 
 
-def _leave(run_dir: Path, result: dict[str, Any]) -> None:
-    with (run_dir / RESULT_FILE).open("wb") as file:
-        pickle.dump(result, file)
+def _leave(link: ProgramLink, result: dict[str, Any]) -> None:
+    data, chunk_bytes = pickle.dumps(result), FROM_PROGRAM[Kind.RESULT]
+    for begin in range(0, len(data), chunk_bytes):
+        link.send(Kind.RESULT, data[begin : begin + chunk_bytes])
 
 
 if __name__ == "__main__":

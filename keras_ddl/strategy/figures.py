@@ -7,8 +7,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from keras_ddl import config, parts
-from keras_ddl.files import news
+from keras_ddl import parts
+from keras_ddl.link import program
 from keras_ddl.strategy.base import strategy_of
 
 
@@ -45,10 +45,10 @@ class FitFigures(Protocol):
 @functools.cache
 def of_job() -> JobFigures | None:
     """Returns the figures of this process; None if nobody watches its job."""
-    run_dir = config.get("RUN_DIR")
-    if not news.is_wanted(run_dir, news.FIGURES):
+    link = program.of_process()
+    if link is None or not link.of_job("figures"):
         return None
-    return next((count(run_dir) for count in parts.provided("training_figures")), None)
+    return next((count() for count in parts.provided("training_figures")), None)
 
 
 def of_fit(model: Any) -> FitFigures | None:

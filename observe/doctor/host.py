@@ -63,7 +63,7 @@ def _software() -> Iterator[Finding]:
 
 
 def _mpi() -> Iterator[Finding]:
-    from keras_ddl.launch import mpirun, native_mpi
+    from keras_ddl.launch.mpi import mpirun, native_mpi
 
     try:
         launcher = mpirun.find()

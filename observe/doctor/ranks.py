@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl import communicator, config, packages
+from keras_ddl import communicator, packages
 from keras_ddl.communicator import mpi
 from keras_ddl.doctor import host
 from keras_ddl.launch import gpus, host_facts
@@ -81,7 +81,7 @@ def clock() -> dict[str, float]:
 
     `keras-ddl run` on several hosts has measured it; under other launchers it is relative to the end of a barrier.
     """
-    measured = host_facts.measured_clock(config.get("RUN_DIR"))
+    measured = host_facts.measured_clock()
     communicator.barrier("doctor/clocks")
     now = time.time()
     is_known = np.array(measured is not None, np.int32)

@@ -1,7 +1,6 @@
 """Reports the progress of the training once a second, for `keras-ddl run --metrics-port` (metrics.py).
 
-A rank does not talk to the launcher: it replaces a small file in its KERAS_DDL_RUN_DIR, which its wrapper reads. Only
-the first rank writes; the others also count, so that each of them can become the first.
+Only the first rank sends them; the others also count, so that each of them can become the first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import numpy as np
 from keras_ddl import communicator, parts
 from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat import models
-from keras_ddl.files import news
+from keras_ddl.link import program
+from keras_ddl.link.kinds import Kind
 
 _EVERY_SECONDS = 1.0
 
@@ -37,11 +37,10 @@ class Figures:
     Cost: 0.2 us per step, and about 20 to 100 us per second on the first rank (observe/monitoring/docs/monitoring.md).
     """
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self) -> None:
         self.rows, self.rows_of_fits = 0.0, 0.0
         self.logs: dict[str, float] = {}
         self.epoch: int | None = None
-        self._run_dir = run_dir
         self._steps, self._executions = 0, 0
         self._exposed = 0.0
         self._sample: StepSample | None = None
@@ -87,19 +86,19 @@ class Figures:
             self._end_sample()
 
     def write(self) -> None:
-        """Writes the figures for the launcher. On the first rank only."""
+        """Sends the launcher the figures. On the first rank only."""
         figures = {"steps": self._steps, "rows": self.rows + self.rows_of_fits, "logs": self.logs, "epoch": self.epoch}
         if communicator.is_initialized() and communicator.size() > 1:
             figures["exposed"] = self._exposed
             if self._sample is None:
                 self._steps_until_sample = self._chance.randrange(self._executions - self._executions_at_write or 1)
-        news.write_figures(self._run_dir, figures)
+        program.tell(Kind.FIGURES, figures)
         self._is_written, self._executions_at_write = True, self._executions
         self._write_at = time.monotonic() + _EVERY_SECONDS
 
     def _write_last(self) -> None:
         if self._is_written is False:  # only on the first rank
-            news.write_figures(self._run_dir, {"steps": self._steps, "rows": self.rows + self.rows_of_fits})
+            program.tell(Kind.FIGURES, {"steps": self._steps, "rows": self.rows + self.rows_of_fits})
 
     def _end_sample(self) -> None:
         assert self._sample is not None

@@ -24,7 +24,8 @@ from keras_ddl import communicator
 from keras_ddl.communicator import Communicator, binding
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.errors import DeadlineError, RankLostError
-from keras_ddl.launch import control, regrouping
+from keras_ddl.launch import regrouping
+from keras_ddl.link.kinds import Kind
 from keras_ddl.resilience import survival
 from keras_ddl.state import replicate
 from keras_ddl.strategy.step.failing_together import Caller
@@ -194,7 +195,7 @@ class Job:
             output=SimpleNamespace(renumber=lambda _: None),
             signal=lambda _: self.end(rank),
             stop=lambda signum, _: self.end(rank) if rank.lives and signum else None,
-            send=lambda kind, message: self._answer(rank, message) if kind is control.Kind.ANSWER else None,
+            send=lambda kind, message: self._answer(rank, message) if kind is Kind.ANSWER else None,
         )
 
     def _answer(self, rank: Rank, message: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from keras_ddl import parts
 from keras_ddl.cli.main import main
 from keras_ddl.cli.run import parse_env, resolve_program
 from keras_ddl.errors import ConfigError
-from keras_ddl.launch import mpirun, native_mpi
+from keras_ddl.launch.mpi import mpirun, native_mpi
 from launch.launching import Started, run
 
 

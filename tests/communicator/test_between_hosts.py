@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.communicator import between_hosts
-from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
+from keras_ddl.communicator.between_hosts import Door, Doorkeeper
+from keras_ddl.config import Seconds
 from keras_ddl.errors import RankLostError
-from keras_ddl.topology.connections import Unproven
+from keras_ddl.link import listener
+from keras_ddl.link.connections import Unproven
+from keras_ddl.link.listener import Caller, Listener
 
-SECRET = b"s" * 32
+SECRET = "5e" * 32
 
 
 def doors_of(keepers: list[Doorkeeper], hosts: str) -> dict[int, Door]:
@@ -26,7 +28,7 @@ def keepers_on(hosts: str) -> list[Doorkeeper]:
     """Returns one for each letter, which names the rank's host."""
     keepers = [Doorkeeper(rank) for rank in range(len(hosts))]
     for each in keepers:
-        each.introduce(Doors(doors_of(keepers, hosts), SECRET))
+        each.introduce(doors_of(keepers, hosts), SECRET)
     return keepers
 
 
@@ -63,9 +65,9 @@ def test_transports_that_are_made_at_the_same_time_do_not_mix() -> None:
 
 def test_who_comes_first_waits_for_those_who_are_not_introduced_yet() -> None:
     keepers = [Doorkeeper(rank) for rank in range(2)]
-    doors = Doors(doors_of(keepers, "ab"), SECRET)
-    keepers[1].introduce(doors)
-    threading.Timer(0.3, keepers[0].introduce, [doors]).start()
+    doors = doors_of(keepers, "ab")
+    keepers[1].introduce(doors, SECRET)
+    threading.Timer(0.3, keepers[0].introduce, [doors, SECRET]).start()
     assert list(keepers[1].connect("world", [0, 1], patient)) == [0]
 
 
@@ -75,16 +77,16 @@ def raises(call: Callable[[], Any], text: str) -> None:
 
 
 def test_a_rank_whose_door_is_closed_is_lost_to_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_hosts, "_LOOK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(Seconds, "LOOK_AGAIN", 0.1)
     keepers = keepers_on("abc")
-    keepers[1]._listener.shutdown(socket.SHUT_RDWR)
-    keepers[1]._listener.close()
+    keepers[1]._door.shutdown(socket.SHUT_RDWR)
+    keepers[1]._door.close()
     raises(lambda: keepers[0].connect("world", [0, 1, 2], patient), "rank 1 died, or cannot be reached")
     raises(lambda: keepers[2].connect("world", [1, 2], patient), "rank 1 died, or cannot be reached")
 
 
 def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_hosts, "_LOOK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(Seconds, "LOOK_AGAIN", 0.1)
     keepers = keepers_on("ab")
 
     def impatient(missing: list[int]) -> None:
@@ -100,19 +102,19 @@ def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypat
 def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = keepers_on("ab")
     stranger = Doorkeeper(1)
-    stranger.introduce(Doors(doors_of(keepers, "ab"), b"x" * 32))
-    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 0.5)
+    stranger.introduce(doors_of(keepers, "ab"), "0c" * 32)
+    monkeypatch.setattr(Seconds, "MEET", 0.5)
     raises(lambda: stranger.connect("world", [0, 1], patient), "rank 0 died")
     assert not keepers[0]._arrived
 
 
 def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 0.5)
+    monkeypatch.setattr(Seconds, "MEET", 0.5)
     keepers = keepers_on("ab")
     other = Doorkeeper(0)  # of another job
-    other.introduce(Doors({}, b"x" * 32))
+    other.introduce({}, "0c" * 32)
     doors = doors_of([other, keepers[1]], "ab")
-    keepers[1].introduce(Doors(doors, SECRET))
+    keepers[1].introduce(doors, SECRET)
     raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 (died|cannot be reached)")
 
 
@@ -131,23 +133,23 @@ def is_pushed_out(connection: socket.socket) -> bool:
 @pytest.mark.parametrize("is_introduced", [True, False])
 def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # From the first moment on, when nobody can prove anything yet, too; and no thread waits for one of them.
-    monkeypatch.setattr(between_hosts, "_MAX_STRANGERS", 50)
-    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 3600.0)
+    monkeypatch.setattr(listener, "_MAX_STRANGERS", 50)
+    monkeypatch.setattr(Seconds, "PROOF", 3600.0)
     keepers = [Doorkeeper(rank) for rank in range(2)]
-    doors = Doors(doors_of(keepers, "ab"), SECRET)
+    doors = doors_of(keepers, "ab")
     for each in keepers if is_introduced else keepers[1:]:
-        each.introduce(doors)
+        each.introduce(doors, SECRET)
     threads = threading.active_count()
     address = ("127.0.0.1", int(keepers[0].describe()["port"]))
     silent = [socket.create_connection(address) for _ in range(400)]
     assert all(is_pushed_out(each) for each in silent[:300])
-    assert len(keepers[0]._knocks) <= 51 and threading.active_count() == threads
+    assert len(keepers[0]._listener._unproven) <= 51 and threading.active_count() == threads
     with ThreadPoolExecutor(1) as pool:
         knocking = pool.submit(keepers[1].connect, "world", [0, 1], patient)
         if not is_introduced:
             with pytest.raises(TimeoutError):
                 knocking.result(0.3)
-            keepers[0].introduce(doors)
+            keepers[0].introduce(doors, SECRET)
         keepers[0].connect("world", [0, 1], patient)
         knocking.result()
     for each in silent:
@@ -156,16 +158,16 @@ def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest
 
 def test_a_rank_that_strangers_push_out_knocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = keepers_on("ab")
-    hear, pushed_out = Doorkeeper._hear, []
+    serve, pushed_out = Listener.serve, []
 
-    def after_strangers(keeper: Doorkeeper, fd: int) -> None:
-        if len(pushed_out) < 3:
+    def after_strangers(door: Listener, fd: int) -> Caller | None:
+        if len(pushed_out) < 3 and fd in door._unproven:
             pushed_out.append(fd)
-            keeper._knocks.pop(fd).connection.close()
-        else:
-            hear(keeper, fd)
+            door._unproven.pop(fd).channel.close()
+            return None
+        return serve(door, fd)
 
-    monkeypatch.setattr(Doorkeeper, "_hear", after_strangers)
+    monkeypatch.setattr(Listener, "serve", after_strangers)
     assert [list(each) for each in connect_all(keepers, [0, 1])] == [[1], [0]]
     assert len(pushed_out) == 3
 

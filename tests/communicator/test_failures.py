@@ -1,7 +1,6 @@
 """Ranks that fail, leave, die or disagree: the job ends within seconds, non-zero, and says why."""
 
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(("where", "ranks"), [("main thread", 1), ("main thread", 2), ("another thread", 2)])
-def test_uncaught_exception_ends_the_job_with_a_report(where, ranks, tmp_path):
+def test_uncaught_exception_ends_the_job_with_its_traceback(where, ranks):
     def work(where):
         import keras_ddl
 
@@ -34,14 +33,11 @@ def test_uncaught_exception_ends_the_job_with_a_report(where, ranks, tmp_path):
             time.sleep(600)
         keras_ddl.barrier()  # never complete
 
-    outcome = run_ranks(work, ranks, args=(where,), env={"KERAS_DDL_RUN_DIR": str(tmp_path), **NO_DEADLINE})
+    outcome = run_ranks(work, ranks, args=(where,), env=NO_DEADLINE)
     last = ranks - 1
     assert outcome.returncode not in (None, 0), outcome.text()
     assert outcome.ranks[last].stderr.count("ValueError: bad row 17") == 1
-    report = json.loads((tmp_path / f"error-{last}.txt").read_text())
-    assert (report["rank"], report["type"], report["summary"]) == (last, "ValueError", "ValueError: bad row 17")
-    assert 'raise ValueError("bad row 17")' in report["traceback"]
-    assert abs(report["time"] - time.time()) < 600 and report["host"]
+    assert 'raise ValueError("bad row 17")' in outcome.ranks[last].stderr
 
 
 # With status 0 the leaver waits for the others at the end of its process: it is for them to end the job.

@@ -3,57 +3,44 @@
 from __future__ import annotations
 
 import json
-import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from link.wrappers import Wrapper
 
 from keras_ddl.communicator import board, history
 from keras_ddl.communicator.board import Board
 from keras_ddl.communicator.history import Record, Replay
 from keras_ddl.errors import CollectiveError
-from keras_ddl.launch.control import Kind
-from keras_ddl.launch.membership_socket import MembershipSocket
 from keras_ddl.launch.questions import Questions
+from keras_ddl.link.kinds import Kind
 
 
 class Job:
-    """Rank 0 and a newcomer, each with its wrapper's socket, and a thread that is the launcher."""
+    """Rank 0 and a newcomer, each with its wrapper, and the launcher."""
 
     def __init__(self, folder: Path) -> None:
+        self._questions = Questions(lambda rank, kind, message: self._wrappers[rank].send(kind, message))
         folders = [folder / "rank", folder / "newcomer"]
-        for each in folders:
-            each.mkdir()
-        self._sockets = [MembershipSocket(each, has_board=True) for each in folders]
-        self._questions = Questions(self._send)
-        self.rank, self.newcomer = map(Board, folders)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+        self._wrappers = [Wrapper(each, partial(self._hear, rank)) for rank, each in enumerate(folders)]
+        self.rank, self.newcomer = (Board(each.program()) for each in self._wrappers)
 
-    def _send(self, rank: int, kind: Kind, message: bytes | dict[str, Any]) -> None:
-        payload = message if isinstance(message, bytes) else json.dumps(message).encode()
-        for _, reply in self._sockets[rank].take(kind, payload):
-            self._questions.has_shown(rank, reply["admit_at"])
-
-    def _serve(self) -> None:
-        while not self._ended.is_set():
-            owners = {fd: rank for rank, each in enumerate(self._sockets) for fd in each.fds}
-            for fd in select.select(list(owners), [], [], 0.01)[0]:
-                for kind, message in self._sockets[owners[fd]].serve(fd):
-                    if kind is Kind.RECORD:
-                        self._questions.pass_record(int.from_bytes(message[:4]), message[4:])
-                    else:
-                        assert self._questions.take(owners[fd], message, [0])
+    def _hear(self, rank: int, kind: Kind, payload: bytes) -> None:
+        if kind is Kind.RECORD:
+            self._questions.pass_record(int.from_bytes(payload[:4]), payload[4:])
+        elif kind is Kind.SHOWN:
+            self._questions.has_shown(rank, json.loads(payload)["admit_at"])
+        else:
+            assert self._questions.take(rank, json.loads(payload), [0])
 
     def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
+        for each in self._wrappers:
+            each.end()
 
 
 @pytest.fixture

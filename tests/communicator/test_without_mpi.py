@@ -44,29 +44,6 @@ def test_ranks_that_are_left_go_on_among_themselves():
         assert seconds < 50 and sums == [2.0, 2.0]
 
 
-def test_a_rank_that_ends_before_all_have_met_is_named():
-    def work():
-        import os
-        from pathlib import Path
-
-        import keras_ddl
-        from keras_ddl.errors import RankLostError
-
-        directory = os.environ["KERAS_DDL_HOST_RANK"].partition("@")[2]
-        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-            Path(directory, "ended.1").touch()  # as its wrapper does
-            return "ended"
-        try:
-            keras_ddl.init()
-        except RankLostError as error:
-            return error.has_left, str(error)
-        raise AssertionError("met nobody")
-
-    outcome = run_ranks(work, 2, mpirun=without_mpi(2)).check()
-    has_left, text = outcome.ranks[0].result
-    assert has_left and text.startswith("rank 1 has left: its program ended before all ranks had connected"), text
-
-
 def test_a_rank_that_does_not_come_is_named_and_waited_for_until_the_deadline():
     def work():
         import os

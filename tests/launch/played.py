@@ -19,13 +19,18 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.launch import control, outcome, restarts, supervisor
+from keras_ddl.config import Seconds
+from keras_ddl.launch import address as address_module
 from keras_ddl.launch import job as job_module
-from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch import outcome, restarts, supervisor
+from keras_ddl.launch.address import Address
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.launch.watchers import Watchers
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.handshake import sign, verify
+from keras_ddl.link.kinds import FROM_UNPROVEN_LISTENER, Kind
 from launch.screens import Recorder
 
 LIMIT_SECONDS = 120
@@ -39,30 +44,42 @@ class PlayedRank:
     def __init__(self, number: int, size: int, address: Address) -> None:
         self.number, self.is_started, self.is_over = number, False, False
         self.orders: list[tuple[str, Any]] = []  # kinds and contents of the frames that it has got
-        self.channel = Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
+        self.channel = Channel(address_module.connect(address), FROM_UNPROVEN_LISTENER)
         self._token, self._size = address.token, size
 
     def hear(self, is_stubborn: bool) -> None:
         for kind, payload in () if self.channel.closed else self.channel.read():
             if kind is Kind.NONCE:
                 hello = {"nonce": "00" * 32, "rank": self.number, "size": self._size, "host": "h", "pid": 1}
-                self.channel.mark_authenticated()
-                self.channel.send(Kind.HELLO, control.sign(self._token, "rank", payload, hello))
+                self.channel.accept_all()
+                self.channel.send(Kind.HELLO, sign(self._token, "caller", payload, hello))
             elif kind is Kind.WELCOME:
-                self.orders.append(("WELCOME", control.verify(self._token, "launcher", bytes(32), payload)))
+                self.orders.append(("WELCOME", verify(self._token, "listener", bytes(32), payload)))
             else:
                 self.orders.append((kind.name, json.loads(payload) if payload[:1] == b"{" else payload))
                 self.is_started |= kind is Kind.START
             if kind is Kind.START:
-                self.channel.send(Kind.NEWS, {"pid": 100 + self.number})
+                self.channel.send(Kind.STARTED, {"pid": 100 + self.number})
             if kind is Kind.STOP and not self.is_over and not is_stubborn:
                 signum = json.loads(payload)["signal"]
                 self.exit(-signum, "the launcher")
 
-    def exit(self, status: int, stopped_by: str | None = None, **more: Any) -> None:
+    def exit(
+        self,
+        status: int,
+        stopped_by: str | None = None,
+        report: dict[str, Any] | None = None,
+        checkpoint: dict[str, Any] | None = None,
+        in_job: bool = False,
+    ) -> None:
+        """Ends; before, its program has told what is given."""
         self.is_over = True
-        end = {"status": status, "stopped_by": stopped_by, "report": None, "report_age_seconds": 0.0, **more}
-        self.channel.send(Kind.EXIT, end)
+        if report is not None:
+            self.channel.send(Kind.REPORT, report)
+        if checkpoint is not None:
+            self.channel.send(Kind.CHECKPOINT, {**checkpoint, "is_new": True})
+        self.channel.send(Kind.IN_JOB, {"in_job": in_job})
+        self.channel.send(Kind.EXIT, {"status": status, "stopped_by": stopped_by})
 
     def told(self, kind: Kind) -> list[Any]:
         """What the frames of this kind have said to it."""
@@ -70,7 +87,7 @@ class PlayedRank:
 
 
 class Play:
-    """One attempt of a job, in place of MpirunProcess: its ranks, and the events that are still to happen."""
+    """One attempt of a job, in place of StarterProcess: its ranks, and the events that are still to happen."""
 
     def __init__(self, events: Sequence[Event], environment: dict[str, str], num_ranks: int, spares: int) -> None:
         self._events, self._limit = list(events), time.monotonic() + LIMIT_SECONDS
@@ -81,16 +98,19 @@ class Play:
         self._poll = select.epoll()
         for each in self.ranks:
             self._poll.register(each.channel.fileno(), select.EPOLLIN)
-        self.silent, self.ended_at, self.status, self.text = False, None, None, ""  # as of MpirunProcess
+        self.orders, self.silent, self.ended_at, self.status, self.text = (
+            None,
+            False,
+            None,
+            None,
+            "",
+        )  # as of StarterProcess
 
     def fileno(self) -> int:
         return self._poll.fileno()
 
     def read(self) -> bytes:
         return b""
-
-    def write(self, data: bytes) -> None:
-        raise NotImplementedError
 
     def poll(self) -> int | None:
         assert time.monotonic() < self._limit, f"the job does not end; left: {self._events}"
@@ -164,6 +184,11 @@ def asks(rank: int, **question: Any) -> Event:
     return lambda play: play.ranks[rank].channel.send(Kind.QUESTION, question)
 
 
+def waits(rank: int, *others: int) -> Event:
+    """Its program waits for others to meet it."""
+    return lambda play: play.ranks[rank].channel.send(Kind.WAITS, {"ranks": others})
+
+
 def gets(signum: int) -> Event:
     """The launcher gets a signal."""
     return lambda play: os.kill(os.getpid(), signum)
@@ -226,8 +251,8 @@ class Stage:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
         for module, name in (
-            (supervisor, "_GRACE_SECONDS"),
-            (supervisor, "_MPIRUN_SECONDS"),
+            (Seconds, "GRACE"),
+            (Seconds, "STARTER_END"),
             (outcome, "_CASCADE_SECONDS"),
             (outcome, "_CASCADE_WITHOUT_MPI_SECONDS"),
             (outcome, "_CASCADE_OF_RESTART_SECONDS"),
@@ -249,7 +274,7 @@ class Stage:
             plays.append(Play(left.pop(0), environment, size, made.spares))
             return plays[-1]
 
-        self._patch.setattr(supervisor, "MpirunProcess", start)
+        self._patch.setattr(supervisor, "StarterProcess", start)
         out, err = Recorder(), Recorder()
         noted = NotedEvents()
         watchers = Watchers([noted])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 from keras_ddl.launch import changing_hosts
 from keras_ddl.launch.changing_hosts import ChangingHosts
 from keras_ddl.launch.host_plan import HostPlan
-from keras_ddl.launch.mpirun import parse_hosts
+from keras_ddl.launch.hosts import parse_hosts
 from keras_ddl.launch.outcome import RankOutcome
-from keras_ddl.launch.remote_ranks import NOT_STARTED
 
 
 class Job:
@@ -41,8 +39,8 @@ class Job:
     def count(self, link: Any) -> None:
         self.hosts.ended(link.outcome)
 
-    def tell_starter(self, message: bytes) -> None:
-        self.started.append(json.loads(message))
+    def start_on_host(self, message: dict[str, Any]) -> None:
+        self.started.append(message)
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -69,7 +67,7 @@ def test_ranks_are_started_and_asked_to_leave(job: Job) -> None:
 
 def test_a_host_where_nothing_can_be_started_is_left_alone(job: Job) -> None:
     job.change("a:2,b:1,c:1")
-    job.hosts.starter_says(b"other output\n" + NOT_STARTED + b"b ssh ended with status 255\n")
+    job.hosts.not_started("b", "ssh ended with status 255")
     job.hosts.tick()
     assert [each["host"] for each in job.started] == ["b", "c"]
     assert job.said[-1] == "rank 2 ends before it has joined: ssh ended with status 255."

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from keras_ddl.config import Seconds
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import acceptor as acceptor_module
-from keras_ddl.launch import control
-from keras_ddl.launch.acceptor import Acceptor
-from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch import address as address_module
+from keras_ddl.launch.address import Address
+from keras_ddl.link import listener as listener_module
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.handshake import sign, verify
+from keras_ddl.link.kinds import FROM_UNPROVEN_CALLER, FROM_UNPROVEN_LISTENER, NONCE_BYTES, Kind
+from keras_ddl.link.listener import Listener
 from launch.launching import LIMIT_SECONDS, environment, eventually, processes, start_program
 
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
@@ -23,7 +27,7 @@ HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
 def stranger(address: Address) -> Channel:
     """A connection of this user: another one does not get as far, where all ranks are on one host."""
-    return Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
+    return Channel(address_module.connect(address), FROM_UNPROVEN_LISTENER)
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
@@ -37,15 +41,15 @@ def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
 
 @pytest.fixture(params=["a UNIX socket", "TCP"])
 def over(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """What `control.listen` takes."""
+    """What `address.listen` takes."""
     return tmp_path / "socket" if request.param == "a UNIX socket" else None
 
 
 @pytest.fixture
-def listening(over: Path | None) -> Iterator[tuple[Acceptor, Address, int]]:
+def listening(over: Path | None) -> Iterator[tuple[Listener, Address, int]]:
     """What lets in 3 ranks, where it listens, and the descriptor of that."""
-    listener, address = control.listen(over)
-    acceptor = Acceptor(listener, address.token, 3)
+    listener, address = address_module.listen(over)
+    acceptor = Listener(listener, address.token, 3)
     yield acceptor, address, listener.fileno()
     acceptor.close()
 
@@ -61,23 +65,23 @@ def is_dismissed(channel: Channel) -> bool:
 
 
 WITHOUT_PROOF = {
-    "nested beyond all limits": b"[" * control.PRE_AUTH_RANK_FRAMES[Kind.HELLO],
+    "nested beyond all limits": b"[" * FROM_UNPROVEN_CALLER[Kind.HELLO],
     "no JSON": b"\xff" * 100,
     "empty": b"",
     "a proof for nothing": bytes(32),
-    "of another job": control.sign("00" * 32, "rank", bytes(32), HELLO),
+    "of another job": sign("00" * 32, "caller", bytes(32), HELLO),
 }
 
 
 @pytest.mark.parametrize("what", WITHOUT_PROOF)
-def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Acceptor, Address, int]):
+def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Listener, Address, int]):
     acceptor, address, listener = listening
     channel = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
     nonce_of(channel)
     payload = WITHOUT_PROOF[what]
     channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, len(payload)) + payload)
-    assert eventually(lambda: not any(acceptor.serve(fd) for fd in acceptor.fds) and not acceptor.has_pending)
+    assert eventually(lambda: not any(acceptor.serve(fd) for fd in acceptor.fds) and not acceptor.has_unproven)
     assert wait_for_frame(channel) is None
 
 
@@ -93,12 +97,12 @@ def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
 
 
 def test_acceptor_drops_a_connection_without_proof_in_time(
-    monkeypatch: pytest.MonkeyPatch, listening: tuple[Acceptor, Address, int]
+    monkeypatch: pytest.MonkeyPatch, listening: tuple[Listener, Address, int]
 ):
     acceptor, address, listener = listening
     early = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
-    monkeypatch.setattr(acceptor_module, "_PROOF_SECONDS", -1.0)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
+    monkeypatch.setattr(Seconds, "PROOF", -1.0)
     late = stranger(address)
     assert eventually(lambda: acceptor.serve(listener) is None and len(acceptor.fds) == 3)
     acceptor.tick()
@@ -107,9 +111,9 @@ def test_acceptor_drops_a_connection_without_proof_in_time(
     assert acceptor.fds == [] and is_dismissed(early)
 
 
-def test_acceptor_drops_the_oldest_when_too_many_wait(listening: tuple[Acceptor, Address, int]):
+def test_acceptor_drops_the_oldest_when_too_many_wait(listening: tuple[Listener, Address, int]):
     acceptor, address, listener = listening
-    most = 3 + acceptor_module._EXTRA_CONNECTIONS
+    most = 3 + listener_module._MAX_STRANGERS
     strangers = []
     for _ in range(most + 2):
         strangers.append(stranger(address))
@@ -120,19 +124,19 @@ def test_acceptor_drops_the_oldest_when_too_many_wait(listening: tuple[Acceptor,
         channel.close()
 
 
-def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[Acceptor, Address, int]):
+def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[Listener, Address, int]):
     acceptor, address, listener = listening
     rank = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
-    payload = control.sign(address.token, "rank", nonce_of(rank), HELLO)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
+    payload = sign(address.token, "caller", nonce_of(rank), HELLO)
     found = None
     for byte in struct.pack("!BQ", Kind.HELLO, len(payload)) + payload:
         assert found is None
         rank.sock.sendall(bytes([byte]))
         (fd,) = [fd for fd in acceptor.fds if fd != listener]
         found = acceptor.serve(fd)
-    assert found is not None and found[1] == HELLO and found[0].authenticated and not acceptor.has_pending
-    found[0].close()
+    assert found is not None and found.hello == HELLO and not acceptor.has_unproven
+    found.channel.close()
     rank.close()
 
 
@@ -161,7 +165,7 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
         assert set(hello) - {"facts"} == {"nonce", "rank", "size", "host", "pid"}
         if answer == "a wrong proof":
             welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
-            channel.send(Kind.WELCOME, control.sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+            channel.send(Kind.WELCOME, sign("00" * 32, "listener", bytes.fromhex(hello["nonce"]), welcome))
         elif answer == "nested beyond all limits":
             channel.send(Kind.WELCOME, b"[" * 200_000)
         channel.send(Kind.START)
@@ -178,21 +182,21 @@ def waiting_wrapper(
 
     Nobody listens any more. pushed_out: its first connection was closed.
     """
-    listener, address = control.listen(None)
+    listener, address = address_module.listen(None)
     listener.settimeout(LIMIT_SECONDS)
     env = environment("-", tmp, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
-    command = [*before, sys.executable, "-m", "keras_ddl.launch.rank_process", "--", *program]
+    command = [*before, sys.executable, "-m", "keras_ddl.launch.mpi.rank_proxy", "--", *program]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with listener, subprocess.Popen(command, cwd=cwd, env=env, text=True, **streams) as process:
         try:
             if pushed_out:
                 listener.accept()[0].close()
-            channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+            channel = Channel(listener.accept()[0], FROM_UNPROVEN_CALLER)
             listener.close()
-            nonce = os.urandom(control.NONCE_BYTES)
+            nonce = os.urandom(NONCE_BYTES)
             channel.send(Kind.NONCE, nonce)
             kind, payload = wait_for_frame(channel)
             assert kind is Kind.HELLO
-            yield process, channel, control.verify(address.token, "rank", nonce, payload), address.token
+            yield process, channel, verify(address.token, "caller", nonce, payload), address.token
         finally:
             process.kill()

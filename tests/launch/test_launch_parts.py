@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import select
 import socket
-import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +12,20 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import control, job, mpirun, native_mpi
-from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch import address as address_module
+from keras_ddl.launch import job
+from keras_ddl.launch.address import Address
+from keras_ddl.launch.hosts import Host, parse_hosts
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.job_folder import remove_job_folder
-from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
+from keras_ddl.launch.mpi import mpirun, native_mpi
+from keras_ddl.launch.mpi.mpirun import HYDRA, OPEN_MPI, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
-from launch.launching import LIMIT_SECONDS, write_script
+from keras_ddl.link.channel import Channel
+from keras_ddl.link.kinds import Kind
+from launch.launching import write_script
 
 
 def fake_mpirun(folder: Path, says: str) -> str:
@@ -115,13 +118,13 @@ def test_a_user_without_a_home_has_none_that_others_can_fill(monkeypatch: pytest
 
 
 def test_parse_hosts_reads_names_and_numbers():
-    assert mpirun.parse_hosts("h0:2, node-1.site:16,h2") == (Host("h0", 2), Host("node-1.site", 16), Host("h2", 1))
+    assert parse_hosts("h0:2, node-1.site:16,h2") == (Host("h0", 2), Host("node-1.site", 16), Host("h2", 1))
 
 
 @pytest.mark.parametrize("text", ["h0:", "h0:0", "h0:-1", ":2", "h0,,h1", "-x:1", "h 0", "h0:2:3", "h0,h0"])
 def test_parse_hosts_refuses(text: str):
     with pytest.raises(ConfigError, match="hosts must"):
-        mpirun.parse_hosts(text)
+        parse_hosts(text)
 
 
 def test_rank_environment_prefers_the_launcher_but_for_mpi_and_the_host():
@@ -151,55 +154,12 @@ def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
         rank_and_size({})
 
 
-def connected() -> tuple[Channel, Channel]:
-    listener, address = control.listen(None)
-    listener.setblocking(True)
-    ours = Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
-    theirs = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
-    listener.close()
-    return ours, theirs
-
-
-@pytest.mark.parametrize(
-    ("kind", "size", "closes"),
-    [
-        (Kind.HELLO, control.PRE_AUTH_RANK_FRAMES[Kind.HELLO], False),
-        (Kind.HELLO, control.PRE_AUTH_RANK_FRAMES[Kind.HELLO] + 1, True),
-        (Kind.OUT, 1, True),
-        (Kind.STOP, 0, True),
-        (99, 0, True),
-    ],
-)
-def test_channel_closes_at_the_header_of_what_a_stranger_may_not_send(kind: int, size: int, closes: bool):
-    ours, theirs = connected()
-    ours.sock.sendall(struct.pack("!BQ", kind, size))
-    select.select([theirs], [], [], LIMIT_SECONDS)
-    assert list(theirs.read()) == [] and theirs.closed == closes
-    ours.close()
-    theirs.close()
-
-
-def test_channel_carries_frames_of_any_size():
-    ours, theirs = connected()
-    theirs.mark_authenticated()
-    big = bytes(5_000_000)
-    for kind, payload in ((Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, {"status": 1})):
-        ours.send(kind, payload)
-    frames = []
-    while len(frames) < 3:
-        ours.write()
-        frames += theirs.read()
-    assert frames == [(Kind.OUT, b""), (Kind.RESULT, big), (Kind.EXIT, b'{"status": 1}')]
-    ours.close()
-    assert list(theirs.read()) == [] and theirs.closed
-
-
 def test_address_survives_the_environment(tmp_path: Path):
     for path in (None, tmp_path / ("folder@a:1," + "d" * 120) / "launcher"):
         if path is not None:
             path.parent.mkdir()
-        listener, address = control.listen(path)
-        control.connect(address).close()
+        listener, address = address_module.listen(path)
+        address_module.connect(address).close()
         listener.close()
         assert Address.parse(str(address)) == address
     assert address.token not in repr(address)
@@ -212,11 +172,11 @@ def test_connect_to_nobody_is_a_clear_error():
         unused.bind(("127.0.0.1", 0))
         address = Address("00", socket.gethostname(), ("127.0.0.1",), unused.getsockname()[1])
     with pytest.raises(LaunchError, match="must be able to open a TCP connection to the launcher"):
-        control.connect(address, timeout=0.3)
+        address_module.connect(address, timeout=0.3)
 
 
 def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
-    ours, theirs = connected()
+    ours, theirs = (Channel(each, None) for each in socket.socketpair())
     with Path("/dev/zero").open("rb") as endless:
         stdin = StdinForwarder(endless.fileno())
         rounds = 0
@@ -224,7 +184,6 @@ def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
             stdin.forward(ours)
             rounds += 1
             assert rounds < 100
-        theirs.mark_authenticated()
         frames: list[tuple[Kind, bytes]] = []
         while len(frames) < rounds:
             frames += theirs.read()

@@ -19,13 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from link.wrappers import served
 
-from keras_ddl import config
 from keras_ddl.errors import ConfigError
 from keras_ddl.files import private
-from keras_ddl.launch import control, host_ranks, job_folder
-from keras_ddl.launch.control import Kind
-from keras_ddl.launch.membership_socket import MembershipSocket
+from keras_ddl.launch import host_ranks, job_folder
+from keras_ddl.launch.program_link import ProgramLink
+from keras_ddl.link.handshake import sign
+from keras_ddl.link.kinds import Kind
+from keras_ddl.link.program import SOCKET
 from launch.launching import (
     AS_NOBODY,
     LIMIT_SECONDS,
@@ -236,8 +238,8 @@ def test_a_wrapper_whose_directory_is_planted_touches_nothing(
         try:
             with waiting as (wrapper, channel, hello, token):
                 welcome = {"host": "", "environment": {}, "directory": str(work), "terminal": {}, "stdin": False}
-                welcome |= {"sends_file": False, "regroups": False, "watched": None, **secrets_of_job}
-                channel.send(Kind.WELCOME, control.sign(token, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+                welcome |= {"regroups": False, "of_job": {}, **secrets_of_job}
+                channel.send(Kind.WELCOME, sign(token, "listener", bytes.fromhex(hello["nonce"]), welcome))
                 channel.send(Kind.START)
                 said, _ = wrapper.communicate(timeout=LIMIT_SECONDS)
             assert bystander.poll() is None
@@ -270,22 +272,20 @@ def test_host_ranks_start_nothing_in_a_planted_directory(kind: str, which: str, 
 
 
 @needs_root
-def test_a_membership_socket_hears_no_other_user(tmp_path: Path) -> None:
+def test_a_wrapper_hears_no_other_user(tmp_path: Path) -> None:
     for above in (tmp_path, *list(tmp_path.parents)[:2]):
         above.chmod(above.stat().st_mode | 0o055)
-    membership = MembershipSocket(tmp_path, has_board=False)
-    path = tmp_path / config.MEMBERSHIP_SOCKET
+    link = ProgramLink(tmp_path, {})
+    path = tmp_path / SOCKET
     path.chmod(0o777)
-    (listener,) = membership.fds
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
+    with socket.socket(socket.AF_UNIX) as own:
         own.connect(str(path))
-        assert list(membership.serve(listener)) == [] and len(membership.fds) == 2
-        says = f"import socket; s = socket.socket(1, 5); s.connect({str(path)!r}); s.send(b'{{}}')"
-        with as_stranger(f"{says}; print('sent', flush=True); s.recv(1)"):
-            assert list(membership.serve(listener)) == []
-        own.send(b'{"start": true}')
-        (_, fd) = membership.fds
-        assert [question for _, question in membership.serve(fd)] == [{"start": True}]
+        assert served(link) == [] and len(list(link.sources(list))) == 2
+        says = f"import socket; s = socket.socket(1); s.connect({str(path)!r}); print('sent', flush=True); s.recv(1)"
+        with as_stranger(says):
+            assert served(link) == [] and len(list(link.sources(list))) == 2
+        own.sendall(b"\x16" + (2).to_bytes(8) + b"{}")
+        assert served(link) == [(Kind.QUESTION, b"{}")]
 
 
 # ---- ports and sockets -----------------------------------------------------------------------------------------------

@@ -30,6 +30,12 @@ time.sleep(600)
     assert ended.err.count("Traceback") == 1 and ended.err.count("no such thing") == 2, ended  # and the line of code
 
 
+def test_run_rank_that_ends_before_all_have_met_is_named(tmp_path: Path):
+    ended = run_program(tmp_path, "import keras_ddl\nif RANK == 1: sys.exit(0)\nkeras_ddl.init()")
+    assert ended.status == 1, ended
+    assert "RankLostError: rank 1 has left: its program ended before all ranks had connected" in ended.err, ended
+
+
 def test_run_cause_is_the_rank_that_left_the_others_waiting(tmp_path: Path):
     # Not rank 0, which hears that rank 1 has left. Rank 2 raises an error of its own with that text, as PyTorch does,
     # whose code in C++ keeps an exception's text alone.

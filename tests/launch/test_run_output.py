@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.launch.mpirun import HYDRA, find
+from keras_ddl.launch.mpi.mpirun import HYDRA, find
 from launch.launching import LIMIT_SECONDS, Started, run_program, write_program
 
 pytestmark = pytest.mark.parallel

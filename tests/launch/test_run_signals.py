@@ -20,8 +20,8 @@ SLEEPER = "here('up')\ntime.sleep(600)"
 # A launcher that gives ranks longer to clean up after Ctrl-C than a test may take.
 PATIENT = """
 import sys
-from keras_ddl.launch import supervisor
-supervisor._INTERRUPT_GRACE_SECONDS = 2000.0
+from keras_ddl import config
+config.Seconds.INTERRUPT_GRACE = 2000.0
 from keras_ddl.cli import main
 sys.exit(main())
 """

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.launch import regrouping, supervisor
-from keras_ddl.launch.control import Kind
+from keras_ddl.config import Seconds
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.placement import Discovery, Placement
+from keras_ddl.link.kinds import Kind
 from launch.launching import write_script
 from launch.played import Event, Stage, asks, dies, exits, fails, gets, misses, says, stubborn, until, vanishes
 
@@ -81,7 +81,7 @@ def test_job_ends_with_the_status_and_the_words_of_the_first_failure(what: str, 
 def test_signal_to_the_launcher_ends_the_ranks(
     signum: signal.Signals, grace: float | None, seconds: float, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_INTERRUPT_GRACE_SECONDS", 7.0)
+    monkeypatch.setattr(Seconds, "INTERRUPT_GRACE", 7.0)
     played = stage.play([gets(signum)], grace=grace)
     assert played.status == 128 + signum and f"{signum.name}: stopping the ranks" in played.err
     passed_on = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
@@ -162,7 +162,7 @@ def test_a_rank_that_does_not_ask_is_killed_and_the_others_go_on(stage: Stage) -
 
 
 def test_one_that_cannot_be_killed_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regrouping, "_KILLING_SECONDS", 0.1)
+    monkeypatch.setattr(Seconds, "KILLING", 0.1)
     played = goes_on(stage, *after_loss(0, 2), *BOTH_GO_ON, env={"KERAS_DDL_DEADLINE_SECONDS": "0.1"})
     assert played.status == 0 and "rank 1 was lost (sent no report of its end); 2 ranks continue." in played.err
 
@@ -192,7 +192,7 @@ def test_an_error_of_the_program_ends_the_job(stage: Stage) -> None:
 def test_a_job_that_goes_on_is_not_taken_for_one_that_does_not_start(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry = lambda _: monkeypatch.setattr(supervisor, "START_SECONDS", 0.0)  # noqa: E731
+    hurry = lambda _: monkeypatch.setattr(Seconds, "START", 0.0)  # noqa: E731
     assert goes_on(stage, hurry, exits(1, KILLED), *after_loss(0, 2), *BOTH_GO_ON).status == 0
 
 

@@ -122,7 +122,7 @@ def test_where_too_few_are_left_the_job_is_started_again(agent: str, tmp_path: P
     command[1:1] = ["--restarts", "1"]
     ended = run(command, tmp_path, env={"KERAS_DDL_SSH": agent})
     assert left(ended) == [[each, each, TOTAL, [4]] for each in range(4)], ended
-    assert "2 continue." in ended.err and "restart 1 of 1, with 4 ranks on h0:2,h1:2" in ended.err, ended
+    assert "2 ranks continue." in ended.err and "restart 1 of 1, with 4 ranks on h0:2,h1:2" in ended.err, ended
 
 
 def test_ranks_beside_the_launcher_are_known_by_the_address_that_other_hosts_use() -> None:

@@ -16,6 +16,7 @@ LINE = [
     ("files", "packages"),
     ("config",),
     ("topology",),
+    ("link",),
     ("communicator",),
     ("launch", "schedules", "compat"),
     ("device", "ops"),

@@ -1,10 +1,10 @@
-"""What a rank leaves for `keras-ddl run --metrics-port`: counts of steps and rows, logs, exposed communication."""
+"""What a rank tells `keras-ddl run --metrics-port`: counts of steps and rows, logs, exposed communication."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,21 +15,23 @@ import pytest
 import keras_ddl
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import native_timeline, recording
-from keras_ddl.files import news
 from keras_ddl.monitoring import figures as counted
 from keras_ddl.monitoring.figures import Figures
 from keras_ddl.strategy import figures
 from keras_ddl.timeline import sampling
 from keras_ddl.timeline.sampling import StepSample
 
+sent: list[dict[str, Any]] = []  # what the launcher was told
+
 
 @pytest.fixture
-def of_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Figures:
+def of_job(monkeypatch: pytest.MonkeyPatch) -> Figures:
     """The figures of this process, as in a job that is watched. Written after each step."""
-    (tmp_path / news.FIGURES).touch()
-    of_job = Figures(str(tmp_path))
+    sent.clear()
+    of_job = Figures()
     monkeypatch.setattr(figures, "of_job", lambda: of_job)
     monkeypatch.setattr(counted, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(counted.program, "tell", lambda kind, figures: sent.append(json.loads(json.dumps(figures))))
     return of_job
 
 
@@ -40,20 +42,18 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communicator, "rank", lambda: 0)
 
 
-def written(tmp_path: Path) -> dict[str, Any]:
-    read = news.read_figures(tmp_path)
-    assert read is not None
-    return read
+def written() -> dict[str, Any]:
+    return sent[-1]
 
 
-def test_fits_and_loops_are_counted_on_one_rank(tmp_path: Path, of_job: Figures) -> None:
+def test_fits_and_loops_are_counted_on_one_rank(of_job: Figures) -> None:
     strategy = keras_ddl.Strategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae"], steps_per_execution=2)
     x = np.ones((10, 2), "float32")
     history = model.fit(x, x[:, :1], batch_size=3, epochs=2, validation_data=(x, x[:, :1]), verbose=0)
-    after_fit = written(tmp_path)
+    after_fit = written()
     assert (after_fit["steps"], after_fit["rows"], after_fit["epoch"]) == (8, 20, 1)
     assert after_fit["logs"] == {name: pytest.approx(each[-1]) for name, each in history.history.items()}
     assert after_fit["logs"].keys() == {"loss", "mae", "val_loss", "val_mae"}
@@ -62,11 +62,11 @@ def test_fits_and_loops_are_counted_on_one_rank(tmp_path: Path, of_job: Figures)
     step = strategy.function(lambda x, scale: keras.ops.sum(model(x)) * scale)
     for rows in (4, 5):
         step(x[:rows], 0.5)
-    assert (written(tmp_path)["steps"], written(tmp_path)["rows"]) == (10, 29)
+    assert (written()["steps"], written()["rows"]) == (10, 29)
 
 
 def test_figures_are_written_once_a_second_by_the_first_rank(
-    tmp_path: Path, of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
+    of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counted, "_EVERY_SECONDS", 1.0)
     monkeypatch.setattr(counted.time, "monotonic", lambda: clock[0])
@@ -83,23 +83,23 @@ def test_figures_are_written_once_a_second_by_the_first_rank(
 
 
 def test_last_steps_of_a_loop_are_written_at_the_end_of_the_process(
-    tmp_path: Path, of_job: Figures, monkeypatch: pytest.MonkeyPatch
+    of_job: Figures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_job._write_last()
-    assert news.read_figures(tmp_path) is None, "nothing was trained, or by another rank"
+    assert not sent, "nothing was trained, or by another rank"
     of_job.end_step()
     of_job.write()
     of_job.end_step()
     of_job._write_last()
-    assert written(tmp_path)["steps"] == 2
+    assert written()["steps"] == 2
 
 
-def test_rows_of_several_ranks_are_those_that_they_have_exchanged(tmp_path: Path, of_job: Figures) -> None:
+def test_rows_of_several_ranks_are_those_that_they_have_exchanged(of_job: Figures) -> None:
     own = of_job.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
     own._strategy = SimpleNamespace(is_several=True, keras_steps=SimpleNamespace(rows_trained=np.int64(64)))
     own.begin_batch(0)
     own.end_batch(1, 3, {"loss": np.float32(0.5), "of_each": np.ones(2), "nested": {"a": 1}, "text": "x"})
-    assert written(tmp_path) == {"steps": 2, "rows": 64, "logs": {"loss": 0.5}, "epoch": 3}
+    assert written() == {"steps": 2, "rows": 64, "logs": {"loss": 0.5}, "epoch": 3}
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_sample_of_the_last_step_ends_with_the_fit(of_job: Figures, collective
 
 
 def test_exposed_communication_is_that_of_all_steps(
-    tmp_path: Path, of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
+    of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step waits for 0.25 s, and those looked at stand for the others. Random numbers stay as they are."""
     looked: list[int] = []
@@ -177,4 +177,4 @@ def test_exposed_communication_is_that_of_all_steps(
     of_job.write()
     assert 8 <= len(looked) <= 10
     assert len({number % 100 for number in looked}) > 3, "not always the step after a write"
-    assert 0.25 * 800 <= written(tmp_path)["exposed"] <= 0.25 * 1000
+    assert 0.25 * 800 <= written()["exposed"] <= 0.25 * 1000

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_ddl import config, packages
-from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import native_mpi
+from keras_ddl.errors import LaunchError
+from keras_ddl.launch.hosts import Host
+from keras_ddl.launch.mpi import native_mpi
 
 OPEN_MPI = "Open MPI"
 HYDRA = "Hydra"
@@ -43,36 +44,6 @@ class Mpirun:
     def mpi(self) -> str:
         """The family of MPI whose ranks it starts: "Open MPI" or "MPICH" (also for Intel MPI)."""
         return "Open MPI" if self.family == OPEN_MPI else "MPICH"
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host and the number of ranks it may take."""
-
-    name: str
-    slots: int
-
-
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Returns the hosts of "h0:2,h1:2"; a host without a number takes one rank.
-
-    Raises: ConfigError: an empty name, a number below 1, or a host named twice.
-    """
-    hosts = []
-    for part in text.split(","):
-        name, _, number = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "1")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or not number.isdigit() or int(number) < 1:
-            raise ConfigError(
-                f"hosts must be host:ranks, separated by commas, with 1 or more ranks each. Received: {text!r}. "
-                "Example: 'h0:2,h1:2'."
-            )
-        hosts.append(Host(name, int(number)))
-    names = [host.name for host in hosts]
-    if len(set(names)) != len(names):
-        raise ConfigError(
-            f"hosts must name each host once. Received: {text!r}. Give the total number of ranks for each."
-        )
-    return tuple(hosts)
 
 
 def find(path: str | None = None) -> Mpirun:

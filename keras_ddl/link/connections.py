@@ -1,12 +1,48 @@
-"""TCP connections between hosts, as the launcher and the ranks use them."""
+"""Connections between the processes of a job: on one host by UNIX sockets, between hosts by TCP."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def listen_here(path: Path) -> socket.socket:
+    """Opens a UNIX socket that does not block, in a directory that only the user can enter. Raises: OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _short_path(path) as name:
+        sock.bind(name)
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+def connect_here(path: Path) -> socket.socket:
+    """Connects to the UNIX socket at `path`. Raises: OSError: nobody listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short_path(path) as name:
+            sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def _short_path(path: Path) -> Iterator[str]:
+    """Yields a short path to the socket, through its directory's descriptor: names of UNIX sockets have at most 107
+    bytes, and TMPDIR may be longer."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
 
 
 def keep_alive(connection: socket.socket, seconds: float) -> None:

@@ -1,37 +1,44 @@
-"""Runs mpirun (or host_ranks.py), keeps its output for error messages, and ends it."""
+"""Runs the process that starts the ranks: host_ranks.py, remote_ranks.py or an mpirun."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from keras_ddl.config import Seconds
 from keras_ddl.launch import processes
+from keras_ddl.link.channel import Channel
 
 _TEXT_BYTES = 1 << 14
-_KILLED_SECONDS = 5.0
-_GRACE_SECONDS = 2.0
 
 
-class MpirunProcess:
+class StarterProcess:
     """A process that the constructor starts in its own session, so that Ctrl-C reaches only the launcher."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], directory: str, *, takes_lines: bool = False
+        self, command: Sequence[str], environment: Mapping[str, str], directory: str, *, takes_orders: bool = False
     ) -> None:
-        """`takes_lines`: the process reads the lines of `write`; otherwise its stdin is empty."""
-        self._process = subprocess.Popen(
-            processes.dying_with_parent(list(command)),
-            stdin=subprocess.PIPE if takes_lines else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=directory,
-            start_new_session=True,
-        )
+        """`takes_orders`: its stdin is a connection with `orders` (remote_ranks.py); otherwise it is empty."""
+        self.orders: Channel | None = None
+        with contextlib.ExitStack() as stack:
+            stdin = subprocess.DEVNULL
+            if takes_orders:
+                ours, theirs = socket.socketpair()
+                self.orders, stdin = Channel(ours, None), stack.enter_context(theirs).fileno()
+            self._process = subprocess.Popen(
+                processes.dying_with_parent(list(command)),
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=directory,
+                start_new_session=True,
+            )
         assert self._process.stdout is not None
         self._stream = self._process.stdout
         os.set_blocking(self._stream.fileno(), False)
@@ -68,14 +75,6 @@ class MpirunProcess:
         self._text = (self._text + data)[-_TEXT_BYTES:]
         return data
 
-    def write(self, data: bytes) -> None:
-        """Sends it some lines."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(OSError):  # it has ended
-            stdin.write(data)
-            stdin.flush()
-
     def poll(self) -> int | None:
         """Returns the status; sets `ended_at` when the process has ended."""
         status = self._process.poll()
@@ -90,8 +89,10 @@ class MpirunProcess:
     def wait(self) -> None:
         """Waits for the end of a process that was killed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILLED_SECONDS)
+            self._process.wait(Seconds.KILLING)
         self.poll()
+        if self.orders is not None:
+            self.orders.close()
 
     def end(self, seconds: float, serve: Callable[[], None], is_killed: Callable[[], bool]) -> None:
         """Waits for its end; sends SIGTERM after `seconds`, and SIGKILL if it ignores SIGTERM.
@@ -99,7 +100,7 @@ class MpirunProcess:
         Args:
             serve: called repeatedly while it waits. is_killed: whether to kill the process at once.
         """
-        for patience, signum in ((seconds, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
+        for patience, signum in ((seconds, signal.SIGTERM), (Seconds.GRACE, signal.SIGKILL)):
             deadline = time.monotonic() + patience
             while self.poll() is None and time.monotonic() < deadline and not is_killed():
                 serve()
