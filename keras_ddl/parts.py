@@ -58,7 +58,6 @@ FOLDERS = {
 }
 _ALSO_CALLED = {
     **{name: (name,) for name in ("verify", "bench", "doctor")},
-    "resilience": ("-np MIN:MAX", "--spares"),
     "export": ("export", "callbacks.ExportBase", "callbacks.Publish"),
     "serving": ("serve", "predict"),
     "timeline": ("trace", "callbacks.StepMetrics"),

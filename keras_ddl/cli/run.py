@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from keras_ddl import parts
 from keras_ddl.cli import job_file, part_options
 from keras_ddl.cli.option_kinds import InFile, Ranks, Rare
 from keras_ddl.errors import ConfigError, KerasDdlError
@@ -224,8 +223,6 @@ def command(
             )
         hosts = hostfile_module.read(hostfile, slots)
     least, most = num_ranks or (None, None)
-    if least is not None:
-        parts.need("-np MIN:MAX")
     if tf_config or tf_config_file:
         most, hosts = _cluster(tf_config_file, most, hosts, variables)
     discovery = Discovery(host_discovery_script, slots or 1) if host_discovery_script is not None else None

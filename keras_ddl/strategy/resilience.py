@@ -75,7 +75,7 @@ def of_job() -> Resilience:
     can_continue = communicator.is_initialized() and membership.can_ask()
     if not can_continue or not (communicator.size() > 1 or history.takes_newcomers()):
         return _usual
-    parts.need("-np MIN:MAX")
+    parts.need("resilience")
     (of_part,) = parts.provided("resilience")
     resilience: Resilience = of_part()
     return resilience
