@@ -116,6 +116,9 @@ class _NoRanks(Collectives):
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         raise AssertionError("nothing is in flat shards")
 
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        raise AssertionError("nothing is in flat shards")
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[each] for each in range(len(sizes))]
 
