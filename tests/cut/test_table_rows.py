@@ -26,6 +26,7 @@ def drawn_from_a_seed(float64):
 def small_batches(monkeypatch):
     """Batches of open extents are taken for small ones."""
     monkeypatch.setattr(table_rows, "USUAL_BYTES", 100)
+    monkeypatch.setattr(table_rows, "USUAL_LINES", 7)
 
 
 class LookedUp(keras.Model):

@@ -9,6 +9,7 @@ import pytest
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.shards import table_rows
 from strategy.common import RANK, of_one_process, set_precision, state
 
 STRATEGY = keras_ddl.Strategy(sharding="weights")
@@ -17,6 +18,8 @@ LINES, COUNT, WORDS, WIDTH = 41, 3, 400, 4  # the last batch is one line, so som
 IDS = RNG.zipf(1.5, (LINES, COUNT)) % WORDS
 DENSE, Y = RNG.normal(size=(LINES, 5)), RNG.random((LINES, 1))
 layers, optimizers = keras.layers, keras.optimizers
+# The last batch opens extents, for which small tables would be gathered.
+table_rows.USUAL_LINES, table_rows.USUAL_BYTES = 10, 1000
 
 
 def dlrm():
@@ -80,7 +83,7 @@ def bag():
 
 @long
 def check_ragged_and_sparse_lines_equal_one_process():
-    ragged = tf.RaggedTensor.from_row_lengths(RNG.integers(0, WORDS, 82), np.arange(LINES) % 5)
+    ragged = tf.RaggedTensor.from_row_lengths(RNG.integers(0, WORDS, 80), np.arange(LINES) % 5)
     assert_as_one_process(lambda: optimizers.Adam(1e-2), bag, ragged)
 
 

@@ -48,7 +48,7 @@ class Sharding:
     """The variables in flat shards of one context, and the weights that are updated from them.
 
     apply_rules: builds an operation whose operands are not in flat shards.
-    Attributes: gathered: the weights in flat shards that are gathered where a complete one is needed.
+    Attributes: is_on: whether anything of this context is in flat shards.
     """
 
     def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
@@ -58,12 +58,16 @@ class Sharding:
         self._gathered = GatheredWeights(context, apply_rules)
         self._rows = TableRows(context)
         self._handles: set[Value] = set()
+        self.is_on = False
         self._plan: Plan | None = None
         self._new: dict[Hashable, NewWeight] = {}  # by reference to the handle
         self._written: dict[Hashable, tf.Operation] = {}  # the assignments built here
 
-    def hold(self, handle: Value) -> None:
-        self._handles.add(handle)
+    def hold(self, value: Value) -> None:
+        """Notes a variable in flat shards, or a value of the surrounding graph that is in flat shards."""
+        self.is_on = True
+        if value.dtype == tf.resource:
+            self._handles.add(value)
 
     def hold_weight(self, handle: Value) -> None:
         """Makes a variable in flat shards be gathered temporarily wherever a complete one is needed."""
@@ -71,10 +75,6 @@ class Sharding:
 
     def is_weight(self, handle: Value) -> bool:
         return handle in self._weights
-
-    @property
-    def is_on(self) -> bool:
-        return bool(self._handles)
 
     def is_towards(self, value: Value) -> bool:
         """Whether a value leads to a variable in flat shards entry by entry, so that parts of it are scattered instead

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.dims import if_certain, number_of
+from keras_ddl.cut.analysis.dims import if_certain
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
@@ -22,7 +22,8 @@ from keras_ddl.cut.operations.factors import Kind, kind_of
 from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.cut.values.row_exchange import SentRows
 
-USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
+# Where extents are open: the lines of a batch, and the bytes of rows whose number does not follow from these lines.
+USUAL_LINES, USUAL_BYTES = 4096, 4 << 20
 
 
 class _Sorted(NamedTuple):
@@ -114,10 +115,12 @@ class TableRows:
 
     def moves_less(self, indices: Value, layout: Layout, dtype: tf.DType) -> bool:
         """Whether rows at some indices, with the indices, take fewer bytes than what a rank lacks of a table."""
-        dims = if_certain(self._b.dims, indices)
-        entries = number_of(dims) if dims is not None else None
+        count = if_certain(self._b.extents.size, indices)
         width = layout.unit * dtype.size
-        moved = USUAL_BYTES if entries is None else entries * (width + indices.dtype.size)
+        if count is not None and all(each.kind == "rows" for each in count.unknowns):
+            moved = count.factor * USUAL_LINES ** len(count.unknowns) * (width + indices.dtype.size)
+        else:
+            moved = USUAL_BYTES
         others = layout.size - 1 if isinstance(self._b.placement(indices), Sharded) else 1  # each rank needs a share
         return moved < others * layout.bytes(dtype)
 
