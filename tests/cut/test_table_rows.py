@@ -115,6 +115,7 @@ def test_rows_are_looked_up_and_added_up_where_they_are(call, size, static):
         assert "all_to_all" in kinds_of(report) and "rows of tables of 6,752 bytes for GatherV2" in report.text()
     else:
         assert "all_to_all" not in kinds_of(report)  # the usual batch is larger than this table
+        assert "for GatherV2, a table of fewer bytes than the rows" in report.text()
 
 
 def test_rows_travel_once_although_adam_adds_up_their_squares_too():
@@ -150,7 +151,7 @@ OPTIMIZERS = {
 @pytest.mark.usefixtures("small_batches")
 def test_optimizers_of_tables_in_shards_equal_one_process(name):
     report = trained(once, OPTIMIZERS[name](), steps=3)
-    assert name in ("rmsprop", "accumulated", "scaled") or whole_tables(report) == [], report.text()
+    assert name in ("accumulated", "scaled") or whole_tables(report) == [], report.text()
     assert name != "sgd" or kinds_of(report).count("all_to_all") == 4, report.text()
 
 

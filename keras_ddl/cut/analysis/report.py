@@ -128,7 +128,8 @@ class Report:
     def gathered_weight(self, value: Value, reader: Node | None, *, is_again: bool) -> None:
         """Notes that a weight in shards was gathered for operations that need all of it at this place of the step."""
         kind = "results" if reader is None else reader.type
-        reason = f"of a weight's shards {'again, ' if is_again else ''}for {kind}"
+        why = self._intended.get(reader.position) if reader is not None else None
+        reason = f"of a weight's shards {'again, ' if is_again else ''}for {kind}" + (f", {why}" if why else "")
         self.entries.append(Entry("all_gather", bytes_of(value), [value.key], reason, line_of(reader or value.node)))
 
     def moved_rows(

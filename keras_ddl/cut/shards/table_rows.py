@@ -68,7 +68,10 @@ class TableRows:
     def look_up(self, node: Node, table: Value, indices: Value) -> PlacedOutputs | None:
         """Returns the rows of a table at some indices; None: the table is to be gathered."""
         b, layout = self._b, self.layout_of(table.shape)
-        if layout is None or not self.moves_less(indices, layout, table.dtype):
+        if layout is None:
+            return None
+        if not self.moves_less(indices, layout, table.dtype):
+            b.report.intends_gather(node, "a table of fewer bytes than the rows")
             return None
         key = b.origin(indices), b.placement(indices), layout.rows
         if key not in self._wanted:
@@ -118,7 +121,7 @@ class TableRows:
         count = if_certain(self._b.extents.size, indices)
         width = layout.unit * dtype.size
         if count is not None and all(each.kind == "rows" for each in count.unknowns):
-            moved = count.factor * USUAL_LINES ** len(count.unknowns) * (width + indices.dtype.size)
+            moved: int = count.factor * USUAL_LINES ** len(count.unknowns) * (width + indices.dtype.size)
         else:
             moved = USUAL_BYTES
         others = layout.size - 1 if isinstance(self._b.placement(indices), Sharded) else 1  # each rank needs a share
@@ -155,7 +158,7 @@ class TableRows:
         key = rows, id(route)
         if key in self._arrived:
             return self._arrived[key]
-        before = self._computed_from(rows)
+        before = self._computed_from(rows, placement)
         if before is not None:
             operands = [
                 self._arrived_rows(node, before, placement, route, layout) if each.rank else b.replicated(each)
@@ -171,7 +174,7 @@ class TableRows:
 
         return b.requests.exchange(key, sent).rows
 
-    def _computed_from(self, rows: Value) -> Value | None:
+    def _computed_from(self, rows: Value, placement: Sharded) -> Value | None:
         """Returns the rows from which others are computed entry by entry, with numbers alone; None: not from one."""
         b, node = self._b, rows.node
         if kind_of(node) is not Kind.ENTRYWISE or not node.is_pure or len(node.outputs) != 1:
@@ -180,8 +183,8 @@ class TableRows:
         before = operands.pop() if len(operands) == 1 else None
         if before is None or before.rank is None or before.dtype.size > rows.dtype.size:
             return None
-        is_alike = isinstance(b.placement(before), Sharded) and b.placement(before) == b.placement(rows)
-        return before if is_alike and before.dtype.is_floating and b.dims(before) == b.dims(rows) else None
+        is_there = b.placement(before) in (REPLICATED, placement) and before.dtype.is_floating
+        return before if is_there and b.dims(before) == b.dims(rows) else None
 
     def _route(self, key: Hashable, node: Node, indices: Value, ids: _Sorted, layout: Layout) -> _Route:
         """Returns the way of rows with these indices, which this rank has, to their owners."""
