@@ -12,7 +12,7 @@ from keras_ddl.cli.sizes import size_text
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.export.signature_options import parse_signatures
-from keras_ddl.launch import startup_notes
+from keras_ddl.launch.output import startup_notes
 
 if TYPE_CHECKING:
     from keras_ddl.export.graft import ExportResult

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.compat.tensorflow_packages import import_without_keras
-from keras_ddl.launch import startup_notes
-from keras_ddl.launch.processes import die_with_parent
+from keras_ddl.launch.output import startup_notes
+from keras_ddl.launch.rank.processes import die_with_parent
 from keras_ddl.serving.settings import Options
 
 MOST_BYTES = 2**20  # largest message that can be sent

@@ -18,7 +18,7 @@ from keras_ddl import packages, parts
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError, ServingError
 from keras_ddl.files import foreign
-from keras_ddl.launch import startup_notes
+from keras_ddl.launch.output import startup_notes
 
 _NAMED_AS_IN_NUMPY = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 _DTYPES = {"DT_HALF": "float16", "DT_FLOAT": "float32", "DT_DOUBLE": "float64"}

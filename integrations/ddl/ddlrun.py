@@ -186,7 +186,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _gpus() -> int:
-    from keras_ddl.launch import gpus
+    from keras_ddl.launch.checks import gpus
 
     devices = gpus.device_files()
     if not devices:

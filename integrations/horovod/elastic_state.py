@@ -12,7 +12,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod import commits, old_keras_names
-from keras_ddl.launch import host_watch
+from keras_ddl.launch.hosts import host_watch
 
 # A state is identified by the order in which the script creates states, which is the same after a restart.
 _states = itertools.count()

@@ -22,7 +22,7 @@ class HorovodOptions(RunOptions):
         if not values["as_horovod"]:
             return env
         from keras_ddl.horovod import installation
-        from keras_ddl.launch.rank_environment import python_path
+        from keras_ddl.launch.rank.rank_environment import python_path
 
         installation.check_no_other()
         return {**env, "PYTHONPATH": installation.python_path(env.get("PYTHONPATH", python_path()))}

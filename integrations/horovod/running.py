@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_ddl import launch
 from keras_ddl.errors import ConfigError
-from keras_ddl.launch.hostfile import read as read_hostfile
+from keras_ddl.launch.hosts.hostfile import read as read_hostfile
 
 
 def run(

@@ -104,7 +104,7 @@ def machine() -> list[tuple[str, str]]:
 
 def gpus() -> list[tuple[str, str]]:
     """Returns the GPUs with the rank that takes each, what the driver says, and what TensorFlow lacks to use them."""
-    from keras_ddl.launch import gpus as of_host
+    from keras_ddl.launch.checks import gpus as of_host
 
     found = of_host.check_host()
     if found is None and not os.environ.get("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"):
@@ -112,7 +112,7 @@ def gpus() -> list[tuple[str, str]]:
     rows = []
     if any(packages.version(name) for name in packages.TENSORFLOWS):
         from keras_ddl.compat.tensorflow_packages import import_without_keras
-        from keras_ddl.launch import startup_notes
+        from keras_ddl.launch.output import startup_notes
 
         with startup_notes.hidden():
             import_without_keras()

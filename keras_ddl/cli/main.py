@@ -11,7 +11,7 @@ import click
 
 from keras_ddl import parts
 from keras_ddl.errors import ConfigError, KerasDdlError
-from keras_ddl.launch.sinks import open_standard_streams
+from keras_ddl.launch.output.sinks import open_standard_streams
 
 # Module and help line, so that --help imports no module. Parts add commands between these two.
 _FIRST = {"run": ("keras_ddl.cli.run", "Run a program on several ranks.")}

@@ -205,9 +205,9 @@ def command(
     traceback of the rank that failed first is printed last, and its exit status is returned. With -np MIN:MAX the other
     ranks continue if a rank is killed.
     """
-    from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module
-    from keras_ddl.launch.placement import Discovery, HostFile, Placement
+    from keras_ddl.launch.hosts import hostfile as hostfile_module
+    from keras_ddl.launch.hosts.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
     part_options.check(of_parts)
@@ -309,10 +309,10 @@ def _cluster(
 
 def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> int:
     """Runs the job and shows its output. `attempts`: arguments of RestartLoop. Returns the exit status."""
-    from keras_ddl.launch import startup_notes
-    from keras_ddl.launch.output import Screen
+    from keras_ddl.launch.output import startup_notes
+    from keras_ddl.launch.output.screen import Screen
+    from keras_ddl.launch.output.sinks import FileDescriptorSink
     from keras_ddl.launch.restarts import RestartLoop
-    from keras_ddl.launch.sinks import FileDescriptorSink
     from keras_ddl.launch.stdin import stdin_fd
     from keras_ddl.launch.watchers import Watchers
 

@@ -1,6 +1,6 @@
 """Tells ranks between steps about newcomers and leaving ranks, and lets newcomers reach rank 0.
 
-The launcher passes on all of this (launch/questions.py), on one host as on several: it sends newcomers' questions to
+The launcher passes on all of this (launch/regroup/), on one host as on several: it sends newcomers' questions to
 the present rank 0, sends rank 0's answers back, and tells all ranks when they meet newcomers or let ranks leave.
 """
 

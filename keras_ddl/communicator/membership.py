@@ -1,4 +1,4 @@
-"""Asks the launcher with which ranks a job continues after a loss. The launcher decides (launch/membership.py)."""
+"""Asks the launcher with which ranks a job continues after a loss. The launcher decides (launch/regroup/)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator import history, stack_position
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.launch import gpus
+from keras_ddl.launch.checks import gpus
 from keras_ddl.topology import Topology
 
 

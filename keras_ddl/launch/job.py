@@ -12,8 +12,8 @@ from typing import IO
 
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
-from keras_ddl.launch import job_folder
 from keras_ddl.launch.hosts import Host, parse_hosts
+from keras_ddl.launch.hosts.placement import HostFile, ranks_by_host
 from keras_ddl.launch.mpi import mpirun as mpirun_module
 from keras_ddl.launch.mpi.mpirun import Mpirun
 from keras_ddl.launch.outcome import (
@@ -25,8 +25,8 @@ from keras_ddl.launch.outcome import (
     status_text,
     vanished,
 )
-from keras_ddl.launch.placement import HostFile, ranks_by_host
-from keras_ddl.launch.rank_environment import python_path, tune_malloc
+from keras_ddl.launch.rank import job_folder
+from keras_ddl.launch.rank.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
 from keras_ddl.topology.launcher import allocation_size
 
@@ -102,10 +102,10 @@ class Job:
     def command(self) -> list[str]:
         """Returns the command line of the starter: mpirun or host_ranks.py."""
         if self.mpirun is None:
-            starter = [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks"]
+            starter = [sys.executable, "-P", "-m", "keras_ddl.launch.starters.host_ranks"]
             if self.hosts:
                 hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-                starter = [*starter[:-1], "keras_ddl.launch.remote_ranks", "--hosts", hosts]
+                starter = [*starter[:-1], "keras_ddl.launch.starters.remote_ranks", "--hosts", hosts]
             numbers = ["-np", str(self.num_ranks), *(["--spares", str(self.spares)] if self.spares else [])]
             numbers += ["--more"] if self.hostfile is not None else []
             return [*starter, *numbers, "--", *self.program]

@@ -6,11 +6,12 @@ import os
 import shlex
 from collections.abc import Mapping
 
-from keras_ddl.launch import masking, remote_ranks
+from keras_ddl.launch.hosts.placement import Placement, ranks_by_host
 from keras_ddl.launch.job import Job
 from keras_ddl.launch.mpi.mpirun import ALLOCATIONS, in_allocation
 from keras_ddl.launch.mpi.mpirun import environment as base_environment
-from keras_ddl.launch.placement import Placement, ranks_by_host
+from keras_ddl.launch.output import masking
+from keras_ddl.launch.starters import remote_ranks
 
 
 def plan(job: Job, own: Mapping[str, str], *, restarts: int, placement: Placement) -> str:

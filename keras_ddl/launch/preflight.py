@@ -13,12 +13,13 @@ from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import host_facts, masking, reach
-from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.launch.checks import host_facts, reach
+from keras_ddl.launch.checks.finding import Finding, Severity
+from keras_ddl.launch.hosts.placement import host_of_rank
 from keras_ddl.launch.job import Job
-from keras_ddl.launch.placement import host_of_rank
+from keras_ddl.launch.output import masking
 from keras_ddl.launch.rank_link import RankLink
-from keras_ddl.launch.starter_process import StarterProcess
+from keras_ddl.launch.starters.starter_process import StarterProcess
 
 
 class Preflight:

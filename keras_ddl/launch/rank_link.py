@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from keras_ddl.launch.outcome import RankOutcome
-from keras_ddl.launch.output import RankOutput
+from keras_ddl.launch.output.screen import RankOutput
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.kinds import Kind
 

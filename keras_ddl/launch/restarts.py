@@ -14,14 +14,15 @@ import time
 from collections.abc import Sequence
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import job_folder, masking
-from keras_ddl.launch.host_watch import HostWatch
 from keras_ddl.launch.hosts import Host
+from keras_ddl.launch.hosts.host_watch import HostWatch
+from keras_ddl.launch.hosts.placement import Placement, host_of_rank, ranks_by_host
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome
-from keras_ddl.launch.output import Screen
-from keras_ddl.launch.placement import Placement, host_of_rank, ranks_by_host
+from keras_ddl.launch.output import masking
+from keras_ddl.launch.output.screen import Screen
+from keras_ddl.launch.rank import job_folder
 from keras_ddl.launch.supervisor import Supervisor
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.loop import READ, serve

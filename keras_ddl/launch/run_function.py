@@ -14,13 +14,13 @@ from typing import Any, TextIO
 from keras_ddl import config
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 from keras_ddl.launch import job as job_module
-from keras_ddl.launch import startup_notes
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.outcome import RankOutcome, explain
-from keras_ddl.launch.output import Screen
-from keras_ddl.launch.rank_environment import python_path
+from keras_ddl.launch.output import startup_notes
+from keras_ddl.launch.output.screen import Screen
+from keras_ddl.launch.output.sinks import FileDescriptorSink, Sink, TextSink
+from keras_ddl.launch.rank.rank_environment import python_path
 from keras_ddl.launch.restarts import RestartLoop
-from keras_ddl.launch.sinks import FileDescriptorSink, Sink, TextSink
 
 
 def run(

@@ -21,16 +21,19 @@ from typing import Any
 from keras_ddl import config
 from keras_ddl.config import Seconds
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import address, host_facts, job_folder, masking, processes, terminal
-from keras_ddl.launch.changing_hosts import ChangingHosts
-from keras_ddl.launch.host_plan import HostPlan
+from keras_ddl.launch import address
+from keras_ddl.launch.checks import host_facts
+from keras_ddl.launch.hosts.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
-from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.output import masking
+from keras_ddl.launch.output.screen import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
+from keras_ddl.launch.rank import job_folder, processes, terminal
 from keras_ddl.launch.rank_link import RankLink
-from keras_ddl.launch.regrouping import Regrouping
-from keras_ddl.launch.starter_process import StarterProcess
+from keras_ddl.launch.regroup.changing_hosts import ChangingHosts
+from keras_ddl.launch.regroup.regrouping import Regrouping
+from keras_ddl.launch.starters.starter_process import StarterProcess
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.channel import Channel

@@ -1,7 +1,7 @@
 """The program's end of its connection with its wrapper, over which it talks with the launcher.
 
-The wrapper listens on a UNIX socket in KERAS_DDL_RUN_DIR (launch/program_link.py). A program opens its connection when
-it first needs it, and keeps it. The wrapper's first frame, WELCOME, tells it about the job:
+The wrapper listens on a UNIX socket in KERAS_DDL_RUN_DIR (launch/rank/program_link.py). A program opens its connection
+when it first needs it, and keeps it. The wrapper's first frame, WELCOME, tells it about the job:
 
     regroups         the job may continue without lost ranks
     takes_newcomers  processes may join the job

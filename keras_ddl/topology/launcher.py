@@ -29,7 +29,7 @@ class Launcher:
 
     @property
     def is_spare(self) -> bool:
-        """Whether this process waits to replace a lost rank (launch/regrouping.py)."""
+        """Whether this process waits to replace a lost rank (launch/regroup/regrouping.py)."""
         return self.size is not None and self.rank >= self.size
 
 

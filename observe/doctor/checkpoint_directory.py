@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.launch.checks.finding import Finding, Severity
 
 _GIB = 1 << 30
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "virtiofs")

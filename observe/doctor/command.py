@@ -10,7 +10,7 @@ import click
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 
 if TYPE_CHECKING:
-    from keras_ddl.launch.finding import Finding
+    from keras_ddl.launch.checks.finding import Finding
 
 _MARKS = {"ok": ("ok", "green"), "note": ("note", "blue"), "warning": ("WARNING", "yellow"), "error": ("ERROR", "red")}
 _SECONDS = 180.0
@@ -51,7 +51,7 @@ def command(
     The exit status is 0 if nothing is wrong, 3 with warnings, 1 with errors (as a rank: 1 with errors, else 0).
     """
     from keras_ddl.doctor import host, ranks
-    from keras_ddl.launch.finding import EXIT_STATUS, Finding, Severity, worst
+    from keras_ddl.launch.checks.finding import EXIT_STATUS, Finding, Severity, worst
     from keras_ddl.topology.launcher import find_launcher
 
     around = find_launcher()

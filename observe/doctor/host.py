@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from keras_ddl import config, packages
 from keras_ddl.doctor import checkpoint_directory
 from keras_ddl.errors import KerasDdlError
-from keras_ddl.launch import gpus
-from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.launch.checks import gpus
+from keras_ddl.launch.checks.finding import Finding, Severity
 
 # On CPUs with one of these TensorFlow switches oneDNN on by default (tsl/util/onednn_util).
 _FOR_ONEDNN = {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx_vnni"}

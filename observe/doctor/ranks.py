@@ -16,8 +16,8 @@ import numpy as np
 from keras_ddl import communicator, packages
 from keras_ddl.communicator import mpi
 from keras_ddl.doctor import host
-from keras_ddl.launch import gpus, host_facts
-from keras_ddl.launch.finding import Finding, Severity, merged
+from keras_ddl.launch.checks import gpus, host_facts
+from keras_ddl.launch.checks.finding import Finding, Severity, merged
 
 _ROWS = 64
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import config, packages
-from keras_ddl.launch import masking
+from keras_ddl.launch.output import masking
 from keras_ddl.verify import compare
 from keras_ddl.verify.compare import Judgement, Row
 from keras_ddl.verify.verification import DIFFERENT, EQUAL, EXIT_STATUS, Precision, Verification

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch.job import JobResult
-from keras_ddl.launch.output import Screen
-from keras_ddl.launch.rank_environment import python_path
+from keras_ddl.launch.output.screen import Screen
+from keras_ddl.launch.rank.rank_environment import python_path
 from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.verify import working_copy
 from keras_ddl.verify.recording import STARTED_FILE, Plan, Recording
@@ -21,7 +21,7 @@ _ERROR_CHARACTERS = 1000
 
 
 class _Nowhere:
-    """A sink (launch/sinks.py) that shows nothing, because each rank's output is in a file."""
+    """A sink (launch/output/sinks.py) that shows nothing, because each rank's output is in a file."""
 
     terminal = False
 
@@ -113,7 +113,7 @@ def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
     began = time.monotonic()
     shown = Screen(_Nowhere(), _Nowhere(), shows_notes=False)
     if program.verbose:
-        from keras_ddl.launch.sinks import FileDescriptorSink
+        from keras_ddl.launch.output.sinks import FileDescriptorSink
 
         shown = Screen(FileDescriptorSink(2), FileDescriptorSink(2))
     result = RestartLoop(job, shown).run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

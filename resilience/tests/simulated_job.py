@@ -24,7 +24,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator import Communicator, binding, history
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.errors import DeadlineError, RankLostError
-from keras_ddl.launch import regrouping
+from keras_ddl.launch.regroup import regrouping
 from keras_ddl.link.kinds import Kind
 from keras_ddl.resilience import survival
 from keras_ddl.state import replicate

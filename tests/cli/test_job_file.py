@@ -197,7 +197,8 @@ def test_dry_run_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
         and "output of each rank: logs" in comments
     )
     assert shlex.split(line)[1:] == [
-        *("-P", "-m", "keras_ddl.launch.host_ranks", "-np", "3", "--spares", "1", "--", sys.executable, "train.py", "x")
+        *("-P", "-m", "keras_ddl.launch.starters.host_ranks", "-np", "3", "--spares", "1"),
+        *("--", sys.executable, "train.py", "x"),
     ]
 
 
@@ -207,9 +208,9 @@ def test_dry_run_on_several_hosts_without_mpi(monkeypatch: pytest.MonkeyPatch) -
     comments, line = dry_run(*words, "train.py")
     assert "  localhost: rank 0\n  h1: ranks 1 to 2\n  h2: rank 3; spare 4\n" in comments
     *_, here, one, two = comments.splitlines()
-    assert here == f"  {sys.executable} -P -m keras_ddl.launch.host_ranks --from-stdin"
+    assert here == f"  {sys.executable} -P -m keras_ddl.launch.starters.host_ranks --from-stdin"
     assert one.startswith("  ssh -q h1 'env ") and one.endswith(f"{here.strip()}'") and two.startswith("  ssh -q h2 ")
-    assert "keras_ddl.launch.remote_ranks --hosts localhost:1,h1:2,h2:4 -np 4 --spares 1 -- " in line
+    assert "keras_ddl.launch.starters.remote_ranks --hosts localhost:1,h1:2,h2:4 -np 4 --spares 1 -- " in line
 
 
 def test_dry_run_by_mpirun_and_in_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from keras_ddl.communicator import board, history
 from keras_ddl.communicator.board import Board
 from keras_ddl.communicator.history import Record, Replay
 from keras_ddl.errors import CollectiveError
-from keras_ddl.launch.questions import Questions
+from keras_ddl.launch.regroup.questions import Questions
 from keras_ddl.link.kinds import Kind
 
 

@@ -25,7 +25,7 @@ from keras_ddl.launch import job as job_module
 from keras_ddl.launch import outcome, restarts, supervisor
 from keras_ddl.launch.address import Address
 from keras_ddl.launch.job import JobResult
-from keras_ddl.launch.output import Screen
+from keras_ddl.launch.output.screen import Screen
 from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.channel import Channel

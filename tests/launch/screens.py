@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.output.screen import RankOutput, Screen
 
 # What TensorFlow writes as it starts: notes, and an error.
 PREFACE = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.launch import changing_hosts
-from keras_ddl.launch.changing_hosts import ChangingHosts
-from keras_ddl.launch.host_plan import HostPlan
 from keras_ddl.launch.hosts import parse_hosts
+from keras_ddl.launch.hosts.host_plan import HostPlan
 from keras_ddl.launch.outcome import RankOutcome
+from keras_ddl.launch.regroup import changing_hosts
+from keras_ddl.launch.regroup.changing_hosts import ChangingHosts
 
 
 class Job:

@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from keras_ddl import packages
-from keras_ddl.launch import gpus
-from keras_ddl.launch.finding import Severity
+from keras_ddl.launch.checks import gpus
+from keras_ddl.launch.checks.finding import Severity
 
 DRIVER = """
 #include <cstring>

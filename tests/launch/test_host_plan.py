@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keras_ddl.launch.host_plan import MAX_LOSSES, HostPlan
 from keras_ddl.launch.hosts import parse_hosts
+from keras_ddl.launch.hosts.host_plan import MAX_LOSSES, HostPlan
 
 
 def plan(hosts: str, ranks: int, spares: int = 0, least: int = 1, most: int | None = None) -> HostPlan:

@@ -3,7 +3,7 @@
 import pytest
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.launch import hostfile
+from keras_ddl.launch.hosts import hostfile
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from keras_ddl.launch import job
 from keras_ddl.launch.address import Address
 from keras_ddl.launch.hosts import Host, parse_hosts
 from keras_ddl.launch.job import JobResult
-from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.mpi import mpirun, native_mpi
 from keras_ddl.launch.mpi.mpirun import HYDRA, OPEN_MPI, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
-from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
+from keras_ddl.launch.rank.job_folder import remove_job_folder
+from keras_ddl.launch.rank.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.kinds import Kind
@@ -372,7 +372,7 @@ def test_ranks_that_end_together_remove_the_folder_of_their_job_together(tmp_pat
 
 def test_the_folder_of_a_wrapper_that_was_killed_is_removed_by_another(tmp_path: Path):
     folder = tmp_path / "keras_ddl-job"
-    make = "import sys; from pathlib import Path; from keras_ddl.launch import job_folder as f\n"
+    make = "import sys; from pathlib import Path; from keras_ddl.launch.rank import job_folder as f\n"
     make += "f.make(Path(sys.argv[1])); f.make_for_rank(Path(sys.argv[1]), 3); print('made', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", make, folder], stdin=-1, stdout=-1) as wrapper:
         assert wrapper.stdout.readline() == b"made\n"

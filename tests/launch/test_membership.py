@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from keras_ddl.launch.membership import Membership
+from keras_ddl.launch.regroup.membership import Membership
 
 PATIENCE = 10.0
 

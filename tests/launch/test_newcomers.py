@@ -6,9 +6,9 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from keras_ddl.launch.membership import Membership
 from keras_ddl.launch.outcome import RankOutcome
-from keras_ddl.launch.regrouping import Regrouping
+from keras_ddl.launch.regroup.membership import Membership
+from keras_ddl.launch.regroup.regrouping import Regrouping
 
 NEWCOMER = 2
 Event = tuple[str, int]

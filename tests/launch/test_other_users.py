@@ -23,8 +23,9 @@ from link.wrappers import served
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.files import private
-from keras_ddl.launch import host_ranks, job_folder
-from keras_ddl.launch.program_link import ProgramLink
+from keras_ddl.launch.rank import job_folder
+from keras_ddl.launch.rank.program_link import ProgramLink
+from keras_ddl.launch.starters import host_ranks
 from keras_ddl.link.handshake import sign
 from keras_ddl.link.kinds import Kind
 from keras_ddl.link.program import SOCKET
@@ -259,7 +260,7 @@ def test_host_ranks_start_nothing_in_a_planted_directory(kind: str, which: str, 
     message = {"launcher": "0@h@127.0.0.1:1", "job": "1" * 32, "first": 0, "local_ranks": [0], "local_size": 1}
     message |= {"size": 1, "hosts": 2, "program": ["touch", "made"]}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks", "--from-stdin"],
+        [sys.executable, "-P", "-m", "keras_ddl.launch.starters.host_ranks", "--from-stdin"],
         input=json.dumps(message) + "\n",
         cwd=work,
         env=environment("-", place, None),

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from keras_ddl.launch import output
-from keras_ddl.launch.sinks import TextSink
+from keras_ddl.launch.output import screen as screen_module
+from keras_ddl.launch.output.sinks import TextSink
 from launch.screens import ERROR, ONEDNN, WARNING, screen_of
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
@@ -40,11 +40,11 @@ def test_output_traceback_of_a_failure_is_held_back(rank: int, size: int):
 
 
 def test_output_traceback_of_a_rank_that_goes_on_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(output, "_TRACEBACK_SECONDS", 600.0)
+    monkeypatch.setattr(screen_module, "_TRACEBACK_SECONDS", 600.0)
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", TRACEBACK)
     assert rank.tick() and err.data == b""
-    monkeypatch.setattr(output, "_TRACEBACK_SECONDS", -1.0)
+    monkeypatch.setattr(screen_module, "_TRACEBACK_SECONDS", -1.0)
     assert not rank.tick()
     assert err.data == TRACEBACK
     rank.feed("err", TRACEBACK)  # the next one is held again
@@ -57,7 +57,7 @@ UNCAUGHT = b'Traceback (most recent call last):\n  File "train.py", line 1, in <
 
 
 def test_output_traceback_that_goes_up_to_the_program_is_held_longer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(output, "_TRACEBACK_SECONDS", 0.0)
+    monkeypatch.setattr(screen_module, "_TRACEBACK_SECONDS", 0.0)
     _, err, _, ranks = screen_of(2)
     for each in ranks:
         each.feed("err", UNCAUGHT)
@@ -67,7 +67,7 @@ def test_output_traceback_that_goes_up_to_the_program_is_held_longer(monkeypatch
 
 
 def test_output_traceback_shown_in_place_is_still_that_of_the_failure(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(output, "_UNCAUGHT_SECONDS", 0.0)
+    monkeypatch.setattr(screen_module, "_UNCAUGHT_SECONDS", 0.0)
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", b"unrelated\n" + UNCAUGHT)
     rank.tick()
@@ -78,7 +78,7 @@ def test_output_traceback_shown_in_place_is_still_that_of_the_failure(monkeypatc
 
 @pytest.mark.parametrize(("status", "later"), [(-9, b""), (3, b""), (None, b""), (1, b"step 1\n"), (1, b"\rstep 1")])
 def test_output_traceback_that_was_handled_is_not_that_of_the_failure(status: int | None, later: bytes, monkeypatch):
-    monkeypatch.setattr(output, "_UNCAUGHT_SECONDS", 0.0)
+    monkeypatch.setattr(screen_module, "_UNCAUGHT_SECONDS", 0.0)
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", UNCAUGHT)
     rank.tick()
@@ -97,11 +97,11 @@ def test_output_last_lines_keep_what_follows_a_warning_without_source_line():
 def test_output_last_lines_are_what_was_written_at_the_end(monkeypatch: pytest.MonkeyPatch):
     _, _, _, (rank, other) = screen_of(2)
     rank.feed("err", b"long ago\n")
-    monkeypatch.setattr(output, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(screen_module, "_PAUSE_SECONDS", 0.0)
     rank.feed("err", WARNING + b"WARNING:absl:b\nout of cheese\n" + ERROR)
     assert rank.end(failed=True)[1].encode() == b"out of cheese\n" + ERROR
     other.feed("err", b"long ago\n")
-    monkeypatch.setattr(output, "_LAST_WORDS_SECONDS", 0.0)
+    monkeypatch.setattr(screen_module, "_LAST_WORDS_SECONDS", 0.0)
     assert other.end(failed=True)[1] == ""
 
 
@@ -148,8 +148,8 @@ def test_output_terminal_redraws_the_line_that_was_interrupted():
 
 
 def test_output_file_is_not_torn_by_other_ranks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(output, "_UNFINISHED_QUIET_SECONDS", 600.0)
-    monkeypatch.setattr(output, "_UNFINISHED_SECONDS", 600.0)
+    monkeypatch.setattr(screen_module, "_UNFINISHED_QUIET_SECONDS", 600.0)
+    monkeypatch.setattr(screen_module, "_UNFINISHED_SECONDS", 600.0)
     out, _, screen, ranks = screen_of(2)
     ranks[0].feed("out", b"\r1/9")  # a progress bar
     ranks[1].feed("out", b"seen\n")
@@ -165,7 +165,7 @@ def test_output_file_is_not_torn_by_other_ranks(monkeypatch: pytest.MonkeyPatch)
     ranks[0].feed("out", b"prompt: ")
     ranks[1].feed("out", b"more\n")
     assert screen.tick() and out.data.endswith(b"prompt: ")
-    monkeypatch.setattr(output, "_UNFINISHED_QUIET_SECONDS", -1.0)
+    monkeypatch.setattr(screen_module, "_UNFINISHED_QUIET_SECONDS", -1.0)
     assert not screen.tick()
     assert out.data.endswith(b"prompt: \n[1] more\n")
 

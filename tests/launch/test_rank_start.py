@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras_ddl.launch
-from keras_ddl.launch import rank_environment
+from keras_ddl.launch.rank import rank_environment
 
-START = Path(keras_ddl.launch.__file__).parent / "rank_start"
+START = Path(rank_environment.__file__).parent / "rank_start"
 PROGRAM = """
 import gc, importlib.util, os, sys
 assert gc.isenabled()
@@ -18,7 +17,7 @@ assert importlib.util.find_spec("keras")
 import keras, other
 assert gc.isenabled()
 print(keras.enabled, other.enabled, gc.get_freeze_count(), "exec_module" in vars(keras.__loader__))
-print([p for p in sys.path if p.endswith("launch/rank_start")], os.environ.get("PYTHONPATH"), sys.before)
+print([p for p in sys.path if p.endswith("launch/rank/rank_start")], os.environ.get("PYTHONPATH"), sys.before)
 """
 
 

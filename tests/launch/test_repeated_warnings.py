@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_ddl.launch import repeated_warnings
+from keras_ddl.launch.output import repeated_warnings
 from launch.screens import WARNING, screen_of
 
 

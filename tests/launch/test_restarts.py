@@ -6,7 +6,7 @@ import pytest
 
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.hosts import Host, parse_hosts
-from keras_ddl.launch.placement import Discovery, Placement, host_of_rank
+from keras_ddl.launch.hosts.placement import Discovery, Placement, host_of_rank
 from launch.launching import run_program, write_script
 
 KILLED = """

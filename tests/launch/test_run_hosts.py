@@ -108,7 +108,7 @@ def test_run_hosts_with_hydra(on_hosts: list[str], tmp_path: Path):
 OTHER_FACTS = """
 import socket, time
 if socket.gethostname() == "h1":
-    from keras_ddl.launch import host_facts
+    from keras_ddl.launch.checks import host_facts
     facts = host_facts.facts
     host_facts.facts = lambda: {**facts(), %s}
     time_time = time.time
@@ -158,7 +158,7 @@ def test_run_hosts_with_another_clock_are_warned_of(on_hosts: list[str], tmp_pat
     program = write_program(
         tmp_path,
         """
-from keras_ddl.launch import host_facts
+from keras_ddl.launch.checks import host_facts
 print(RANK, "ahead by", round(host_facts.measured_clock()["offset"], -1))
 """,
     )

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_ddl.launch import spare
-from keras_ddl.launch.spare import imports_of_script
+from keras_ddl.launch.rank import spare
+from keras_ddl.launch.rank.spare import imports_of_script
 from keras_ddl.state.callback_state import Changes, named, set_states
 
 SCRIPT = """

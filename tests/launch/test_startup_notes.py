@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.waiting import LIMIT_SECONDS
-from keras_ddl.launch import startup_notes
-from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.output import startup_notes
+from keras_ddl.launch.output.screen import RankOutput, Screen
 from launch.screens import CPU, ERROR, GUARD, ONEDNN, PREFACE, Recorder, screen_of
 
 
@@ -98,7 +98,7 @@ def test_notes_of_each_kind_explain_no_failure(line: bytes):
 # A process that it starts, and a copy of itself, stay for longer.
 HIDDEN = """
 import os, subprocess, sys
-from keras_ddl.launch import startup_notes
+from keras_ddl.launch.output import startup_notes
 with startup_notes.hidden():
     os.write(2, bytes.fromhex(sys.argv[1]))
     if sys.argv[2]:

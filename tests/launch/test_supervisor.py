@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from keras_ddl.config import Seconds
+from keras_ddl.launch.hosts.placement import Discovery, Placement
 from keras_ddl.launch.outcome import RESTART_STATUS
-from keras_ddl.launch.placement import Discovery, Placement
 from keras_ddl.link.kinds import Kind
 from launch.launching import write_script
 from launch.played import Event, Stage, asks, dies, exits, fails, gets, misses, says, stubborn, until, vanishes
@@ -30,7 +30,8 @@ def test_job_whose_ranks_end_with_status_0_has_succeeded(stage: Stage) -> None:
     played = stage.play(events, verbose=True)
     assert (played.status, played.out) == (0, "[1] hello\n")
     command, *logged = played.err.splitlines(keepends=True)
-    assert command.endswith(" -m keras_ddl.launch.host_ranks -np 2 -- program\n") and "".join(logged) == TRACEBACK
+    assert command.endswith(" -m keras_ddl.launch.starters.host_ranks -np 2 -- program\n")
+    assert "".join(logged) == TRACEBACK
     assert [each["event"] for each in played.events] == ["start", "rank_start", "rank_start", "rank_end", "rank_end"]
     assert played.orders(0, Kind.BYE) == [{"last": True, "survived": False}]
 

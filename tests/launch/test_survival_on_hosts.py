@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.emulated_hosts import Hosts, emulated_hosts
-from keras_ddl.launch.regrouping import doors
+from keras_ddl.launch.regroup.regrouping import doors
 from launch.launching import Ended, Started, eventually, kill, processes, run, write_program
 from launch.test_regroup import PROGRAM, left
 from launch.test_run_hosts import kill_host, needs_hosts, write_agent

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.launch.program_link import Frame, ProgramLink
+from keras_ddl.launch.rank.program_link import Frame, ProgramLink
 from keras_ddl.link import loop, program
 from keras_ddl.link.kinds import Kind
 

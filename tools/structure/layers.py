@@ -54,7 +54,7 @@ HOMES = [
             *("communicator.binding", "communicator.native_library", "communicator.native_signals"),
             *("communicator.native_timeline", "communicator.requests", "communicator.started"),
             *("communicator.host", "communicator.host_messages"),
-            *("launch.gpus", "launch.processes", "export.proof.clean_process", "serving.memory"),
+            *("launch.checks.gpus", "launch.rank.processes", "export.proof.clean_process", "serving.memory"),
         },
     ),
     # One module each, where all such imports are listed with their versions.

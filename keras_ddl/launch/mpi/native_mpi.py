@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-from keras_ddl.launch.rank_environment import python_path
+from keras_ddl.launch.rank.rank_environment import python_path
 
 _FUNCTIONS = {
     "family": "ddl_mpi_library",

@@ -14,8 +14,8 @@ import os
 import signal
 import sys
 
-from keras_ddl.launch.processes import die_with_parent, signal_quietly
-from keras_ddl.launch.rank_process import FOR_THE_PROGRAM, run_wrapper
+from keras_ddl.launch.rank.processes import die_with_parent, signal_quietly
+from keras_ddl.launch.rank.rank_process import FOR_THE_PROGRAM, run_wrapper
 
 
 def main(argv: list[str]) -> int:

@@ -1,6 +1,6 @@
 """Hosts with faults, as files in a folder."""
 
-from keras_ddl.launch.finding import Severity
+from keras_ddl.launch.checks.finding import Severity
 
 ROOT_MOUNT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro\n"
 

@@ -12,8 +12,8 @@ from made_hosts import NFS_MOUNT, ROOT_MOUNT, found, other_host
 
 from keras_ddl import packages
 from keras_ddl.doctor import checkpoint_directory, host, ranks
-from keras_ddl.launch import host_facts
-from keras_ddl.launch.finding import Finding, Severity, merged, worst
+from keras_ddl.launch.checks import host_facts
+from keras_ddl.launch.checks.finding import Finding, Severity, merged, worst
 
 # As a client of Linux 6.1 shows it.
 DOCTOR = [sys.executable, "-m", "keras_ddl.cli", "doctor"]

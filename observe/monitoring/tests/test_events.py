@@ -16,8 +16,8 @@ from keras_ddl.launch import job as job_module
 from keras_ddl.launch import restarts
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.outcome import RankOutcome
-from keras_ddl.launch.output import Screen
-from keras_ddl.launch.sinks import FileDescriptorSink
+from keras_ddl.launch.output.screen import Screen
+from keras_ddl.launch.output.sinks import FileDescriptorSink
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.monitoring import events as events_module
 from keras_ddl.monitoring.events import EventLog

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_ddl import config
-from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.launch.checks.finding import Finding, Severity
 from keras_ddl.link import program
 from keras_ddl.packages import TENSORFLOWS, version
 

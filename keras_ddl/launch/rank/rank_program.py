@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.launch import processes, terminal
+from keras_ddl.launch.rank import processes, terminal
 from keras_ddl.link.kinds import Kind
 
 _OUTPUT_BYTES = 1 << 16

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import hostfile
-from keras_ddl.launch.hosts import Host, parse_hosts
+from keras_ddl.launch.hosts import Host, hostfile, parse_hosts
 
 _SCRIPT_SECONDS = 60.0
 

@@ -8,10 +8,10 @@ import signal
 import time
 from typing import IO
 
-from keras_ddl.launch import startup_notes
-from keras_ddl.launch.repeated_warnings import RepeatedWarnings, Split, without_python_warnings
-from keras_ddl.launch.sinks import LastingSink, Sink
-from keras_ddl.launch.startup_notes import NoteFilter, StartupNotes
+from keras_ddl.launch.output import startup_notes
+from keras_ddl.launch.output.repeated_warnings import RepeatedWarnings, Split, without_python_warnings
+from keras_ddl.launch.output.sinks import LastingSink, Sink
+from keras_ddl.launch.output.startup_notes import NoteFilter, StartupNotes
 
 # A traceback is delayed this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
 # only summarised) at the end; otherwise the program has caught and logged it, and it is shown in place. One that goes

@@ -1,6 +1,6 @@
 """Starts the ranks of a job on this host: forks a wrapper for each. It needs no daemon and no port.
 
-    python -P -m keras_ddl.launch.host_ranks -np 2 --spares 1 -- python train.py
+    python -P -m keras_ddl.launch.starters.host_ranks -np 2 --spares 1 -- python train.py
 
 It takes mpirun's place: it runs in a session without a terminal, and ends when all wrappers have ended. With
 `--from-stdin` it reads from stdin this host's part of a job on several hosts, which remote_ranks.py writes.
@@ -20,10 +20,10 @@ from pathlib import Path
 from keras_ddl import config
 from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError
-from keras_ddl.launch import job_folder
 from keras_ddl.launch.address import Address
-from keras_ddl.launch.processes import signal_quietly
-from keras_ddl.launch.rank_process import run_wrapper
+from keras_ddl.launch.rank import job_folder
+from keras_ddl.launch.rank.processes import signal_quietly
+from keras_ddl.launch.rank.rank_process import run_wrapper
 from keras_ddl.link.channel import encoded
 from keras_ddl.link.kinds import Kind
 

@@ -1,6 +1,6 @@
 """Starts the ranks of a job on several hosts without mpirun: host_ranks.py on each, on other hosts by ssh.
 
-    python -P -m keras_ddl.launch.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
+    python -P -m keras_ddl.launch.starters.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
 
 Spares take the slots after the ranks. With --more, stdin is a connection with the launcher, which may have processes
 started later (Kind.START_ON_HOST).
@@ -26,10 +26,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from keras_ddl import config
-from keras_ddl.launch.host_ranks import READY
 from keras_ddl.launch.hosts import parse_hosts
-from keras_ddl.launch.placement import ranks_by_host
-from keras_ddl.launch.processes import die_with_parent
+from keras_ddl.launch.hosts.placement import ranks_by_host
+from keras_ddl.launch.rank.processes import die_with_parent
+from keras_ddl.launch.starters.host_ranks import READY
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, Source, serve
@@ -155,7 +155,7 @@ def main(argv: list[str]) -> int:
 
 def command_on(host: str, environ: Mapping[str, str]) -> list[str]:
     """Returns the command line that starts a host's part of a job. `environ`: of this process."""
-    command = [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks", "--from-stdin"]
+    command = [sys.executable, "-P", "-m", "keras_ddl.launch.starters.host_ranks", "--from-stdin"]
     if _is_here(host):
         return command
     variables = [f"{each}={environ[each]}" for each in _FORWARDED if environ.get(each)]

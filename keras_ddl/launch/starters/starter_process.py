@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from keras_ddl.config import Seconds
-from keras_ddl.launch import processes
+from keras_ddl.launch.rank import processes
 from keras_ddl.link.channel import Channel
 
 _TEXT_BYTES = 1 << 14

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from keras_ddl.launch.host_plan import MAX_LOSSES, HostPlan
 from keras_ddl.launch.hosts import Host
+from keras_ddl.launch.hosts.host_plan import MAX_LOSSES, HostPlan
 
 if TYPE_CHECKING:
     from keras_ddl.launch.outcome import RankOutcome
     from keras_ddl.launch.rank_link import RankLink
-    from keras_ddl.launch.regrouping import Regrouping
+    from keras_ddl.launch.regroup.regrouping import Regrouping
 
 
 class JobWithRanks(Protocol):

@@ -112,7 +112,7 @@ def prepare_start(environment: dict[str, str], *, is_spare: bool) -> None:
 def python_path() -> str:
     """Returns the PYTHONPATH that lets another python import this keras_ddl; "" if none is needed."""
     # Not site-packages: in PYTHONPATH, its backports would precede the standard library.
-    here = str(Path(__file__).resolve().parents[2])
+    here = str(Path(__file__).resolve().parents[3])
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     paths = [] if here in installed else [here]
     paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

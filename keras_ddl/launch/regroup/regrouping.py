@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_ddl.config import Seconds
-from keras_ddl.launch.membership import Membership
-from keras_ddl.launch.questions import Questions
 from keras_ddl.launch.rank_link import RankLink
+from keras_ddl.launch.regroup.membership import Membership
+from keras_ddl.launch.regroup.questions import Questions
 from keras_ddl.link.kinds import RANK_BYTES, Kind
 
 _NO_SIGNAL = 0

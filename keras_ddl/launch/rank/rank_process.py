@@ -24,12 +24,14 @@ from typing import Any
 from keras_ddl import config
 from keras_ddl.config import Seconds
 from keras_ddl.errors import KerasDdlError, LaunchError
-from keras_ddl.launch import host_facts, job_folder, rank_environment, startup_notes
 from keras_ddl.launch.address import Address, connect
+from keras_ddl.launch.checks import host_facts
 from keras_ddl.launch.interrupts import Interrupts
-from keras_ddl.launch.processes import die_with_parent, kill_marked
-from keras_ddl.launch.program_link import TO_PROGRAM, Frame, ProgramLink
-from keras_ddl.launch.rank_program import RankProgram, require_directory
+from keras_ddl.launch.output import startup_notes
+from keras_ddl.launch.rank import job_folder, rank_environment
+from keras_ddl.launch.rank.processes import die_with_parent, kill_marked
+from keras_ddl.launch.rank.program_link import TO_PROGRAM, Frame, ProgramLink
+from keras_ddl.launch.rank.rank_program import RankProgram, require_directory
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.handshake import Impostor, introduce
 from keras_ddl.link.kinds import Kind

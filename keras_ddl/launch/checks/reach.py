@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
-from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.launch.checks.finding import Finding, Severity
 from keras_ddl.launch.hosts import Host
 
 _SECONDS = 5.0

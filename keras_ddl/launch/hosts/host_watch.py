@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch.hosts import Host
+from keras_ddl.launch.hosts.placement import Discovery, HostFile
 from keras_ddl.launch.outcome import RESTART_STATUS
-from keras_ddl.launch.placement import Discovery, HostFile
 from keras_ddl.link import program
 
 _POLL_SECONDS = 2.0

@@ -20,6 +20,6 @@ _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
 if _spec is not None and _spec.loader is not None:
     _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
 
-from keras_ddl.launch import spare  # noqa: E402
+from keras_ddl.launch.rank import spare  # noqa: E402
 
 spare.wait_until_needed()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_ddl import packages
-from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.launch.checks.finding import Finding, Severity
 
 # TensorFlow's build for CUDA loads them when it looks for GPUs, and sees none if one is not there.
 _LIBRARIES = ("cudart", "cublas", "cublasLt", "cufft", "cusolver", "cusparse", "cudnn")

@@ -1,0 +1,1 @@
+"""The ranks' output, and what of it a user sees."""

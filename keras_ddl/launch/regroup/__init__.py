@@ -1,0 +1,1 @@
+"""Jobs that continue without lost ranks, and take new ones."""
