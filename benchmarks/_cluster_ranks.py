@@ -22,7 +22,9 @@ from _tcp_streams import TcpStreams
 from mpi4py import MPI
 
 import keras_ddl
-from keras_ddl.communicator import binding, describe, group, mpi
+from keras_ddl.communicator import describe, group
+from keras_ddl.communicator.native import binding
+from keras_ddl.communicator.transports import mpi
 from keras_ddl.topology import make_topology
 
 SETTINGS = json.loads(sys.argv[1])

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from keras_ddl.communicator import binding
+    from keras_ddl.communicator.native import binding
 
 COLLECTIVES = ("reduce_scatter", "all_gather")
 PATIENCE_US = 10_000
@@ -30,7 +30,7 @@ def prepared(
 ) -> Callable[[], None]:
     """The call from `source` into `result`, each of its own length, like `all_reduce_init`: the calling threads run it
     themselves where all ranks share memory."""
-    from keras_ddl.communicator import native_library, requests
+    from keras_ddl.communicator.native import native_library, requests
 
     core = native_library.core()
     kinds = {"reduce_scatter": requests.REDUCE_SCATTER, "all_gather": requests.ALL_GATHER}

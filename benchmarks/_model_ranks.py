@@ -16,7 +16,7 @@ from _emulated_cluster import Cables
 from mpi4py import MPI
 
 import keras_ddl
-from keras_ddl.communicator import binding
+from keras_ddl.communicator.native import binding
 
 SMALL = 1 << 10  # bytes of messages that show latency
 MESSAGE, WINDOW = 60 << 10, 4  # as the engine sends: messages, and how many are under way

@@ -176,7 +176,7 @@ def train_and_replace(network: str, victim: int) -> None:
 def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -> None:
     """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
     from keras_ddl.bench.training.step_times import StepTimes
-    from keras_ddl.communicator import history
+    from keras_ddl.communicator.newcomers import history
     from keras_ddl.strategy.resilience import Resilience
 
     strategy, x, y = begin(steps, sharding=sharding)

@@ -186,7 +186,7 @@ sys.meta_path.append(_MissingParts)
 _processes = sys.modules.get("multiprocessing.process")
 if _processes is not None and getattr(_processes.current_process(), "_inheriting", False):
     # A child process imports the script of its parent.
-    from keras_ddl.communicator import child_process
+    from keras_ddl.communicator.reporting import child_process
 
     child_process.watch_import()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.data import order
 from keras_ddl.errors import DriftError, RankMismatchError
 from keras_ddl.resilience.joining_base import give_up

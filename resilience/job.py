@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.communicator import history
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.resilience import replayed_calls
 from keras_ddl.resilience.admission import Admission
 from keras_ddl.resilience.joining import Newcomer

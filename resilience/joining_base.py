@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from keras_ddl.communicator import error_report
+from keras_ddl.communicator.reporting import error_report
 from keras_ddl.topology.launcher import find_launcher
 
 

@@ -1,6 +1,6 @@
 """Calls of fit, evaluate and predict in a job that takes newcomers. The result of a call is recorded in place of
 everything that ranks exchange during the call, and a newcomer gets the results of the calls that the others have ended
-(communicator/history.py).
+(communicator/newcomers/history.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from keras_ddl.communicator import history
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import RankLostError

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import Communicator, history
+from keras_ddl.communicator import Communicator
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError

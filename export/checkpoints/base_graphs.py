@@ -10,8 +10,8 @@ import keras
 
 from keras_ddl import export
 from keras_ddl.checkpoint import Checkpoint
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.models import is_built, layers_of
 from keras_ddl.errors import ExportError
 from keras_ddl.export.checkpoints.answers_of_ranks import AnswersOfRanks

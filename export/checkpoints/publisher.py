@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from keras_ddl.checkpoint import Checkpoint
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.errors import ExportError
 from keras_ddl.files import version_directories
 from keras_ddl.files.durable import being_read, make_directory

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import is_equal
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.initializers import after_each_variable, with_initializer, with_initializers
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl import job

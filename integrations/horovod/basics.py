@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, recording, size  # noqa: F401
+from keras_ddl.communicator import is_initialized, local_rank, local_size, rank, recording, size  # noqa: F401
+from keras_ddl.communicator.native import native_library
+from keras_ddl.communicator.transports import mpi
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod import installation
 from keras_ddl.horovod import process_sets as sets

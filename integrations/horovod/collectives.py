@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import ops
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.basics import Average, ReduceOp, Sum, check_sparse, reduce_op

@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl import communicator, config
 from keras_ddl.checkpoint.matching import match, table
 from keras_ddl.checkpoint.snapshot import tensor_of
-from keras_ddl.communicator import membership
+from keras_ddl.communicator.transports import membership
 from keras_ddl.compat.tensorflow import as_array, tf
 from keras_ddl.errors import ConfigError, RankLostError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State

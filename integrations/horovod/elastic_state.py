@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod import commits, old_keras_names
 from keras_ddl.launch.hosts import host_watch

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_ddl import horovod
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf

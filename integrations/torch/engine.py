@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from keras_ddl import config
-from keras_ddl.communicator import Communicator, requests
+from keras_ddl.communicator import Communicator
+from keras_ddl.communicator.native import requests
 from keras_ddl.errors import ConfigError
 from keras_ddl.torch.work import Completions, DdlWork, Together
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from keras_ddl.communicator.dtypes import DTYPES
-from keras_ddl.communicator.requests import OPS, Memory
+from keras_ddl.communicator.native.dtypes import DTYPES
+from keras_ddl.communicator.native.requests import OPS, Memory
 from keras_ddl.errors import ConfigError
 from torch.distributed import ReduceOp
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import torch
-from keras_ddl.communicator import requests
-from keras_ddl.communicator.native_library import Place
-from keras_ddl.communicator.started import Started
+from keras_ddl.communicator.native import requests
+from keras_ddl.communicator.native.native_library import Place
+from keras_ddl.communicator.native.started import Started
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.torch import memory
 from keras_ddl.torch.engine import Engine

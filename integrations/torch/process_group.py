@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from keras_ddl import communicator
-from keras_ddl.communicator import requests
+from keras_ddl.communicator.native import requests
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.torch import memory, moves, reductions
 from keras_ddl.torch.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from keras_ddl.communicator import requests
+from keras_ddl.communicator.native import requests
 from keras_ddl.torch import memory
 from keras_ddl.torch.engine import Engine
 from keras_ddl.torch.work import DdlWork

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from keras_ddl.communicator.started import Started
+from keras_ddl.communicator.native.started import Started
 from keras_ddl.errors import KerasDdlError
 from torch.distributed import DistBackendError, Work
 from torch.futures import Future

@@ -16,8 +16,8 @@ from keras_ddl import communicator, model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle, merge_bundles, sync_bundles
 from keras_ddl.checkpoint.tensor_bundle import Part
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.errors import CheckpointError, KerasDdlError, of_other_rank
 from keras_ddl.files import durable

@@ -19,8 +19,8 @@ from typing import Any
 import keras
 
 from keras_ddl.callbacks._momentum import MomentumCorrection
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.models import unwrapped
 from keras_ddl.compat.optimizers import learning_rate_source, learning_rate_variable
 from keras_ddl.errors import ConfigError

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import is_equal
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.models import rows_counted
 
 

@@ -25,8 +25,8 @@ from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
 from keras_ddl.checkpoint.tensor_bundle import Part
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.models import optimizers_of, steps_taken, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.files import last_checkpoint

@@ -14,7 +14,7 @@ from keras_ddl import communicator
 from keras_ddl.callbacks._last_good import InMemorySnapshots, SavedSnapshots, step_of
 from keras_ddl.callbacks._learning_rate import controller_of
 from keras_ddl.callbacks._momentum import MomentumCorrection
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.models import optimizers_with_rates
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.errors import ConfigError

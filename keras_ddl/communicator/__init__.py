@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from keras_ddl.communicator import history
 from keras_ddl.communicator.group import Communicator
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.communicator.world import (  # noqa: F401 - private names are for other packages
     communicator_of,
     communicator_with_id,

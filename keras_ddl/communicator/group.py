@@ -18,9 +18,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from keras_ddl import config
-from keras_ddl.communicator import binding, history, requests
-from keras_ddl.communicator.dtypes import DTYPES
-from keras_ddl.communicator.started import Started
+from keras_ddl.communicator.native import binding, requests
+from keras_ddl.communicator.native.dtypes import DTYPES
+from keras_ddl.communicator.native.started import Started
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.errors import ConfigError, NotInitializedError
 from keras_ddl.topology import Topology, part_of
 

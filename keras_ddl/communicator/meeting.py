@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from keras_ddl import config
-from keras_ddl.communicator import error_report, host, membership, mpi, stack_position
-from keras_ddl.communicator.membership import Membership
-from keras_ddl.communicator.native_library import Transport
+from keras_ddl.communicator.native.native_library import Transport
+from keras_ddl.communicator.reporting import error_report, stack_position
+from keras_ddl.communicator.transports import host, membership, mpi
+from keras_ddl.communicator.transports.membership import Membership
 from keras_ddl.errors import ConfigError, RankLostError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, tf_config
 from keras_ddl.topology.launcher import Launcher, allocation_size, host_key, local_place

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_ddl.communicator import native_timeline, stack_position
+from keras_ddl.communicator.native import native_timeline
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.errors import ConfigError
 
 

@@ -9,20 +9,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from keras_ddl import config
-from keras_ddl.communicator import (
-    binding,
-    board,
-    child_process,
-    error_report,
-    group,
-    history,
-    meeting,
-    membership,
-    mpi,
-    recording,
-)
+from keras_ddl.communicator import group, meeting, recording
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.communicator.native_library import Transport
+from keras_ddl.communicator.native import binding
+from keras_ddl.communicator.native.native_library import Transport
+from keras_ddl.communicator.newcomers import board, history
+from keras_ddl.communicator.reporting import child_process, error_report
+from keras_ddl.communicator.transports import membership, mpi
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, NotInitializedError, RankLostError
 from keras_ddl.topology import Topology, make_topology, plain_mode
 from keras_ddl.topology.launcher import Launcher, find_launcher, host_key

@@ -19,7 +19,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from keras_ddl import config
-from keras_ddl.communicator import native_library, stack_position
+from keras_ddl.communicator.native import native_library
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import tensorflow_packages
 from keras_ddl.errors import DependencyError
 

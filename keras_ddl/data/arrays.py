@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history, stack_position
 from keras_ddl.communicator.comparison import digest, is_equal, other_rank, require_equal_values
+from keras_ddl.communicator.newcomers import history
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_ddl import config, ops
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import do_not_convert, tf

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import datasets, epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat

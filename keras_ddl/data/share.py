@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history
 from keras_ddl.communicator.comparison import require_equal
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history, stack_position
+from keras_ddl.communicator.newcomers import history
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.launch.checks import gpus

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from keras_ddl import communicator, config
-from keras_ddl.communicator import history
 from keras_ddl.communicator.group import Communicator
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.topology import Topology
 
 AUTO = "auto"

@@ -27,7 +27,7 @@ class RankLink:
         self.over = False  # its program has ended, or the connection is lost
         self.started = False
         self.counted = False
-        self.waits_for: set[int] = set()  # ranks that must meet it, see communicator/host.py
+        self.waits_for: set[int] = set()  # ranks that must meet it, see communicator/transports/host.py
         self._call = None if call is None else memoryview(call)
         self._sends_call = False
         self._reported_at = float("inf")

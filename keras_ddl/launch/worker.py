@@ -15,7 +15,7 @@ from typing import Any
 
 from keras_ddl import config
 from keras_ddl.communicator import by_value
-from keras_ddl.communicator.error_report import for_program
+from keras_ddl.communicator.reporting.error_report import for_program
 from keras_ddl.errors import LaunchError
 from keras_ddl.link import program
 from keras_ddl.link.kinds import FROM_PROGRAM, Kind

@@ -20,8 +20,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from keras_ddl.communicator import binding, communicator_of, history
+from keras_ddl.communicator import communicator_of
 from keras_ddl.communicator.group import Communicator
+from keras_ddl.communicator.native import binding
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.ops import adaptive_sum, gradients, raw  # noqa: F401  (registers the gradients)

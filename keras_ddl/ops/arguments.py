@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.communicator.requests import COMPRESSIONS
+from keras_ddl.communicator.native.dtypes import DTYPES
+from keras_ddl.communicator.native.requests import COMPRESSIONS
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 

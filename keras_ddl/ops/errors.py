@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from keras_ddl import errors
-from keras_ddl.communicator import native_library
+from keras_ddl.communicator.native import native_library
 from keras_ddl.compat.tensorflow import tf
 
 # A failure's text within TensorFlow's error, which adds names of nodes around it. The number identifies the failure in

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import membership
+from keras_ddl.communicator.transports import membership
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl import communicator, config
-from keras_ddl.communicator import history
-from keras_ddl.communicator.requests import COMPRESSIONS
+from keras_ddl.communicator.native.requests import COMPRESSIONS
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size

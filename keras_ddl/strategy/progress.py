@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf

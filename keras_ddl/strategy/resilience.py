@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, parts
-from keras_ddl.communicator import history, membership
+from keras_ddl.communicator.newcomers import history
+from keras_ddl.communicator.transports import membership
 
 
 class Resilience:

@@ -1,5 +1,5 @@
 // The element types: the one table of them in native/, in the order of ddl.h. That of the Python layer is
-// keras_ddl/communicator/dtypes.py; a test holds the two equal.
+// keras_ddl/communicator/native/dtypes.py; a test holds the two equal.
 #ifndef KERAS_DDL_COMMON_DTYPES_H_
 #define KERAS_DDL_COMMON_DTYPES_H_
 

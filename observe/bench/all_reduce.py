@@ -11,7 +11,7 @@ import numpy as np
 import keras_ddl
 from keras_ddl.bench.rounds import interleave
 from keras_ddl.communicator import all_reduce_array
-from keras_ddl.communicator import mpi as mpi_module
+from keras_ddl.communicator.transports import mpi as mpi_module
 
 # Turns of each contestant per size; their median is reported.
 ROUNDS = 5

@@ -20,7 +20,7 @@ import click
 
 from keras_ddl import packages
 from keras_ddl.bench import machine_load
-from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.communicator.native.dtypes import DTYPES
 from keras_ddl.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -207,7 +207,7 @@ def _busy_hosts(watch: machine_load.Watch, own_seconds: float) -> dict[str, str]
 
 
 def _mpi_line() -> str:
-    from keras_ddl.communicator import mpi
+    from keras_ddl.communicator.transports import mpi
 
     if not mpi.running():
         return "MPI_Allreduce is not measured. To measure it, start the ranks with keras-ddl run --mpirun mpirun."

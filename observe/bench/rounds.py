@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import keras_ddl
 from keras_ddl.cli.info import cpu_model
-from keras_ddl.communicator import mpi
+from keras_ddl.communicator.transports import mpi
 
 
 def slowest_rank(seconds: float) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, packages
-from keras_ddl.communicator import mpi
+from keras_ddl.communicator.transports import mpi
 from keras_ddl.doctor import host
 from keras_ddl.launch.checks import gpus, host_facts
 from keras_ddl.launch.checks.finding import Finding, Severity, merged

@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 
 from keras_ddl import communicator
-from keras_ddl.communicator import native_timeline, recording
+from keras_ddl.communicator import recording
+from keras_ddl.communicator.native import native_timeline
 from keras_ddl.communicator.recording import add_span, is_on, path_of_rank, span, stop
 from keras_ddl.timeline.files import Collective, collectives, collectives_of, merge, read
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from keras_ddl.communicator import native_timeline, recording
+from keras_ddl.communicator import recording
+from keras_ddl.communicator.native import native_timeline
 from keras_ddl.timeline import steps
 from keras_ddl.timeline.files import Collective
 

@@ -12,7 +12,7 @@ from simulated_engine import Killed
 from simulated_job import Rank, this_rank
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.errors import RankLostError
 from keras_ddl.resilience import job
 from keras_ddl.strategy import Strategy, fits

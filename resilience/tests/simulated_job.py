@@ -21,8 +21,10 @@ from unittest import mock
 from simulated_engine import Engine, Killed, Variable, World
 
 from keras_ddl import communicator
-from keras_ddl.communicator import Communicator, binding, history
-from keras_ddl.communicator.membership import Membership
+from keras_ddl.communicator import Communicator
+from keras_ddl.communicator.native import binding
+from keras_ddl.communicator.newcomers import history
+from keras_ddl.communicator.transports.membership import Membership
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.launch.regroup import regrouping
 from keras_ddl.link.kinds import Kind

@@ -18,8 +18,8 @@ from simulated_engine import Killed, World
 from simulated_job import Rank, broadcast, open_world, this_rank
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history
-from keras_ddl.communicator.membership import Membership
+from keras_ddl.communicator.newcomers import history
+from keras_ddl.communicator.transports.membership import Membership
 from keras_ddl.resilience import admission, joining, joining_state, replayed_calls, survival
 from keras_ddl.strategy import fits
 from keras_ddl.strategy.step import failing_together

@@ -16,7 +16,7 @@ from simulated_job import Choice, Job, simulated, started
 from simulated_mesh import simulated_mesh
 from simulated_newcomers import Board, simulated_newcomers
 
-from keras_ddl.communicator.history import Record, Replay
+from keras_ddl.communicator.newcomers.history import Record, Replay
 
 STEPS_TO_JOIN = 4  # a newcomer joins that asks more steps before the end of a fit
 

@@ -17,7 +17,7 @@ from harness.rank_program import rank as launcher_rank
 from harness.rank_program import size as launcher_size
 from harness.rank_program import skip
 from keras_ddl import communicator, errors
-from keras_ddl.communicator import requests
+from keras_ddl.communicator.native import requests
 
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()

@@ -5,7 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from keras_ddl.communicator.dtypes import DTYPES as NAMES
+from keras_ddl.communicator.native.dtypes import DTYPES as NAMES
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in NAMES]
 OPS = ("sum", "mean", "min", "max", "product")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.communicator.between_hosts import Door, Doorkeeper
+from keras_ddl.communicator.transports.between_hosts import Door, Doorkeeper
 from keras_ddl.config import Seconds
 from keras_ddl.errors import RankLostError
 from keras_ddl.link import listener

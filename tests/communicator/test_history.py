@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from link.wrappers import Wrapper
 
-from keras_ddl.communicator import board, history
-from keras_ddl.communicator.board import Board
-from keras_ddl.communicator.history import Record, Replay
+from keras_ddl.communicator.newcomers import board, history
+from keras_ddl.communicator.newcomers.board import Board
+from keras_ddl.communicator.newcomers.history import Record, Replay
 from keras_ddl.errors import CollectiveError
 from keras_ddl.launch.regroup.questions import Questions
 from keras_ddl.link.kinds import Kind

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 
-from keras_ddl.communicator import idleness
+from keras_ddl.communicator.reporting import idleness
 
 
 def frame_of(wait, innermost: str) -> object:

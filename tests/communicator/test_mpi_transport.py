@@ -15,7 +15,7 @@ def transport_program(piece):
     import numpy as np
     from mpi4py import MPI
 
-    from keras_ddl.communicator import native_library
+    from keras_ddl.communicator.native import native_library
 
     world = MPI.COMM_WORLD
     rank, peer = world.rank, 1 - world.rank
@@ -122,7 +122,7 @@ def test_transport_needs_an_initialised_mpi():
     def work():
         import ctypes
 
-        from keras_ddl.communicator import native_library
+        from keras_ddl.communicator.native import native_library
 
         error = ctypes.create_string_buffer(1000)
         code = native_library.mpi_shim().ddl_mpi_create(0, ctypes.byref(native_library.Transport()), error, 1000)

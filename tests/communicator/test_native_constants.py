@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from keras_ddl import errors
-from keras_ddl.communicator import binding, native_library, requests
-from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.communicator.native import binding, native_library, requests
+from keras_ddl.communicator.native.dtypes import DTYPES
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 CONTRACT = "core/include/ddl.h"

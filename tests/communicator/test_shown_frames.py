@@ -9,7 +9,7 @@ import pytest
 
 import keras_ddl
 from keras_ddl import config
-from keras_ddl.communicator import shown_frames
+from keras_ddl.communicator.reporting import shown_frames
 
 HOME = Path(keras_ddl.__file__).parent
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 
 
 def test_position_of_the_users_line_behind_a_callback_from_a_library():

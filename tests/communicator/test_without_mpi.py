@@ -98,7 +98,7 @@ def test_ranks_that_live_and_do_not_meet_do_not_try_for_ever(monkeypatch):
     from types import SimpleNamespace
 
     from keras_ddl import communicator
-    from keras_ddl.communicator.membership import Membership
+    from keras_ddl.communicator.transports.membership import Membership
     from keras_ddl.errors import RankLostError
 
     asked = []

@@ -24,7 +24,7 @@ import os, sys
 import numpy as np
 import keras_ddl
 from keras_ddl import communicator
-from keras_ddl.communicator import native_library
+from keras_ddl.communicator.native import native_library
 keras_ddl.init()
 assert keras_ddl.size() == 2, keras_ddl.size()
 total = communicator.all_reduce_array(np.arange(1000.0) + keras_ddl.rank())

@@ -14,7 +14,7 @@ import pytest
 from link.wrappers import OF_JOB, Wrapper, served
 
 from harness.waiting import eventually
-from keras_ddl.communicator import error_report
+from keras_ddl.communicator.reporting import error_report
 from keras_ddl.launch.rank.program_link import ProgramLink
 from keras_ddl.link import program
 from keras_ddl.link.kinds import FROM_PROGRAM, Kind

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from keras_ddl import errors
-from keras_ddl.communicator import native_library
+from keras_ddl.communicator.native import native_library
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ops import errors as op_errors
 

@@ -7,7 +7,7 @@ import numpy as np
 
 import keras_ddl
 from harness.rank_program import long
-from keras_ddl.communicator import membership
+from keras_ddl.communicator.transports import membership
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import one_per_job

@@ -51,9 +51,13 @@ HOMES = [
     (
         r"^\s*(import|from) ctypes",
         {
-            *("communicator.binding", "communicator.native_library", "communicator.native_signals"),
-            *("communicator.native_timeline", "communicator.requests", "communicator.started"),
-            *("communicator.host", "communicator.host_messages"),
+            *(
+                "communicator.native.binding",
+                "communicator.native.native_library",
+                "communicator.native.native_signals",
+            ),
+            *("communicator.native.native_timeline", "communicator.native.requests", "communicator.native.started"),
+            *("communicator.transports.host", "communicator.transports.host_messages"),
             *("launch.checks.gpus", "launch.rank.processes", "export.proof.clean_process", "serving.memory"),
         },
     ),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from keras_ddl.communicator.stack_position import user_line
+from keras_ddl.communicator.reporting.stack_position import user_line
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.analysis.work import FEW_ROWS

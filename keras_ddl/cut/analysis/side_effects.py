@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from keras_ddl.communicator.stack_position import user_line
+from keras_ddl.communicator.reporting.stack_position import user_line
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.program import PYTHON_FUNCTIONS

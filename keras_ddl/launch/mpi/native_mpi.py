@@ -22,7 +22,7 @@ _FUNCTIONS = {
 }
 _CODE = f"""
 import json, sys
-from keras_ddl.communicator import native_library
+from keras_ddl.communicator.native import native_library
 first = sys.argv[1:]
 native_library.choose_mpi(*sorted(native_library.mpi_families(), key=lambda family: family not in first))
 print(json.dumps({{key: native_library.mpi_text(name) for key, name in {_FUNCTIONS!r}.items()}}))

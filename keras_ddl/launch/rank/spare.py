@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_ddl.communicator import membership
+from keras_ddl.communicator.transports import membership
 
 
 def wait_until_needed() -> None:

@@ -64,7 +64,7 @@ class Regrouping:
             self.ask(rank, json.loads(payload))
 
     def ask(self, rank: int, question: Mapping[str, Any]) -> None:
-        """Takes a question of a rank's program (communicator/membership.py)."""
+        """Takes a question of a rank's program (communicator/transports/membership.py)."""
         if self._questions.take(rank, question, [each for each in self.membership.members if self._is_there(each)]):
             return
         door = question.get("door")  # where its program can be reached by other hosts

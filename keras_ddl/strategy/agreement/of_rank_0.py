@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import require_equal_values
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import models
 from keras_ddl.errors import DriftError
 from keras_ddl.state.replicate import replicate

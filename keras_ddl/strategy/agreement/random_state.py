@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history
 from keras_ddl.communicator.comparison import digest
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import history, stack_position
-from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.communicator.native.dtypes import DTYPES
+from keras_ddl.communicator.newcomers import history
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import strategies
 from keras_ddl.compat import tensorflow as tf_compat

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.keras import (
     TESTED,
     BaseOptimizer,

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator import recording, stack_position
+from keras_ddl.communicator import recording
 from keras_ddl.communicator.comparison import require_equal_values
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models

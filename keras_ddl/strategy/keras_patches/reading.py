@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf

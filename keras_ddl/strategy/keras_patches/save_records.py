@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from keras_ddl import config
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import DeadlineError
 from keras_ddl.files.durable import remove_unless_read

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.communicator import shown_frames
+from keras_ddl.communicator.reporting import shown_frames
 from keras_ddl.data import order
 from keras_ddl.strategy import accumulation, fits, observing, resilience, trainer_calls
 from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks

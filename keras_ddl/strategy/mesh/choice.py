@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
-from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import require_equal_lists
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.cut import Placement, Program
 from keras_ddl.cut.analysis.program import Value
 from keras_ddl.cut.axes.layout_search import Unit, choose

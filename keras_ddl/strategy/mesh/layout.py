@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import cut
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError

@@ -6,8 +6,10 @@ import itertools
 from dataclasses import dataclass
 
 from keras_ddl import communicator, errors
-from keras_ddl.communicator import Communicator, history, stack_position
+from keras_ddl.communicator import Communicator
 from keras_ddl.communicator.comparison import require_equal_values
+from keras_ddl.communicator.newcomers import history
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.topology import Topology
 

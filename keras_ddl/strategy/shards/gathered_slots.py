@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import history
 from keras_ddl.communicator.comparison import other_rank
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras

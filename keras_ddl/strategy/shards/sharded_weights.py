@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import history
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras

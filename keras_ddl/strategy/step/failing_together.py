@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from keras_ddl import communicator, errors
-from keras_ddl.communicator import idleness
-from keras_ddl.communicator.started import Started
+from keras_ddl.communicator.native.started import Started
+from keras_ddl.communicator.reporting import idleness
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import tf

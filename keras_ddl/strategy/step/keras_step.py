@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, config, cut, device
-from keras_ddl.communicator import comparison, stack_position
+from keras_ddl.communicator import comparison
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.names import plain_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl import cut
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.errors import ConfigError
 
 _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning

@@ -14,7 +14,8 @@ import pytest
 
 import keras_ddl
 from keras_ddl import communicator, timeline
-from keras_ddl.communicator import native_timeline, recording
+from keras_ddl.communicator import recording
+from keras_ddl.communicator.native import native_timeline
 from keras_ddl.monitoring import figures as counted
 from keras_ddl.monitoring.figures import Figures
 from keras_ddl.strategy import figures

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from keras_ddl.communicator.native_library import Request, core
+from keras_ddl.communicator.native.native_library import Request, core
 from keras_ddl.errors import KerasDdlError
 
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from keras_ddl import config
-from keras_ddl.communicator import error_report, stack_position
+from keras_ddl.communicator.reporting import error_report, stack_position
 from keras_ddl.errors import NotInitializedError
 from keras_ddl.topology.launcher import find_launcher
 

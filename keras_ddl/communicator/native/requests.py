@@ -11,10 +11,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from keras_ddl import errors
-from keras_ddl.communicator.dtypes import DTYPES
-from keras_ddl.communicator.native_library import NOT_FOUND, Buffer, Place, Request, core
-from keras_ddl.communicator.native_signals import Interruption
-from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
+from keras_ddl.communicator.native.dtypes import DTYPES
+from keras_ddl.communicator.native.native_library import NOT_FOUND, Buffer, Place, Request, core
+from keras_ddl.communicator.native.native_signals import Interruption
+from keras_ddl.communicator.native.started import WAIT_SLICE_MS, Started
 
 # Public spelling -> number in ddl.h.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.reporting import stack_position
 
 # File and name of the innermost function of a main thread that waits for collectives. A wait with a timeout (`seconds`)
 # does not count, because the thread will then do something else.

@@ -18,11 +18,11 @@ from ctypes import byref
 from typing import Any
 
 from keras_ddl import config, errors
-from keras_ddl.communicator import stack_position
-from keras_ddl.communicator.between_hosts import Doorkeeper
-from keras_ddl.communicator.host_messages import HostMessages
-from keras_ddl.communicator.membership import Membership
-from keras_ddl.communicator.native_library import DEADLINE_EXCEEDED, ERROR_BYTES, Transport, core
+from keras_ddl.communicator.native.native_library import DEADLINE_EXCEEDED, ERROR_BYTES, Transport, core
+from keras_ddl.communicator.reporting import stack_position
+from keras_ddl.communicator.transports.between_hosts import Doorkeeper
+from keras_ddl.communicator.transports.host_messages import HostMessages
+from keras_ddl.communicator.transports.membership import Membership
 from keras_ddl.link import program
 from keras_ddl.link.kinds import Kind
 from keras_ddl.topology.launcher import Launcher

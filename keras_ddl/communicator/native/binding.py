@@ -14,10 +14,8 @@ from ctypes import byref, c_int32, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import errors
-from keras_ddl.communicator import stack_position
-from keras_ddl.communicator.dtypes import DTYPES
-from keras_ddl.communicator.idleness import Idleness
-from keras_ddl.communicator.native_library import (
+from keras_ddl.communicator.native.dtypes import DTYPES
+from keras_ddl.communicator.native.native_library import (
     ABI_VERSION,
     COUNTERS,
     ERROR_BYTES,
@@ -30,7 +28,7 @@ from keras_ddl.communicator.native_library import (
     cuda,
     failure_with_number,
 )
-from keras_ddl.communicator.requests import (
+from keras_ddl.communicator.native.requests import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -43,7 +41,9 @@ from keras_ddl.communicator.requests import (
     Memory,
     Requests,
 )
-from keras_ddl.communicator.started import Started
+from keras_ddl.communicator.native.started import Started
+from keras_ddl.communicator.reporting import stack_position
+from keras_ddl.communicator.reporting.idleness import Idleness
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from keras_ddl.communicator.board import Board
+from keras_ddl.communicator.newcomers.board import Board
 from keras_ddl.errors import CollectiveError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Any
 
-from keras_ddl.communicator.native_library import Transport, core
+from keras_ddl.communicator.native.native_library import Transport, core
 
 if TYPE_CHECKING:
     import numpy as np

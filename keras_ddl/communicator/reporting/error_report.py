@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from keras_ddl import config
-from keras_ddl.communicator import shown_frames
+from keras_ddl.communicator.reporting import shown_frames
 from keras_ddl.errors import lost_rank_behind
 from keras_ddl.files import last_checkpoint
 from keras_ddl.link import program

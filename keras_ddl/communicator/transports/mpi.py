@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl import packages
-from keras_ddl.communicator import native_library, stack_position
+from keras_ddl.communicator.native import native_library
+from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.errors import CollectiveError, DependencyError
 from keras_ddl.topology.launcher import Launcher
 

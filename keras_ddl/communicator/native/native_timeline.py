@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from keras_ddl.communicator.native_library import ERROR_BYTES, Traced, core
+from keras_ddl.communicator.native.native_library import ERROR_BYTES, Traced, core
 
 
 def start(path: str, rank: int, label: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import errors, packages
-from keras_ddl.communicator.native_signals import INTERRUPTED
+from keras_ddl.communicator.native.native_signals import INTERRUPTED
 
 ABI_VERSION = 15
 DEADLINE_EXCEEDED, NOT_FOUND, FAILED_PRECONDITION = 4, 5, 9  # values of ddl_code

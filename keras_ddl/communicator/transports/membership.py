@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_ddl.communicator.between_hosts import Door, Doorkeeper
+from keras_ddl.communicator.transports.between_hosts import Door, Doorkeeper
 from keras_ddl.errors import ConfigError
 from keras_ddl.link import program
 from keras_ddl.link.kinds import Kind
