@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from harness.needed_parts import needs_part
 from keras_ddl.cli.run import command
 from keras_ddl.errors import ConfigError
-from keras_ddl.launch import mpirun
+from keras_ddl.launch.mpi import mpirun
 
 ROOT = Path(__file__).parents[2]
 
