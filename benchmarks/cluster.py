@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from _emulated_cluster import ClusterUnavailable, EmulatedCluster
 from _smoke import lacking, options_of
@@ -64,9 +65,14 @@ def parse_ranks(text: str, hosts: int) -> list[int]:
 
 
 def launch(
-    cluster: EmulatedCluster, ranks: list[int], settings: dict, timeout: float, program: str = "_cluster_ranks.py"
-) -> dict:
-    """Runs `program`, a file beside this one, on the cluster; returns what rank 0 printed."""
+    cluster: EmulatedCluster,
+    ranks: list[int],
+    settings: dict,
+    timeout: float,
+    program: str = "_cluster_ranks.py",
+    mark: str = MARK,
+) -> Any:
+    """Runs `program`, a file beside this one, on the cluster; returns what rank 0 printed behind `mark`."""
     slots = ",".join(f"{host}:{n}" for host, n in zip(cluster.hosts, ranks))
     path = Path(__file__).with_name(program)
     # Beside this Python: it need not be on the PATH.
@@ -97,11 +103,11 @@ def launch(
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    found = [line for line in output.splitlines() if MARK in line]
+    found = [line for line in output.splitlines() if mark in line]
     # mpirun may end with 0 although a host was lost: only the program's own word counts.
     if not found:
         raise SystemExit(f"the ranks did not finish (mpirun's status: {process.returncode}):\n{output}")
-    return json.loads(found[0].split(MARK, 1)[1])
+    return json.loads(found[0].split(mark, 1)[1])
 
 
 def expected_bytes(nbytes: int, hosts: int, racks: int, collective: str = "all_reduce") -> dict[str, float]:

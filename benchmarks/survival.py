@@ -176,13 +176,13 @@ def train_and_replace(network: str, victim: int) -> None:
 def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -> None:
     """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
     from keras_ddl.bench.training.step_times import StepTimes
-    from keras_ddl.communicator import Communicator
+    from keras_ddl.communicator import history
     from keras_ddl.strategy.resilience import Resilience
 
     strategy, x, y = begin(steps, sharding=sharding)
     assert strategy.resilience.goes_on
     ways = {
-        True: (strategy.resilience, Communicator.recover),
+        True: (strategy.resilience, strategy.resilience.repeat),
         False: (Resilience(), None),
     }
     models, watch = {may: compiled(strategy, network) for may in ways}, StepTimes()
@@ -190,7 +190,8 @@ def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -
     for number in range(rounds + 1):
         seconds = {}
         for may in (True, False) if number % 2 else (False, True):
-            strategy.resilience, Communicator.recover = ways[may]
+            strategy.resilience, recover = ways[may]
+            history.recover_by(recover)
             strategy.job.goes_on = may
             models[may].fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
             seconds["may go on" if may else "may not"] = statistics.median(watch.seconds)

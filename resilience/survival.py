@@ -93,7 +93,7 @@ class Survival(Resilience):
         self._generations = Generations(holds_nothing=is_new)
         if is_new:
             self._finished = None
-        Communicator.recover = self._collective
+        history.recover_by(self.repeat)
 
     @property
     def is_on_trial(self) -> bool:  # type: ignore[override]
@@ -254,7 +254,8 @@ class Survival(Resilience):
                 each.compare()
             self._compares_at = None
 
-    def _collective(self, call: Callable[[Communicator], Any], variables: Callable[[], list[Any]] = list) -> Any:
+    def repeat(self, call: Callable[[Communicator], Any], variables: Callable[[], list[Any]] = list) -> Any:
+        """Returns `call` of the communicator of all ranks, repeated while ranks are lost (history.recover_by)."""
         if not trainer_calls.running() and not _in_call.get():
             try:
                 return call(communicator.communicator_of(None))

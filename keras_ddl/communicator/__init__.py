@@ -5,7 +5,7 @@ It does not need TensorFlow. All collectives take `comm`, a communicator made by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from keras_ddl.communicator import history
 from keras_ddl.communicator.group import Communicator
@@ -105,12 +105,7 @@ def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> 
     """Returns `run()`, whose collectives must succeed together: if a job continues without a lost rank, the other ranks
     repeat all of them. COLLECTIVE. `variables`: returns the variables that `run` writes.
     """
-    recover = Communicator.recover
-
-    def make() -> _T:
-        return run() if recover is None else cast("_T", recover(lambda _: run(), variables))
-
-    return history.recorded("as_one", make)
+    return history.recorded("as_one", lambda: history.repeated(lambda _: run(), None, variables))
 
 
 def as_one_each(run: Callable[[], _T], name: str) -> _T:
@@ -123,7 +118,7 @@ def as_one_each(run: Callable[[], _T], name: str) -> _T:
 
     def make() -> None:
         results[:] = [run()]
-        if Communicator.recover is not None:
+        if history.recovers():
             barrier(name)
 
     as_one(make)

@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from keras_ddl import config
 from keras_ddl.communicator import binding, history, requests
@@ -43,8 +43,8 @@ _Method = TypeVar("_Method", bound="Callable[..., Any]")
 
 
 def _of_all_ranks(place: int) -> Callable[[_Method], _Method]:
-    """Marks a collective whose result is equal on all ranks. It is recorded for newcomers, and `Communicator.recover`
-    may repeat it on the communicator of the remaining ranks. place: the position of its argument `name`.
+    """Marks a collective whose result is equal on all ranks. It is recorded for newcomers, and repeated on the
+    communicator of the remaining ranks when ranks are lost. place: the position of its argument `name`.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -52,12 +52,9 @@ def _of_all_ranks(place: int) -> Callable[[_Method], _Method]:
         def wrapper(self: Communicator, *args: Any, **kwargs: Any) -> Any:
             if self.id != binding.WORLD:
                 return method(self, *args, **kwargs)
-            recover = Communicator.recover
 
             def run() -> Any:
-                if recover is None:
-                    return method(self, *args, **kwargs)
-                return recover(lambda comm: method(comm, *args, **kwargs))
+                return history.repeated(lambda comm: method(comm, *args, **kwargs), self)
 
             if history.of_job() is None:
                 return run()
@@ -89,11 +86,6 @@ class Communicator:
 
     All methods may be called from any thread. As a context manager it closes the communicator.
     """
-
-    # Set in a job that continues when a rank is lost. Runs a collective of all ranks, given as a function of their
-    # communicator, and repeats it with the remaining ranks. Its second argument returns the variables that it writes.
-    # A nested collective is not repeated by itself, because the outer one is.
-    recover: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(
         self, native: binding.Communicator | None, place: Topology, name: str, world_ranks: tuple[int, ...], id: int

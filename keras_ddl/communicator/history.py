@@ -215,6 +215,33 @@ def begin(history: Record | Replay | None) -> None:
     _of_job = history
 
 
+_recover: Callable[..., Any] | None = None
+
+
+def recover_by(recover: Callable[..., Any] | None) -> None:
+    """Has `recover(call, variables)` make every collective of all ranks from now on, and repeat it when ranks are lost.
+    It passes the communicator of the ranks that are left to `call`. A collective inside another one is not repeated by
+    itself, because the outer one is. None: a collective is made once.
+    """
+    global _recover
+    _recover = recover
+
+
+def recovers() -> bool:
+    """Whether collectives of all ranks are repeated when ranks are lost."""
+    return _recover is not None
+
+
+def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[Any]]) -> T:
+    """Returns `call(comm)`, a collective of all ranks, repeated with the remaining ranks if ranks are lost and the job
+    continues. variables: returns those that `call` writes.
+    """
+    if _recover is None:
+        return call(comm)
+    result: T = _recover(call, *variables)
+    return result
+
+
 def recorded(what: str, make: Callable[[], T]) -> T:
     """Returns `make()`, which is equal on all ranks; a newcomer gets the result of the others."""
     history = of_job()

@@ -67,36 +67,46 @@ def _is_eager_of_all(comm: Communicator | None) -> bool:
     return bool(of_all and tf.executing_eagerly())
 
 
-def _recoverer(comm: Communicator | None) -> Callable[..., Any] | None:
-    """Returns the object that repeats an eager collective of all ranks when a rank is lost, or None. In a graph, the
-    call that runs the graph is repeated.
+def _of_all_ranks(for_newcomers: Callable[[str, Callable[[], Any], Any], Any]) -> Callable[[_Function], _Function]:
+    """Marks a collective that is repeated when ranks are lost; in a graph, the call that runs the graph is repeated.
+
+    for_newcomers: called with a label, a function that makes the collective, and one that returns its first argument.
+        Returns the result; on a newcomer that of the others.
     """
-    return Communicator.recover if _is_eager_of_all(comm) else None
 
-
-def _recoverable(function: _Function) -> _Function:
-    @functools.wraps(function)
-    def wrapper(*args: Any, comm: Communicator | None = None, **kwargs: Any) -> Any:
-        recover = _recoverer(comm)
-
-        def make() -> Any:
-            if recover is None:
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def wrapper(*args: Any, comm: Communicator | None = None, **kwargs: Any) -> Any:
+            if not _is_eager_of_all(comm):
                 return function(*args, comm=comm, **kwargs)
-            return recover(lambda world: function(*args, comm=world, **kwargs))
 
-        if history.of_job() is None or not _is_eager_of_all(comm):
-            return make()
-        if function.__name__ == "reduce_scatter":
-            return history.not_recorded(function.__name__, make)
-        if function.__name__.startswith("broadcast"):  # not recorded: newcomers get variables when they join
-            return history.left_to_join(lambda: args[0], make)
-        return history.recorded(f"{function.__name__} {kwargs.get('name') or ''}", make)
+            def make() -> Any:
+                return history.repeated(lambda world: function(*args, comm=world, **kwargs), comm)
 
-    return cast("_Function", wrapper)
+            if history.of_job() is None:
+                return make()
+            return for_newcomers(f"{function.__name__} {kwargs.get('name') or ''}", make, lambda: args[0])
+
+        return cast("_Function", wrapper)
+
+    return decorate
+
+
+def _recorded(what: str, make: Callable[[], Any], _: Any) -> Any:
+    return history.recorded(what, make)
+
+
+def _differs(what: str, make: Callable[[], Any], _: Any) -> Any:
+    return history.not_recorded(what.split()[0], make)
+
+
+def _left_to_joining(_: str, make: Callable[[], Any], own: Callable[[], Any]) -> Any:
+    """Newcomers get variables when they join."""
+    return history.left_to_join(own, make)
 
 
 @do_not_convert
-@_recoverable
+@_of_all_ranks(_recorded)
 def all_reduce(
     tensor: Any,
     *,
@@ -145,7 +155,7 @@ def all_reduce(
 
 
 @do_not_convert
-@_recoverable
+@_of_all_ranks(_recorded)
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -203,7 +213,7 @@ def all_reduce_n(
 
 
 @do_not_convert
-@_recoverable
+@_of_all_ranks(_differs)
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -231,7 +241,7 @@ def reduce_scatter(
 
 
 @do_not_convert
-@_recoverable
+@_of_all_ranks(_recorded)
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -257,7 +267,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
 
 @do_not_convert
-@_recoverable
+@_of_all_ranks(_left_to_joining)
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -274,7 +284,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 
 
 @do_not_convert
-@_recoverable
+@_of_all_ranks(_left_to_joining)
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
@@ -295,13 +305,13 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     """
     from keras_ddl.ops import variables as variable_lists
 
-    tf_variables, recover = variable_lists.unwrap(variables), _recoverer(comm)
-    if recover is None:
+    tf_variables = variable_lists.unwrap(variables)
+    if not history.recovers() or not _is_eager_of_all(comm):
         return _broadcast_variables(tf_variables, root, communicator_of(comm))
 
     def make() -> Any:
-        return recover(
-            lambda world: _broadcast_variables(tf_variables, root, world, at_once=True), lambda: tf_variables
+        return history.repeated(
+            lambda world: _broadcast_variables(tf_variables, root, world, at_once=True), comm, lambda: tf_variables
         )
 
     return history.left_to_join(lambda: None, make)

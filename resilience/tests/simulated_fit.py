@@ -12,7 +12,7 @@ from simulated_engine import Killed
 from simulated_job import Rank, this_rank
 
 from keras_ddl import communicator
-from keras_ddl.communicator import Communicator
+from keras_ddl.communicator import history
 from keras_ddl.errors import RankLostError
 from keras_ddl.resilience import job
 from keras_ddl.strategy import Strategy, fits
@@ -40,7 +40,7 @@ def fit(
         if model_size:
             simulated_mesh.begin(rank, rank.strategy, model_size)
         rank.survival = job.ContinuingJob()
-        Communicator.recover = lambda *call: this_rank().survival._collective(*call)
+        history.recover_by(lambda *call: this_rank().survival.repeat(*call))
         model = simulated_newcomers.Model(rank)
         bounds = [calls * number // fits for number in range(fits + 1)]
         for first, end in pairwise(bounds):

@@ -21,7 +21,7 @@ from unittest import mock
 from simulated_engine import Engine, Killed, Variable, World
 
 from keras_ddl import communicator
-from keras_ddl.communicator import Communicator, binding
+from keras_ddl.communicator import Communicator, binding, history
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.launch.regroup import regrouping
@@ -411,7 +411,7 @@ def simulated() -> Iterator[None]:
         mock.patch.object(replicate.ops, "broadcast_variables", broadcast),
         mock.patch.object(survival.one_per_job, "alive", lambda: [this_rank().strategy]),
         mock.patch.object(survival, "threading", of_main),
-        mock.patch.object(Communicator, "recover", None),
+        mock.patch.object(history, "_recover", None),
         mock.patch.object(regrouping, "time", SimpleNamespace(monotonic=clock)),
     ]
     for patch in patches:

@@ -113,6 +113,17 @@ class SimulatedCollectives(OneBucket):
         results.set_shape([None, *tensor.shape.as_list()[1:]])
         return results
 
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        def run(array: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            sent = np.split(array, np.cumsum(counts)[:-1])
+            parts = [each[self.rank] for each in self.exchange.meet(name, self.rank, sent)]
+            return np.concatenate(parts), np.array([len(each) for each in parts])
+
+        rows, counts = tf.numpy_function(run, [tensor, splits], [tensor.dtype, tf.int64])
+        rows.set_shape([None, *tensor.shape.as_list()[1:]])
+        counts.set_shape([self.size])
+        return rows, counts
+
 
 def chunks(rows: int, size: int) -> list[tuple[int, int]]:
     """Returns (first, number of) rows by rank: even as far as they go."""

@@ -24,7 +24,7 @@ _PURPOSES = {
 class Entry:
     """Collectives with one reason. `bytes`: None if extents are not known before the step runs."""
 
-    kind: str  # "gather", the op of a reduction, "mirror", or FROM_RANK_0
+    kind: str  # "gather", the op of a reduction, "all_to_all", "mirror", or FROM_RANK_0
     bytes: int | None
     values: list[str]
     reason: str
@@ -128,8 +128,30 @@ class Report:
     def gathered_weight(self, value: Value, reader: Node | None, *, is_again: bool) -> None:
         """Notes that a weight in shards was gathered for operations that need all of it at this place of the step."""
         kind = "results" if reader is None else reader.type
-        reason = f"of a weight's shards {'again, ' if is_again else ''}for {kind}"
+        why = self._intended.get(reader.position) if reader is not None else None
+        reason = f"of a weight's shards {'again, ' if is_again else ''}for {kind}" + (f", {why}" if why else "")
         self.entries.append(Entry("all_gather", bytes_of(value), [value.key], reason, line_of(reader or value.node)))
+
+    def moved_rows(
+        self, nodes: Sequence[Node], values: Sequence[Value], bytes_: int | None, tables: Sequence[int], count: int
+    ) -> None:
+        """Notes that rows of tables in shards moved between ranks and the rows' owners, so that the tables did not.
+
+        values: the rows, or the indices by which they were looked up, for `nodes`. bytes_: at most. tables: bytes
+        that one or another of the tables has; none: the indices moved. count: of collectives.
+        """
+        sizes = " or ".join(f"{each:,}" for each in tables)
+        what = f"rows of tables of {sizes} bytes" if tables else "indices of rows"
+        reason = f"{what} for {', '.join(sorted({each.type for each in nodes}))}"
+        self.entries.append(Entry("all_to_all", bytes_, [v.key for v in values], reason, line_of(nodes[0]), count))
+
+    def gathered_rows(self, node: Node, indices: Value, bytes_: int, table: int) -> None:
+        """Notes that all ranks got the rows of a table in shards at some indices. `bytes_`: of a row; `table`: of the
+        table."""
+        known = indices.shape.num_elements() if indices.shape.is_fully_defined() else None
+        reason = f"rows of a table of {table:,} bytes, which all ranks need, for {node.type}"
+        size = None if known is None else known * bytes_
+        self.entries.append(Entry("all_gather", size, [indices.key], reason, line_of(node)))
 
     def mirrored(self, bytes_: int, count: int) -> None:
         """Notes that each rank sent the new values of `count` shards, in one collective, to the rank with their

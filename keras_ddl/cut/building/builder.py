@@ -121,7 +121,7 @@ class Builder(Context):
 
     def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
         super().place(value, tensor, placement, dims)
-        if placement == FLAT_SHARD and value.dtype == tf.resource:
+        if placement == FLAT_SHARD and (value.dtype == tf.resource or not self.in_loop):
             self._sharding.hold(value)
         self._done[value.node] = []
 

@@ -50,6 +50,7 @@ class NoCollectives(Collectives):
     gather: Any = _refuse
     reduce_scatter: Any = _refuse
     shift: Any = _refuse
+    all_to_all: Any = _refuse
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [list(range(len(sizes)))]

@@ -7,14 +7,14 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import Dim, if_certain, number_of
 from keras_ddl.cut.analysis.extents import Dims
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, PlacedOutputs, Sharded
-from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.analysis.program import Node
 from keras_ddl.cut.analysis.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.registry import rule
+from keras_ddl.cut.shards.table_rows import USUAL_BYTES, is_added_to_a_part, sharding_of_rows
 from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 _FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
-_USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 
 @rule("UnsortedSegmentSum")
@@ -30,11 +30,11 @@ def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
         b.all_replicated([ids, count])
         tensors = [b.local(data), b.replicated(ids), b.replicated(count)]
         return [(b.make(node, tensors)[0], width.at(width.axis - ids.rank + 1))]
-    placement, dims = _sharding_of(b, ids, data), b.dims(data)
+    placement, dims = sharding_of_rows(b, ids, data), b.dims(data)
     if placement is None or b.placement(count) != REPLICATED:
         return None
     table = node.outputs[0]
-    if not _is_cheaper_summed(dims, if_certain(b.dims, table), data.dtype) and not _is_added_to_a_part(b, table):
+    if not _is_cheaper_summed(dims, if_certain(b.dims, table), data.dtype) and not is_added_to_a_part(b, table):
         b.report.intends_gather(node, _FEWER_BYTES)
         return None
     data, ids = b.redistributed(data, placement), b.redistributed(ids, placement)
@@ -45,7 +45,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     """Adds rows to a replicated variable. If that moves fewer bytes, a table of sums is summed over ranks instead of
     the rows being gathered."""
     variable, indices, updates = node.inputs
-    placement, shape = _sharding_of(b, indices, updates), tf_compat.variable_shape(variable.tensor)
+    placement, shape = sharding_of_rows(b, indices, updates), tf_compat.variable_shape(variable.tensor)
     dims, at = b.dims(updates), b.dims(indices)
     if placement is None or shape is None or not shape.is_fully_defined() or b.in_loop:
         return None
@@ -65,34 +65,10 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     return []
 
 
-def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
-    """Returns how indices and their rows can be sharded in the same way, or None."""
-    for value in (indices, rows):
-        placement = b.placement(value)
-        if isinstance(placement, Sharded):
-            if placement.axis >= len(b.dims(indices)):
-                return None
-            return placement if b.can_shard(rows, placement) and b.can_shard(indices, placement) else None
-    return None
-
-
 def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
     """Whether moving a table of sums takes fewer bytes than moving the rows that are summed.
 
     A sum over ranks sends its bytes twice; gathered rows are sent once. For open extents a usual batch is assumed.
     """
     size, gathered = number_of(table) if table is not None else None, number_of(rows)
-    return size is None or 2 * size < (gathered if gathered is not None else _USUAL_BYTES // dtype.size)
-
-
-def _is_added_to_a_part(b: Context, value: Value) -> bool:
-    """Whether the result is added to a value that must be summed over ranks anyway, as when a table is also
-    multiplied."""
-    others = [
-        each
-        for reader in b.program.readers(value)
-        if reader.type in ("AddN", "AddV2")
-        for each in reader.inputs
-        if each is not value
-    ]
-    return any(b.is_placed(each) and b.placement(each) == PARTIAL for each in others)
+    return size is None or 2 * size < (gathered if gathered is not None else USUAL_BYTES // dtype.size)

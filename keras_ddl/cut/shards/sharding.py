@@ -19,8 +19,10 @@ from keras_ddl.cut.analysis.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, REA
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.operations.propagation import of_parts
+from keras_ddl.cut.shards import table_operations
 from keras_ddl.cut.shards.gathered_weights import GatheredWeights
 from keras_ddl.cut.shards.shard_plan import Plan, is_operand, reduces_all
+from keras_ddl.cut.shards.table_rows import TableRows
 from keras_ddl.cut.values.flat_shards import refusal
 from keras_ddl.cut.values.layouts import Layout
 
@@ -37,7 +39,7 @@ class Sharding:
     """The variables in flat shards of one context, and the weights that are updated from them.
 
     apply_rules: builds an operation whose operands are not in flat shards.
-    Attributes: gathered: the weights in flat shards that are gathered where a complete one is needed.
+    Attributes: is_on: whether anything of this context is in flat shards.
     """
 
     def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
@@ -45,13 +47,18 @@ class Sharding:
         self._apply_rules = apply_rules
         self._weights: set[Value] = set()
         self._gathered = GatheredWeights(context, apply_rules)
+        self._rows = TableRows(context)
         self._handles: set[Value] = set()
+        self.is_on = False
         self._plan: Plan | None = None
         self._new: dict[Hashable, NewWeight] = {}  # by reference to the handle
         self._written: dict[Hashable, tf.Operation] = {}  # the assignments built here
 
-    def hold(self, handle: Value) -> None:
-        self._handles.add(handle)
+    def hold(self, value: Value) -> None:
+        """Notes a variable in flat shards, or a value of the surrounding graph that is in flat shards."""
+        self.is_on = True
+        if value.dtype == tf.resource:
+            self._handles.add(value)
 
     def hold_weight(self, handle: Value) -> None:
         """Makes a variable in flat shards be gathered temporarily wherever a complete one is needed."""
@@ -59,10 +66,6 @@ class Sharding:
 
     def is_weight(self, handle: Value) -> bool:
         return handle in self._weights
-
-    @property
-    def is_on(self) -> bool:
-        return bool(self._handles)
 
     def is_towards(self, value: Value) -> bool:
         """Whether a value leads to a variable in flat shards entry by entry, so that parts of it are scattered instead
@@ -106,9 +109,12 @@ class Sharding:
         with tf.control_dependencies(list(dict.fromkeys(written))):
             if node.type in _PASSED:
                 return None
-            if node.type == "ResourceGather" and handles[0] in self._weights and not node.attr("batch_dims", int):
+            is_look_up = node.type == "ResourceGather" and not node.attr("batch_dims", int)
+            if (is_look_up or node.type == "ResourceGatherNd") and handles[0] in self._weights:
                 return self._look_up(node)
-            result = self._of_chunks(node)
+            result = self._of_rows(node)
+            if result is None:
+                result = self._of_chunks(node)
             if result is not None:
                 self._gathered.hold_outputs(node, result)
                 return result
@@ -177,7 +183,7 @@ class Sharding:
         parts = [each for each in node.inputs if b.placement(each) == PARTIAL and each in self.plan.towards]
         kind = kind_of(node)
         if kind is Kind.REDUCTION and (has_shards or parts and not spec_of(node).linear.at):
-            return self._reduced(node) if reduces_all(node) else None
+            return self._reduced(node) if reduces_all(node) else self._reduced_rows(node) if has_shards else None
         output = node.outputs[0] if len(node.outputs) == 1 else None
         if output is None or not has_shards and output not in self.plan.towards and not parts:
             return None
@@ -221,42 +227,66 @@ class Sharding:
             result = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
         return [(tf.reshape(result, output.shape), Partial(certain(spec_of(node).combine)))]
 
+    def _reduced_rows(self, node: Node) -> PlacedOutputs | None:
+        """Reduces the rows of a matrix, each where it is. None: not along the last axis."""
+        b, value, output = self._b, node.inputs[0], node.outputs[0]
+        axes = if_certain(b.extents.constants, node.inputs[1]) if len(node.inputs) == 2 else None
+        if axes not in ([1], [-1]) or self._rows.layout_of(value.shape) is None or not output.shape.is_fully_defined():
+            return None
+        layout = b.layout(value)
+        rows = tf.reshape(b.local(value), [layout.rows_of(b.collectives.rank)[1], layout.unit])
+        return [(tf.reshape(b.make(node, [rows, b.replicated(node.inputs[1])])[0], [-1]), FLAT_SHARD)]
+
     def _scatter(self, node: Node) -> PlacedOutputs:
         """Scatters rows into the entries of a table that lie on this rank."""
         b = self._b
         handle, indices, updates = node.inputs
         shape = tf_compat.variable_shape(handle.tensor)
         assert shape is not None
-        layout = Layout(tuple(shape.as_list()), b.collectives.size)
-        b.all_replicated([indices, updates])
-        at = tf.cast(tf.reshape(b.replicated(indices), [-1, 1]), tf.int64)
         width = shape.num_elements() // shape.as_list()[0]
-        rows = tf.reshape(b.replicated(updates), [-1, width])
-        first, count = layout.chunk(b.collectives.rank)
-        entries = at * width + tf.range(width, dtype=tf.int64)[tf.newaxis] - first
-        mine = tf.where((entries >= 0) & (entries < count))
-        operands = [b.local(handle), tf.gather_nd(entries, mine), tf.gather_nd(rows, mine)]
+        sent = self._rows.to_owners(node, indices, updates, shape)
+        if sent is not None:
+            entries, rows = _entries(sent[0], width), sent[1]
+        else:
+            b.all_replicated([indices, updates])
+            first, count = Layout(tuple(shape.as_list()), b.collectives.size).chunk(b.collectives.rank)
+            entries = _entries(tf.reshape(b.replicated(indices), [-1]), width) - first
+            mine = tf.where((entries >= 0) & (entries < count))
+            rows = tf.gather_nd(tf.reshape(b.replicated(updates), [-1, width]), mine)
+            entries = tf.gather_nd(entries, mine)
+        operands = [b.local(handle), entries, rows]
         b.make(node, operands, Tindices=tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum))
         return []
 
+    def _of_rows(self, node: Node) -> PlacedOutputs | None:
+        """Looks up rows of a table in flat shards, or adds up rows on their way to one, where the rows are."""
+        if node.type in table_operations.SUMS and node.outputs[0] in self.plan.only:
+            return table_operations.add_up(self._b, self._rows, node)
+        if node.inputs and self._b.placement(node.inputs[0]) == FLAT_SHARD:
+            return table_operations.look_up(self._b, self._rows, node, node.inputs[0])
+        return None
+
     def _look_up(self, node: Node) -> PlacedOutputs:
-        """Looks up the rows of a rank's own indices in a gathered table."""
+        """Looks up rows where they are, or the rows of a rank's own indices in a gathered table."""
         b = self._b
         handle, indices = node.inputs
         shape, dtype = tf_compat.variable_shape(handle.tensor), node.outputs[0].dtype
-        placement = b.placement(indices)
-        at = b.local(indices) if isinstance(placement, Sharded) else b.replicated(indices)
-        placement = placement if isinstance(placement, Sharded) else REPLICATED
         if b.writes is None or b.writes.is_early(b.local(handle)):
             chunk = read(b.local(handle), dtype)
         else:
             chunk = b.writes.value(b.local(handle), dtype)
         table = b.new_value(node, tf.TensorSpec(shape, dtype), chunk, FLAT_SHARD)
+        looked_up = table_operations.look_up(b, self._rows, node, table)
+        if looked_up is not None:
+            return looked_up
+        placement, is_nd = b.placement(indices), node.type == "ResourceGatherNd"
+        is_sharded = isinstance(placement, Sharded) and placement.axis < len(b.dims(indices)) - is_nd
+        at = b.local(indices) if is_sharded else b.replicated(indices)
 
         def build(tensor: tf.Tensor) -> PlacedOutputs:
-            rows = tf.gather(tensor, at)
+            rows = tf.gather_nd(tensor, at) if is_nd else tf.gather(tensor, at)
             b.ran(rows.op)
-            return [(rows, placement)]
+            return [(rows, placement if is_sharded else REPLICATED)]
 
         return self._gathered.make_with(table, build)
 
@@ -297,6 +327,11 @@ class Sharding:
 
 _PASSED = (*BRANCHES, *SHAPE_OPS, "VariableShape", "VarIsInitializedOp")
 _FALSE = tf.compat.v1.AttrValue(b=False)
+
+
+def _entries(places: tf.Tensor, width: int) -> tf.Tensor:
+    """Returns the places of the entries of rows [n, width] of a table, given the places of the rows."""
+    return tf.cast(places, tf.int64)[:, tf.newaxis] * width + tf.range(width, dtype=tf.int64)
 
 
 def _is_entrywise(node: Node) -> bool:

@@ -87,6 +87,11 @@ class Collectives:
         """Returns the tensor of rank (rank - offset) % size; extents along axis 0 may differ."""
         raise NotImplementedError
 
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and how many came from
+        each."""
+        raise NotImplementedError
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups tensors, given their bytes, in the order in which they become ready."""
         raise NotImplementedError
@@ -176,7 +181,11 @@ class StepCollectives(Collectives):
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         target, rows = (self.rank + offset) % self.size, tf.shape(tensor, tf.int64)[0]
         splits = tf.one_hot(target, self.size, rows, tf.zeros_like(rows), dtype=tf.int64)
-        return ops.all_to_all(tensor, splits, name=self._key(name), comm=self._comm)[0]
+        return self.all_to_all(tensor, splits, name)[0]
+
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        rows, counts = ops.all_to_all(tensor, splits, name=self._key(name), comm=self._comm)
+        return rows, counts
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)

@@ -52,6 +52,10 @@ class Layout:
     def rows(self) -> int:
         return math.prod(self.shape) // self.unit
 
+    def bytes(self, dtype: tf.DType) -> int:
+        """Returns the bytes of the global tensor."""
+        return math.prod(self.shape) * int(dtype.size)
+
     def rows_of(self, rank: int) -> tuple[int, int]:
         """Returns (first, number of) rows of a rank."""
         base, extra = divmod(self.rows, self.size)

@@ -1,4 +1,5 @@
-"""Requests for sums over ranks, reduce-scatters and all-gathers: collected until nothing else can be built.
+"""Requests for sums over ranks, reduce-scatters, all-gathers and rows of tables: collected until nothing else can be
+built.
 
 Values that are requested together do not depend on one another's results, so they travel in buckets, in the order in
 which they become ready.
@@ -6,16 +7,17 @@ which they become ready.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, PlacedTensor
+from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, Pending, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.analysis.work import bytes_of
-from keras_ddl.cut.values import flat_shards
+from keras_ddl.cut.values import flat_shards, row_exchange
 from keras_ddl.cut.values.collectives import Collectives, Depths, Reduction
+from keras_ddl.cut.values.row_exchange import ReceivedRows, SentRows
 
 REDUCE_SCATTER, ALL_GATHER = "reduce_scatter", "all_gather"
 _ALONE = 4 << 20  # bytes from which a flat shard travels alone, because concatenating it with others would copy it
@@ -36,6 +38,8 @@ class Requests:
         self._collectives, self._report, self._scope = collectives, report, scope
         self.follow_program = True
         self._by_kind: dict[str, dict[Value, _Request]] = {}
+        self._sent: dict[Hashable, SentRows] = {}
+        self._received: dict[Hashable, ReceivedRows] = {}
         self._count = 0
 
     def add(self, kind: str, value: Value, tensor: tf.Tensor, reader: Node | None) -> None:
@@ -46,23 +50,37 @@ class Requests:
         """
         self._by_kind.setdefault(kind, {}).setdefault(value, _Request(tensor, reader))
 
+    def exchange(self, key: Hashable, rows: Callable[[], SentRows]) -> ReceivedRows:
+        """Returns what this rank receives when all ranks send rows. `rows`: called once.
+
+        Raises: Pending: they are yet to travel, together with rows that are requested until then.
+        """
+        if key not in self._received:
+            if key not in self._sent:
+                self._sent[key] = rows()
+            raise Pending
+        return self._received[key]
+
     def has(self, kind: str, value: Value) -> bool:
         return value in self._by_kind.get(kind, {})
 
     def __bool__(self) -> bool:
-        return bool(self._by_kind)
+        return bool(self._by_kind or self._sent)
 
     def make(self, rounds: int) -> tuple[dict[Value, PlacedTensor], dict[Value, tf.Tensor]]:
-        """Makes the collectives. COLLECTIVE.
+        """Makes the collectives; if rows are to travel, only theirs, so that more sums come together. COLLECTIVE.
 
         rounds: number of rounds of earlier collectives that these may wait for.
         Returns: (parts that were replicated or scattered; flat shards that were gathered).
         """
-        if not self._by_kind:
+        if not self:
             raise AssertionError("the cut does not finish: no value is requested, and nodes are left")
-        by_kind, self._by_kind = self._by_kind, {}
         # The names show in a timeline which collectives may have waited for others (observe/timeline/waits.py).
         prefix = f"{self._scope}after_{rounds}/" if rounds else self._scope
+        if self._sent:
+            self._move_rows(prefix)
+            return {}, {}
+        by_kind, self._by_kind = self._by_kind, {}
         scatters, gathers = by_kind.pop(REDUCE_SCATTER, {}), by_kind.pop(ALL_GATHER, {})
         with tf.control_dependencies(None):
             sums = self._reduce(by_kind, prefix)
@@ -112,6 +130,26 @@ class Requests:
             done.update(zip(bucket, move(self._collectives, tensors, layouts, self._name(prefix, kind))))
             self._report.bucketed(kind, bucket, [requests[value].reader for value in bucket])
         return done
+
+    def _move_rows(self, prefix: str) -> None:
+        sent, self._sent = self._sent, {}
+        for kind in dict.fromkeys(each.kind for each in sent.values()):
+            some = {key: each for key, each in sent.items() if each.kind == kind}
+            with tf.control_dependencies(None):
+                received = row_exchange.all_to_all(
+                    self._collectives, list(some.values()), self._name(prefix, "all_to_all")
+                )
+            self._received.update(zip(some, received))
+            self._tell(list(some.values()))
+
+    def _tell(self, sent: Sequence[SentRows]) -> None:
+        shapes = [each.of.shape for each in sent]
+        is_known = all(each.is_fully_defined() for each in shapes)
+        bytes_ = sum(n.num_elements() * each.entry_bytes for n, each in zip(shapes, sent)) if is_known else None
+        counts = 2 if len(sent) > 1 and sent[0].received is None else 1
+        nodes, values = [each.node for each in sent], [each.of for each in sent]
+        tables = sorted({each.table_bytes for each in sent if each.table_bytes is not None})
+        self._report.moved_rows(nodes, values, bytes_, tables, counts)
 
     def _buckets(self, values: Sequence[Value], sizes: Sequence[int]) -> list[list[Value]]:
         dtypes = ["uint8" if value.dtype == tf.bool else value.dtype.name for value in values]

@@ -118,7 +118,7 @@ def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
             return None
         if is_in_shards and axis is None:  # data ranks share it, and model ranks hold the same
             return ShardedVariable(value, variable.name, job, lambda: value)
-        if is_in_shards and axis is not None and value.is_constant:
+        if is_in_shards and axis is not None:
             return MeshSlot(value, variable.name, job, axis)
         assert axis is not None
         initial = (lambda: value) if is_same else None

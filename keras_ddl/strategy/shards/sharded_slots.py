@@ -24,7 +24,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.cut.values.layouts import Distribution, Layout
+from keras_ddl.cut.values.layouts import Distribution, Layout, MeshLayout
 from keras_ddl.errors import ConfigError
 from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding
 from keras_ddl.state.plan import Holding
@@ -93,6 +93,10 @@ class Share:
         if not isinstance(value, FirstValue):
             # TensorFlow slices the first axis without a copy: the variable would keep all of the complete value alive.
             variable.assign(tf.raw_ops.DeepCopy(x=self.layout.cut(value, rank)))
+        elif isinstance(self.layout, MeshLayout) and not value.is_constant:
+            batch, model = divmod(rank, self.layout.model)
+            slice_ = value.share(self.layout.slices.runs(model), self.layout.flat.shape)
+            variable.assign(tf.raw_ops.DeepCopy(x=self.layout.flat.cut(slice_, batch)))
         else:
             variable.assign(value.share(self.layout.runs(rank), variable.shape))
 

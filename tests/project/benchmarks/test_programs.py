@@ -36,6 +36,7 @@ LONG = {
     "benchmarks/shard_optimizer.py",
     "benchmarks/survival.py",
     "benchmarks/survival_peers.py",
+    "benchmarks/tables.py",
     "benchmarks/validate_model.py",
     "examples/horovod/keras_digits.py",
     "tools/versions.py",

@@ -1,0 +1,269 @@
+"""Trains a recommender (DLRM) whose embedding tables are in shards: step time, memory, bytes, and the weights.
+
+    python benchmarks/tables.py --rows 1000000 4000000 --optimizer SGD          # 2 ranks on this host
+    python benchmarks/tables.py --tables 26 --rows 10000 --ranks 3 --steps 200 --exact
+    python benchmarks/tables.py --rows 1000000 --rate 1gbit                     # each rank on an emulated host, as root
+
+Contestants take turns in one run, each time as fresh processes:
+
+    one process  plain Keras
+    gathered     Strategy(sharding="weights") with tables gathered in each step, as other weights are
+    layout       Strategy(layout=ranks): tables are cut along the model axis, so all ranks see the same rows
+    rows         Strategy(sharding="weights"): rows of the tables move
+    torch        EmbeddingBag in DistributedDataParallel over gloo, a whole table on each rank, if torch is installed
+
+Ids follow Zipf's law. step = median of the steps on the slowest rank, after the first two. peak = VmHWM of the largest
+rank, less its memory before the model was made; "of share" is its relation to 1/ranks of the tables and their slots.
+bytes = sent by the busiest rank in a step for tables, counted from its ids; bound = its distinct rows, there and back,
+and their ids. difference = of all weights from those of one process, with --exact in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+MARK = "tables.py: "
+IDS = 8  # bytes of an id
+
+
+def memory(field: str) -> int:
+    """Returns a field of /proc/self/status in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def batches(settings: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns ids [lines, tables, hot], numbers [lines, 13] and labels of all steps."""
+    rng = np.random.default_rng(0)
+    lines = settings["batch"] * settings["steps"]
+    ids = rng.zipf(1.2, (lines, settings["tables"], settings["hot"])) % settings["rows"]
+    return ids, rng.normal(size=(lines, 13)), (rng.random((lines, 1)) > 0.5).astype("float64")
+
+
+def dlrm(settings: dict[str, Any]) -> Any:
+    import keras
+
+    layers, width = keras.layers, settings["width"]
+    ids = keras.Input((settings["tables"], settings["hot"]), dtype="int64")
+    numbers = keras.Input((13,))
+    rows = [
+        keras.ops.sum(layers.Embedding(settings["rows"], width)(ids[:, place]), axis=1)
+        for place in range(settings["tables"])
+    ]
+    bottom = layers.Dense(width, activation="relu")(layers.Dense(64, activation="relu")(numbers))
+    stacked = keras.ops.stack([*rows, bottom], axis=1)
+    pairs = layers.Flatten()(layers.Dot(axes=(2, 2))([stacked, stacked]))
+    top = layers.Dense(64, activation="relu")(layers.Concatenate()([pairs, bottom]))
+    model = keras.Model([ids, numbers], layers.Dense(1)(top))
+    optimizer = getattr(keras.optimizers, settings["optimizer"])(1e-2)
+    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
+    return model
+
+
+def train(settings: dict[str, Any]) -> None:
+    """One contestant on this rank; rank 0 prints what was measured. COLLECTIVE."""
+    import keras
+
+    import keras_ddl
+    from keras_ddl.cut.shards.table_rows import TableRows
+
+    contestant = settings["contestant"]
+    keras.config.set_floatx("float64" if settings["exact"] else "float32")
+    keras.utils.set_random_seed(1)
+    if contestant == "gathered":
+        mock.patch.object(TableRows, "moves_less", lambda *args: False).start()
+    strategy = None
+    if contestant != "one process":
+        options = {"layout": settings["ranks"]} if contestant == "layout" else {"sharding": "weights"}
+        strategy = keras_ddl.Strategy(**options)
+    before = memory("VmRSS")
+    if strategy is None:
+        model = dlrm(settings)
+    else:
+        with strategy.scope():
+            model = dlrm(settings)
+    seconds: list[float] = []
+
+    class Watch(keras.callbacks.Callback):
+        never_stops_within_epoch = True
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.start = time.perf_counter()
+
+        def on_train_batch_end(self, batch, logs=None):
+            seconds.append(time.perf_counter() - self.start)
+
+    ids, numbers, labels = batches(settings)
+    model.fit([ids, numbers], labels, batch_size=settings["batch"], shuffle=False, verbose=0, callbacks=[Watch()])
+    found = [statistics.median(seconds[2:] or seconds), memory("VmHWM") - before]
+    if settings["exact"]:
+        save_weights(settings, strategy, model)
+    told = [found] if strategy is None else keras_ddl.all_gather_object(found, name="bench/found")
+    if strategy is None or strategy.rank == 0:
+        print(MARK + json.dumps([max(each) for each in zip(*told)]), flush=True)
+
+
+def save_weights(settings: dict[str, Any], strategy: Any, model: Any) -> None:
+    """Writes all weights and slots to a file of this contestant. COLLECTIVE."""
+    if strategy is None:
+        values = [np.asarray(each) for each in [*model.variables, *model.optimizer.variables]]
+    else:
+        with strategy.whole_model(model):
+            values = [np.asarray(each) for each in [*model.variables, *model.optimizer.variables]]
+    if strategy is None or strategy.rank == 0:
+        np.savez(Path(settings["folder"], settings["contestant"] + ".npz"), *values)
+
+
+def train_torch(settings: dict[str, Any]) -> None:
+    """The same network in PyTorch, with dense gradients of whole tables. COLLECTIVE."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import keras_ddl
+
+    keras_ddl.init()
+    rank, size = keras_ddl.rank(), keras_ddl.size()
+    dist.init_process_group("gloo", init_method=f"file://{settings['folder']}/gloo", rank=rank, world_size=size)
+    before, width, count = memory("VmRSS"), settings["width"], settings["tables"]
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            bags = [torch.nn.EmbeddingBag(settings["rows"], width, mode="sum") for _ in range(count)]
+            self.bags = torch.nn.ModuleList(bags)
+            bottom = (torch.nn.Linear(13, 64), torch.nn.ReLU(), torch.nn.Linear(64, width), torch.nn.ReLU())
+            self.bottom = torch.nn.Sequential(*bottom)
+            top = (torch.nn.Linear((count + 1) ** 2 + width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+            self.top = torch.nn.Sequential(*top)
+
+        def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            bottom = self.bottom(numbers)
+            stacked = torch.stack([*(bag(ids[:, n]) for n, bag in enumerate(self.bags)), bottom], dim=1)
+            pairs = (stacked @ stacked.transpose(1, 2)).flatten(1)
+            return self.top(torch.cat([pairs, bottom], dim=1))
+
+    model = DistributedDataParallel(Network())
+    optimizer = getattr(torch.optim, settings["optimizer"])(model.parameters(), lr=1e-2)
+    data = [torch.from_numpy(each) for each in batches(settings)]
+    seconds, batch = [], settings["batch"]
+    for begin in range(0, batch * settings["steps"], batch):
+        ids, numbers, labels = (each[begin + rank : begin + batch : size] for each in data)
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        logits = model(ids, numbers.float())
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float()).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    found = [statistics.median(seconds[2:] or seconds), memory("VmHWM") - before]
+    told = keras_ddl.all_gather_object(found, name="bench/found")
+    if rank == 0:
+        print(MARK + json.dumps([max(each) for each in zip(*told)]), flush=True)
+
+
+def measured(settings: dict[str, Any]) -> list[float]:
+    """Runs one contestant in fresh processes; returns its step time and its peak."""
+    ranks = 1 if settings["contestant"] == "one process" else settings["ranks"]
+    if settings["rate"] and ranks > 1:
+        from _emulated_cluster import EmulatedCluster
+        from cluster import launch
+
+        with EmulatedCluster(ranks, settings["rate"]) as cluster:
+            return launch(cluster, [1] * ranks, settings, 3600, "tables.py", mark=MARK)
+    command = [sys.executable, __file__, json.dumps(settings)]
+    if ranks > 1:
+        command = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), *command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    line = next((each for each in done.stdout.splitlines() if MARK in each), None)
+    if line is None:
+        sys.exit(f"{settings['contestant']} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    found: list[float] = json.loads(line.split(MARK, 1)[1])
+    return found
+
+
+def moved(settings: dict[str, Any]) -> tuple[float, float]:
+    """Returns (bytes that rows and ids take in a step, bound) of the rank with the most, from the ids alone."""
+    ids, ranks, row = batches(settings)[0], settings["ranks"], settings["width"] * (8 if settings["exact"] else 4)
+    most = (0.0, 0.0)
+    for part in np.array_split(ids[: settings["batch"]], ranks):
+        distinct = sum(len(np.unique(part[:, place])) for place in range(settings["tables"]))
+        sent = distinct * (IDS + row) + part.size * (IDS + row)
+        most = max(most, (float(sent), float(distinct * (2 * row + IDS))))
+    return most
+
+
+def difference(folder: str, contestant: str) -> str:
+    """Returns the largest difference of a contestant's weights from those of one process."""
+    files = [np.load(Path(folder, f"{name}.npz")) for name in (contestant, "one process")]
+    gaps = [np.abs(files[0][name] - files[1][name]).max() for name in files[0].files]
+    return f"{max(gaps):.1e}"
+
+
+def table(settings: dict[str, Any], found: dict[str, list[float]]) -> None:
+    """Prints what was measured for one number of rows."""
+    slots = {"Adam": 3, "Ftrl": 3, "Adagrad": 2}.get(settings["optimizer"], 1)
+    whole = settings["tables"] * settings["rows"] * settings["width"] * (8 if settings["exact"] else 4) * slots
+    share = whole / settings["ranks"]
+    sent, bound = moved(settings)
+    print(f"\n{settings['rows']:,} rows a table, tables and slots {whole / 1e6:,.0f} MB, a share {share / 1e6:,.0f} MB")
+    print(f"rows and ids: {sent:,.0f} bytes a step and rank, of the bound {sent / bound:.2f}")
+    base = found.get("one process")
+    for name, (seconds, peak) in found.items():
+        relative = f"  step {seconds / base[0]:.2f} of one process" if base else ""
+        exact = f"  difference {difference(settings['folder'], name)}" if settings["exact"] and name != "torch" else ""
+        print(
+            f"{name:>12} {1e3 * seconds:>9.1f} ms {peak / 1e6:>7.0f} MB at the peak, {peak / share:.2f} of share"
+            f"{relative}{exact}"
+        )
+
+
+def main() -> None:
+    from _smoke import options_of
+
+    contestants = ["one process", "gathered", "layout", "rows", "torch"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--tables", type=int, default=1, help="number of tables (default: 1)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000], help="of each table (default: 1000000)")
+    parser.add_argument("--width", type=int, default=32, help="of a row (default: 32)")
+    parser.add_argument("--hot", type=int, default=4, help="ids of a line for each table (default: 4)")
+    parser.add_argument("--batch", type=int, default=64, help="lines of all ranks in a step (default: 64)")
+    parser.add_argument("--steps", type=int, default=12, help="steps of a round (default: 12)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default: 3)")
+    parser.add_argument("--optimizer", default="Adam", help="Adam, Adagrad, SGD or Ftrl (default: Adam)")
+    parser.add_argument("--rate", default="", help="of the links of emulated hosts: 1gbit, 10gbit (default: one host)")
+    parser.add_argument("--exact", action="store_true", help="train in float64 and compare the weights")
+    parser.add_argument("--only", nargs="+", choices=contestants, default=contestants, help="(default: all)")
+    options = options_of(parser, rows=[2000], width=4, steps=2, rounds=1, only=["one process", "rows"], exact=True)
+    chosen = [each for each in options.only if each != "torch" or importlib.util.find_spec("torch") is not None]
+    with tempfile.TemporaryDirectory() as folder:
+        for rows in options.rows:
+            settings = {**vars(options), "rows": rows, "folder": folder, "mark": MARK}
+            rounds: dict[str, list[list[float]]] = {name: [] for name in chosen}
+            for _ in range(options.rounds):
+                for name, found in rounds.items():
+                    found.append(measured({**settings, "contestant": name}))
+                    Path(folder, "gloo").unlink(missing_ok=True)
+            table(settings, {name: [statistics.median(e) for e in zip(*found)] for name, found in rounds.items()})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        chosen_settings = json.loads(sys.argv[1])
+        (train_torch if chosen_settings["contestant"] == "torch" else train)(chosen_settings)
+    else:
+        main()

@@ -1,0 +1,102 @@
+"""Operations on tables in flat shards, built where the rows are (table_rows.py): look-ups, and sums on the way to a
+table, as its gradient is.
+
+A function returns None for an operation whose table is to be gathered, or whose rows ranks are to add up themselves.
+"""
+
+from __future__ import annotations
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.dims import if_certain
+from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.shards.table_rows import TableRows, is_added_to_a_part, sharding_of_rows
+from keras_ddl.cut.values.layouts import Layout
+
+_COMBINED = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+_SEGMENTS = (*_COMBINED, *(f"{each}WithNumSegments" for each in _COMBINED))
+_GRADIENTS = tuple(f"{each}Grad" for each in _COMBINED)
+SUMS = ("UnsortedSegmentSum", *_GRADIENTS)
+
+
+def look_up(b: Context, rows: TableRows, node: Node, table: Value) -> PlacedOutputs | None:
+    """Builds a look-up in a table, which is the operation's first operand or was read from it."""
+    if len(node.inputs) < 2:
+        return None
+    indices = node.inputs[1]
+    if node.type in ("GatherV2", "ResourceGather"):
+        axes = [if_certain(b.extents.constants, each) for each in node.inputs[2:]]
+        is_of_rows = all(each in ([0], [-2]) for each in axes) and not node.attr("batch_dims", int)
+        return rows.look_up(node, table, indices) if is_of_rows else None
+    if node.type in ("GatherNd", "ResourceGatherNd"):
+        if not indices.rank or indices.shape[-1] != 1:
+            return None
+        if node not in rows.made:
+            rows.made[node] = _of_one(b, node, indices)
+        return rows.look_up(node, table, rows.made[node])
+    return _segments(b, rows, node) if node.type in _SEGMENTS else None
+
+
+def _of_one(b: Context, node: Node, indices: Value) -> Value:
+    """Returns indices without their last axis, which has one entry."""
+    placement = b.placement(indices)
+    is_sharded = isinstance(placement, Sharded) and placement.axis < len(b.dims(indices)) - 1
+    tensor = tf.squeeze(b.local(indices) if is_sharded else b.replicated(indices), -1)
+    like = tf.TensorSpec(indices.shape[:-1], indices.dtype)
+    value = b.new_value(node, like, tensor, placement if is_sharded else REPLICATED)
+    b.extents.set_dims(value, b.dims(indices)[:-1])
+    return value
+
+
+def _segments(b: Context, rows: TableRows, node: Node) -> PlacedOutputs | None:
+    """Looks up the rows of segments, and adds up all of them on each rank."""
+    table, indices, *others = node.inputs
+    b.all_replicated([indices, *others])
+    everyone = b.new_value(node, indices.tensor, b.replicated(indices), REPLICATED)
+    b.extents.set_dims(everyone, b.dims(indices))
+    looked_up = rows.look_up(node, table, everyone)
+    if looked_up is None:
+        return None
+    found = looked_up[0][0]
+    order = tf.range(tf.shape(found, indices.dtype)[0])
+    return [(b.make(node, [found, order, *map(b.replicated, others)])[0], REPLICATED)]
+
+
+def add_up(b: Context, rows: TableRows, node: Node) -> PlacedOutputs | None:
+    """Builds a sum of rows by index on its way to a table: each rank adds up the rows that it has of the table."""
+    layout = rows.layout_of(node.outputs[0].shape)
+    if layout is None or is_added_to_a_part(b, node.outputs[0]):
+        return None
+    if node.type in _GRADIENTS:
+        return _gradient_of_segments(b, rows, node, layout)
+    data, ids, count = node.inputs
+    number, placement = layout.rows_of(b.collectives.rank)[1], if_certain(sharding_of_rows, b, ids, data)
+    if placement is not None:
+        if b.placement(count) != REPLICATED or not rows.moves_less(ids, layout, data.dtype):
+            return None
+        places, summed = rows.at_owners(node, ids, data, placement, layout)
+    elif any(isinstance(b.placement(each), Sharded) for each in node.inputs):
+        return None
+    else:
+        b.all_replicated([data, ids])
+        at, summed = tf.reshape(b.replicated(ids), [-1]), tf.reshape(b.replicated(data), [-1, layout.unit])
+        # Negative ones are left out, and one that is too large is an error.
+        places = tf.where(at < 0, at, rows.own_places(at, layout, others=-1, outside=number))
+    return _chunk(b, tf.math.unsorted_segment_sum(summed, places, number))
+
+
+def _gradient_of_segments(b: Context, rows: TableRows, node: Node, layout: Layout) -> PlacedOutputs:
+    gradient, indices, *others = node.inputs
+    number = layout.rows_of(b.collectives.rank)[1]
+    tensors = dict(zip(node.inputs, b.all_replicated(node.inputs)))
+    # The rows of other ranks are added up in one row more, because the number of rows of a segment counts.
+    places = rows.own_places(tensors[indices], layout, others=number, outside=-1)
+    count = tf.constant(number + 1, others[-1].dtype)
+    return _chunk(b, b.make(node, [tensors[gradient], places, tensors[others[0]], count])[0][:number])
+
+
+def _chunk(b: Context, rows: tf.Tensor) -> PlacedOutputs:
+    result = tf.reshape(rows, [-1])
+    b.ran(result.op)
+    return [(result, FLAT_SHARD)]

@@ -1,0 +1,64 @@
+"""Rows that ranks send each other: rows of several tensors of one dtype and width travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.values.collectives import Collectives
+
+
+class SentRows(NamedTuple):
+    """Rows of this rank for other ranks.
+
+    Attributes:
+        rows: in the order of the ranks that they are for. sent: int64 [size], how many rows are for each rank.
+        received: how many rows come from each rank; None: only the other ranks know.
+        node: the operation that they are for. of: the value whose entries they are, or are looked up by. entry_bytes:
+            of what travels for each entry of `of`, at most. table_bytes: of the table that does not travel; None: the
+            rows are indices.
+    """
+
+    rows: tf.Tensor
+    sent: tf.Tensor
+    received: tf.Tensor | None
+    node: Node
+    of: Value
+    entry_bytes: int
+    table_bytes: int | None
+
+    @property
+    def kind(self) -> tuple[tf.DType, tuple[int | None, ...], bool]:
+        """What rows that travel together have in common."""
+        return self.rows.dtype, tuple(self.rows.shape.as_list()[1:]), self.received is None
+
+
+class ReceivedRows(NamedTuple):
+    """Rows from all ranks, in the order of the ranks. `counts`: how many come from each, int64 [size]."""
+
+    rows: tf.Tensor
+    counts: tf.Tensor
+
+
+def all_to_all(collectives: Collectives, sent: Sequence[SentRows], name: str) -> list[ReceivedRows]:
+    """Sends rows of one kind in one collective, and if need be their numbers in another one. COLLECTIVE.
+
+    Cost: every row is sent once, directly to its rank.
+    """
+    if len(sent) == 1:
+        return [ReceivedRows(*collectives.all_to_all(sent[0].rows, sent[0].sent, name))]
+    size, number = collectives.size, len(sent)
+    by_rank = [tf.split(each.rows, each.sent, num=size) for each in sent]
+    joined = tf.concat([rows[rank] for rank in range(size) for rows in by_rank], axis=0)
+    to_each = tf.stack([each.sent for each in sent], axis=1)
+    rows, _ = collectives.all_to_all(joined, tf.reduce_sum(to_each, axis=1), name)
+    known = [each.received for each in sent if each.received is not None]
+    if len(known) == number:
+        counts = tf.stack(known, axis=1)
+    else:
+        counts, _ = collectives.all_to_all(to_each, tf.ones([size], tf.int64), f"{name}/counts")
+        counts.set_shape([size, number])
+    parts = tf.split(rows, tf.reshape(counts, [size * number]), num=size * number)
+    return [ReceivedRows(tf.concat(parts[i::number], axis=0), counts[:, i]) for i in range(number)]

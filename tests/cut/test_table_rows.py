@@ -1,0 +1,235 @@
+"""Tables in flat shards whose rows move between ranks, and not the tables: look-ups and gradients of one process."""
+
+import keras
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+from cut.test_gathered_weights import Trained
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.shards import table_rows
+from keras_ddl.cut.values.layouts import Layout
+
+RNG = np.random.default_rng(4)
+ROWS, WIDTH = 211, 4
+IDS = RNG.integers(0, 30, (7, 5)).astype("int32")  # some of them several times, on one rank and on several
+FEW = IDS[:2]  # rows for two ranks
+LONG = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def drawn_from_a_seed(float64):
+    keras.utils.set_random_seed(3)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Batches of open extents are taken for small ones."""
+    monkeypatch.setattr(table_rows, "USUAL_BYTES", 100)
+    monkeypatch.setattr(table_rows, "USUAL_LINES", 7)
+
+
+class LookedUp(keras.Model):
+    """Looks rows up in a table as `call` says, and trains a kernel behind them."""
+
+    def __init__(self, call, **options):
+        super().__init__()
+        self.table, self.dense = keras.layers.Embedding(ROWS, WIDTH, **options), keras.layers.Dense(WIDTH)
+        self.table.build((None, 5))
+        self.dense.build((None, 5, WIDTH))
+        self.built, self._call = True, call
+
+    def call(self, ids, training=None):
+        return self._call(self, ids)
+
+
+def once(model, ids):
+    return tf.tanh(model.dense(model.table(ids)))
+
+
+def twice(model, ids):
+    """By tokens, by the first of them, and by positions, which are the same for all rows."""
+    rows = model.table(ids) * model.table(ids[:, :1])
+    return model.dense(tf.tanh(rows + model.table(tf.range(5))))
+
+
+def tied(model, ids):
+    return tf.matmul(tf.tanh(model.dense(model.table(ids))), model.table.embeddings.value, transpose_b=True)
+
+
+def of_variable(model, ids):
+    return model.dense(tf.nn.embedding_lookup(model.table.embeddings.value, tf.transpose(ids)))
+
+
+def in_a_branch(model, ids):
+    rows = tf.cond(tf.reduce_sum(ids) > 3, lambda: model.table(ids), lambda: 2.0 * model.table(ids[:, ::-1]))
+    return tf.tanh(model.dense(rows))
+
+
+def of_distinct(model, ids):
+    ids, place = tf.unique(tf.reshape(ids, [-1]))
+    return model.dense(tf.tanh(tf.gather(model.table(ids), place)))
+
+
+def in_a_loop(model, ids):
+    rounds = lambda n, total: (n + 1, total + model.table(ids))  # noqa: E731
+    return model.dense(tf.while_loop(lambda n, _: n < 2, rounds, (0, model.table(ids)), maximum_iterations=2)[1])
+
+
+def trained(call, optimizer=None, *, size=3, ids=IDS, steps=2, static=True, **options):
+    model = LookedUp(call, **options)
+    return Trained(model, [ids], size=size, optimizer=optimizer, least=50, static=static).train(steps)
+
+
+def kinds_of(report):
+    return [each.kind for each in report.entries]
+
+
+def whole_tables(report):
+    table = ROWS * WIDTH * 8
+    return [each.kind for each in report.entries if (each.bytes or 0) >= table and "rows of" not in each.reason]
+
+
+def adam(**options):
+    return keras.optimizers.Adam(1e-2, **options)
+
+
+@pytest.mark.parametrize("rows", [3, 7, 211])
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_row_has_the_owner_whose_chunk_it_lies_in(rows, size):
+    layout = Layout((rows, 2), size)
+    owners = np.searchsorted([layout.rows_of(rank)[0] for rank in range(1, size)], range(rows), side="right")
+    for rank in range(size):
+        first, count = layout.rows_of(rank)
+        assert list(np.flatnonzero(owners == rank)) == list(range(first, first + count))
+
+
+@pytest.mark.parametrize(
+    ("call", "size", "static"),
+    [(once, 3, True), (twice, 2, True), *(pytest.param(twice, 3, each, marks=LONG) for each in (True, False))],
+)
+def test_rows_are_looked_up_and_added_up_where_they_are(call, size, static):
+    report = trained(call, size=size, static=static)
+    if static:
+        assert whole_tables(report) == [], report.text()
+        assert "all_to_all" in kinds_of(report) and "rows of tables of 6,752 bytes for GatherV2" in report.text()
+    else:
+        assert "all_to_all" not in kinds_of(report)  # the usual batch is larger than this table
+        assert "for GatherV2, a table of fewer bytes than the rows" in report.text()
+
+
+def test_rows_travel_once_although_adam_adds_up_their_squares_too():
+    report = trained(once)
+    assert kinds_of(report).count("all_to_all") == 4, report.text()  # indices and rows, forward and backward
+
+
+@LONG
+@pytest.mark.parametrize("call", [tied, of_variable, in_a_branch, of_distinct, in_a_loop])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.usefixtures("small_batches")
+def test_programs_with_tables_in_shards_equal_one_process(call, size):
+    report = trained(call, size=size)
+    # What a branch returns of a gradient is a table, in TensorFlow itself.
+    assert call in (tied, in_a_loop, in_a_branch) or whole_tables(report) == [], report.text()
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.1),
+    "clipped by norm": lambda: adam(clipnorm=0.1),
+    "clipped by all norms": lambda: adam(global_clipnorm=0.1),
+    "decayed, averaged": lambda: adam(weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulated": lambda: adam(gradient_accumulation_steps=2, global_clipnorm=0.1),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(adam(), initial_scale=64.0, dynamic_growth_steps=2),
+}
+
+
+@pytest.mark.parametrize("name", [each if each == "sgd" else pytest.param(each, marks=LONG) for each in OPTIMIZERS])
+@pytest.mark.usefixtures("small_batches")
+def test_optimizers_of_tables_in_shards_equal_one_process(name):
+    report = trained(once, OPTIMIZERS[name](), steps=3)
+    assert name in ("accumulated", "scaled") or whole_tables(report) == [], report.text()
+    assert name != "sgd" or kinds_of(report).count("all_to_all") == 4, report.text()
+
+
+@LONG
+@pytest.mark.parametrize("optimizer", [adam, OPTIMIZERS["sgd"]])
+def test_ranks_without_rows_give_rows_of_tables(optimizer):
+    trained(twice, optimizer(), ids=FEW)
+
+
+@LONG
+def test_a_regularized_table_is_looked_up_by_ids_of_other_types():
+    trained(lambda model, ids: once(model, tf.cast(ids, tf.int64)), embeddings_regularizer=keras.regularizers.L2(0.1))
+
+
+def looks_up(indices_of):
+    table = tf.Variable(RNG.normal(size=(ROWS, WIDTH)))
+
+    def step(ids):
+        return tf.gather(table, indices_of(ids))
+
+    return Simulation(step, [IDS], 2, variables=[table], sharded=[table], weights=[table.handle])
+
+
+@pytest.mark.parametrize("wrong", [ROWS, -1])
+@pytest.mark.parametrize("indices_of", [lambda ids: ids, lambda ids: tf.sort(ids, axis=0)], ids=["own", "all"])
+def test_an_index_that_no_row_has_fails_as_in_one_process(indices_of, wrong):
+    simulation, ids = looks_up(indices_of), IDS.copy()
+    ids[0, 2] = wrong
+    simulation.exchange._timeout = 1
+    for call in (simulation.expected, simulation):
+        with pytest.raises(Exception, match=rf"indices\[\d,2\] = {wrong} is not in \[0, "):
+            call(ids)
+
+
+def flat(ids):
+    return tf.reshape(ids, [-1])
+
+
+def lines(ids):
+    return tf.repeat(tf.range(tf.shape(ids)[0]), tf.shape(ids)[1])
+
+
+CALLS = {
+    "gather_nd": lambda table, ids: tf.gather_nd(table, ids[..., tf.newaxis]),
+    "negative": lambda table, ids: tf.gather(table, tf.where(ids > 9, ids, ids * 2), axis=-2),
+    "segment_sum": lambda table, ids: tf.sparse.segment_sum(table, flat(ids), lines(ids)),
+    "segment_mean": lambda table, ids: tf.sparse.segment_mean(table, flat(ids), lines(ids), num_segments=9),
+    "segment_sqrt_n": lambda table, ids: tf.sparse.segment_sqrt_n(table, flat(ids), lines(ids)),
+    "sparse": lambda table, ids: tf.nn.safe_embedding_lookup_sparse(table, tf.sparse.from_dense(ids), combiner="mean"),
+}
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=LONG)])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.usefixtures("small_batches")
+def test_other_look_ups_are_built_where_the_rows_are(name, size):
+    table = tf.Variable(RNG.normal(size=(ROWS, WIDTH)))
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            rows = CALLS[name](table, ids)
+            loss = tf.reduce_sum(tf.tanh(rows))
+        table.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss, rows
+
+    simulation = Simulation(step, [IDS], size, variables=[table], sharded=[table], weights=[table.handle])
+    report = simulation.check(IDS, steps=2).reports[0]
+    assert whole_tables(report) == [], report.text()
+
+
+def test_rows_are_scattered_at_their_owners_with_mirrors_on_other_ranks():
+    table = tf.Variable(RNG.normal(size=(ROWS, WIDTH)))
+
+    def step(ids):
+        table.scatter_sub(tf.IndexedSlices(tf.tanh(tf.gather(table, flat(ids))), flat(ids)))
+        return tf.reduce_sum(ids)
+
+    simulation = Simulation(step, [IDS], 3, variables=[table], sharded=[table], weights=[table.handle], mirrors=1)
+    simulation.check(IDS, steps=2)
+    for rank, held in enumerate(simulation.mirrors):
+        np.testing.assert_array_equal(held[id(table.handle)].numpy(), simulation.held(table)[(rank - 1) % 3])

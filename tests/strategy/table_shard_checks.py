@@ -1,0 +1,98 @@
+"""Tables in shards whose rows move between ranks, on real ranks, against one process. Run by test_strategy.py."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.shards import table_rows
+from strategy.common import RANK, of_one_process, set_precision, state
+
+STRATEGY = keras_ddl.Strategy(sharding="weights")
+RNG = np.random.default_rng(5)
+LINES, COUNT, WORDS, WIDTH = 41, 3, 400, 4  # the last batch is one line, so some ranks have none
+IDS = RNG.zipf(1.5, (LINES, COUNT)) % WORDS
+DENSE, Y = RNG.normal(size=(LINES, 5)), RNG.random((LINES, 1))
+layers, optimizers = keras.layers, keras.optimizers
+# The last batch opens extents, for which small tables would be gathered.
+table_rows.USUAL_LINES, table_rows.USUAL_BYTES = 10, 1000
+
+
+def dlrm():
+    """Two tables, one of them also looked up by all lines' first id, as in recommenders."""
+    ids, dense = keras.Input((COUNT,), dtype="int64"), keras.Input((5,))
+    tables = [layers.Embedding(WORDS + 7 * n, WIDTH, name=f"table_{n}") for n in range(2)]
+    bottom = layers.Dense(WIDTH, activation="relu")(dense)
+    rows = layers.Concatenate(axis=1)([*(each(ids) for each in tables), layers.Reshape((1, WIDTH))(bottom)])
+    pairs = layers.Flatten()(layers.Dot(axes=(2, 2))([rows, rows]))
+    return keras.Model([ids, dense], layers.Dense(1)(layers.Concatenate()([pairs, bottom])))
+
+
+def trained(strategy, optimizer, make=dlrm, x=(IDS, DENSE), **options):
+    set_precision("float64")
+    keras.utils.set_random_seed(11)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = make()
+        model.compile(optimizer(), keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
+    x = list(x) if isinstance(x, tuple) else x
+    model.fit(x, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, **options)
+    return model
+
+
+def assert_as_one_process(optimizer, make=dlrm, x=(IDS, DENSE), **options):
+    model = trained(STRATEGY, optimizer, make, x, **options)
+    one = trained(None, optimizer, make, x, **options) if RANK == 0 else None
+    with STRATEGY.whole_model(model):
+        mine = state(model)
+    for value, expected in zip(mine, of_one_process(lambda: state(one)), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+    x = list(x) if isinstance(x, tuple) else x
+    for call in (lambda m: m.evaluate(x, Y, verbose=0), lambda m: m.predict(x, verbose=0)):
+        np.testing.assert_allclose(call(model), of_one_process(lambda: call(one)), rtol=0, atol=1e-12)  # noqa: B023
+    return STRATEGY.explain(model)
+
+
+def check_adam_looks_up_and_updates_rows_where_they_are():
+    told = assert_as_one_process(lambda: optimizers.Adam(1e-2))
+    one, other = ((WORDS + 7 * n) * WIDTH * 8 for n in range(2))
+    assert f"rows of tables of {one:,} or {other:,} bytes for GatherV2" in told, told  # together
+    assert "all_to_all" in told and "for UnsortedSegmentSum" in told, told
+
+
+def check_sgd_scatters_rows_at_their_owners():
+    told = assert_as_one_process(lambda: optimizers.SGD(0.1))
+    assert "for ResourceScatterSub" in told, told
+
+
+@long
+def check_other_optimizers_of_tables_equal_one_process():
+    assert_as_one_process(lambda: optimizers.Adagrad(0.1))
+    assert_as_one_process(lambda: optimizers.Ftrl(0.1, l1_regularization_strength=1e-3))
+    assert_as_one_process(lambda: optimizers.Adam(1e-2, global_clipnorm=0.1, weight_decay=0.1, use_ema=True))
+
+
+def bag():
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    rows = layers.Embedding(WORDS, WIDTH)(ids)
+    return keras.Model(ids, layers.Dense(1)(keras.ops.sum(rows, axis=1)))
+
+
+@long
+def check_ragged_and_sparse_lines_equal_one_process():
+    ragged = tf.RaggedTensor.from_row_lengths(RNG.integers(0, WORDS, 80), np.arange(LINES) % 5)
+    assert_as_one_process(lambda: optimizers.Adam(1e-2), bag, ragged)
+
+
+def check_an_index_that_no_row_has_fails_on_all_ranks():
+    wrong = IDS.copy()
+    wrong[3, 1] = WORDS + 50
+    raised = []
+    for strategy in (None, STRATEGY) if RANK == 0 else (STRATEGY,):
+        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            trained(strategy, lambda: optimizers.Adam(1e-2), x=(wrong, DENSE))
+        raised.append(str(error.value))
+    assert all(f"indices[3,1] = {WORDS + 50} is not in [0, " in each for each in raised), raised
