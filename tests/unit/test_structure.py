@@ -115,6 +115,12 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {f"keras_ddl/{folder}/{name}": "- `a.py`: sums" for folder in ("ops", "cut") for name in ("a.py", "README.md")},
         {"keras_ddl/ops/README.md": "nothing", "keras_ddl/cut/README.md": "- `a.py`: sums\n- `b.py`: none"},
     ),
+    "the READMEs of native folders": (
+        pages.readmes_list_the_files_of_their_folders,
+        {f"{CORE}/net/README.md": "- `a.h`: sums\n- `b.cc`, `c.cc`: means"}
+        | {f"{CORE}/{name}": "" for name in ("net/a.h", "net/a.cc", "net/b.cc", "net/c.cc", "shm/a.h")},
+        {f"{CORE}/shm/README.md": "a.h: sums"},
+    ),
     "the picture": (
         pages.the_picture_names_folders_that_exist,
         {"docs/a.md": "", "docs/pictures/the_line.svg": '<text class="path">docs</text>\n' * 11},

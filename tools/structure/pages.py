@@ -49,15 +49,17 @@ def pages_name_files_that_exist(project: Project) -> Iterator[Finding]:
 
 
 def readmes_list_the_files_of_their_folders(project: Project) -> Iterator[Finding]:
-    """The README.md of a folder of modules lists each module and folder in it once."""
+    """The README.md of a folder lists each module, native source and folder in it once; a header stands for its .cc."""
     readmes = [page for page in project.pages if page.name == "README.md" and page.parent != project.root]
     for page in readmes:
-        listed = re.findall(r"^- \[?`(\S+)`", project.text(page), re.MULTILINE)
+        lists = re.findall(r"^- (\[?`\S+`(?:, `\S+`)*)", project.text(page), re.MULTILINE)
+        listed = [name for names in lists for name in re.findall(r"`(\S+?)`", names)]
         if len(listed) != len(set(listed)):
             yield Finding(page, 1, "lists a file twice")
         # An empty folder may remain from one that has moved.
         here = [path for path in page.parent.iterdir() if not path.is_dir() or any(path.rglob("*.py"))]
         beside = {f"{path.name}/" if path.is_dir() else path.name for path in here} - NOT_LISTED
+        beside -= {f"{path.stem}.cc" for path in here if path.suffix == ".h"}
         beside = {
             name for name in beside if not name.endswith(".so") and not project.is_in_missing_part(page.parent / name)
         }

@@ -45,7 +45,7 @@ class Project:
     @functools.cached_property
     def pages(self) -> list[Path]:
         """The READMEs of the project and its folders, and the pages of docs/ and of parts."""
-        folders = ["keras_ddl", "integrations", "observe", *FOLDERS.values()]
+        folders = ["keras_ddl", "native", "integrations", "observe", *FOLDERS.values()]
         readmes = {path for folder in folders for path in (self.root / folder).rglob("README.md")}
         pages = [path for folder in FOLDERS.values() for path in (self.root / folder / "docs").glob("*.md")]
         own = [self.root / "README.md", *sorted((self.root / "docs").rglob("*.md"))]
