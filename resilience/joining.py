@@ -1,14 +1,14 @@
 """How a newcomer becomes a rank while the others train: between two steps it gets their state.
 
 A spare (`keras-ddl run --spares`) runs the script from its first line, with results that the others have recorded
-(communicator/newcomers/history.py), until the `fit` begins that the others are in. There it asks to join, and rank 0 decides for
-all ranks after which call they meet it. Then rank 0 sends variables, metrics, the position in the data and the state of
-callbacks since fit began, as a checkpoint would, and the spare continues like a resumed fit. On a mesh rank 0 admits
-only as many as make the mesh larger; the others wait.
+(communicator/newcomers/history.py), until the `fit` begins that the others are in. There it asks to join, and rank 0
+decides for all ranks after which call they meet it. Then rank 0 sends variables, metrics, the position in the data and
+the state of callbacks since fit began, as a checkpoint would, and the spare continues like a resumed fit. On a mesh
+rank 0 admits only as many as make the mesh larger; the others wait.
 
-Ranks see on their boards (communicator/newcomers/board.py) that newcomers are to be admitted. Rank 0 writes this before a step
-that no rank can end without rank 0, so all ranks have seen it before the next step. Ranks that are to leave the job
-hand over what only they hold at that moment, too, and leave.
+Ranks see on their boards (communicator/newcomers/board.py) that newcomers are to be admitted. Rank 0 writes this before
+a step that no rank can end without rank 0, so all ranks have seen it before the next step. Ranks that are to leave the
+job hand over what only they hold at that moment, too, and leave.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Passes newcomers' questions to rank 0, and rank 0's answers to all, through the launcher (communicator/newcomers/board.py)."""
+"""Passes newcomers' questions to rank 0, and rank 0's answers to all (communicator/newcomers/board.py)."""
 
 from __future__ import annotations
 
