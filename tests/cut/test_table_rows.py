@@ -12,7 +12,8 @@ from keras_ddl.cut.values.layouts import Layout
 
 RNG = np.random.default_rng(4)
 ROWS, WIDTH = 211, 4
-IDS = RNG.integers(0, 30, (7, 5)).astype("int32")  # some of them several times, on one rank and on several
+# Of rows that all ranks have; some of them several times, on one rank and on several.
+IDS = (7 * RNG.integers(0, 30, (7, 5))).astype("int32")
 FEW = IDS[:2]  # rows for two ranks
 LONG = pytest.mark.long
 
@@ -96,12 +97,14 @@ def adam(**options):
 
 @pytest.mark.parametrize("rows", [3, 7, 211])
 @pytest.mark.parametrize("size", [2, 3])
-def test_each_row_has_the_owner_whose_chunk_it_lies_in(rows, size):
-    layout = Layout((rows, 2), size)
-    owners = np.searchsorted([layout.rows_of(rank)[0] for rank in range(1, size)], range(rows), side="right")
-    for rank in range(size):
+def test_indices_are_sorted_by_the_ranks_whose_chunks_have_the_rows(rows, size):
+    layout, indices = Layout((rows, 2), size), RNG.permutation(rows)
+    ids, order, sent = (each.numpy() for each in table_rows._by_owner(tf.constant(indices), layout))
+    np.testing.assert_array_equal(ids, indices[order])
+    for rank, mine in enumerate(np.split(ids, np.cumsum(sent)[:-1])):
         first, count = layout.rows_of(rank)
-        assert list(np.flatnonzero(owners == rank)) == list(range(first, first + count))
+        own = [each for each in indices if first <= each < first + count]
+        np.testing.assert_array_equal(mine, own)  # in their order
 
 
 @pytest.mark.parametrize(

@@ -32,28 +32,35 @@ def dlrm():
     return keras.Model([ids, dense], layers.Dense(1)(layers.Concatenate()([pairs, bottom])))
 
 
-def trained(strategy, optimizer, make=dlrm, x=(IDS, DENSE), **options):
+def trained(strategy, optimizer, make=dlrm, x=(IDS, DENSE)):
     set_precision("float64")
     keras.utils.set_random_seed(11)
     with strategy.scope() if strategy is not None else contextlib.nullcontext():
         model = make()
         model.compile(optimizer(), keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
     x = list(x) if isinstance(x, tuple) else x
-    model.fit(x, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, **options)
+    model.fit(x, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
     return model
 
 
-def assert_as_one_process(optimizer, make=dlrm, x=(IDS, DENSE), **options):
-    model = trained(STRATEGY, optimizer, make, x, **options)
-    one = trained(None, optimizer, make, x, **options) if RANK == 0 else None
+def assert_trained_as_one_process(optimizer, make=dlrm, x=(IDS, DENSE)):
+    """Returns the model, what is told of its steps, and on rank 0 the model of one process."""
+    model = trained(STRATEGY, optimizer, make, x)
+    one = trained(None, optimizer, make, x) if RANK == 0 else None
     with STRATEGY.whole_model(model):
         mine = state(model)
     for value, expected in zip(mine, of_one_process(lambda: state(one)), strict=True):
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+    return model, STRATEGY.explain(model), one
+
+
+def assert_as_one_process(optimizer, make=dlrm, x=(IDS, DENSE)):
+    """Compares what the trained model computes, too. Returns what is told of its steps."""
+    model, told, one = assert_trained_as_one_process(optimizer, make, x)
     x = list(x) if isinstance(x, tuple) else x
     for call in (lambda m: m.evaluate(x, Y, verbose=0), lambda m: m.predict(x, verbose=0)):
         np.testing.assert_allclose(call(model), of_one_process(lambda: call(one)), rtol=0, atol=1e-12)  # noqa: B023
-    return STRATEGY.explain(model)
+    return told
 
 
 def check_adam_looks_up_and_updates_rows_where_they_are():
@@ -69,10 +76,20 @@ def check_sgd_scatters_rows_at_their_owners():
 
 
 @long
-def check_other_optimizers_of_tables_equal_one_process():
-    assert_as_one_process(lambda: optimizers.Adagrad(0.1))
-    assert_as_one_process(lambda: optimizers.Ftrl(0.1, l1_regularization_strength=1e-3))
-    assert_as_one_process(lambda: optimizers.Adam(1e-2, global_clipnorm=0.1, weight_decay=0.1, use_ema=True))
+def check_adagrad_divides_rows_where_they_are():
+    told = assert_trained_as_one_process(lambda: optimizers.Adagrad(0.1))[1]
+    assert "for ResourceScatterAdd" in told, told
+
+
+@long
+def check_ftrl_of_tables_equals_one_process():
+    assert_trained_as_one_process(lambda: optimizers.Ftrl(0.1, l1_regularization_strength=1e-3))
+
+
+@long
+def check_tables_are_clipped_decayed_and_averaged_as_by_one_process():
+    adam = lambda: optimizers.Adam(1e-2, global_clipnorm=0.1, weight_decay=0.1, use_ema=True)  # noqa: E731
+    assert_trained_as_one_process(adam)
 
 
 def bag():
