@@ -8,13 +8,13 @@ import pytest
 
 from keras_ddl import communicator
 from keras_ddl.communicator import first_rank
-from keras_ddl.communicator.group import Communicator
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.errors import ConfigError, RankError
 
 
 def test_work_of_rank_0_is_done_once_when_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(Communicator, "recover", lambda call, variables: [call(None), call(None)][1])
+    monkeypatch.setattr(history, "_recover", lambda call, variables: [call(None), call(None)][1])
 
     def work() -> int:
         made.append(1)

@@ -58,7 +58,7 @@ def test_missing_rank_is_told_with_its_host_and_its_line(tmp_path):
         ("scene 0", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\.loads_data\."),
         ("scene 1", rf"{who} is alive, but its Python does not answer"),
         ("scene 2", rf"{who} is stopped"),
-        ("given up", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks\."),
+        ("given up", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks(\.| \(inside )"),
     ]
     for name, text in expected:
         of_this = [message for scene, message in warnings if scene == name]

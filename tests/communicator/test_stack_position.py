@@ -47,7 +47,9 @@ def test_position_is_not_in_generated_code():
 
 
 def test_position_is_in_generated_code_when_there_is_nothing_else():
-    source = "from keras_ddl.communicator import stack_position as s\ndef f():\n  print(s.main_thread())\n\nf()"
+    source = (
+        "from keras_ddl.communicator.reporting import stack_position as s\ndef f():\n  print(s.main_thread())\n\nf()"
+    )
     done = subprocess.run([sys.executable, "-P", "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("<string>:5 (inside "), done.stdout
     library = traceback.FrameSummary(ast.__file__, 50, "parse")

@@ -11,7 +11,7 @@ import pytest
 from keras.src.callbacks import remote_monitor
 
 from keras_ddl.communicator import first_rank
-from keras_ddl.communicator.group import Communicator
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.strategy.keras_patches import standby
 from keras_ddl.strategy.keras_patches.progress import JobBar
 
@@ -215,7 +215,7 @@ def test_a_save_is_made_by_rank_0_and_by_the_next_where_it_is_lost(
     again = {2.0: False, 1.0: True, 1.5: False}
     monkeypatch.setattr(first_rank, "is_first_rank", lambda: next(ranks) == 0)
     for epoch, (loss, twice) in enumerate(again.items()):
-        monkeypatch.setattr(Communicator, "recover", lambda call, _: [call(None) for _ in range(1 + twice)][-1])  # noqa: B023
+        monkeypatch.setattr(history, "_recover", lambda call, _: [call(None) for _ in range(1 + twice)][-1])  # noqa: B023
         checkpoint._save_model(epoch=epoch, batch=None, logs={"loss": loss})
         assert checkpoint.best == min(2.0, loss, 1.0 if epoch else 2.0)
         assert written == [1.0] * (epoch > 0)

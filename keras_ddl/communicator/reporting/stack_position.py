@@ -22,7 +22,7 @@ from typing import Any
 
 from keras_ddl import parts
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2])
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "__autograph_generated_file")
 _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
 _FOLDERS = {*parts.sources(), *(folder + os.sep for folder in _STANDARD)}

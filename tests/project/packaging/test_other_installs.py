@@ -35,7 +35,7 @@ def test_site_mpi_is_used_although_the_environment_has_another(source, work, bui
     ):
         assert "2 groups" in description
     check = (
-        "from keras_ddl.communicator import native_library; "
+        "from keras_ddl.communicator.native import native_library; "
         "print(native_library.mpi_text('ddl_mpi_library'), native_library.mpi_text('ddl_mpi_site_launcher'))"
     )
     assert run(venv.python, "-c", check, cwd=tmp_path).split() == ["MPICH", str(site.path / "bin" / "mpiexec")]

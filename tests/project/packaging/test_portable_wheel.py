@@ -75,7 +75,7 @@ def test_portable_wheel_takes_the_mpi_of_the_launcher_where_two_are_found(mpi_ve
 def test_portable_wheel_without_an_mpi_names_the_remedy(portable_wheel, work, tmp_path):
     venv = make_venv(work / "no-mpi")
     venv.pip_install("--no-deps", portable_wheel)
-    code = "from keras_ddl.communicator import native_library as n; print(n.mpi_families()); n.mpi_shim()"
+    code = "from keras_ddl.communicator.native import native_library as n; print(n.mpi_families()); n.mpi_shim()"
     shown = venv.run_and_fail(venv.python, "-c", code, PATH=str(venv.path / "bin"))
     if "Received: libmpi.so.40: cannot open" not in shown:
         pytest.skip("this machine has an MPI where every program finds it")
