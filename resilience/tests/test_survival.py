@@ -229,7 +229,7 @@ def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch
         given[0].assign(10.0)
         raise RankLostError("rank 1 died")
 
-    monkeypatch.setattr(survival.Communicator, "recover", None)
+    monkeypatch.setattr(survival.history, "_recover", None)
     monkeypatch.setattr(survival.communicator, "rank", lambda: 0)
     monkeypatch.setattr(survival.communicator, "topology", lambda: None)
     monkeypatch.setattr(replicate.ops, "broadcast_variables", broadcast)

@@ -158,6 +158,20 @@ def test_rows_are_scattered_into_the_chunks_they_lie_in(size):
     both(step, [slot, weight], [slot], size)
 
 
+@pytest.mark.parametrize("wrong", [5, -1])
+def test_an_index_outside_of_a_table_in_shards_is_an_error_as_in_one_process(wrong):
+    slot = tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        slot.scatter_add(tf.IndexedSlices(x[:2, :4], tf.constant([0, wrong])))
+        return tf.reduce_sum(x)
+
+    simulation = Simulation(step, [X], 3, variables=[slot], sharded=[slot])
+    for call in (simulation.expected, simulation):
+        with pytest.raises(Exception, match=r"is not in \[0, "):
+            call(X)
+
+
 def test_a_weight_is_read_in_the_middle_of_a_step_as_it_is_by_then():
     slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 

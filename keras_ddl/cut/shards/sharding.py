@@ -250,8 +250,11 @@ class Sharding:
         else:
             b.all_replicated([indices, updates])
             first, count = Layout(tuple(shape.as_list()), b.collectives.size).chunk(b.collectives.rank)
-            entries = _entries(tf.reshape(b.replicated(indices), [-1]), width) - first
-            mine = tf.where((entries >= 0) & (entries < count))
+            at = tf.reshape(b.replicated(indices), [-1])
+            # An index outside of the table stays outside of this rank's part, so that it is an error on all ranks.
+            is_outside = ((at < 0) | (at >= shape.as_list()[0]))[:, tf.newaxis]
+            entries = tf.where(is_outside, tf.constant(count, tf.int64), _entries(at, width) - first)
+            mine = tf.where(((entries >= 0) & (entries < count)) | is_outside)
             rows = tf.gather_nd(tf.reshape(b.replicated(updates), [-1, width]), mine)
             entries = tf.gather_nd(entries, mine)
         operands = [b.local(handle), entries, rows]
