@@ -210,8 +210,9 @@ def made_outside(handles: Iterable[Any]) -> list[Any]:
 def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     assert job.mesh is not None
     weight = weight_of_slot()
-    if isinstance(weight, LaidOutVariable):
-        return weight.axis if tuple(weight.shape) == shape and weight.axis != NO_AXIS else None
+    if weight is not None:  # a slot is cut as its weight is
+        is_cut = isinstance(weight, LaidOutVariable) and tuple(weight.shape) == shape and weight.axis != NO_AXIS
+        return weight.axis if is_cut else None
     layout = job.mesh.layout
     return layout.axis_of(path_on_rank_0(variable) if shape and layout.has_keys else variable.path, shape)
 
