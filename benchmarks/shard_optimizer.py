@@ -25,7 +25,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -49,6 +48,7 @@ def train(contestant: str, network_name: str, steps: int, threads: int, layers: 
 
     import keras_ddl
     from keras_ddl.bench.training.networks import NETWORKS
+    from keras_ddl.bench.training.step_times import StepTimes
     from keras_ddl.strategy.shards import gathered_slots
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -79,24 +79,14 @@ def train(contestant: str, network_name: str, steps: int, threads: int, layers: 
     if not together:
         x, y = (each[rank * network.batch : (rank + 1) * network.batch] for each in (x, y))
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(len(x)).cache().repeat()
-    seconds: list[float] = []
-
-    class Watch(keras.callbacks.Callback):
-        never_stops_within_epoch = True
-
-        def on_train_batch_begin(self, batch, logs=None):
-            self.start = time.perf_counter()
-
-        def on_train_batch_end(self, batch, logs=None):
-            seconds.append(time.perf_counter() - self.start)
-
-    model.fit(dataset, steps_per_epoch=steps + 2, epochs=1, shuffle=False, verbose=0, callbacks=[Watch()])
+    watch = StepTimes()
+    model.fit(dataset, steps_per_epoch=steps + 2, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
     sharded = gathered_slots.slots_of(model)
     variables = [*model.variables, *model.optimizer.variables]
     whole = [each for each in variables if all(each.value is not slot for slot in sharded)]
     held = [*(each.chunk for each in sharded), *(each.value for each in whole)]
     own = sum(each.shape.num_elements() * each.dtype.size for each in held)
-    median = statistics.median(seconds[2:])  # the first traces
+    median = statistics.median(watch.seconds[2:])  # the first traces
     found = (median, memory("VmRSS") - before, memory("VmHWM") - before, own)
     worst = [max(each) for each in zip(*keras_ddl.all_gather_object(found, name="bench/found"))]
     if rank == 0:

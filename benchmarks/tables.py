@@ -79,6 +79,7 @@ def train(settings: dict[str, Any]) -> None:
     import keras
 
     import keras_ddl
+    from keras_ddl.bench.training.step_times import StepTimes
     from keras_ddl.cut.shards.table_rows import TableRows
 
     contestant = settings["contestant"]
@@ -96,20 +97,10 @@ def train(settings: dict[str, Any]) -> None:
     else:
         with strategy.scope():
             model = dlrm(settings)
-    seconds: list[float] = []
-
-    class Watch(keras.callbacks.Callback):
-        never_stops_within_epoch = True
-
-        def on_train_batch_begin(self, batch, logs=None):
-            self.start = time.perf_counter()
-
-        def on_train_batch_end(self, batch, logs=None):
-            seconds.append(time.perf_counter() - self.start)
-
+    watch = StepTimes()
     ids, numbers, labels = batches(settings)
-    model.fit([ids, numbers], labels, batch_size=settings["batch"], shuffle=False, verbose=0, callbacks=[Watch()])
-    found = [statistics.median(seconds[2:] or seconds), memory("VmHWM") - before]
+    model.fit([ids, numbers], labels, batch_size=settings["batch"], shuffle=False, verbose=0, callbacks=[watch])
+    found = [statistics.median(watch.seconds[2:] or watch.seconds), memory("VmHWM") - before]
     if settings["exact"]:
         save_weights(settings, strategy, model)
     told = [found] if strategy is None else keras_ddl.all_gather_object(found, name="bench/found")

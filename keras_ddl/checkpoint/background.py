@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -55,11 +54,6 @@ class BackgroundWriter:
                 return True
         self.wait()
         return False
-
-    def abandon(self) -> None:
-        """Waits until the work is done, and ignores whether it failed."""
-        with contextlib.suppress(KerasDdlError):
-            self.wait()
 
     def wait(self) -> None:
         """Waits until the work is done. Raises: CheckpointError: it failed (raised once)."""

@@ -236,12 +236,6 @@ def weight_of_slot() -> Any:
     return models.inner_variable(reference) if reference is not None else None
 
 
-def laid_out_of_handle(handle: Any) -> LaidOutVariable | None:
-    """Returns the LaidOutVariable with this resource handle; None for all other tensors."""
-    variable = sharded_variable_of_handle(handle)
-    return variable if isinstance(variable, LaidOutVariable) else None
-
-
 def slice_of(variable: Any) -> tf.Variable | None:
     """Returns this rank's slice of a keras.Variable that a layout cuts; ranks of the same model position have the same
     slice. None: no layout cuts it.
