@@ -1,4 +1,4 @@
-"""The PyTorch versions of the networks in _networks.py, for torch_ddp.py."""
+"""The PyTorch versions of keras_ddl.bench's networks (observe/bench/training/networks.py), for torch_ddp.py."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _REPLACED = {
 
 
 def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief by every way of asking.
+    """Returns the cluster of all ranks and this rank's task in it. TensorFlow's ways to find the chief all give rank 0.
 
     The tasks are those of TF_CONFIG if it names as many training tasks as there are ranks. Otherwise every rank is a
     worker, with a name in place of an address, because ranks do not connect by addresses of the cluster.

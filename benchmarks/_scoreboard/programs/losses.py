@@ -38,7 +38,7 @@ def plain(peer: Peer) -> Values:
 @program("a loss with reduction='sum'")
 def sum_loss(peer: Peer) -> Values:
     loss = keras.losses.MeanSquaredError(reduction="sum")
-    return train(peer, loss=loss, compiled={"loss_weights": peer.of_sums})
+    return train(peer, loss=loss, compiled={"loss_weights": peer.sum_loss_factor})
 
 
 @program("class_weight")

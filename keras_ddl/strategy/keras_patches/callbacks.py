@@ -44,7 +44,7 @@ class _Silent(keras.callbacks.Callback):
 
 
 def adopted(callbacks: Any) -> Any:
-    """Returns the program's `callbacks`, in which a Keras CallbackList becomes this module's CallbackList."""
+    """Returns the program's `callbacks`, and turns a Keras CallbackList into this module's CallbackList."""
     if type(callbacks) is _KerasList:
         callbacks.__class__ = CallbackList
         if callbacks.model is not None:
@@ -58,8 +58,8 @@ def _hook(
     *,
     before: Callable[[CallbackList], None] = lambda _: None,
 ) -> Callable[..., None]:
-    """Returns a hook in which callbacks may make variables on one rank, for example when rank 0 loads a model. In a
-    scope making a variable is otherwise COLLECTIVE. before, then: run on all ranks.
+    """Returns a hook in which callbacks may make variables on one rank, for example when rank 0 loads a model. Outside
+    of such a hook, making a variable in a scope is COLLECTIVE. `before` and `then` run on all ranks.
     """
     original = getattr(_KerasList, name)
 
@@ -78,7 +78,7 @@ class CallbackList(_KerasList):
 
     callbacks: list[Any]
     # Class attributes, because `adopted` turns existing Keras lists into this class.
-    _drift: DriftCheck | None = None  # these two: set while a fit on several ranks trains
+    _drift: DriftCheck | None = None  # set while a fit on several ranks trains, like _saves
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
     _figures: figures.FitFigures | None = None  # if someone watches the job
@@ -93,7 +93,7 @@ class CallbackList(_KerasList):
     on_predict_batch_begin = _hook("on_predict_batch_begin")
     on_test_end = _hook("on_test_end", lambda self: self.flush(), before=lambda self: self._finish_step("test_end"))
     on_predict_end = _hook("on_predict_end", before=lambda self: self._finish_step("predict_end"))
-    # Ranks agree whether to ask each other after each batch and whether any rank wants to stop. All get rank 0's model.
+    # The ranks agree whether any of them may ask to stop after a batch, and all get rank 0's model.
     on_test_begin = _hook("on_test_begin", lambda self: self._begin_loop("test", "evaluate begins"))
     on_predict_begin = _hook("on_predict_begin", lambda self: self._begin_loop("predict", "predict begins"))
     on_test_batch_end = _hook(
@@ -116,7 +116,7 @@ class CallbackList(_KerasList):
         return contextlib.nullcontext() if self._strategy is None else of_one_rank(True)
 
     def set_model(self, model: Any) -> None:
-        """On ranks other than 0, replaces callbacks that write. Callbacks that save the state of others go last."""
+        """Replaces callbacks that write, on ranks other than 0. Callbacks that save the state of others run last."""
         strategy = strategy_of_ranks(model)
         for callback in self.callbacks:  # it may have been used by another rank's list or another model
             hushed_writers.let_write(callback)
@@ -124,7 +124,6 @@ class CallbackList(_KerasList):
         for saves in self._model_saves:
             saves.share()
         is_other = strategy is not None and strategy.rank != 0
-        # Callbacks that save the run's state also save the other callbacks' state, so they run last.
         self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
         for callback in self.callbacks:
             if getattr(callback, "runs_last", False):
@@ -200,7 +199,7 @@ class CallbackList(_KerasList):
     def on_train_begin(self, logs: Any = None) -> None:
         """After all callbacks, checks that ranks have one model, and gives all ranks rank 0's first epoch and values.
 
-        This comes last, so that it includes what a callback has restored on rank 0.
+        It runs after them because a callback may restore an earlier state on rank 0.
         """
         with sharded_slots.deferring_restored_values(True):
             self._begin_training(logs)
@@ -233,7 +232,7 @@ class CallbackList(_KerasList):
         strategy.resilience.begin_fit(self)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Ends admission, so that no rank can join any more."""
+        """After all callbacks, gives all ranks rank 0's weights, and lets no more ranks join."""
         with self._of_one_rank():
             super().on_train_end(logs)
         self._follow_rank_0()
@@ -271,7 +270,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.begin_epoch():  # a joining rank: the others have done the rest
+        if strategy.resilience.begin_epoch():  # a joining rank: the others have already agreed
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -306,8 +305,8 @@ class CallbackList(_KerasList):
         self._step_begin = time.monotonic() if recording.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Before the callbacks, gathers what rank 0 is about to save. After them, stops on all ranks if any rank wants
-        to stop, if a callback could ask for it.
+        """Before the callbacks, gathers what rank 0 is about to save. After them, if a callback could have asked to
+        stop, stops on all ranks if any rank wants to.
         """
         if self._step_begin is not None:
             recording.add_span(f"step {batch}", self._step_begin)
@@ -318,7 +317,7 @@ class CallbackList(_KerasList):
             return
         self.position = (self.position[0], batch + 1, logs)
         due, may_stop = self._saves.before_batch_end(batch), "train" in self._ask_to_stop
-        if may_stop:  # such a callback may do anything, including reading variables
+        if may_stop:  # a callback that can stop can also read variables
             self._finish_step("train_batch_end")
             accumulation.combine(self.model)
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
@@ -330,8 +329,8 @@ class CallbackList(_KerasList):
             self._agree_to_stop_training()
 
     def _finish_step(self, moment: str) -> None:
-        """Ends the step in a job that continues without a lost rank. A rank that is behind gets what the step wrote
-        from another rank. Callbacks must not have changed it yet, because they will run on the rank that is behind.
+        """Ends the step in a job that continues without a lost rank. A rank that is behind gets the step's results from
+        another rank. Callbacks must not have changed them yet, because they will also run on the rank that is behind.
         """
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
@@ -378,7 +377,7 @@ class CallbackList(_KerasList):
 
 
 def _swap_gathered(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
-    """Exchanges weights and averages, even those in shards. COLLECTIVE if some are in shards."""
+    """Swaps weights and their averages, even those in shards. COLLECTIVE if some are in shards."""
     with gathered_slots.gathered(gathered_slots.slots_of(callback.model)):
         keras_callbacks.original_swap(callback, *functions)
 
@@ -389,7 +388,8 @@ def _agree_on_global_seed(model: keras.Model) -> None:
     mine = None if generator is None else generator.state.numpy()
     state = communicator.broadcast_object(mine, name=agreement.name_of(model, "global_seed"))
     if communicator.rank() != 0 and state is None:
-        keras_compat.forget_global_seed_generator()  # a new one is seeded by Python's random state, which is equal
+        # A new generator is seeded by Python's random state, which is equal on all ranks.
+        keras_compat.forget_global_seed_generator()
     elif communicator.rank() != 0:
         keras_compat.make_global_seed_generator().state.assign(state)
 
@@ -408,14 +408,14 @@ def _agree_on_steps(callbacks: CallbackList) -> None:
 
 
 def _rates_and_step(model: Any) -> tuple[list[float], int]:
-    """Returns the learning rates that are numbers, and the steps made with them."""
+    """Returns the learning rates that are numbers rather than schedules, and the steps taken so far."""
     optimizers = models.optimizers_with_rates(model)
     rates = [learning_rate_variable(each) for each in optimizers]
     return [float(rate.numpy()) for rate in rates if rate is not None], models.steps_taken(optimizers) or 0
 
 
 def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
-    """Warns that all ranks will use rank 0's learning rates, unless only rank 0 has restored an earlier training."""
+    """Warns that all ranks will use rank 0's learning rates, unless only rank 0 has restored an earlier run."""
     rates, steps = zip(*gathered)
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
