@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-OF_TENSORFLOW = {
+TENSORFLOW_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",  # also keeps its notice out of the output
@@ -42,7 +42,7 @@ class Peer:
     @classmethod
     def environments(cls) -> list[dict[str, str]]:
         """Returns the environment variables to add for each process."""
-        return [{"KERAS_BACKEND": cls.backend, **OF_TENSORFLOW}] * cls.processes
+        return [{"KERAS_BACKEND": cls.backend, **TENSORFLOW_ENVIRONMENT}] * cls.processes
 
     @classmethod
     def command(cls, python: str, arguments: list[str]) -> list[str]:

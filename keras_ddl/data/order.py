@@ -223,7 +223,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
         with tf.control_dependencies(leaves):
             own = tf.concat([tf.reshape(rows, [several]), notice.own()], 0)
         gathered = ops.all_gather(own[tf.newaxis], name=name)
-        with tf.control_dependencies([notice.heard(gathered[:, several])]):
+        with tf.control_dependencies([notice.record(gathered[:, several])]):
             return StepHeader(_counts(gathered, rows), batch, gathered)
     notes = _notes()
     with tf.control_dependencies(leaves):
@@ -232,7 +232,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
         own = tf.concat([tf.reshape(rows, [several]), notice.own(), tf.reshape(notes.list.read_value(), [-1])], 0)
     gathered = ops.all_gather(own[tf.newaxis], name=name)
     verdict = _compare(gathered[:, several + 1 :], noted)
-    with tf.control_dependencies([verdict, notice.heard(gathered[:, several])]):
+    with tf.control_dependencies([verdict, notice.record(gathered[:, several])]):
         counts = _counts(gathered, rows)
     return StepHeader(counts, _after(verdict, is_new, batch), gathered)
 

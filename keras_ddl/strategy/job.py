@@ -1,4 +1,4 @@
-"""The job of a Strategy: its ranks as this rank sees them, and its settings."""
+"""The job of a Strategy: its ranks and its settings."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Settings:
 
 @dataclass(eq=False)
 class Job:
-    """The ranks that share each batch, and the settings by which they do.
+    """The ranks that share each batch, and what they have agreed on.
 
     Attributes:
         rank: this process's rank. size: the number of ranks.
         token: a string that only the ranks of this job share; "" if there is one rank.
-        device: what this rank computes with, as tf.device takes it.
-        settings: as this rank passed them. The other attributes are equal on all ranks.
+        device: this rank's device, as tf.device takes it.
+        settings: as this rank passed them. The attributes below are equal on all ranks.
         bucket_size: size of the gradients that are sent in one collective.
         shards_from_elements: slots with this many elements or more are in shards; None: no slots are. shards_weights:
-            weights are, too. gathered_bytes: limit of the weights that a step has gathered at a time.
+            weights are, too. gathered_bytes: limit of the weights that a step keeps gathered at a time.
         drift_check_fraction: fraction of the training time that comparing weights may take.
         goes_on: fit continues when a rank is lost (resilience.py); `rank` and `size` then change.
         reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
-        epoch: how often they have changed. hosts: of all ranks, as in Topology.
-        mesh: data and model ranks, if a layout cuts variables; None: all ranks are data ranks.
+        epoch: how often `rank` and `size` have changed. hosts: of all ranks, as in Topology.
+        mesh: data and model ranks, if a layout splits variables; None: all ranks are data ranks.
     """
 
     rank: int
@@ -73,7 +73,7 @@ class Job:
 
     @property
     def accumulates_parts(self) -> bool:
-        """Whether ranks may accumulate gradients of their own rows over several steps, and sum them later."""
+        """Whether a rank may accumulate gradients of its own rows over several steps before they are summed."""
         return not self.goes_on and self.mesh is None
 
 
