@@ -53,7 +53,7 @@ def main() -> None:
     options = options_of(parser, seeds=1, epochs=1)
     keras_ddl.init()
     found: dict[str | None, list[tuple[float, float]]] = {each: [] for each in COMPRESSIONS}
-    for compression in COMPRESSIONS:  # None first: a Strategy without compression cannot follow one that has it
+    for compression in COMPRESSIONS:
         for seed in range(1, options.seeds + 1):
             found[compression].append(train(compression, seed, options.epochs))
     if keras_ddl.rank() > 0:
