@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from _scoreboard.peers import Peer
-from _scoreboard.programs.common import Values, dense, left_by, ops, sgd
+from _scoreboard.programs.common import Values, dense, ops, sgd, values_of
 
 
 def train_gan(peer: Peer, noise: np.ndarray, real: np.ndarray, batch: int) -> Values:
@@ -56,4 +56,4 @@ def train_gan(peer: Peer, noise: np.ndarray, real: np.ndarray, batch: int) -> Va
             variable.assign(value)
     of_first, of_second = np.transpose(losses)
     logs = {"of_critic": of_first, "of_generator": of_second}
-    return left_by(critic, logs) | {f"weight of {k}": v for k, v in left_by(generator, {}).items()}
+    return values_of(critic, logs) | {f"weight of {k}": v for k, v in values_of(generator, {}).items()}

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from _scoreboard.peers import Peer
-from _scoreboard.programs.common import Values, dense, left_by, sgd
+from _scoreboard.programs.common import Values, dense, sgd, values_of
 
 
 class Gan(keras.Model):
@@ -60,4 +60,4 @@ def train_gan(peer: Peer, noise: np.ndarray, real: np.ndarray, batch: int) -> Va
     with peer.scope():
         model = Gan(peer)
         model.compile(sgd(), sgd())
-    return left_by(model, peer.fit(model, noise, real, batch_size=batch, epochs=2))
+    return values_of(model, peer.fit(model, noise, real, batch_size=batch, epochs=2))

@@ -26,7 +26,7 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
         if is_missing(module):
             continue
         for name in public_names(importlib.import_module(module)):
-            # What keras_ddl itself exports is shown there.
+            # The page of keras_ddl shows names that keras_ddl also exports.
             if f"{module}.{name}" not in shown and f"keras_ddl.{name}" not in shown:
                 logging.getLogger(__name__).warning("%s.%s is public, but no page of the API shows it", module, name)
 
