@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 # Ranks are seconds apart while they load TensorFlow.
 _WAIT_SECONDS = 5.0
-# How long, and for how many lines, the source line that ends a Python warning is waited for.
+# A Python warning ends with a source line. It must arrive within this time and after at most this many lines.
 _REST_SECONDS = 0.2
 _MESSAGE_LINES = 20
 _PYTHON = re.compile(rb"\S.*:\d+: \w*Warning: ")
@@ -52,7 +52,7 @@ class Split:
         return parts
 
     def tick(self) -> list[tuple[bool, list[bytes]]]:
-        """Returns pieces that have waited long enough for their rest."""
+        """Returns pieces that have waited long enough to be complete."""
         return self.flush() if self._lines and time.monotonic() - self._since > _REST_SECONDS else []
 
     def flush(self) -> list[tuple[bool, list[bytes]]]:
@@ -73,7 +73,7 @@ def key_of(lines: list[bytes]) -> bytes:
 
 
 def without_python_warnings(text: bytes) -> bytes:
-    """Returns `text` without warnings of Python, absl and logging. Doubtful text stays."""
+    """Returns `text` without warnings of Python, absl and logging. Text that may be something else stays."""
     split = Split(message_lines=1)
     parts = [*split.feed(text.split(b"\n")), *split.flush()]
     kept = [line for is_warning, lines in parts if not is_warning or _of_tensorflow(lines) for line in lines]
