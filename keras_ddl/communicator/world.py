@@ -79,7 +79,7 @@ def init(mode: str | None = None) -> Topology:
             own_board = board.of_process()
             if launcher.is_spare and own_board is not None:
                 _state.membership = membership.start()
-                place = meeting.beside(launcher)
+                place = meeting.newcomer_topology(launcher)
                 history.begin(history.Replay(own_board))
             else:
                 # After shutdown, `init` connects the ranks that remained before.

@@ -217,7 +217,7 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def called_graph(call: tf.Operation, attr: str = "f") -> Any:
-    """Returns the graph of the function that an operation names in `attr`; None if TensorFlow does not tell."""
+    """Returns the graph of the function that an operation names in `attr`; None if TensorFlow does not have it."""
     try:
         return graph_of_function(call, call.get_attr(attr))
     except ValueError:
@@ -225,7 +225,7 @@ def called_graph(call: tf.Operation, attr: str = "f") -> Any:
 
 
 def called_graphs(call: tf.Operation) -> list[Any]:
-    """Returns the graphs of the branches of a Case; None for a branch that TensorFlow does not tell."""
+    """Returns the graphs of the branches of a Case; None for a branch that TensorFlow does not have."""
     return [graph_of_function(call, each) for each in call.get_attr("branches")]
 
 
@@ -253,7 +253,7 @@ def _functions_of(operation: tf.Operation) -> list[Any]:
 
 
 def graph_of_function(call: tf.Operation, function: Any) -> Any:
-    """Returns the graph of a function that an operation names in an attribute; None if TensorFlow does not tell."""
+    """Returns the graph of a function that an operation names in an attribute; None if TensorFlow does not have it."""
     try:
         return call.graph._get_function(function.name).graph
     except (AttributeError, ValueError):
@@ -261,7 +261,7 @@ def graph_of_function(call: tf.Operation, function: Any) -> Any:
 
 
 def called_attributes(call: tf.Operation) -> dict[str, Any]:
-    """Returns the attributes of the function that a call operation calls; {} if TensorFlow does not tell."""
+    """Returns the attributes of the function that a call operation calls; {} if TensorFlow does not have them."""
     try:
         function = call.graph._get_function(call.get_attr("f").name)
         return dict(function.cached_definition.attr)

@@ -234,7 +234,7 @@ class StepFunction(Caller):
             self._batch(rows, batch.counts, report),
             report,
             inputs_are_whole=self._batches == "global",
-            tell=arguments.declare_rows,
+            declare_rows=arguments.declare_rows,
         )
 
     def _batch(self, rows: Any, counts: tuple[int, ...], report: cut.Report) -> cut.Batch:

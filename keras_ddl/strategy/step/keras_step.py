@@ -199,7 +199,7 @@ class KerasSteps:
             begins_with=begins_with,
             keeps_rows=is_rank0s and step.rank != 0,
             parts=[each.handle for each in _accumulators(execution)],
-            tell=arguments.declare_rows,
+            declare_rows=arguments.declare_rows,
             **({"further": further} if further else {}),
         )
         if counts is not None and execution.step == "train_step" and step.rank == 0:
