@@ -116,7 +116,7 @@ class CallbackList(_KerasList):
         return contextlib.nullcontext() if self._strategy is None else of_one_rank(True)
 
     def set_model(self, model: Any) -> None:
-        """Replaces callbacks that write, on ranks other than 0. Callbacks that save the state of others run last."""
+        """On ranks other than 0, replaces callbacks that write. Callbacks that save the state of others go last."""
         strategy = strategy_of_ranks(model)
         for callback in self.callbacks:  # it may have been used by another rank's list or another model
             hushed_writers.let_write(callback)
@@ -124,6 +124,7 @@ class CallbackList(_KerasList):
         for saves in self._model_saves:
             saves.share()
         is_other = strategy is not None and strategy.rank != 0
+        # Callbacks that save the run's state also save the other callbacks' state, so they run last.
         self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
         for callback in self.callbacks:
             if getattr(callback, "runs_last", False):
