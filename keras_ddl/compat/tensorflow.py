@@ -230,7 +230,7 @@ def called_graphs(call: tf.Operation) -> list[Any]:
 
 
 def graphs_of(operation: tf.Operation) -> list[Any]:
-    """Returns the graphs of all functions that an operation names, as far as TensorFlow tells."""
+    """Returns the graphs of all functions that an operation names, as far as TensorFlow has them."""
     return [
         graph
         for graph in (graph_of_function(operation, each) for each in _functions_of(operation))

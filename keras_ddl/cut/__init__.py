@@ -147,7 +147,7 @@ def build_step(
     if writes is not None:
         if mirrors is not None:
             mirrors.update(writes, earlier or collectives, lambda: everything_before(writes.needed(), outputs))
-        # On a mesh, memory is scarce. Without a mesh, updates overlap with sums of other gradients.
+        # On a mesh memory is scarce. Without a mesh, updates overlap with sums of other gradients.
         last = [*outputs, *writes.scattered()]
         after = (
             None if earlier is None else AfterCommit(writes.values(), last, gathers=bool(shards) and mirrors is None)

@@ -1,8 +1,8 @@
-"""The state of callbacks: what a checkpoint keeps of them, and what a rank that joins gets (resilience/joining.py).
+"""The state of callbacks that checkpoints save and that joining ranks get (resilience/joining.py).
 
-If a callback has `get_state`, its state is what that returns. Otherwise a checkpoint keeps the attributes that Keras's
-callbacks are known to keep from one epoch or batch to the next. A rank that joins also gets all plain attributes that
-have changed since fit began: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
+If a callback has `get_state`, its result is the state. Otherwise a checkpoint keeps the attributes that Keras's
+callbacks are known to keep from one epoch or batch to the next. A joining rank also gets all plain attributes that have
+changed since fit began: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
 these.
 """
 
@@ -103,13 +103,13 @@ def _known_attributes(callback: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    # Else a number of NumPy or TensorFlow.
+    # Other values are numbers of NumPy or TensorFlow.
     return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
 
 
 def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are plain values, also those inside the parts of keras_ddl's own callbacks, under
-    names with dots.
+    """Returns the attributes that are plain values. Attributes inside the parts of keras_ddl's own callbacks have names
+    with dots.
     """
     attributes: dict[str, Any] = {}
     own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
@@ -155,7 +155,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
         return "<" not in value.__qualname__ and value.__module__ in sys.modules
     if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
-        return type(value).__module__ != "__main__"  # of a class of the script's nothing is known
+        return type(value).__module__ != "__main__"  # a class of the script may have other state
     if type(value) in (list, tuple, set, frozenset, collections.deque):
         return all(map(_is_plain, value))
     return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)

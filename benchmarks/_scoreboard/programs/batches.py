@@ -1,4 +1,4 @@
-"""Batches: short ones, validation and predictions of them, ragged rows, several steps in one call."""
+"""Short batches (also in validation and prediction), ragged rows, and several steps per call."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def experts(peer: Peer) -> Values:
             self.kernel = self.add_weight(shape=(3, shape[-1], 5))
 
         def call(self, x: Any) -> Any:
-            chances = ops.softmax(ops.matmul(x, self.gate))
-            gates, rows = ops.top_k(ops.transpose(chances), k=4)  # [experts, 4]
+            probabilities = ops.softmax(ops.matmul(x, self.gate))
+            gates, rows = ops.top_k(ops.transpose(probabilities), k=4)  # [experts, 4]
             done = ops.tanh(ops.einsum("ekd,edh->ekh", ops.take(x, rows, axis=0), self.kernel))
             back = ops.equal(rows[..., None], ops.arange(ops.shape(x)[0], dtype=rows.dtype))
             return ops.einsum("ekr,ekh->rh", ops.cast(back, x.dtype) * gates[..., None], done)

@@ -1,6 +1,6 @@
-"""Plans which values of a step become flat shards: those from which variables in flat shards are updated.
+"""Plans which values of a step become flat shards: values that lead to a variable that is kept in flat shards.
 
-Such a value is scattered or sliced as soon as an operation needs more than a partial sum. The plan only affects bytes
+These values are scattered or sliced as soon as something needs more than a part of a sum. The plan only affects bytes
 and time, because a flat shard can always be gathered again.
 """
 
@@ -17,11 +17,10 @@ class Plan:
     """The values of a program that become flat shards.
 
     Args:
-        sharded: the handles of variables in flat shards.
+        sharded: its handles of variables in flat shards.
     Attributes:
-        towards: values from which entrywise operations compute what is assigned to a sharded variable, or to a weight
-            that is updated from one.
-        only: the subset of `towards` that nothing else reads, as far as is known.
+        towards: values that an entrywise computation leads to an assignment of a sharded variable, or of a weight that
+            is updated from one. only: the subset of them that nothing else reads, as far as is known.
     """
 
     def __init__(self, program: Program, sharded: Collection[Value]) -> None:
@@ -83,11 +82,9 @@ def _branches(node: Node, sharded: Collection[Value]) -> list[Plan]:
 def values_towards(
     program: Program, is_variable: Callable[[Value], bool], inner: Mapping[Node, Sequence[Plan]] | None = None
 ) -> set[Value]:
-    """Returns the values from which entrywise operations compute what is assigned to certain variables.
+    """Returns the values that an entrywise computation leads to an assignment of certain variables.
 
-    Args:
-        is_variable: whether a handle belongs to such a variable.
-        inner: the plans of branches.
+    is_variable: whether a handle belongs to such a variable. inner: the plans of branches.
     """
     result: set[Value] = set()
     for node in reversed(program.nodes):
@@ -106,7 +103,7 @@ def values_towards(
 
 
 def is_static(value: Value) -> bool:
-    """Whether a value is known to have more than one entry, and how many, when the step is traced."""
+    """Whether the number of a value's entries, more than one, is known when the step is traced."""
     return bool(value.rank is not None and value.shape.is_fully_defined() and value.shape.num_elements() > 1)
 
 
