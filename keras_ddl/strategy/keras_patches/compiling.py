@@ -42,7 +42,7 @@ def compile_model(
     _refuse_xla(bound, model, f"under a keras_ddl.Strategy (rank {strategy.rank})")
     with strategy.scope():
         returned = original(model, optimizer, *args, **kwargs)
-    if strategy.is_several:  # before the first step, values that ranks save are compared with these
+    if strategy.is_several:  # saves before the first step are compared with this digest
         of_rank_0.remember(model, of_rank_0.Held(model, strategy.job).digest)
     return returned
 
