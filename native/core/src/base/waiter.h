@@ -1,5 +1,5 @@
-// Waiter: how the thread that runs a collective waits for other ranks: it spins at first, then yields its core, then
-// sleeps; and it never waits for a rank that has died.
+// Waiter: how the thread that runs a collective waits for other ranks. It spins at first, then yields its core, then
+// sleeps. It never waits for a rank that has died.
 #ifndef KERAS_DDL_CORE_BASE_WAITER_H_
 #define KERAS_DDL_CORE_BASE_WAITER_H_
 

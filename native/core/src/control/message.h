@@ -32,20 +32,20 @@ struct Announcement : Terms {
   std::string detail;
 };
 
-// What every rank does next with the oldest request of `name`; without a name, with its join.
+// What every rank does next with the oldest request of `name`, or with its join if there is no name.
 struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
-  std::string name;        // empty where there is an id instead
+  std::string name;        // empty if there is an id instead
   std::string message;
   FailedRanks ranks;           // that `message` names
   std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank; DDL_ALL_TO_ALL: those it sends to this rank
   int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
-  // Ranks that take part without a request of their own, because they have joined, and what the others have submitted.
+  // Ranks that take part without their own request, because they have joined, and what the others have submitted.
   std::vector<int32_t> joined;
   std::optional<Announcement> submitted;  // set if any rank has joined
   std::optional<Scheme> scheme;           // DDL_ALL_REDUCE at an inline rendezvous: see ShmAllReduce; not sent
   uint32_t id = 0;                        // of known_collectives.h; 0: none
-  bool gives_id = false;                  // `id` stands for what this request has announced from now on, on all ranks
+  bool gives_id = false;                  // from now on `id` stands for this request's announcement, on all ranks
   double agreed = 0;                      // when it arrived here, if a trace is being written; not sent
 
   Status status() const { return {code, message, ranks}; }

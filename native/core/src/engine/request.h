@@ -37,10 +37,10 @@ struct Request {
   bool small = false;                   // planned, and its data could go through a rendezvous
   mutable std::shared_ptr<int> ticket;  // see PlannedRuns; released when the request is done
   int size = 0;                         // ranks of the communicator
-  std::shared_ptr<Staging> staging;     // its buffers lie on a device
-  bool result_on_host = false;          // what `allocate` returns lies in the host's memory, wherever the buffers do
+  std::shared_ptr<Staging> staging;     // set if its buffers are on a device
+  bool result_on_host = false;          // `allocate` returns host memory, wherever the buffers are
 
-  // Whether it is an instruction to a queue at this point of the submissions, and no collective.
+  // Whether this is not a collective, but an instruction to a queue at this point of the submissions.
   bool is_marker() const { return done == nullptr; }
   // Adds to the trace the run that began at `started` and ends now; see Trace::Collective.
   void TraceRun(double agreed, double started, int code) const;
@@ -53,7 +53,7 @@ Terms TermsOf(const ddl_request& request);
 
 uint64_t BytesOf(const ddl_request& request);
 
-// Rejects what no rank could run. `size`: ranks of the communicator.
+// Rejects requests that no rank could run. `size`: ranks of the communicator.
 Status Validate(const ddl_request& request, int size);
 
 }  // namespace ddl

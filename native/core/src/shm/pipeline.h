@@ -46,7 +46,7 @@ class ShmPipeline {
   Status WaitFree(uint64_t step) {
     if (step < free_before_) return {};
     DDL_RETURN_IF_ERROR(WaitAll(&RankBlock::done, step - kSlots + 1));
-    // The others are usually further: their counters, which cost a passed cache line each, tell for several steps.
+    // Reading a counter costs a cache line, but the other ranks are usually further, so one look serves several steps.
     uint64_t finished = ~uint64_t{0};
     for (int local = 0; local < size(); ++local) {
       if (local != rank()) finished = std::min(finished, memory_.block(local).done.load(std::memory_order_acquire));
