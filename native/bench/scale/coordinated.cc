@@ -48,7 +48,7 @@ class Coordinated {
   }
 
  private:
-  // One such message from or to each of the others.
+  // One such message from or to each of the other ranks.
   void Count(const std::string& bytes) {
     messages_ += static_cast<uint64_t>(size_ - 1);
     bytes_ += static_cast<uint64_t>(size_ - 1) * bytes.size();

@@ -82,7 +82,7 @@ void CommunicationThread::Loop() {
   RankBlock& own = endpoint_.memory().own();
   const LifeLock alive(own);
   while (!endpoint_.submissions().stopped()) {
-    // Read before looking for work: what arrives later changes it, and Idle returns at once.
+    // Read before looking for work, because later arrivals change it and make Idle return at once.
     const uint32_t seen = BellCount(own);
     bool worked = queue_.TakeSubmissions();
     worked = queue_.TakeMessages() || worked;

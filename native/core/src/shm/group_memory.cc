@@ -17,7 +17,7 @@
 namespace ddl {
 namespace {
 
-// What ranks tell each other while they attach.
+// What ranks exchange while they attach.
 struct Record {
   int32_t pid;
   int32_t fd;  // of the leader; -1: none
@@ -53,7 +53,7 @@ int MakeMemfd(size_t bytes) {
   return fd;
 }
 
-// Says in `record` which file `fd` is. Returns whether it is known.
+// Records in `record` which file `fd` is. Returns whether it is known.
 bool Identify(int fd, Record* record) {
   struct stat status{};
   if (fstat(fd, &status) != 0) return false;
@@ -62,7 +62,8 @@ bool Identify(int fd, Record* record) {
   return true;
 }
 
-// Returns `fd` if it is the leader's file; else closes it: -1. Another user may have put another file in its place.
+// Returns `fd` if it is the leader's file. Otherwise closes it and returns -1, because another user may have replaced
+// the file.
 int OnlyIfOf(const Record& leader, int fd) {
   struct stat status{};
   if (fd < 0) return -1;
@@ -187,7 +188,7 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
   } else {
     bool everywhere = false;
     DDL_RETURN_IF_ERROR(memory->AttachMemfd(transport, leader, bytes, &everywhere));
-    // Taken by all ranks together if any failed.
+    // All ranks use it together if any rank failed.
     if (!everywhere) {
       memory->Unmap();
       DDL_RETURN_IF_ERROR(memory->AttachNamed(transport, leader, bytes));
