@@ -271,7 +271,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.begin_epoch():  # a joining rank: the others have already agreed
+        if strategy.resilience.begin_epoch():  # a joining rank: the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
