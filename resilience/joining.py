@@ -36,7 +36,6 @@ from keras_ddl.resilience.survival import Survival
 from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.base import strategy_of
-from keras_ddl.strategy.keras_patches.standby import standing_in, writers_of
 from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together, garbage
@@ -113,10 +112,9 @@ class Newcomer(JoiningInFit):
         """Called before this newcomer's first step: its callbacks get the state of the others' callbacks."""
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
-        for each in callbacks.callbacks:
-            if (standby := standing_in(each)) is not None:
-                standby.begin_late()
-        callback_state.set_states(callback_state.named(writers_of(callbacks.callbacks)), state.callbacks)
+        for each in callbacks.stand_ins:
+            each.begin_late()
+        callback_state.set_states(callback_state.named(callbacks.callbacks), state.callbacks)
         for (
             variable,
             value,

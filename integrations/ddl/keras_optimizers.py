@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
 
-from keras_ddl.compat import optimizers
+from keras_ddl.compat import optimizers, replacing
 from keras_ddl.compat.context import Setting
 from keras_ddl.ddl import job, reduction, start
 
@@ -16,24 +15,18 @@ _applying = Setting("applying", False)
 
 def install() -> None:
     """Changes keras.optimizers. Once per process."""
-    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        _average(optimizer)
+    kinds = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
+    replacing.replace([(kind, "apply", _apply) for kind in kinds])
 
 
-def _average(optimizer: Any) -> None:
-    original = optimizer.apply
-
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        # An inner optimizer gets gradients that the outer one has already reduced. The outer one must see reduced
-        # gradients, so that all ranks agree whether they are finite.
-        if _applying.get() or not job.is_training_together():
-            return original(self, grads, trainable_variables)
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        trained = trainable_variables or optimizers.trained_variables(self) or []
-        start.settle([*trained, *(self.variables if self.built else [])])
-        with _applying(True):
-            return original(self, reduction.averaged(list(grads)), trainable_variables)
-
-    optimizer.apply = apply
+def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    # An inner optimizer gets gradients that the outer one has already reduced. The outer one must see reduced
+    # gradients, so that all ranks agree whether they are finite.
+    if _applying.get() or not job.is_training_together():
+        return original(optimizer, grads, trainable_variables)
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    trained = trainable_variables or optimizers.trained_variables(optimizer) or []
+    start.settle([*trained, *(optimizer.variables if optimizer.built else [])])
+    with _applying(True):
+        return original(optimizer, reduction.averaged(list(grads)), trainable_variables)

@@ -129,6 +129,5 @@ class MidEpochSaves:
 
     def _savers(self, within: bool = False) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-        callbacks = (getattr(each, "writer", each) for each in self._callbacks.callbacks)  # including a standby's
-        savers = [each for each in callbacks if isinstance(each, kinds)]
+        savers = [each for each in self._callbacks.callbacks if isinstance(each, kinds)]
         return [each for each in savers if not within or each.save_freq != "epoch"]
