@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.communicator.newcomers import history
@@ -13,12 +13,10 @@ from keras_ddl.resilience.joining_state import STATE, JoiningInFit, State, share
 from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 TRIAL_STEPS = 20  # before each of them newcomers prove that they have what the others have
 

@@ -6,7 +6,7 @@ import gc
 import pickle
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from keras_ddl.state.callback_state import Changes
 from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
 from keras_ddl.resilience.survivors import NewMesh, largest_mesh
 from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state.placements import MeshPlace, place_on_mesh
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.mesh import ranks
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.base import BaseStrategy
-    from keras_ddl.strategy.mesh.layout import Layout
-    from keras_ddl.topology import Topology
+from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.topology import Topology
 
 
 def layout_of(strategies: Sequence[BaseStrategy]) -> Layout | None:

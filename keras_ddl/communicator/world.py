@@ -209,6 +209,7 @@ def shutdown() -> None:
     with _state.lock:
         if _close_world():
             recording.leave()
+            history.end()
         if _state.process == os.getpid():  # a forked child is no rank
             membership.leave_job()
 

@@ -19,9 +19,9 @@ from keras_ddl.strategy import cluster, keras_patches, one_per_job, resilience
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
-from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-from keras_ddl.strategy.mesh import layout_of, ranks
+from keras_ddl.strategy.mesh import layout_of
 from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.save_records import SaveRecords
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
@@ -109,15 +109,13 @@ class Strategy(BaseStrategy):
         cluster.refuse_preemption_handlers()
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.random_state = RandomState(self.size, seed)
-        self.job = agree_on_job(settings, topology, device)
+        self.job = agree_on_job(settings, mesh_layout, topology, device, resilience.is_possible())
         if self.is_several:
             self.saves = SaveRecords(self.job.token, self.rank)
-            self.job.mesh = None if mesh_layout is None else ranks.make(mesh_layout, topology)
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
         self.resilience = resilience.of_job()
-        self.job.goes_on = self.resilience.goes_on
         self.mesh_layout = mesh_layout if self.job.goes_on else None
         if self.mesh_layout is not None:
             self._check_goes_on_with_layout(self.mesh_layout)

@@ -24,8 +24,8 @@ from keras_ddl.state import exchange, generations
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy.job import Job, Settings
-from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 from keras_ddl.topology import make_topology
 from keras_ddl.topology.mirrors import mirror_offset

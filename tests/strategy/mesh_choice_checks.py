@@ -12,9 +12,9 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from strategy.common import RANK, SIZE, X, Y, assert_close, of_one_process, recorded_warnings, shared_folder
 from strategy.mesh_models import alone, assert_equal, compiled, fit_both
 

@@ -12,8 +12,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import REPLICATED, Sharded
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.mesh import layout_of
-from keras_ddl.strategy.mesh.choice import written
 from keras_ddl.strategy.mesh.layout import DataLayout, Layout
+from keras_ddl.strategy.shards.layout_choice import written
 
 
 def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):

@@ -218,7 +218,7 @@ class CallbackList(_KerasList):
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
         self.position = (keras_callbacks.initial_epoch(model) or 0, 0, None)
-        strategy.resilience.begin_fit(self)
+        strategy.resilience.joining.begin_fit(self)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends admission, so that no rank can join any more."""
@@ -241,7 +241,7 @@ class CallbackList(_KerasList):
     def _end_joining(self) -> None:
         strategy = strategy_of(self.model)  # also if only one rank is left
         if strategy is not None and fits.is_outermost(self.model):
-            strategy.resilience.end_fit()
+            strategy.resilience.joining.end_fit()
 
     def agreed_state(self) -> list[Any]:
         """Returns the objects whose plain attributes hold what the ranks have agreed on in this fit."""
@@ -259,7 +259,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.begin_epoch():  # a joining rank: the others have done the rest
+        if strategy.resilience.joining.begin_epoch():  # a joining rank: the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -271,7 +271,7 @@ class CallbackList(_KerasList):
         """After all callbacks, compares the ranks' weights, and stops on all ranks if any rank wants to stop."""
         self._finish_step("epoch_end")
         strategy = self._strategy
-        if strategy is not None and strategy.resilience.has_newcomers:
+        if strategy is not None and strategy.resilience.joining.has_newcomers:
             self.compare()  # before callbacks change weights that no step has used yet
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
@@ -280,7 +280,7 @@ class CallbackList(_KerasList):
             self._figures.end_epoch(epoch, logs)
         self.flush()
         if strategy is not None:
-            strategy.resilience.prove(self)
+            strategy.resilience.joining.prove(self)
         if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()

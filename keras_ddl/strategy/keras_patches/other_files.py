@@ -28,7 +28,7 @@ from keras_ddl.strategy.agreement.compared import Compared
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.keras_patches import saving
-from keras_ddl.strategy.keras_patches.save_records import Call
+from keras_ddl.strategy.save_records import Call
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,14 @@ from typing import Any
 from keras_ddl.compat import models
 from keras_ddl.compat.optimizers import averaged_weights
 from keras_ddl.strategy import observing
-from keras_ddl.strategy.mesh import laid_out, mesh_slots, undecided
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
+from keras_ddl.strategy.shards import (
+    gathered_slots,
+    laid_out,
+    mesh_slots,
+    sharded_slots,
+    sharded_weights,
+    undecided,
+)
 from keras_ddl.strategy.variable_origin import of_keras
 
 

@@ -77,7 +77,8 @@ class Layout:
 
     Args:
         layout_map: a keras.distribution.LayoutMap. size, rank: those of this job, for checks and messages.
-        is_to_choose: the layout_map is empty, and choice.py chooses the axis along which each new variable is cut.
+        is_to_choose: the layout_map is empty, and shards/layout_choice.py chooses the axis along which each new
+            variable is cut.
         data_layout: as in Strategy, or None.
     Attributes:
         data: which arguments are also cut; None: no argument is.

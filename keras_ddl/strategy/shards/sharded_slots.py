@@ -431,7 +431,7 @@ def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
     """Replaces the value of a large slot that Keras has just created for the weight `reference` by a ShardedVariable.
-    On a mesh, mesh/mesh_slots.py has already done this."""
+    On a mesh, mesh_slots.py has already done this."""
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
     if job is not None and job.mesh is None and is_slot and is_in_shards(optimizer, reference, name):

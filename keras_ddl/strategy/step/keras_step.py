@@ -25,7 +25,7 @@ from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.agreement.equal_values import description
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.shards import laid_out
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.component_rows import ComponentRows, arguments_by_component
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs

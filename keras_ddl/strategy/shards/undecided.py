@@ -1,5 +1,5 @@
 """Variables whose layout is not chosen yet: `Strategy(layout=N)` chooses it when it builds the first step that uses
-them (choice.py).
+them (layout_choice.py).
 
 Until then each rank has the complete variable. Slots of a weight are made while that step is traced and have no memory
 before the choice, so no rank ever has a complete slot if it is cut.
@@ -19,8 +19,8 @@ from keras_ddl.state import replicate
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, shape_of_new
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.mesh.laid_out import NO_AXIS, LaidOutVariable
+from keras_ddl.strategy.shards import laid_out
+from keras_ddl.strategy.shards.laid_out import NO_AXIS, LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import Share, slot_of_handle
 from keras_ddl.strategy.variable_origin import of_one_rank
 

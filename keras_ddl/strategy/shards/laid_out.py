@@ -33,7 +33,7 @@ from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
+from keras_ddl.strategy.shards.mesh_slots import MeshSlot, making_in_shards
 from keras_ddl.strategy.shards.sharded_slots import (
     ShardedVariable,
     sharded_variable,
