@@ -30,6 +30,8 @@ def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: 
         if variable is not None:
             values[id(variable)] = value
             variables.append(variable)
+    if not variables:
+        return
     weights = [each for each in variables if each.weight is None]
     units = []
     for each in weights:

@@ -218,7 +218,7 @@ class ShardedVariable(UninitializedVariable):
     def make_next(self, place: MeshPlace, arrays: Sequence[np.ndarray | int], generation: int) -> None:
         self.next_share = None
         layout, own = self.shared_at(place)
-        if self.is_complete and layout.size == 1:
+        if self.is_complete and layout.size == 1 and isinstance(arrays[0], int):
             return
         before = self.share.variables
         with tf.device(self.job.device):
