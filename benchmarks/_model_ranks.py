@@ -54,7 +54,7 @@ def bandwidth(unit: int, units: int) -> float:
     return LARGE // unit // MESSAGE * MESSAGE * unit / seconds
 
 
-def latency(ring: binding.Communicator) -> float:
+def latency(ring: binding.NativeCommunicator) -> float:
     """Seconds of a step with `SMALL` bytes of the ring through all ranks. COLLECTIVE.
 
     The engine looks after its messages now and then, so that other threads have the core: a step takes it longer than a

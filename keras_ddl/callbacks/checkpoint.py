@@ -15,12 +15,12 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl import model_state
 from keras_ddl.callbacks._base_graphs import base_graphs
 from keras_ddl.callbacks._clock import Clock
-from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._in_parts import Fill, InParts, Place
 from keras_ddl.callbacks._learning_rate import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
+from keras_ddl.checkpoint.direction import resolve_direction
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
 from keras_ddl.checkpoint.tensor_bundle import Part
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank

@@ -9,7 +9,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.strategy.resilience import Resilience
 from keras_ddl.strategy.save_records import SaveRecords
 from keras_ddl.strategy.step.keras_step import KerasSteps
@@ -27,7 +27,7 @@ class BaseStrategy(tf.distribute.Strategy):
     size: int
     topology: Topology
     job: Job
-    mesh_layout: Layout | None
+    mesh_layout: VariableLayout | None
     random_state: RandomState
     saves: SaveRecords
     keras_steps: KerasSteps

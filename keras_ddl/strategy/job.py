@@ -15,7 +15,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.state.placements import MeshPlace, place_on_mesh
 from keras_ddl.strategy.mesh import ranks
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
 
@@ -83,7 +83,9 @@ class Job:
         return not self.goes_on and self.mesh is None
 
 
-def agree_on_job(settings: Settings, layout: Layout | None, topology: Topology, device: str, goes_on: bool) -> Job:
+def agree_on_job(
+    settings: Settings, layout: VariableLayout | None, topology: Topology, device: str, goes_on: bool
+) -> Job:
     """Returns the job. COLLECTIVE. If ranks have passed different settings, rank 0's are used."""
     is_several = topology.size > 1 or history.takes_newcomers()
     agreed: dict[str, Any] = {

@@ -18,7 +18,7 @@ from keras_ddl.state.plan import Holding, Move
 
 
 class Layout:
-    """A mesh/layout.py `Layout`, of which the protocol needs the extents and names of positions."""
+    """A mesh/layout.py `VariableLayout`, of which the protocol needs the extents and names of positions."""
 
     is_to_choose = False
 

@@ -171,7 +171,7 @@ class FlatRanks(Ranks):
 
 
 class FakeLayout:
-    """A mesh/layout.py `Layout`, of which the extents alone are needed."""
+    """A mesh/layout.py `VariableLayout`, of which the extents alone are needed."""
 
     is_to_choose = False
 

@@ -69,7 +69,7 @@ class DataLayout:
         return bool(extent) and extent % model_size == 0
 
 
-class Layout:
+class VariableLayout:
     """A layout of variables over a mesh with a batch axis and a model axis.
 
     Keys are looked up as the installed version of Keras does: a key that is the path of the variable, else a regular
@@ -132,7 +132,7 @@ class Layout:
         """The extent of the model axis that the program asked for, whatever mesh the ranks form now."""
         return int(self._map.device_mesh.shape[1]) if self.model_axis else 1
 
-    def resized(self, data_size: int, model_size: int, rank: int) -> Layout:
+    def resized(self, data_size: int, model_size: int, rank: int) -> VariableLayout:
         """Returns this layout over another mesh, after ranks were lost or have joined. `rank`: of this process, there.
 
         A new variable is replicated, with a warning, if the number of model ranks does not divide its extent.
