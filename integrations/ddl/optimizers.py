@@ -1,4 +1,4 @@
-"""Makes Keras's optimizers average over ranks outside of any strategy."""
+"""Makes optimizers of Keras and of tf.compat.v1.train average over ranks, outside of any strategy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import keras
 
 from keras_ddl.compat import optimizers, replacing
 from keras_ddl.compat.context import Setting
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl import job, reduction, start
+from keras_ddl.gradients.graph_optimizers import Pairs, reduce_within
 
 _applying = Setting("applying", False)
 
 
 def install() -> None:
-    """Changes keras.optimizers. Once per process."""
+    """Changes all optimizers. Once per process."""
     kinds = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)
     replacing.replace([(kind, "apply", _apply) for kind in kinds])
+    reduce_within(tf.compat.v1.train.Optimizer, _averaged, _averaged)
 
 
 def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -30,3 +33,11 @@ def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any =
     start.settle([*trained, *(optimizer.variables if optimizer.built else [])])
     with _applying(True):
         return original(optimizer, reduction.averaged(list(grads)), trainable_variables)
+
+
+def _averaged(pairs: Pairs) -> Pairs:
+    if not job.is_training_together():
+        return pairs
+    start.settle(variable for _, variable in pairs)
+    gradients = reduction.averaged([gradient for gradient, _ in pairs])
+    return [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs)]
