@@ -90,7 +90,7 @@ def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
             yield name
 
 
-def of_made(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
+def for_build(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
     """Returns the attributes of an operation's NodeDef with which a rank builds it.
 
     An attribute that its type declares is never dropped: `time_major` is a note in a function, but a setting of

@@ -145,7 +145,7 @@ class Context(PlacedValues):
             self._last.append(made)
             return list(made.outputs)
         operation = node.operation
-        known = {**node.attributes_of_made, **agreed_seeds(node, self.seed), **attrs}
+        known = {**node.build_attributes, **agreed_seeds(node, self.seed), **attrs}
         if sums_in_order.is_addition(node):
             known.update(MARKED)
         device = attributes.device_of_made(node.device)

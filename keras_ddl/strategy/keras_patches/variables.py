@@ -13,12 +13,12 @@ from keras_ddl.compat.optimizers import averaged_weights
 from keras_ddl.strategy import observing
 from keras_ddl.strategy.mesh import laid_out, mesh_slots, undecided
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
-from keras_ddl.strategy.variable_origin import of_keras
+from keras_ddl.strategy.variable_origin import created_by_keras
 
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Makes the tf.Variable of a keras.Variable, marked as not made by the program (distribute_loop/variables.py)."""
-    with of_keras(True):
+    with created_by_keras(True):
         value = laid_out.initial_value(variable, value)
         value = undecided.initial_value(variable, value)
         result = original(variable, sharded_weights.initial_value(variable, value))
