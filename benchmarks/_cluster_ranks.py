@@ -50,13 +50,13 @@ def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], 
     return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", f"cluster-{name}", out=result)
 
 
-def make_communicator(name: str) -> binding.Communicator:
+def make_communicator(name: str) -> binding.NativeCommunicator:
     """Returns a communicator of all ranks in the box of "keras_ddl" (as initialised) or of a mode. COLLECTIVE."""
     if name == "keras_ddl" or name in COMPRESSIONS:
         topology = keras_ddl.topology()
     else:
         topology = make_topology(WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), name)
-    return binding.Communicator(
+    return binding.NativeCommunicator(
         mpi.transport(WORLD),
         topology.group,
         topology.dims[1:],

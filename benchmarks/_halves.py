@@ -26,7 +26,7 @@ def chunk_of(count: int, rank: int, size: int) -> slice:
 
 
 def prepared(
-    comm: binding.Communicator, collective: str, name: str, source: np.ndarray, result: np.ndarray
+    comm: binding.NativeCommunicator, collective: str, name: str, source: np.ndarray, result: np.ndarray
 ) -> Callable[[], None]:
     """The call from `source` into `result`, each of its own length, like `all_reduce_init`: the calling threads run it
     themselves where all ranks share memory."""
@@ -56,7 +56,9 @@ def prepared(
     return call
 
 
-def by_keras_ddl(comm: binding.Communicator, collective: str, name: str) -> Callable[[np.ndarray, np.ndarray], None]:
+def by_keras_ddl(
+    comm: binding.NativeCommunicator, collective: str, name: str
+) -> Callable[[np.ndarray, np.ndarray], None]:
     """The call of (input, output), each of its own length."""
     return lambda source, result: prepared(comm, collective, name, source, result)()
 

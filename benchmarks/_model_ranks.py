@@ -54,7 +54,7 @@ def bandwidth(unit: int, units: int) -> float:
     return LARGE // unit // MESSAGE * MESSAGE * unit / seconds
 
 
-def latency(ring: binding.Communicator) -> float:
+def latency(ring: binding.NativeCommunicator) -> float:
     """Returns the seconds of a step of the ring through all ranks with `SMALL` bytes. COLLECTIVE.
 
     The engine's ring is measured because it leaves the core to other threads between its polls, so that a step takes it

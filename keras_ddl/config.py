@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
 
-_SET_BY = "Set by "
-
 
 class Seconds:
     """How long the processes of a job wait for each other, in seconds. Users' settings are in the table below."""
@@ -55,17 +53,18 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Variable:
-    """One row. `name`: without the prefix. `default`: the value when the variable is unset or empty."""
+    """One row.
+
+    Attributes:
+        name: without the prefix. default: the value when the variable is unset or empty.
+        is_set_by_keras_ddl: it passes a value from one process of keras_ddl to another, and is not a user's setting.
+    """
 
     name: str
     type: str
     default: Any
     why: str
-
-    @property
-    def is_set_by_keras_ddl(self) -> bool:
-        """Whether it passes a value from one process of keras_ddl to another, and is not a user's setting."""
-        return self.why.startswith(_SET_BY)
+    is_set_by_keras_ddl: bool = False
 
     @property
     def environment_name(self) -> str:
@@ -295,28 +294,49 @@ _TABLE = (
         "Whether `keras-ddl run` checks, before the ranks start, that hosts can be reached, have the same versions and "
         "have room in /dev/shm.",
     ),
-    Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was restarted."),
+    Variable(
+        "RESTART",
+        "count",
+        0,
+        "Set by the launcher: how many times the job was restarted.",
+        is_set_by_keras_ddl=True,
+    ),
     Variable(
         "JOB_DIR",
         "path",
         None,
         "Set by the launcher of a job with restarts: a directory on the host's disk, the same after a restart, removed "
         "at the job's end.",
+        is_set_by_keras_ddl=True,
     ),
     Variable(
         "RANK_PROCESS",
         "count",
         0,
         "Set by init: the process id of the rank, so that its child processes know that they are not ranks.",
+        is_set_by_keras_ddl=True,
     ),
-    Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank writes the report of an uncaught exception."),
-    Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: the launcher's address."),
+    Variable(
+        "RUN_DIR",
+        "path",
+        None,
+        "Set by the launcher: where a rank writes the report of an uncaught exception.",
+        is_set_by_keras_ddl=True,
+    ),
+    Variable(
+        "LAUNCHER",
+        "text",
+        None,
+        "Set by the launcher for the wrapper of each rank: the launcher's address.",
+        is_set_by_keras_ddl=True,
+    ),
     Variable(
         "HOST_RANK",
         "rank/size/hosts@directory",
         None,
         "Set by the launcher if it starts the ranks without mpirun: this rank's number (spares start at `size`), and "
         "the directory of the sockets of this host's ranks.",
+        is_set_by_keras_ddl=True,
     ),
     Variable(
         "JOB_ID",
@@ -324,6 +344,7 @@ _TABLE = (
         None,
         "Set by the launcher for the processes that start ranks on several hosts without mpirun: a secret from which "
         "each host makes the name of the job's directory.",
+        is_set_by_keras_ddl=True,
     ),
     Variable(
         "SSH",
@@ -342,7 +363,7 @@ _TABLE = (
 )
 
 _OF_PARTS = (
-    Variable(name, row["type"], row.get("default"), row["why"])
+    Variable(name, row["type"], row.get("default"), row["why"], row.get("is_set_by_keras_ddl", False))
     for part in parts.installed()
     for name, row in part.settings.items()
 )
@@ -382,7 +403,7 @@ def unknown() -> list[str]:
 
 def chosen() -> dict[str, str]:
     """Returns the texts of the variables in the table that the user has set, without those that the launcher sets."""
-    names = (row.environment_name for row in VARIABLES.values() if not row.why.startswith("Set by"))
+    names = (row.environment_name for row in VARIABLES.values() if not row.is_set_by_keras_ddl)
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 

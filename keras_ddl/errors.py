@@ -7,6 +7,7 @@ which rank, and what to do.
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -207,3 +208,8 @@ def lost_rank_behind(error: BaseException | None) -> RankLostError | None:
         seen.append(error)
         error = error.__cause__ or error.__context__
     return None
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether the messages of two ranks are equal apart from numbers."""
+    return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)

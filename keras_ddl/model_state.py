@@ -1,7 +1,6 @@
 """Saves a Keras model's state to a checkpoint, and restores it.
 
-Weights are stored under `weights/<path of the Keras variable>`. The base graph's variables have the same keys, so an
-export copies key by key and needs neither Keras nor the model's code. Metrics are not saved.
+checkpoint/model_keys.py says under which keys. Metrics are not saved.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.matching import dtype_of, match, table
+from keras_ddl.checkpoint.model_keys import built_optimizers, keyed, named, optimizers_of, slots_of, weights_of
 from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, by_bundle, tensor_of
 from keras_ddl.compat.names import is_seed
 from keras_ddl.errors import CheckpointError
@@ -132,8 +132,8 @@ def take(
         raise CheckpointError(
             f"A checkpoint needs a model with weights. Received: {model.name!r}, which has no weights."
         )
-    built = _built_optimizers(model) if optimizer else {}
-    slots = _slots_of(built)
+    built = built_optimizers(model) if optimizer else {}
+    slots = slots_of(built)
     bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]
     proofs = {each.name: each.evidence() for each in bases} if evidence else {}
 
@@ -173,7 +173,7 @@ def spread_variables(model: Any) -> dict[str, ShardedVariable]:
     """
     from keras_ddl.strategy.shards.sharded_slots import sharded_variable  # an export reads checkpoints without Keras
 
-    variables = {**weights_of(model), **_slots_of(_built_optimizers(model))}
+    variables = {**weights_of(model), **slots_of(built_optimizers(model))}
     return {key: spread for key, each in variables.items() if (spread := sharded_variable(each)) is not None}
 
 
@@ -255,7 +255,7 @@ def restore_complete(
     checkpoint = ckpt.find(ckpt_dir, which, metric)
     ckpt.validate(checkpoint)
     state = checkpoint.state or {}
-    has_optimizers = optimizer and bool(_optimizers_of(model))
+    has_optimizers = optimizer and bool(optimizers_of(model))
     if has_optimizers:
         if state["optimizer"] is None:
             raise CheckpointError(
@@ -292,21 +292,6 @@ def read_boxes(prefix: str, key: str, variable: ShardedVariable, boxes: Sequence
         return np.asarray(bundle.read_boxes(prefix, key, variable.dtype.name, variable.full_shape, boxes))
 
 
-def weights_of(model: Any) -> dict[str, Any]:
-    """Returns key -> Keras variable of all weights and seed states of a model, in Keras's order, each once.
-
-    If several variables share a path, '#2', '#3'... are appended in that order.
-    """
-    from keras_ddl.compat.models import is_built  # an export reads checkpoints without Keras
-
-    if not is_built(model):
-        raise CheckpointError(
-            f"A model must be built before its weights are used. Received: {type(model).__name__} {model.name!r}, "
-            "not built yet. Call it on a batch, or give it an Input, first."
-        )
-    return keyed(WEIGHTS, model.variables)
-
-
 def trackable(model: Any) -> Any:
     """Returns an object with all variables of a built model, for `tf.train.Checkpoint(model=trackable(model), ...)`.
 
@@ -332,7 +317,7 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
     place = {
         key: number for number, key in enumerate(match(table(variables), stored, "weight", checkpoint.path).values())
     }
-    optimizers = _optimizers_of(model)
+    optimizers = optimizers_of(model)
     unbuilt: list[tuple[str, list[int] | None]] = []
     for name, _, keys in state["optimizers"]:
         if name not in optimizers:
@@ -349,7 +334,7 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
 
 def build_optimizers(model: Any, plan: Sequence[tuple[str, Sequence[int] | None]]) -> None:
     """Builds the optimizers that `optimizers_to_build` returned on this or another rank."""
-    optimizers, variables = _optimizers_of(model), list(weights_of(model).values())
+    optimizers, variables = optimizers_of(model), list(weights_of(model).values())
     for name, positions in plan:
         if not optimizers[name].built:
             chosen = model.trainable_variables if positions is None else [variables[each] for each in positions]
@@ -365,38 +350,8 @@ def _sources(
     weights = match(table(variables), state["weights"], "weight", checkpoint.path)
     sources = [(WEIGHTS, variables, weights)]
     if optimizer:
-        optimizers = _optimizers_of(model)
+        optimizers = optimizers_of(model)
         slots = keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
         stored = match(table(slots), state["optimizer"], "optimizer variable", checkpoint.path)
         sources.append((OPTIMIZER, slots, stored))
     return sources
-
-
-def _built_optimizers(model: Any) -> dict[str, Any]:
-    return {name: each for name, each in _optimizers_of(model).items() if each.built}
-
-
-def _slots_of(optimizers: Mapping[str, Any]) -> dict[str, Any]:
-    return keyed(OPTIMIZER, [variable for each in optimizers.values() for variable in each.variables])
-
-
-def _optimizers_of(model: Any) -> dict[str, Any]:
-    from keras_ddl.compat.models import named_optimizers_of  # an export reads checkpoints without Keras
-
-    return named_optimizers_of(model)
-
-
-def named(variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> variable, each once, in order. The name is the Keras path, with '#2', '#3'... if it repeats."""
-    names: dict[str, Any] = {}
-    times: dict[str, int] = {}
-    for variable in {id(variable): variable for variable in variables}.values():
-        path = getattr(variable, "path", variable.name)  # tf.Variables have only names
-        times[path] = times.get(path, 0) + 1
-        names[path if times[path] == 1 else f"{path}#{times[path]}"] = variable
-    return names
-
-
-def keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns key in the bundle `prefix` -> variable."""
-    return {bundle.variable_key(prefix, name): variable for name, variable in named(variables).items()}

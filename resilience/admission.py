@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.communicator.newcomers import history
@@ -13,13 +13,10 @@ from keras_ddl.resilience.joining_state import STATE, JoiningInFit, State, share
 from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.keras_patches.standby import writers_of
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 TRIAL_STEPS = 20  # before each of them newcomers prove that they have what the others have
 
@@ -191,7 +188,7 @@ class Admission(JoiningInFit):
             position=(epochs, batches),
             record=record,
             arrays=arrays,
-            callbacks=self._changes.since(writers_of(callbacks.callbacks)),
+            callbacks=self._changes.since(callbacks.callbacks),
             agreed=[plain_attributes(each) for each in callbacks.agreed_state()],
             passes=order.passes(),
             slots=sharded_slots.numbers_in(agreement.all_variables(callbacks.model)),

@@ -14,7 +14,7 @@ job hand over what only they hold at that moment, too, and leave.
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +36,10 @@ from keras_ddl.resilience.survival import Survival
 from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.base import strategy_of
-from keras_ddl.strategy.keras_patches.standby import standing_in, writers_of
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together, garbage
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 _FIT = "Model.fit"  # as replayed_calls.py records it
 
@@ -113,10 +110,9 @@ class Newcomer(JoiningInFit):
         """Called before this newcomer's first step: its callbacks get the state of the others' callbacks."""
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
-        for each in callbacks.callbacks:
-            if (standby := standing_in(each)) is not None:
-                standby.begin_late()
-        callback_state.set_states(callback_state.named(writers_of(callbacks.callbacks)), state.callbacks)
+        for each in callbacks.stand_ins:
+            each.begin_late()
+        callback_state.set_states(callback_state.named(callbacks.callbacks), state.callbacks)
         for (
             variable,
             value,

@@ -5,31 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from keras_ddl.communicator.reporting import error_report
+from keras_ddl.strategy import resilience
 from keras_ddl.topology.launcher import find_launcher
 
 
-class Joining:
-    """No rank joins: nothing here does anything. Methods that Resilience has, too, do what they say there.
+class Joining(resilience.Joining):
+    """What the job itself asks, too.
 
     Attributes:
-        has_newcomers: ranks have joined at some time; all ranks compare from then on, whoever is left.
         is_on_its_way: this rank has joined, and has made no step yet.
     """
 
-    has_newcomers = False
     is_on_its_way = False
 
-    def begin_fit(self, callbacks: Any) -> None: ...
-    def begin_epoch(self) -> bool:
-        return False
-
-    def between_steps(self, caller: Any) -> None: ...
-    def check_batch(self, batch: Any) -> None: ...
-    def prove(self, callbacks: Any) -> None: ...
-    def end_fit(self) -> None: ...
     def look(self) -> None:
         """Lets rank 0 answer ranks that want to join. Called now and then."""
 

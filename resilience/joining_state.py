@@ -6,7 +6,7 @@ import gc
 import pickle
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,9 @@ from keras_ddl.state.callback_state import Changes
 from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.base import strategy_of
-from keras_ddl.strategy.keras_patches.standby import writers_of
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
 
@@ -65,7 +62,7 @@ class JoiningInFit(Joining):
     def begin_fit(self, callbacks: CallbackList) -> None:
         if fits.is_outermost(callbacks.model):
             self._callbacks = callbacks
-            self._changes = Changes(writers_of(callbacks.callbacks))
+            self._changes = Changes(callbacks.callbacks)
 
     def _begin_anew(self, callbacks: CallbackList) -> None:
         """Forgets state that a newcomer cannot have. All ranks that have met a newcomer do this between the same two

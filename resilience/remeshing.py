@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
 from keras_ddl.resilience.survivors import NewMesh, largest_mesh
 from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state.placements import MeshPlace, place_on_mesh
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.mesh import ranks
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.base import BaseStrategy
-    from keras_ddl.strategy.mesh.layout import Layout
-    from keras_ddl.topology import Topology
+from keras_ddl.strategy.mesh.layout import VariableLayout
+from keras_ddl.topology import Topology
 
 
-def layout_of(strategies: Sequence[BaseStrategy]) -> Layout | None:
+def layout_of(strategies: Sequence[BaseStrategy]) -> VariableLayout | None:
     """Returns the layout over the mesh that continues, or None."""
     return next((each.mesh_layout for each in strategies if each.mesh_layout is not None), None)
 
@@ -101,7 +99,7 @@ class NextMesh:
             ranks.warn_of_hosts(strategy.mesh_layout, topology)
 
 
-def size_with(ranks: int, layout: Layout, leaves: Sequence[Any]) -> int:
+def size_with(ranks: int, layout: VariableLayout, leaves: Sequence[Any]) -> int:
     """Returns how many ranks the mesh that a number of ranks form has."""
     return largest_mesh(layout.wanted_model_size, [0] * ranks, _extents(leaves)).size
 
@@ -119,7 +117,7 @@ def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[MeshPlace | None]:
     return places
 
 
-def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:
+def say(before: VariableLayout | None, lost: Sequence[int], after: VariableLayout | None) -> None:
     """Prints on rank 0 which mesh continues. lost: ranks of the mesh before; none: others have joined it."""
     if before is None or after is None or communicator.rank() != 0:
         return

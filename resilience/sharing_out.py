@@ -8,6 +8,7 @@ from keras_ddl import communicator
 from keras_ddl.resilience import remeshing
 from keras_ddl.state.generations import Generations
 from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.shards import undecided
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, all_slots
 from keras_ddl.topology import Topology
 
@@ -41,8 +42,12 @@ def share_out(
     mesh = remeshing.NextMesh(meshes[0] if meshes else None, topology, leaving)
     if not spread:
         mesh.arrange([])
-    elif lost := generations.share_out(_leaves_of(spread), mesh, topology.hosts, topology.rank, is_new=is_new):
-        return lost
+    else:
+        leaves = _leaves_of(spread)
+        if meshes and meshes[0].mesh_layout.is_to_choose:
+            undecided.follow_choices(leaves, is_new=is_new)
+        if lost := generations.share_out(leaves, mesh, topology.hosts, topology.rank, is_new=is_new):
+            return lost
     mesh.form(renew)
     for each in generations.not_on_all:  # the others will make them
         if each.initial is not None:

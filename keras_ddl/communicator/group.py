@@ -89,7 +89,12 @@ class Communicator:
     """
 
     def __init__(
-        self, native: binding.Communicator | None, place: Topology, name: str, world_ranks: tuple[int, ...], id: int
+        self,
+        native: binding.NativeCommunicator | None,
+        place: Topology,
+        name: str,
+        world_ranks: tuple[int, ...],
+        id: int,
     ) -> None:
         self.topology = place
         self.name = name
@@ -170,7 +175,7 @@ class Communicator:
             f"{', '.join(map(str, world_ranks))} of the job.)"
         )
         options = settings() | options
-        native = binding.Communicator(
+        native = binding.NativeCommunicator(
             transport, place.group, place.dims[1:], **options, id=number, world_ranks=world_ranks, note=note
         )
         comm = Communicator(native, place, label, world_ranks, number)
@@ -310,7 +315,7 @@ class Communicator:
                 self._calls |= Counter(counts)
         return [each for each, _ in gathered]
 
-    def native(self) -> binding.Communicator:
+    def native(self) -> binding.NativeCommunicator:
         """Returns the native communicator. Raises NotInitializedError: this one is closed."""
         native = self._native
         if native is None:

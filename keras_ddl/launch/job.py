@@ -39,7 +39,7 @@ def new_id() -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSpec:
     """A program to run on `num_ranks` ranks.
 
     Attributes:
@@ -193,7 +193,7 @@ def make(
     spares: int = 0,
     hostfile: HostFile | None = None,
     **rest: object,
-) -> Job:
+) -> JobSpec:
     """Checks settings, and returns the job.
 
     `needs_mpi`: mpirun must start the ranks.
@@ -249,7 +249,7 @@ def make(
             "--spares needs -np MIN:MAX and ranks started without mpirun: only such a job continues after a "
             f"rank is lost. Received: --spares {spares}, and {where}. Give -np MIN:MAX, or use --restarts N instead."
         )
-    return Job(
+    return JobSpec(
         program=tuple(program),
         num_ranks=num_ranks,
         mpirun=mpirun_module.find(mpirun) if by_mpirun else None,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_ddl.errors import are_alike
 from keras_ddl.files import last_checkpoint
 
 # EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
@@ -22,7 +23,6 @@ _ROUTINE = re.compile(
     r"MPI_ABORT was invoked|prterun has exited due to process rank|exited with non-zero status|"
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
-_NUMBER = re.compile(r"\d+")
 # After a first failure: time for the other ranks to fail by themselves.
 _CASCADE_SECONDS = 2.0  # ranks of one host read the same mistake within a second or two
 _CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
@@ -127,8 +127,7 @@ class RankOutcome:
         if not self.error and not other.error:  # "No module named train", which Python itself says
             by_itself = self.stopped_by is None and other.stopped_by is None
             return by_itself and self.status is not None and self.status >= 0 and self.status == other.status
-        texts = [_NUMBER.sub("0", each.full_error) for each in (self, other)]
-        return texts[0] == texts[1] and not self.is_consequence
+        return are_alike(self.full_error, other.full_error) and not self.is_consequence
 
     def seconds_for_others(self, *, with_mpi: bool) -> float:
         """How long the other ranks get to fail by themselves after this rank has failed first."""

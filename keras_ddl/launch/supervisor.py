@@ -25,7 +25,7 @@ from keras_ddl.launch import address
 from keras_ddl.launch.checks import host_facts
 from keras_ddl.launch.hosts.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
-from keras_ddl.launch.job import Job, JobResult
+from keras_ddl.launch.job import JobResult, JobSpec
 from keras_ddl.launch.output import masking
 from keras_ddl.launch.output.screen import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
@@ -50,7 +50,7 @@ class Supervisor:
 
     def __init__(
         self,
-        job: Job,
+        job: JobSpec,
         screen: Screen,
         *,
         stdin: int | None = None,

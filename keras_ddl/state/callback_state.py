@@ -14,12 +14,29 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_ddl.compat.keras import keras
+
+
+class JobCallback(keras.callbacks.Callback):
+    """The base class of keras_ddl's callbacks: what a Strategy asks of a callback.
+
+    Attributes:
+        never_stops_within_epoch: it does not ask to stop after a batch, which saves the ranks an agreement per batch. A
+            program's own callback may have this attribute, too.
+        runs_last: it saves what the other callbacks of the fit have changed, which it gets as `others`.
+        of_this_process: attributes that a joining rank does not get from the others.
+    """
+
+    never_stops_within_epoch = True
+    runs_last = False
+    others: Sequence[Any] = ()
+    of_this_process: tuple[str, ...] = ()
+
 
 _KNOWN = {
     keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),

@@ -19,9 +19,8 @@ from keras_ddl.strategy import cluster, keras_patches, one_per_job, resilience
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
-from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-from keras_ddl.strategy.mesh import layout_of, ranks
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh import layout_of
+from keras_ddl.strategy.save_records import SaveRecords
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
@@ -109,18 +108,14 @@ class Strategy(BaseStrategy):
         cluster.refuse_preemption_handlers()
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.random_state = RandomState(self.size, seed)
-        self.job = agree_on_job(settings, topology, device)
+        self.job = agree_on_job(settings, mesh_layout, topology, device, resilience.is_possible())
         if self.is_several:
             self.saves = SaveRecords(self.job.token, self.rank)
-            self.job.mesh = None if mesh_layout is None else ranks.make(mesh_layout, topology)
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
         self.resilience = resilience.of_job()
-        self.job.goes_on = self.resilience.goes_on
         self.mesh_layout = mesh_layout if self.job.goes_on else None
-        if self.mesh_layout is not None:
-            self._check_goes_on_with_layout(self.mesh_layout)
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.job))
@@ -137,15 +132,6 @@ class Strategy(BaseStrategy):
     def __repr__(self) -> str:
         own = " ".join(f"{name}={value!r}" for name, value in vars(self.job.settings).items())
         return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.job.device} {own}>"
-
-    def _check_goes_on_with_layout(self, layout: Layout) -> None:
-        if layout.is_to_choose:
-            raise ConfigError(
-                "A job can continue without a lost rank only if its layout is a LayoutMap: a number lets keras_ddl "
-                f"choose the layout while the job runs. Received: layout={layout.model_size} under `keras-ddl run -np "
-                f"MIN:MAX` (rank {self.rank}). Run once with a fixed number of ranks (-np N), and pass the LayoutMap "
-                "that it prints."
-            )
 
     def _check_rank_0_stays(self) -> None:
         """Refuses a job that may continue without rank 0, because only rank 0 knows its position in the data."""

@@ -14,6 +14,8 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.state.placements import MeshPlace, place_on_mesh
+from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
 
@@ -66,6 +68,10 @@ class Job:
     gathered_bytes: int = 0
     reads_on_rank_0: bool = False
 
+    def renew(self, topology: Topology) -> None:
+        """Continues with the ranks of `topology`."""
+        self.rank, self.size, self.hosts, self.epoch = topology.rank, topology.size, topology.hosts, self.epoch + 1
+
     def place_of(self, rank: int) -> MeshPlace:
         """Returns the place of a rank among those that share variables."""
         place = place_on_mesh(rank, self.hosts, 1 if self.mesh is None else self.mesh.model.size)
@@ -77,23 +83,35 @@ class Job:
         return not self.goes_on and self.mesh is None
 
 
-def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
+def agree_on_job(
+    settings: Settings, layout: VariableLayout | None, topology: Topology, device: str, goes_on: bool
+) -> Job:
     """Returns the job. COLLECTIVE. If ranks have passed different settings, rank 0's are used."""
-    token, percent, reads_on_rank_0 = "", config.get("DRIFT_CHECK_PERCENT"), settings.reader == "rank0"
-    weights = settings.sharding == "weights", config.get("GATHERED_WEIGHT_BYTES")
-    shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.sharding is not None else None
-    if topology.size > 1 or history.takes_newcomers():
-        of_rank_0 = (secrets.token_hex(8), percent, shards_from, weights, reads_on_rank_0)
-        token, percent, shards_from, weights, reads_on_rank_0 = communicator.broadcast_object(
-            of_rank_0, name="keras_ddl/job"
-        )
+    is_several = topology.size > 1 or history.takes_newcomers()
+    agreed: dict[str, Any] = {
+        "token": secrets.token_hex(8) if is_several else "",
+        "drift_check_fraction": config.get("DRIFT_CHECK_PERCENT") / 100,
+        "shards_from_elements": None if settings.sharding is None else config.get("SHARD_FROM_ELEMENTS"),
+        "shards_weights": settings.sharding == "weights",
+        "gathered_bytes": config.get("GATHERED_WEIGHT_BYTES"),
+        "reads_on_rank_0": settings.reader == "rank0" and is_several,
+    }
+    if is_several:
+        agreed = communicator.broadcast_object(agreed, name="keras_ddl/job")
     communicator.prepare_plans()
     agreed_size = bucket_size.agree()
-    job = Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
-    job.hosts = topology.hosts
-    job.shards_weights, job.gathered_bytes = weights
-    job.reads_on_rank_0 = reads_on_rank_0 and (topology.size > 1 or history.takes_newcomers())
-    return job
+    mesh = ranks.make(layout, topology) if is_several and layout is not None else None
+    return Job(
+        rank=topology.rank,
+        size=topology.size,
+        hosts=topology.hosts,
+        device=device,
+        settings=settings,
+        goes_on=goes_on,
+        bucket_size=agreed_size,
+        mesh=mesh,
+        **agreed,
+    )
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:

@@ -2,7 +2,7 @@
 
 Such a callback can run on rank 0 alone, because it decides nothing for other ranks (what BackupAndRestore restores on
 rank 0 is sent to all). A program's subclass runs on all ranks, because its code may change logs or stop the training;
-only its inherited hooks run on rank 0 alone (keras_patches/hushed_writers.py).
+only its inherited hooks run on rank 0 alone (keras_patches/standby.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.replacing import class_of
 
 OF_KERAS = tuple(
     getattr(keras.callbacks, name)
@@ -33,7 +34,7 @@ _OF_OTHERS = frozenset(
 
 def writing_class(callback: Any) -> type | None:
     """Returns the writing class that a callback has or inherits from, or None."""
-    for kind in type(callback).__mro__:
+    for kind in class_of(callback).__mro__:
         if kind in OF_KERAS or f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS:
             return kind
     return None
@@ -41,4 +42,4 @@ def writing_class(callback: Any) -> type | None:
 
 def only_writes(callback: Any) -> bool:
     """Whether a callback is an object of a writing class itself, not of a program's subclass."""
-    return writing_class(callback) is type(callback) and not any(hook in vars(callback) for hook in HOOKS)
+    return writing_class(callback) is class_of(callback) and not any(hook in vars(callback) for hook in HOOKS)

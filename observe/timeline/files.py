@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.communicator.recording import path_of_rank
+from keras_ddl.communicator.step_names import Role, role_of
 from keras_ddl.errors import ConfigError
 
 
@@ -21,7 +23,7 @@ class Collective:
     Times are seconds since 1970 by the clock of the rank's host; from `take`, seconds of time.monotonic().
 
     Attributes:
-        kind: such as "all_reduce".
+        kind: such as "all_reduce". role: what it is for.
         bytes: size of this rank's input.
         submitted: when its input was ready on this rank.
         agreed: when it was ready on all ranks.
@@ -37,6 +39,10 @@ class Collective:
     agreed: float
     started: float
     finished: float
+
+    @functools.cached_property
+    def role(self) -> Role:
+        return role_of(self.name)
 
 
 def paths_of_ranks(path: Path) -> list[Path]:

@@ -172,7 +172,7 @@ def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Co
 
 
 def _step(number: int, begin: float, end: float, after: float, collectives: list[Collective]) -> Step:
-    arrived = next((one.submitted for one in collectives if waits.is_row_exchange(one.name)), None)
+    arrived = next((one.submitted for one in collectives if one.role.begins_step), None)
     inside = [one for one in collectives if one.submitted <= end]
     # Between steps Python waits for every collective, from its submission to its end.
     between = [(one.submitted, one.finished) for one in collectives if one.submitted > end]

@@ -68,6 +68,22 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
 @pytest.mark.parametrize(
     ("ranks", "model", "data", "killed", "mesh", "left"),
     [
+        (4, "mesh2+chosen", "arrays", "step 1:0", "(1, 3)", [0, 2, 3]),  # perhaps before the choice, perhaps after it
+        (4, "mesh2+chosen", "arrays", "between 1:0", "(1, 3)", [0, 2, 3]),
+        (4, "mesh2+by8+chosen", "dataset", "step 1:7 2:12", "none", [0]),
+        (2, "mesh2+chosen+two", "arrays", "step 0:3", "none", [1]),
+        (4, "mesh2+chosen+attention", "arrays", "step 3:7", "(1, 2)", [0, 1]),
+    ],
+)
+def test_meshes_of_which_the_layout_is_chosen(
+    ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path
+) -> None:
+    check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "data", "killed", "mesh", "left"),
+    [
         (4, "mesh2+shards", "arrays", "step 1:7", "(1, 3)", [0, 2, 3]),
         (4, "mesh2+by8+shards+two", "arrays", "step 1:7 2:12", "none", [0]),
         (6, "mesh2+by8+shards", "dataset", "step 0:3 2:8", "(1, 2)", [1, 3]),
@@ -109,6 +125,8 @@ def test_where_a_rank_has_left_for_lack_of_a_place_a_mesh_grows_when_two_spares_
         (3, "mesh3+two", "several", "step 1:7 0:12", 2, [2, 3, 4]),
         (2, "mesh2", "arrays", "step 1:7 2:0:joining", 2, [0, 3]),
         (4, "mesh2+shards", "arrays", "step 1:7", 1, [0, 2, 3, 4]),
+        (4, "mesh2+chosen", "arrays", "step 1:7", 1, [0, 2, 3, 4]),
+        (2, "mesh2+chosen+two", "dataset", "step 0:3", 1, [1, 2]),
         (2, "mesh2+shards+attention", "dataset", "step 1:7", 1, [0, 2]),
     ],
 )

@@ -215,6 +215,12 @@ def begin(history: Record | Replay | None) -> None:
     _of_job = history
 
 
+def end() -> None:
+    """Forgets the job, which has ended."""
+    begin(None)
+    recover_by(None)
+
+
 _recover: Callable[..., Any] | None = None
 
 

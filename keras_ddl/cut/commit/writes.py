@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+from keras_ddl.communicator.step_names import COMMIT
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis import variable_ops
@@ -183,7 +184,7 @@ def commit(
     with tf.control_dependencies(None), tf.control_dependencies(everything_before(needed, outputs, late)):
         ready = tf.identity(tf.constant([0], tf.int32))
     with tf.control_dependencies(None):
-        committed = collectives.reduce([ready], "max", "commit")[0].op
+        committed = collectives.reduce([ready], "max", COMMIT)[0].op
     writes.report.commits = True
     writes.make_all(committed, after)
 

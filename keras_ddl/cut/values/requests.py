@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+from keras_ddl.communicator import step_names
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, Pending, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Value
@@ -75,8 +76,7 @@ class Requests:
         """
         if not self:
             raise AssertionError("the cut does not finish: no value is requested, and nodes are left")
-        # The names show in a timeline which collectives may have waited for others (observe/timeline/waits.py).
-        prefix = f"{self._scope}after_{rounds}/" if rounds else self._scope
+        prefix = step_names.after(self._scope, rounds)
         if self._sent:
             self._move_rows(prefix)
             return {}, {}

@@ -33,7 +33,7 @@ def on_this_host(secret: str) -> Path:
     command lines and sockets there, cannot guess the name on another.
 
     Args:
-        secret: Job.id or Job.kept, which processes of the job get only over the launcher's connections.
+        secret: JobSpec.id or JobSpec.kept, which processes of the job get only over the launcher's connections.
     """
     name = hashlib.blake2b(socket.gethostname().encode(), key=secret.encode(), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"{PREFIX}{name}"

@@ -19,7 +19,7 @@ Frame = tuple[Kind, "bytes | dict[str, Any]"]
 TO_PROGRAM = (Kind.CALL, Kind.HOSTS_CHANGED, Kind.ANSWER, Kind.BOARD, Kind.ENDED, Kind.RECORD)
 
 
-class ProgramLink:
+class WrapperLink:
     """Forwards frames between the program and the launcher. Never blocks, because the owner's loop serves `sources`.
 
     A program has one connection, and its child processes may have more, for example to report an error.

@@ -30,7 +30,7 @@ from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.output import startup_notes
 from keras_ddl.launch.rank import job_folder, rank_environment
 from keras_ddl.launch.rank.processes import die_with_parent, kill_marked
-from keras_ddl.launch.rank.program_link import TO_PROGRAM, Frame, ProgramLink
+from keras_ddl.launch.rank.program_link import TO_PROGRAM, Frame, WrapperLink
 from keras_ddl.launch.rank.rank_program import RankProgram, require_directory
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.handshake import Impostor, introduce
@@ -60,7 +60,7 @@ class RankProcess:
         self._keep_job_dir = False
         self._mark = ""
         self._program: RankProgram | None = None
-        self._link: ProgramLink | None = None  # with the program
+        self._link: WrapperLink | None = None  # with the program
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
@@ -205,7 +205,7 @@ class RankProcess:
             job_folder.make(Path(joined[2]))
         if welcome["kept"]:
             self._job_dir = job_folder.make(job_folder.on_this_host(welcome["kept"]))
-        self._link = ProgramLink(self._run_dir, welcome["of_job"])
+        self._link = WrapperLink(self._run_dir, welcome["of_job"])
 
     def _start(self) -> None:
         welcome, host = self._welcome, socket.gethostname()

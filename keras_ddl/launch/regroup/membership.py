@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Membership:
+class MembershipTable:
     """The members of a job.
 
     Args:

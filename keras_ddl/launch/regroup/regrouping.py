@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_ddl.config import Seconds
 from keras_ddl.launch.rank_link import RankLink
-from keras_ddl.launch.regroup.membership import Membership
+from keras_ddl.launch.regroup.membership import MembershipTable
 from keras_ddl.launch.regroup.questions import Questions
 from keras_ddl.link.kinds import RANK_BYTES, Kind
 
@@ -41,7 +41,7 @@ class Regrouping:
         event: Callable[..., None] = lambda *_, **__: None,
         several_hosts: bool = False,
     ) -> None:
-        self.membership = Membership(range(num_ranks), min_ranks, patience, epoch=-1 if several_hosts else 0)
+        self.membership = MembershipTable(range(num_ranks), min_ranks, patience, epoch=-1 if several_hosts else 0)
         self._secret = secrets.token_hex(32) if several_hosts else None
         self._links, self._patience, self._say, self._event = links, patience, say, event
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time

@@ -19,8 +19,7 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import as_array, tf
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.shards import laid_out, sharded_slots
 
 
 class Digests(NamedTuple):

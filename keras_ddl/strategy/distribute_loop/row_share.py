@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_ddl.communicator.step_names import ROWS
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order, row_count
-
-_NAME = "rows"
 
 
 class RowShare:
@@ -36,7 +35,7 @@ class RowShare:
             if rows is None:
                 counts = tf.ones([self.size], tf.int64)
             else:
-                counts, batch, _ = order.exchange_step_header(rows, batch, _NAME)
+                counts, batch, _ = order.exchange_step_header(rows, batch, ROWS)
             self._counts.assign(counts)
         return batch
 

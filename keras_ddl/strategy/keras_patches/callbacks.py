@@ -17,17 +17,19 @@ from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat import models
+from keras_ddl.compat import models, replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import accumulation, agreement, figures, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import hushed_writers, progress
+from keras_ddl.strategy.keras_patches import progress
+from keras_ddl.strategy.keras_patches.model_saves import Saves
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
-from keras_ddl.strategy.keras_patches.standby import Saves, Standby, become_writer, hush, standby_of, standing_in
+from keras_ddl.strategy.keras_patches.standby import StandIn, silence
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
 
@@ -37,10 +39,6 @@ _BATCH_HOOKS = {
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
 _KerasList: Any = keras_compat.CallbackList
-
-
-class _Silent(keras.callbacks.Callback):
-    """Stands in for a writer on ranks other than 0."""
 
 
 def adopted(callbacks: Any) -> Any:
@@ -85,6 +83,7 @@ class CallbackList(_KerasList):
     position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last batch
     _is_beginning = False  # the ranks have not agreed yet on the state that fit starts from
     _model_saves: Sequence[Saves] = ()
+    stand_ins: Sequence[StandIn] = ()  # of the callbacks that write, on ranks other than 0
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
     on_batch_begin = _hook("on_batch_begin")
@@ -116,67 +115,56 @@ class CallbackList(_KerasList):
         return contextlib.nullcontext() if self._strategy is None else of_one_rank(True)
 
     def set_model(self, model: Any) -> None:
-        """On ranks other than 0, replaces callbacks that write. Callbacks that save the state of others go last."""
+        """Leaves writing to rank 0. Callbacks that save the state of others go last."""
         strategy = strategy_of_ranks(model)
-        for callback in self.callbacks:  # it may have been used by another rank's list or another model
-            hushed_writers.let_write(callback)
-        self._model_saves = [] if strategy is None else self._leave_writing_to_rank_0(strategy)
-        for saves in self._model_saves:
-            saves.share()
-        is_other = strategy is not None and strategy.rank != 0
-        # Callbacks that save the run's state also save the other callbacks' state, so they run last.
-        self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
+        self.callbacks.sort(key=_runs_last)
         for callback in self.callbacks:
-            if getattr(callback, "runs_last", False):
+            replacing.restore(callback)  # it may have been used by another rank's list or another model
+            if _runs_last(callback):
                 callback.others = self.callbacks
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
                 keras_callbacks.replace_swap(callback, functools.partial(_swap_gathered, callback))
-            if not self._model_saves and (own := Saves.of(callback)) is not None:
-                own.leave_to_rank_0(is_other)
+        self._model_saves = self.stand_ins = ()
+        if strategy is not None:
+            self._leave_writing_to_rank_0(strategy)
         super().set_model(model)
 
-    def _leave_writing_to_rank_0(self, strategy: BaseStrategy) -> list[Saves]:
+    def _leave_writing_to_rank_0(self, strategy: BaseStrategy) -> None:
         is_other, goes_on = strategy.rank != 0, strategy.job.goes_on
+        finished = strategy.resilience.finished if goes_on else None
         if goes_on or not is_other:
             for callback in self.callbacks:
                 progress.adopt(callback)
+        saves = [each for one in self.callbacks if (each := Saves.of(one)) is not None]
+        if goes_on:
+            self._model_saves = saves
+        for each in saves:
+            if goes_on:
+                each.share()
+            elif is_other:
+                each.leave_to_rank_0()
         if is_other:
-            self.callbacks = [self._stand_in(one, strategy) for one in self.callbacks]
+            self.stand_ins = [each for one in self.callbacks if (each := silence(one, finished)) is not None]
         loop = trainer_calls.innermost()
         if goes_on and isinstance(loop, trainer_calls.Loop) and self not in loop.followers:
             loop.followers.append(self)
-        return [saves for one in self.callbacks if (saves := Saves.of(one)) is not None] if goes_on else []
-
-    def _stand_in(self, callback: Any, strategy: BaseStrategy) -> Any:
-        """Returns the object that runs in place of a callback on a rank other than 0."""
-        kind = writers.writing_class(callback)
-        finished = strategy.resilience.finished if strategy.job.goes_on else None
-        if kind is None:
-            return callback
-        if writers.only_writes(callback) or isinstance(callback, progress.JobBar):
-            return _Silent() if finished is None else standby_of(callback, finished)
-        if kind is not keras.callbacks.ProgbarLogger:  # a bar draws nothing here, because `verbose` is 0
-            hush(callback, kind, finished)
-        return callback
 
     def set_params(self, params: Any) -> None:
-        """Hides `verbose` from ranks other than 0, except from standbys in a job that continues without a lost rank."""
+        """Hides `verbose` from ranks other than 0 in a job that continues without a lost rank."""
         super().set_params(params)
         strategy = self._strategy
         if params and strategy is not None and strategy.job.goes_on and strategy.rank != 0:
             for callback in self.callbacks:
-                if not isinstance(callback, Standby):
-                    callback.set_params({**params, "verbose": 0})
+                callback.set_params({**params, "verbose": 0})
 
     def become_first(self, *, may_lack_last: bool) -> None:
         """Called when this rank becomes rank 0: its writers write from now on."""
         keras_callbacks.finish_batch_hooks(self)
+        stand_ins, self.stand_ins = {id(each.writer): each for each in self.stand_ins}, ()
         with of_one_rank(True):
-            for number, callback in enumerate(self.callbacks):
-                if (standby := standing_in(callback)) is not None:
-                    self.callbacks[number] = become_writer(
-                        standby, callback, may_lack_last=may_lack_last, has_begun=not self._is_beginning
-                    )
+            for callback in self.callbacks:
+                if (stand_in := stand_ins.get(id(callback))) is not None:
+                    stand_in.become_writer(self.params, may_lack_last=may_lack_last, has_begun=not self._is_beginning)
                 elif self.params:
                     callback.set_params(self.params)
             for saves in self._model_saves:
@@ -230,7 +218,7 @@ class CallbackList(_KerasList):
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
         self.position = (keras_callbacks.initial_epoch(model) or 0, 0, None)
-        strategy.resilience.begin_fit(self)
+        strategy.resilience.joining.begin_fit(self)
 
     def on_train_end(self, logs: Any = None) -> None:
         """After all callbacks, gives all ranks rank 0's weights, and lets no more ranks join."""
@@ -253,7 +241,7 @@ class CallbackList(_KerasList):
     def _end_joining(self) -> None:
         strategy = strategy_of(self.model)  # also if only one rank is left
         if strategy is not None and fits.is_outermost(self.model):
-            strategy.resilience.end_fit()
+            strategy.resilience.joining.end_fit()
 
     def agreed_state(self) -> list[Any]:
         """Returns the objects whose plain attributes hold what the ranks have agreed on in this fit."""
@@ -271,7 +259,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.begin_epoch():  # a joining rank: the others have done the rest
+        if strategy.resilience.joining.begin_epoch():  # a joining rank: the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -283,7 +271,7 @@ class CallbackList(_KerasList):
         """After all callbacks, compares the ranks' weights, and stops on all ranks if any rank wants to stop."""
         self._finish_step("epoch_end")
         strategy = self._strategy
-        if strategy is not None and strategy.resilience.has_newcomers:
+        if strategy is not None and strategy.resilience.joining.has_newcomers:
             self.compare()  # before callbacks change weights that no step has used yet
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
@@ -292,7 +280,7 @@ class CallbackList(_KerasList):
             self._figures.end_epoch(epoch, logs)
         self.flush()
         if strategy is not None:
-            strategy.resilience.prove(self)
+            strategy.resilience.joining.prove(self)
         if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()
@@ -423,20 +411,21 @@ def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
         stack_position.warn(agreement.ONE_LEARNING_RATE.format(", ".join(received)))
 
 
+def _runs_last(callback: Any) -> bool:
+    return isinstance(callback, JobCallback) and callback.runs_last
+
+
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has its own code that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
     never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint)
     for callback in callbacks.callbacks:
-        if (
-            type(callback) in never
-            or writers.only_writes(callback)
-            or getattr(callback, "never_stops_within_epoch", False)
-        ):
+        own = replacing.class_of(callback)
+        if own in never or writers.only_writes(callback) or getattr(callback, "never_stops_within_epoch", False):
             continue
         kinds = (base, writers.writing_class(callback) or base)
         for hook in _BATCH_HOOKS[kind]:
             inherited = [getattr(each, hook) for each in kinds]
-            if hook in vars(callback) or getattr(type(callback), hook, None) not in inherited:
+            if hook in vars(callback) or getattr(own, hook, None) not in inherited:
                 return True
     return False

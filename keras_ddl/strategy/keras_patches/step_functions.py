@@ -126,7 +126,7 @@ class IteratorFunction(_KerasFunction):
         """Executes steps. COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of
         one batch."""
         if self._step == "train_step" and fits.is_outermost(self._model):
-            self._resilience.between_steps(self)
+            self._resilience.joining.between_steps(self)
         try:
             if not isinstance(iterator, tf.data.Iterator):
                 return self._call(lambda: self._run(iterator), _OWN_BATCH)
@@ -154,7 +154,7 @@ class IteratorFunction(_KerasFunction):
                 raise
 
             if self._step == "train_step":
-                self._resilience.check_batch(tf.nest.flatten(batch))
+                self._resilience.joining.check_batch(tf.nest.flatten(batch))
             if rows.may_differ:
                 rows = reading.learn_rows(iterator, [component_rows(batch)])
 

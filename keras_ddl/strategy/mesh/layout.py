@@ -69,7 +69,7 @@ class DataLayout:
         return bool(extent) and extent % model_size == 0
 
 
-class Layout:
+class VariableLayout:
     """A layout of variables over a mesh with a batch axis and a model axis.
 
     Keys are looked up as the installed version of Keras does: a key that is the path of the variable, else a regular
@@ -77,7 +77,8 @@ class Layout:
 
     Args:
         layout_map: a keras.distribution.LayoutMap. size, rank: those of this job, for checks and messages.
-        is_to_choose: the layout_map is empty, and choice.py chooses the axis along which each new variable is cut.
+        is_to_choose: the layout_map is empty, and shards/layout_choice.py chooses the axis along which each new
+            variable is cut.
         data_layout: as in Strategy, or None.
     Attributes:
         data: which arguments are also cut; None: no argument is.
@@ -131,7 +132,7 @@ class Layout:
         """The extent of the model axis that the program asked for, whatever mesh the ranks form now."""
         return int(self._map.device_mesh.shape[1]) if self.model_axis else 1
 
-    def resized(self, data_size: int, model_size: int, rank: int) -> Layout:
+    def resized(self, data_size: int, model_size: int, rank: int) -> VariableLayout:
         """Returns this layout over another mesh, after ranks were lost or have joined. `rank`: of this process, there.
 
         A new variable is replicated, with a warning, if the number of model ranks does not divide its extent.

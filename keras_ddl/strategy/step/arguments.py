@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_ddl.communicator import step_names
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.cut.analysis.dims import Dim
 from keras_ddl.cut.analysis.extents import Extents
@@ -200,7 +201,9 @@ class Arguments:
         for place, each in enumerate(self._leaves):
             if each.is_gathered:
                 own = each.packed(tensors, each.spec_of_all(None))
-                parts = tf.nest.flatten(gather_rows(own, rank, name=f"{scope}/batch_{place}"), expand_composites=True)
+                parts = tf.nest.flatten(
+                    gather_rows(own, rank, name=step_names.argument(scope, place)), expand_composites=True
+                )
                 components[each.first : each.last] = parts
                 report.gathered_argument(_REPORTED.get(type(own), "whole"), len(parts))
         return components

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from keras_ddl import cut
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import choice, laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
-from keras_ddl.strategy.shards import sharded_slots, sharded_weights
+from keras_ddl.strategy.shards import laid_out, layout_choice, sharded_slots, sharded_weights
 from keras_ddl.strategy.shards.sharded_slots import sharded_variable_of_handle
 
 Plan = Callable[[Sequence[int], Sequence[str]], list[list[int]]]
@@ -89,7 +88,7 @@ def on_mesh(
     laid_out.refuse_made_outside(job, laid_out.made_outside(outers))
     mesh.layout.check_effects()
     if mesh.layout.is_to_choose:
-        choice.decide(mesh, program, placements, step, job.rank)
+        layout_choice.decide(mesh, program, placements, step, job.rank)
     if not options.get("inputs_are_whole"):
         tensors = [
             _of_rows(axes.model.gather(each, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else each

@@ -12,7 +12,6 @@ that still runs, and raises the alarm.
 from __future__ import annotations
 
 import pickle
-import re
 import threading
 import time
 import weakref
@@ -36,11 +35,11 @@ from keras_ddl.errors import (
     RankLostError,
     RankMismatchError,
     StepCancelledError,
+    are_alike,
 )
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
 
 _CHECK_SECONDS = 0.05
-_NUMBER = re.compile(r"\d+")
 # Errors that every rank raises by itself, or that leave no rank to agree with.
 _OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
 # All ranks reach the end of the data together.
@@ -194,8 +193,7 @@ class _Report:
 
     def is_like(self, other: _Report) -> bool:
         """Whether both ranks failed by themselves with equal errors, apart from numbers in the texts."""
-        mine, theirs = (_NUMBER.sub("0", each.text) for each in (self, other))
-        return self.kind == other.kind and self.kind is not None and mine == theirs
+        return self.kind == other.kind and self.kind is not None and are_alike(self.text, other.text)
 
 
 def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import keras_ddl
 from keras_ddl import parts
 from keras_ddl.communicator import recording
+from keras_ddl.communicator.step_names import COMMIT
 
 if TYPE_CHECKING:
     from keras_ddl import timeline
@@ -58,8 +59,7 @@ def traffic(path: Path) -> Traffic:
     """Returns the traffic in one rank's timeline file; zeros if it has no step with gradients."""
     from keras_ddl import timeline
 
-    sums = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
-    gradients = [one for one in sums if not one.name.endswith("/commit")]  # ends a step, not a sum
+    gradients = [one for one in timeline.collectives(path) if one.role.trains and one.role.kind != COMMIT]
     of_steps = []
     for event in timeline.read(path):
         if event.get("cat") != "step":

@@ -27,13 +27,14 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import ResourceVariable, tf
 from keras_ddl.cut import LocalPart, Slices
+from keras_ddl.cut.values.layouts import Distribution, Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.state import replicate
 from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
+from keras_ddl.strategy.shards.mesh_slots import MeshSlot, making_in_shards
 from keras_ddl.strategy.shards.sharded_slots import (
     ShardedVariable,
     sharded_variable,
@@ -42,7 +43,6 @@ from keras_ddl.strategy.shards.sharded_slots import (
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.variable_origin import of_one_rank
 
-NO_AXIS = -1
 _made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
 # The weight for which an optimizer makes a slot: it is cut as the weight is.
 following: Setting[Any] = Setting("reference_of_slot", None)
@@ -55,7 +55,7 @@ class LaidOutVariable(ShardedWeight):
     (`is_complete`).
 
     Attributes:
-        axis: the axis that is cut; NO_AXIS: none (undecided.py).
+        axis: the axis that is cut; None: none (undecided.py).
         initial: as of a ShardedVariable, for optimizer variables.
     """
 
@@ -64,15 +64,17 @@ class LaidOutVariable(ShardedWeight):
         value: tf.Tensor | FirstValue,
         name: str,
         job: Job,
-        axis: int,
+        axis: int | None,
         *,
         is_trained: bool,
         initial: Callable[[], tf.Tensor | FirstValue] | None = None,
     ) -> None:
-        self.axis: int = axis
+        self.axis = axis
         super().__init__(value, name, job, initial, is_trained=is_trained)
 
-    def shared_at(self, place: MeshPlace) -> tuple[Slices, Place]:
+    def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
+        if self.axis is None:
+            return Layout(tuple(self.shape.as_list()), 1), Place(0, 1)
         return Slices(tuple(self.shape.as_list()), place.model.size, self.axis), place.model
 
     def local_part(self) -> LocalPart:
@@ -211,8 +213,8 @@ def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     assert job.mesh is not None
     weight = weight_of_slot()
     if weight is not None:  # a slot is cut as its weight is
-        is_cut = isinstance(weight, LaidOutVariable) and tuple(weight.shape) == shape and weight.axis != NO_AXIS
-        return weight.axis if is_cut else None
+        is_alike = isinstance(weight, LaidOutVariable) and tuple(weight.shape) == shape
+        return weight.axis if is_alike else None
     layout = job.mesh.layout
     return layout.axis_of(path_on_rank_0(variable) if shape and layout.has_keys else variable.path, shape)
 
