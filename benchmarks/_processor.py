@@ -1,4 +1,4 @@
-"""What a rank's threads take of the processor, in communication and besides."""
+"""Measures the processor time of a rank's threads, during communication and otherwise."""
 
 from __future__ import annotations
 

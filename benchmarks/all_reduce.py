@@ -133,7 +133,7 @@ def finish(process: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def hand_over_bound(library: Path | None, ranks: int, nbytes: int):
-    """What ranks need to know to measure it; None without the library."""
+    """Yields the arguments with which ranks measure the hand-over; None without the library."""
     if library is None:
         yield None
         return
@@ -153,7 +153,7 @@ def measure(
     rounds: int,
     bound: dict[str, str] | None,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each round: of each contestant, of a copy, and of the hand-over `bound` if there is one."""
+    """Returns the seconds per call in each round, of each contestant, a copy, and the hand-over if `bound` is given."""
     # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
     repeat = max(1, min(300, (64 << 20) // nbytes))
     for contestant in everybody:
@@ -193,7 +193,7 @@ def main() -> None:
 
     itemsize = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
     rows: dict[int, dict[str, list[float]]] = {}
-    # The bound is that of an all_reduce.
+    # The bound only applies to an all_reduce.
     bounded = options.np > 1 and options.collective == "all_reduce"
     library = _hand_over.build(HERE.parent / "build" / "hand-over") if bounded else None
     pin = options.np <= len(os.sched_getaffinity(0))

@@ -1,9 +1,9 @@
-"""What `make demo` runs: train on 2 ranks, show the curve, export, predict in a clean process, and time each stage.
+"""Trains on 2 ranks, shows the curve, exports, and predicts in a clean process; `make demo` runs it.
 
     python examples/demo.py
 
-Each stage is the command that a person would type, and is printed. Ends with status 1 when a stage fails, or the
-exported model is right about fewer than 97% of the images that training never saw.
+Prints each stage's command, which a person would type, and its time. Exits with 1 if a stage fails, or if the exported
+model is right about fewer than 97% of the held-out images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the ranks that train admit newcomers, and let ranks leave, between two steps (joining.py)."""
+"""Lets the training ranks admit newcomers, and lets ranks leave, between two steps (joining.py)."""
 
 from __future__ import annotations
 

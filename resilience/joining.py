@@ -1,4 +1,4 @@
-"""How a newcomer becomes a rank while the others train: between two steps it gets their state.
+"""Makes a newcomer a rank while the others train. It gets their state between two steps.
 
 A spare (`keras-ddl run --spares`) runs the script from its first line, with results that the others have recorded
 (communicator/newcomers/history.py), until the `fit` begins that the others are in. There it asks to join, and rank 0

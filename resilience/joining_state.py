@@ -1,4 +1,4 @@
-"""What members and newcomers share: the state that newcomers get, and what all ranks begin anew (joining.py)."""
+"""Code for members and newcomers: the state that newcomers get, and the objects that all ranks reset (joining.py)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ STATE = "keras_ddl/joining/state"  # name of its broadcast
 
 @dataclass
 class State:
-    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has
-    agreed on.
+    """The state that a newcomer gets.
 
-    `slots`: numbers of the variables in shards, whose values it gets later (state/generations.py).
+    `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has agreed on. `slots`: numbers
+    of the variables in shards, whose values it gets later (state/generations.py).
     """
 
     finished: int

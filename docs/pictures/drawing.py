@@ -1,4 +1,4 @@
-"""What the pictures of docs/ share: boxes, words, and colours that can be read on light and on dark pages."""
+"""Draws boxes and text for the pictures of docs/, in colours that are readable on light and dark pages."""
 
 from __future__ import annotations
 

@@ -71,14 +71,14 @@ def build(mode):
 
 @contextlib.contextmanager
 def one_rank_only():
-    """DDL: variables that are made here start alone."""
+    """DDL: lets this rank make variables without the other ranks."""
     ddl.disable_broadcast()
     yield
     ddl.enable_broadcast()
 
 
 def load_or_create(model, session, folder):
-    """As in NMT: the newest checkpoint, or fresh variables."""
+    """Restores the newest checkpoint, or initializes variables, as in NMT."""
     newest = tf.train.latest_checkpoint(folder)
     with model.graph.as_default():
         session.run(tf.global_variables_initializer())

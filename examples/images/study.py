@@ -88,7 +88,6 @@ def times(file: Path, options: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("piece", choices=["accuracy", "time", "figures"])
     parser.add_argument("--json", type=Path, default=RESULTS, help="of results (default: %(default)s)")

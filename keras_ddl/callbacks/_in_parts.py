@@ -30,7 +30,7 @@ _TURN_SECONDS = 5.0
 
 
 class _Report(NamedTuple):
-    """How far one of `size` ranks is in writing the checkpoint of a step. `epoch`: how often the job has lost ranks.
+    """A rank's progress in writing the checkpoint of a step. `epoch`: how often the job has lost ranks.
 
     Attributes: bundles: names of the bundles that the rank has written. problem: why it could not write; None: it
         could.

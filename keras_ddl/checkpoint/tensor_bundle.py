@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint
 
-# Of which TensorFlow reads boxes (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19 to 2.21).
-# It writes those of other dtypes too, and then cannot read them.
+# The dtypes of which TensorFlow reads boxes (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19
+# to 2.21). It also writes boxes of other dtypes, but cannot read them.
 DTYPES_IN_PARTS = frozenset(
     ["float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128"]
 )
@@ -33,11 +33,12 @@ DTYPES_IN_PARTS = frozenset(
 
 @dataclass(frozen=True)
 class Part:
-    """What one process has of a tensor.
+    """One process's part of a tensor.
 
     Attributes:
-        shape: of the complete tensor. boxes: those that the process has. values: the entries of the boxes, one box
-            after the other, in any shape.
+        shape: shape of the complete tensor.
+        boxes: the boxes that the process has.
+        values: the entries of the boxes, one box after the other, in any shape.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +106,7 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
 
 
 def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
-    """As `write`, part by part, with `beside` in the first; several parts give several data files.
+    """Writes a bundle part by part, with `beside` in the first part. Several parts give several data files.
 
     Each part is released before the next one is computed. Raises: OSError.
     """

@@ -22,7 +22,7 @@ def argument(scope: str, place: int) -> str:
 
 
 class Role(NamedTuple):
-    """What a collective is for.
+    """The purpose of a collective.
 
     Attributes:
         kind: ROWS: the exchange of rows, with which a step begins when its batch is ready. If the rows of a batch are

@@ -203,11 +203,11 @@ def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
 
 
 class StepHeader(NamedTuple):
-    """What the ranks tell each other before a step."""
+    """The data that ranks exchange before a step."""
 
     counts: tf.Tensor  # rows of every rank, [ranks] int64; of several components: [ranks, components]
     batch: Any  # for use in the step
-    gathered: tf.Tensor  # by the one collective, to which every rank gives one row
+    gathered: tf.Tensor  # the collective's result, with one row from every rank
 
 
 def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:

@@ -32,7 +32,7 @@ class Shuffles(Protocol):
 
 
 class Reading:
-    """How one fit reads: the state of the EpochIterator that gives the training steps their batches.
+    """The reading of one fit: the state of the EpochIterator that gives the training steps their batches.
 
     shuffles: of the model's Strategy; None without one.
     """

@@ -335,7 +335,7 @@ class JobResult:
 
     @property
     def starter_end(self) -> str:
-        """How the starter ended, in words."""
+        """A text about the starter's end."""
         return status_text(self.starter_status or 0)
 
     @property

@@ -130,7 +130,7 @@ class RankOutcome:
         return are_alike(self.full_error, other.full_error) and not self.is_consequence
 
     def seconds_for_others(self, *, with_mpi: bool) -> float:
-        """How long the other ranks get to fail by themselves after this rank has failed first."""
+        """Returns how long the other ranks may take to fail by themselves, after this rank has failed first."""
         if self.status == RESTART_STATUS:
             return _CASCADE_OF_RESTART_SECONDS
         if self.is_consequence:

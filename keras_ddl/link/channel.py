@@ -62,7 +62,7 @@ class Channel:
 
     @property
     def events(self) -> int:
-        """What to poll the connection for."""
+        """The events for which to poll the connection."""
         return READ | (WRITE if self._outgoing else 0)
 
     @property

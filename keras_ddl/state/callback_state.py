@@ -83,7 +83,7 @@ def set_states(callbacks: Mapping[str, Any], states: Mapping[str, Mapping[str, A
 
 
 class Changes:
-    """What callbacks have changed in their state since this object was made, when fit began."""
+    """Finds the changes to callbacks' state since this object was made, when fit began."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._before = {

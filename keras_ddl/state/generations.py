@@ -72,12 +72,12 @@ class Arrangement(Protocol):
 
 
 class _Known(NamedTuple):
-    """What a rank reports before parts are redistributed.
+    """A rank's report before parts are redistributed.
 
     Attributes:
-        generation: the generation that it holds; None: it holds nothing.
+        generation: the generation that the rank holds; None: it holds nothing.
         made: the generation that it has made and not yet stored; None: none.
-        stays: whether it has a place in that.
+        stays: whether it has a place in this generation.
         leaves: number -> `can_begin_anew`.
         is_new: whether it has run no step yet.
     """

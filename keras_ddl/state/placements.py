@@ -1,4 +1,4 @@
-"""What a rank holds of an array: all of it, or a part and maybe the mirror of another rank's part."""
+"""Placements: a rank holds a complete array, or a part and maybe the mirror of another rank's part."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from keras_ddl.link.program import ProgramLink
 
 
 class Board:
-    """What the launcher tells this rank or newcomer between steps. Looking takes 3 us."""
+    """Shows the launcher's notes for this rank or newcomer between steps. A look takes 3 us."""
 
     def __init__(self, link: ProgramLink) -> None:
         self._link = link

@@ -18,7 +18,7 @@ NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 class Fate(Enum):
-    """What happens to an attribute."""
+    """The treatment of an attribute."""
 
     DROPPED = "it does not change values, and a rank's graph has no use for it"
     COPIED = "the operation in a rank's graph also carries it"

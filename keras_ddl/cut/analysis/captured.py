@@ -1,4 +1,4 @@
-"""How a program uses the resources that it captures: variables, tables, iterators, queues."""
+"""Finds how a program uses the resources that it captures: variables, tables, iterators, queues."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def has_shards(placement: Placement) -> bool:
 
 
 class PlacedTensor(NamedTuple):
-    """What a rank holds of a value: a tensor of its graph, and its placement."""
+    """A rank's part of a value: a tensor of the rank's graph, and its placement."""
 
     tensor: tf.Tensor
     placement: Placement

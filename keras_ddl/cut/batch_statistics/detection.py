@@ -45,7 +45,7 @@ ROWS, OWN, SUM, REPLICATED = ValueKind
 
 
 class Role(enum.Enum):
-    """How an operation of a call is built on a rank."""
+    """The way in which a rank builds an operation of a call."""
 
     MOMENT = "the mean or the variance of the rank's rows"
     SUM = "a sum over the rank's rows"

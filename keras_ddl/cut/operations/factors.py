@@ -82,7 +82,7 @@ class Linear:
 
 
 class Kind(enum.Enum):
-    """How the entries of results depend on the entries of operands."""
+    """The way in which entries of results depend on entries of operands."""
 
     FORWARD = "the results are the operands"
     ENTRYWISE = "an entry depends on the operands' entries at its place; operands are broadcast"

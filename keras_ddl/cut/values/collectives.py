@@ -48,7 +48,12 @@ class Depths(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How tensors are reduced. Attributes: depths: None if unknown. compressed: rounded to 16 bits between hosts."""
+    """The options of a reduction.
+
+    Attributes:
+        depths: None if unknown.
+        compressed: whether values are rounded to 16 bits between hosts.
+    """
 
     depths: Depths | None = None
     compressed: bool = False

@@ -1,4 +1,4 @@
-"""What mpirun starts for each rank: a proxy, whose child is the rank's wrapper.
+"""The proxy that mpirun starts for each rank. Its child is the rank's wrapper.
 
     python -P -m keras_ddl.launch.mpi.rank_proxy -- python train.py ...
 

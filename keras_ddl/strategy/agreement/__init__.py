@@ -1,4 +1,4 @@
-"""What ranks agree on around training: the model, its variables, and when to stop.
+"""Makes ranks agree, before and after steps, on the model, its variables, and when to stop.
 
 Everything here is COLLECTIVE, blocks, and runs between steps, so plain NumPy arrays and Python objects suffice.
 """

@@ -51,11 +51,13 @@ _numbering = _Numbering()
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one rank stores of a slot under one distribution of the slot over ranks.
+    """One rank's part of a slot, under one distribution of the slot over ranks.
 
     Attributes:
-        layout: which rank has which entries. rank: the rank with this `chunk`. offset: of mirrors: rank r's chunk is
-            also in the mirror of rank (r + offset) % layout.size; 0: there are no mirrors.
+        layout: which rank has which entries.
+        rank: the rank with this `chunk`.
+        offset: distance to the mirror: rank r's chunk is also in the mirror of rank (r + offset) % layout.size; 0:
+            there are no mirrors.
         chunk, mirror: variables; None if one rank has all entries, which are then in the slot itself.
         generation: how many redistributions preceded this one.
     """

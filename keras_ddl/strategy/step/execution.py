@@ -25,7 +25,7 @@ from keras_ddl.strategy.trainer_calls import TrainerCall
 
 @dataclass(eq=False)
 class Execution(TrainerCall):
-    """What `Strategy.run` must know about the execution in which Keras calls it.
+    """The facts about an execution that `Strategy.run` must know when Keras calls it.
 
     Attributes:
         model, step: the model, and which of its steps runs: "train_step", "test_step" or "predict_step", whatever the
