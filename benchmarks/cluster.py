@@ -38,7 +38,7 @@ MARK = "CLUSTER-RESULT "
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 SLACK = (0.97, 1.08)
-OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each must send, as a part of the expected bytes
+OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each sends, as a share of the expected bytes
 
 
 def parse_size(text: str) -> int:
@@ -117,7 +117,7 @@ def expected_bytes(nbytes: int, hosts: int, racks: int, collective: str = "all_r
 
 
 def judge(row: dict, options: argparse.Namespace) -> list[str]:
-    """Adds ratios to `row`; returns what is wrong with it."""
+    """Adds ratios to `row`; returns the problems that they show."""
     expected = expected_bytes(row["bytes"], options.hosts, options.racks, options.collective)
     rates = {"h": parse_rate(options.rate), "r": parse_rate(options.rack_rate or options.rate)}
     row["bound_seconds"] = max(expected[kind] / rates[kind] for kind in expected)

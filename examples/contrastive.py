@@ -21,7 +21,7 @@ import keras_ddl
 
 
 class Contrastive(keras.Model):
-    """Codes of two views of an image are to be nearer to each other than to those of any other image of the batch."""
+    """Pulls the codes of two views of an image together, and pushes them away from other images' codes in the batch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 
-TRIAL_STEPS = 20  # before each of them newcomers prove that they have what the others have
+TRIAL_STEPS = 20  # before each of them, newcomers prove that their state equals the others'
 
 
 class Admission(JoiningInFit):
@@ -54,7 +54,7 @@ class Admission(JoiningInFit):
         self._record.answer_questions()
         for name, call in self._waiting().items():
             if call < self._record.calls or (call == self._record.calls and not self._record.in_call):
-                board.answer(name, self._record.pickled())  # what it was to join has ended
+                board.answer(name, self._record.pickled())  # the call that it wanted to join has ended
             elif call == self._record.calls and self._callbacks is not None and name not in self._called:
                 self._wanting.add(name)
         members = communicator.members()

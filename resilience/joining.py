@@ -147,7 +147,7 @@ class Newcomer(JoiningInFit):
         self._restoration = Restoration(model, state.record, state.arrays)
         self._restoration.at_train_begin()
         fits.begin_at(model, state.position[0])
-        # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
+        # With separate passes, so that its reads until then are not compared with the others' reads.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
 
 

@@ -93,7 +93,7 @@ class NextMesh:
             return
         try:
             strategy.job.mesh = ranks.connect(strategy.mesh_layout, topology)
-        except CollectiveError as error:  # the engine does not say who is gone
+        except CollectiveError as error:  # the engine does not name the lost ranks
             raise RankLostError(str(error)) from None
         if topology.rank == 0:
             ranks.warn_of_hosts(strategy.mesh_layout, topology)

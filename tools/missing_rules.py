@@ -355,9 +355,9 @@ def main() -> None:
     from cut.test_specs import TOPICS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", metavar="TYPE", help="of this type of operation; may be repeated")
-    parser.add_argument("--open", action="store_true", help="as where tracing does not see the number of rows")
-    parser.add_argument("--zoo", nargs="*", metavar="NETWORK", help="what is moved in the networks of zoo.py")
+    parser.add_argument("--only", action="append", metavar="TYPE", help="only this type of operation; may be repeated")
+    parser.add_argument("--open", action="store_true", help="as if tracing did not know the number of rows")
+    parser.add_argument("--zoo", nargs="*", metavar="NETWORK", help="also count the networks of zoo.py (default: all)")
     options = parser.parse_args()
     cases = [each for topic in (*TOPICS.values(), _without_row()) for each in topic]
     cases = [each for each in cases if not options.only or each.type in options.only]

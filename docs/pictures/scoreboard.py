@@ -1,6 +1,6 @@
 """Draws the results of 51 Keras programs under each strategy, from benchmarks/results.
 
-    python docs/pictures/scoreboard.py
+python docs/pictures/scoreboard.py
 """
 
 from pathlib import Path

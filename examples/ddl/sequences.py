@@ -97,7 +97,7 @@ def main():
     with one_rank_only():
         evaluation, inference = build("evaluate"), build("infer")
     held_out = np.random.RandomState(99).randint(TOKENS, size=[200, LENGTH])
-    order = np.random.RandomState(ddl.rank())  # DDL: each rank has sequences of its own
+    order = np.random.RandomState(ddl.rank())  # DDL: each rank has different sequences
 
     sessions = [tf.Session(graph=model.graph) for model in (training, evaluation, inference)]
     with sessions[0], sessions[1], sessions[2]:

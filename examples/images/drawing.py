@@ -39,7 +39,7 @@ def draw(count: int, seed: int, size: int = SIZE, noise: float = NOISE) -> tuple
 
 
 def name(label: int) -> str:
-    """Returns what is to be seen in pictures of a class, as in "disc of fine dots"."""
+    """Returns a description of the pictures of a class, such as "disc of fine dots"."""
     shape, texture = divmod(label, CLASSES // len(SHAPES))
     texture, outside = divmod(texture, 2)
     pattern, period = divmod(texture, 2)
@@ -67,7 +67,7 @@ def _pictures(labels: np.ndarray, rng: np.random.Generator, size: int, noise: fl
         inside[mine] = distance(x[mine] / scale[mine], y[mine] / scale[mine])
     inside = np.clip(0.5 - inside * scale * (size / 2), 0, 1)  # one pixel of edge
 
-    # The texture has a rotation of its own.
+    # The texture has its own rotation.
     length = np.float32(PERIODS)[period][:, None, None] / (2 * np.pi)
     u, v = _turned(axis[None, None, :] / length, axis[None, :, None] / length, drawn(-TURN, TURN))
     u, v = u + drawn(0, 2 * np.pi), v + drawn(0, 2 * np.pi)

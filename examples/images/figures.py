@@ -115,7 +115,7 @@ def time(figure: Figure, result: dict[str, Any]) -> None:
 
 
 def predicted(figure: Figure) -> None:
-    """Draws the predicted efficiency against the devices, beside what is published."""
+    """Draws the predicted and the published efficiency against the number of devices."""
     rows = published.predictions()
     for axes, network in zip(figure.subplots(1, 2, sharey=True), published.NETWORKS):
         for overlap, style in ((0.0, "x--"), (0.5, "+:")):

@@ -48,7 +48,7 @@ class Network:
 NETWORKS = (
     Network("ResNet-50", 100e6, 32, 32 / 195, f"195 pictures/s at a batch of 32: {TENSORFLOW}"),
     # From ResNet-152's 82.7 pictures/s (same source); the two networks need 11.3 and 7.6 Gflop a picture (1512.03385).
-    Network("ResNet-101, 22,000 classes", 350e6, 32, 32 / (82.7 * 11.3 / 7.6), "ASSUMED from that of ResNet-152"),
+    Network("ResNet-101, 22,000 classes", 350e6, 32, 32 / (82.7 * 11.3 / 7.6), "ASSUMED from ResNet-152's"),
 )
 
 # Rows with a description, the network, the devices, one value under the key of a prediction, and its source.

@@ -36,7 +36,7 @@ RANKS, ROWS, GOAL = "1,2,4", 64, 0.7
 
 
 def update(file: Path, kind: str, found: Any, name: str | None = None) -> None:
-    """Adds what was found to `file`, also while another piece runs. name: among several of its kind."""
+    """Adds a result to `file`, also while another piece runs. name: its name among several results of a kind."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+") as content:
         fcntl.flock(content, fcntl.LOCK_EX)
@@ -52,7 +52,7 @@ def update(file: Path, kind: str, found: Any, name: str | None = None) -> None:
 
 
 def done(file: Path) -> dict[str, Any]:
-    """Returns what is in `file`."""
+    """Returns the results in `file`."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 

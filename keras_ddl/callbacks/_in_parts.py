@@ -61,7 +61,7 @@ class InParts:
         awaited: the step of the checkpoint whose parts are being written, or None; the same on all ranks.
     """
 
-    of_this_process = ("_folder", "_bundles", "_mine")  # what a rank that joins the others does not get from them
+    of_this_process = ("_folder", "_bundles", "_mine")  # attributes that a newcomer does not get from other ranks
 
     def __init__(self, dir: Path, writer: BackgroundWriter, buffers: Buffers) -> None:
         self._dir, self._writer, self._buffers = dir, writer, buffers
@@ -197,7 +197,7 @@ class InParts:
 
 
 def _outcome(reports: Sequence[_Report]) -> bool | None:
-    """Returns whether these reports are those of all ranks that took the checkpoint; None: one is still writing."""
+    """Returns whether all ranks that took the checkpoint have reported; None: a rank is still writing."""
     jobs = {(each.epoch, each.size) for each in reports}
     if len(jobs) != 1 or {each.rank for each in reports} != set(range(reports[0].size)):
         return False

@@ -116,7 +116,7 @@ class Checkpoint(JobCallback):
         keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
-        self._warned = monitor is None  # nobody has asked for it: without validation there is nothing to say
+        self._warned = monitor is None  # by default, do not warn if there is no validation
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
         self._every = None if save_freq == "epoch" else int(save_freq)  # steps
@@ -235,7 +235,7 @@ class Checkpoint(JobCallback):
         if self._bases.is_due:
             self._bases.write(self.model)
         step, noticed = self._step(), self._notice.agree()
-        # A checkpoint after the last batch of an epoch of unknown length is rewritten as that of the epoch's end.
+        # If the epoch's length was unknown, the checkpoint after its last batch is rewritten as the epoch's end.
         if self._every is None or self._is_due or step == self._saved or noticed is not None:
             save = functools.partial(self._save, step, epoch + 1, logs or {})
             if noticed is not None:

@@ -216,7 +216,7 @@ class DivergenceGuard(JobCallback):
 class LossJudge:
     """Decides from the losses of windows alone whether a training diverges, so all ranks agree.
 
-    Args: those of DivergenceGuard.
+    Args: as for DivergenceGuard.
 
     Attributes:
         is_good: whether the state after the last window may be kept. False if the window is bad, and if it is above

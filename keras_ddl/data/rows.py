@@ -192,7 +192,7 @@ def unlike_rows(
 def take_chunk(value: Any, rank: int, size: int) -> Any:
     """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; a value without rows unchanged.
 
-    If the number of rows is static, that of the result is, too.
+    If the number of rows is static, the result's number is also static.
     """
     rows = rows_of(value) if tf.is_tensor(value) else None
     if rows is None:

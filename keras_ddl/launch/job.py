@@ -30,7 +30,7 @@ from keras_ddl.launch.rank.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
 from keras_ddl.topology.launcher import allocation_size
 
-TIMEOUT_STATUS = 124  # that of timeout(1)
+TIMEOUT_STATUS = 124  # as for timeout(1)
 
 
 def new_id() -> str:
@@ -240,7 +240,7 @@ def make(
     environment["PYTHONHASHSEED"] = _hash_seed(environment.get("PYTHONHASHSEED", ""))
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
-    # MPI ends all ranks when one dies, and its daemons all hosts: a job that goes on is started without it.
+    # MPI ends all ranks if a rank or a daemon dies, so a job that may continue is started without MPI.
     goes_on = min_ranks is not None
     by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
     if spares and (by_mpirun or not goes_on):

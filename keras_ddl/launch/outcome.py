@@ -39,7 +39,7 @@ class RankOutcome:
     """The end of one rank.
 
     status: exit status; negative for a signal; None: the rank never reported its end.
-    stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
+    stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"); None: it ended by itself.
     survived: the other ranks continued without it (membership.py).
     in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
     is_missed: as `in_job`, and the other ranks wait for it and cannot continue.
@@ -249,7 +249,7 @@ def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
     for outcome in others:
         if outcome.done:
             continue
-        if (outcome.report or {}).get("ends_others"):  # where the job could have gone on
+        if (outcome.report or {}).get("ends_others"):  # although the job could have continued
             text = _shorten(outcome.full_error, _LAST_CHARACTERS)
         elif outcome.is_consequence or (outcome.stopped_by is not None and not outcome.error):
             continue

@@ -45,7 +45,7 @@ class Channel:
         self._accepts = accepts
         self.closed = False
         self.timed_out = False  # the network is down: the peer may live
-        self.is_impostor = False  # the peer has sent what it may not send
+        self.is_impostor = False  # whether the peer has sent a frame that it may not send
         self._incoming = bytearray()
         self._outgoing = bytearray()
         sock.setblocking(False)

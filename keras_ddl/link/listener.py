@@ -31,7 +31,7 @@ class Caller:
     """A process that has connected.
 
     Attributes:
-        hello: what it says of itself; {} without a proof so far.
+        hello: the caller's facts about itself; {} before its proof.
         sent_at: our clock when the nonce was sent.
     """
 
@@ -134,7 +134,7 @@ class Listener:
                 return
             fd = sock.fileno()
             caller.channel.send(Kind.NONCE, caller.nonce)
-            if caller.channel.closed:  # by who has opened it
+            if caller.channel.closed:  # by the caller
                 continue
             pushed_out = self._unproven.add(fd, address[0] if address else "", caller)
             if pushed_out is not None:

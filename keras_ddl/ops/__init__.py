@@ -73,7 +73,7 @@ def _of_all_ranks(for_newcomers: Callable[[str, Callable[[], Any], Any], Any]) -
     """Marks a collective that is repeated when ranks are lost; in a graph, the call that runs the graph is repeated.
 
     for_newcomers: called with a label, a function that makes the collective, and one that returns its first argument.
-        Returns the result; on a newcomer that of the others.
+        Returns the result; on a newcomer, the other ranks' result.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -120,7 +120,7 @@ def _requirement(name: str) -> str:
 
 
 def _extra(extra: str) -> list[str]:
-    """Returns what an extra of keras_ddl requires, including what it requires through other extras.
+    """Returns the requirements of an extra of keras_ddl, including its requirements through other extras.
 
     Without metadata, keras_ddl is not installed; the result is then the extra of a checkout.
     """

@@ -77,7 +77,7 @@ def for_checkpoint(callbacks: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 def set_states(callbacks: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Restores callbacks to earlier states, or to those of another rank's callbacks of the same names."""
+    """Restores callbacks to earlier states, or to the states of another rank's callbacks with the same names."""
     for name, each in callbacks.items():
         update(each, states.get(name) or {})
 

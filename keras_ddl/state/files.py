@@ -95,7 +95,7 @@ def read(
     read_boxes: Callable[[int, Sequence[Box]], np.ndarray],
     reached: Sequence[bool],
 ) -> None:
-    """Restores variables from files, each rank what it holds. COLLECTIVE.
+    """Restores each rank's parts of variables from files. COLLECTIVE.
 
     Args: read_boxes: returns, of the variable at a place in `leaves`, the entries of boxes, one box after the other.
     Raises: CheckpointError, on every rank: a rank could not read.

@@ -44,7 +44,7 @@ class Leaf(Protocol):
         """Returns what this rank holds: its own part first, then maybe the mirror of another rank's."""
 
     def held_by_all(self) -> tuple[Holding, ...]:
-        """Returns what each rank holds."""
+        """Returns each rank's holdings."""
 
     def values(self) -> Sequence[np.ndarray]:
         """Returns the arrays of `held`."""

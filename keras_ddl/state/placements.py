@@ -48,7 +48,7 @@ def place_on_mesh(rank: int, hosts: Sequence[int], model_size: int = 1) -> MeshP
 
 
 def holding(layout: Distribution, place: Place) -> Holding:
-    """Returns what a rank with this place holds."""
+    """Returns the holding of a rank with this place."""
     return tuple(tuple(layout.boxes(part)) for part in place.parts())
 
 

@@ -180,7 +180,7 @@ class Strategy(BaseStrategy):
         """
         with order.translate_errors():
             execution = execution_of(fn) if self.size > 1 else None
-            if execution is not None:  # a step of Keras means the same whoever calls it
+            if execution is not None:  # a step of Keras has one meaning for all callers
                 return self.keras_steps.run(execution, fn, args, kwargs or {})
             if self.job.mesh is not None:
                 raise ConfigError(

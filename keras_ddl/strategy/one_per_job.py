@@ -14,7 +14,7 @@ from keras_ddl.strategy.job import Settings
 # This job's Strategies, the latest last. They are kept alive, because making another is collective, so whether
 # `existing` finds one must not depend on a rank's garbage collection.
 _made: list[BaseStrategy] = []
-# All Strategies still in use, including those of the process's earlier jobs.
+# All Strategies still in use, including Strategies of the process's earlier jobs.
 _alive: weakref.WeakSet[BaseStrategy] = weakref.WeakSet()
 # Arguments that may differ between calls that return the same Strategy.
 _NOT_SETTINGS = ("seed",)

@@ -135,7 +135,7 @@ class Restoration:
         self._awaited.clear()
 
     def _restore_metrics(self) -> None:
-        """Restores existing metrics now, and those of compile() when the first step creates them."""
+        """Restores existing metrics now, and compile()'s metrics when the first step creates them."""
         compiled = models.compiled_parts(self._model)
         self._awaited = {"own", *compiled}
         self._restore_part("own")

@@ -29,7 +29,7 @@ class Step:
     """One step of fit on one rank. Times are seconds since 1970, by the clock of rank 0's host.
 
     Attributes:
-        number: number in its epoch; for several steps in one execution, that of the last.
+        number: number in its epoch; for several steps in one execution, the last step's number.
         arrived: when its batch was ready; None if unknown (one rank, or a loop without the Strategy).
         next: when the next step of the epoch began, after Keras and the callbacks; `end` in the last step of an epoch.
         exposed: the intervals in which the rank only waited for collectives.

@@ -37,7 +37,7 @@ class Door:
 
 
 class Doorkeeper:
-    """This process's door, served by a thread of its own."""
+    """This process's door, which a separate thread serves."""
 
     def __init__(self, rank: int, size: int = 1) -> None:
         """`rank`: the launcher's number of this rank. `size`: the job's. Raises: OSError: no port can be opened."""
@@ -63,7 +63,7 @@ class Doorkeeper:
         os.eventfd_write(self._introduced, 1)
 
     def others(self, world_ranks: Sequence[int]) -> list[int]:
-        """Returns those of `world_ranks` that are on other hosts."""
+        """Returns the `world_ranks` that are on other hosts."""
         here = self._doors[self.rank].host
         return [rank for rank in world_ranks if self._doors[rank].host != here]
 
@@ -87,7 +87,7 @@ class Doorkeeper:
             self._wait_for([rank for rank in others if rank > self.rank], key, connected, check)
         except BaseException:
             with self._changed:
-                self._given_up.add(key)  # for those who will wait for this rank
+                self._given_up.add(key)  # for threads that will wait for this rank
                 for arrived in [at for at in self._arrived if at[0] == key]:
                     self._arrived.pop(arrived).close()
             for connection in connected.values():

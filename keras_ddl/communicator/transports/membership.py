@@ -97,7 +97,7 @@ def _door(doorkeeper: Doorkeeper | None) -> dict[str, object] | None:
 
 def _membership(message: dict[str, Any], doorkeeper: Doorkeeper | None = None) -> Membership:
     if message.get("left"):
-        raise SystemExit(0)  # the others go on, and this rank's program has done what it was to do
+        raise SystemExit(0)  # the other ranks continue, and this rank's program has succeeded
     if doorkeeper is not None:
         doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
         doorkeeper.introduce(doors, message["secret"])

@@ -33,8 +33,8 @@ class ModelStep(NamedTuple):
     """The step of one rank of the model axis.
 
     Attributes:
-        function: a function of the step's arguments. It never runs, but must stay alive as long as what is built from
-            its graph.
+        function: a function of the step's arguments. It never runs, but must stay alive as long as the graph
+            that is built from its graph.
         traced: operations of the step, by the names of the operations in that graph.
     """
 

@@ -221,7 +221,7 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _is_being_combined(b: Context, value: Value) -> bool:
-    """Whether parts are already being combined for another reader, so that results of them need no sum of their own."""
+    """Whether parts are already being combined for another reader, so that their results need no separate sum."""
     placement = b.placement(value)
     return isinstance(placement, Partial) and b.requests.has(placement.op, b.origin(value))
 

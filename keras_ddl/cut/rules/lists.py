@@ -134,7 +134,7 @@ def _make(b: Context, node: Node, operands: str, placement: TensorList) -> list[
 
 
 def _local_element_shape(b: Context, operand: Value, element: Sharded) -> tf.Tensor:
-    """Returns the shape of a rank's elements, given that of the global elements; open extents (-1) stay open."""
+    """Returns the shape of a rank's elements, given the global elements' shape; open extents (-1) stay open."""
     if operand.rank == 0:
         return b.replicated(operand)
     known = if_certain(b.extents.constants, operand)

@@ -159,7 +159,7 @@ class StepCollectives(Collectives):
             feedback=feedback,
             comm=self._comm,
         )
-        # On a mesh the plans of all axes follow one order, that of the graph.
+        # On a mesh, the plans of all axes follow the order of the graph.
         operation = reduced[0].op
         if how.depths is not None and self._comm is None and operation.graph is self._graph:
             self._depths[operation.name] = how.depths

@@ -108,7 +108,7 @@ def _run(part: Part) -> int:
             running.discard(pid)
             status = os.waitstatus_to_exitcode(status)
             first = first or (status if status >= 0 else 128 - status)
-            # One that was killed had reached the launcher, most probably, which may go on without it.
+            # A rank that was killed had probably reached the launcher, which may continue without it.
             if status > 0 and end_at == float("inf"):
                 end_at = time.monotonic() + Seconds.AFTER_FAILURE
         elif (left := end_at - time.monotonic()) > 0:

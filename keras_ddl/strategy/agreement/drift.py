@@ -101,7 +101,7 @@ class DriftCheck:
         if differ(digests, self._job):
             self._explain(compared, step)
         self._last_equal = step
-        # Computed from shared numbers, so all ranks agree. The shortest gather waited for nobody and shows the cost.
+        # Computed from shared numbers, so all ranks agree. The shortest gather did not wait, so it shows the cost.
         if 0 < min(steps) < math.inf:
             seconds = max(costs) + min(gathers)
             self._interval = min(max(1, math.ceil(seconds / (self._time_fraction * min(steps)))), _AT_MOST)

@@ -60,7 +60,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         self._warned_of_updates = False
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    # ---- who and where
+    # ---- ranks and devices
     @property
     def rank(self) -> int:
         return self._job.rank

@@ -76,7 +76,7 @@ class VariableLayout:
     expression that matches the path, at most one.
 
     Args:
-        layout_map: a keras.distribution.LayoutMap. size, rank: those of this job, for checks and messages.
+        layout_map: a keras.distribution.LayoutMap. size, rank: the job's size and this rank, for checks and messages.
         is_to_choose: the layout_map is empty, and shards/layout_choice.py chooses the axis along which each new
             variable is cut.
         data_layout: as in Strategy, or None.
@@ -162,7 +162,7 @@ class VariableLayout:
         for key, axes in of_variables.items():
             named = [each for each in axes if each is not None]
             unknown = [each for each in named if each not in names]
-            if unknown:  # a TensorLayout with a mesh of its own: others are checked by Keras
+            if unknown:  # a TensorLayout with its own mesh; Keras checks others
                 raise self._error(
                     f"a layout names axes of the mesh, {', '.join(map(repr, names))}, or None",
                     f"{axes!r} for {key!r}, with unknown axes {unknown}",

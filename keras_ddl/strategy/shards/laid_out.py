@@ -188,7 +188,7 @@ def note_made(variable: Any) -> None:
     layout cuts it."""
     if keras_compat.scope_strategy() is None and tracing.tracing_for.get() is None:
         inner = models.inner_variable(variable)
-        if isinstance(inner, ResourceVariable):  # one of another strategy has no handle of its own
+        if isinstance(inner, ResourceVariable):  # other strategies' variables have no own handle
             _made_outside[id(inner.handle)] = variable
 
 

@@ -145,7 +145,7 @@ class ShardedVariable(UninitializedVariable):
         return self.share.chunk
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
-        """Stores this rank's share of a complete value, like that of a new slot."""
+        """Stores this rank's share of a complete value, as for a new slot."""
         self._store(self.share_of(value, job))
 
     def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
@@ -196,7 +196,7 @@ class ShardedVariable(UninitializedVariable):
         return holding(self.layout, self.share.place)
 
     def held_by_all(self) -> tuple[Holding, ...]:
-        """Returns what each rank of the job holds. Ranks with the same model position hold the same slices."""
+        """Returns each rank's holding. Ranks with the same model position hold the same slices."""
         return tuple(self.wanted(self.job.place_of(rank)) for rank in range(self.job.size))
 
     def values(self) -> list[np.ndarray]:
@@ -275,11 +275,11 @@ class ShardedVariable(UninitializedVariable):
         return self
 
     def note_assignment(self, content: np.ndarray) -> None:
-        """Counts an assignment outside of steps. `content`: describes what was assigned, equal on all ranks."""
+        """Counts an assignment outside of steps. `content`: describes the value, equally on all ranks."""
         self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def note_restored(self, source: str) -> None:
-        """Counts an assignment of what was restored from `source`, equal on all ranks."""
+        """Counts an assignment of a value that was restored from `source`, equally on all ranks."""
         self.note_assignment(np.frombuffer(source.encode(), np.uint8))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:

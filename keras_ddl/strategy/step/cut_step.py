@@ -152,7 +152,7 @@ class CutStep:
         self.eager_copies.forget()
 
     def forget_graphs(self) -> None:
-        """Forgets what was built for earlier ranks; traces stay."""
+        """Forgets the graphs for earlier ranks; keeps traces."""
         self._snapshots.clear()
         self._staging.clear()
         self._without_batch.clear()
@@ -320,7 +320,7 @@ class CutStep:
 
         Args:
             local: this rank's part of each argument, with placement.
-            report: records what is built.
+            report: records the operations that are built.
             begins_with: the result of the all_gather that begins the step, which becomes the first collective of its
                 plan.
             options: as `cut.build_step` takes them.

@@ -1,4 +1,4 @@
-"""Shows messages about a newly traced step: what it moves, what is slow in it, and what it must not contain."""
+"""Shows messages about a newly traced step: its communication, its slow parts, and forbidden operations."""
 
 from __future__ import annotations
 

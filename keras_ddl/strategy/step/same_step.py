@@ -60,7 +60,7 @@ class TracedStep:
         return hashlib.sha256(b"".join(each.digest for each in self._reads)).digest()
 
     def digest_of_trace(self) -> bytes:
-        """Like `digest`, for what was traced."""
+        """Like `digest`, for a traced function."""
         return hashlib.sha256(cut.trace_digest(self._program) + self._returned.encode()).digest()
 
     def explain(self, scope: str) -> RankMismatchError:

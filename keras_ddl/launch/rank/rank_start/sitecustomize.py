@@ -47,7 +47,7 @@ class _LargeImports:
     ) -> Callable[[ModuleType], None]:
         def execute_quickly(module: ModuleType) -> None:
             self._names.discard(module.__name__)
-            del vars(loader)["exec_module"]  # in favour of that of its class
+            del vars(loader)["exec_module"]  # so that its class's is used
             was_enabled = gc.isenabled()
             gc.disable()
             try:
