@@ -1,4 +1,4 @@
-"""A GAN whose train_step has two optimizers, as Keras's DCGAN guide has it."""
+"""A GAN whose train_step uses two optimizers, as in Keras's DCGAN guide."""
 
 from __future__ import annotations
 

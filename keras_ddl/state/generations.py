@@ -1,10 +1,10 @@
 """Redistributes variables whose parts are on different ranks, when ranks are lost or join.
 
-Each rank makes its new parts, the next generation, and keeps the old ones until every rank has done so; then all
-switch. So if another rank is lost meanwhile, the remaining ranks can begin again. If some ranks have already switched
-by then, all others have made their new parts and switch, too.
+Each rank makes its new parts, the next generation, and keeps the old parts until every rank has made its new parts.
+Then all ranks switch. So if another rank is lost in the meantime, the remaining ranks can begin again. If some ranks
+have already switched by then, all others have made their new parts and also switch.
 
-A rank that joins holds nothing at first. A rank without a place in the next generation sends what it holds and gets
+A rank that joins holds nothing at first. A rank without a place in the next generation sends its parts and receives
 nothing.
 """
 
@@ -41,7 +41,7 @@ class Leaf(Protocol):
     @property
     def numpy_dtype(self) -> np.dtype[Any]: ...
     def held(self) -> Holding:
-        """Returns what this rank holds: its own part first, then maybe the mirror of another rank's."""
+        """Returns this rank's holding: its own part first, then maybe the mirror of another rank's part."""
 
     def held_by_all(self) -> tuple[Holding, ...]:
         """Returns each rank's holdings."""
@@ -54,11 +54,11 @@ class Leaf(Protocol):
 
     def wanted(self, place: MeshPlace | None) -> Holding: ...
     def make_next(self, place: MeshPlace, arrays: Sequence[np.ndarray | int], generation: int) -> None:
-        """Makes what `take_next` will store. `arrays`: vectors, or for arrays that it already holds, their indices."""
+        """Makes the parts that `take_next` stores. `arrays`: vectors, or indices of arrays that are already held."""
 
     def take_next(self) -> None: ...
     def forget_assignments(self) -> None:
-        """Forgets the record of assignments, because ranks join that have not made them."""
+        """Forgets the record of assignments, because joining ranks have not made them."""
 
 
 class Arrangement(Protocol):
@@ -131,8 +131,8 @@ class Generations:
         mine = _Known(self._generation, made, stays, {each.number: each.can_begin_anew for each in leaves}, is_new)
         everyone: list[_Known] = communicator.all_gather_object(mine, name=f"{_NAME}/generations")
         newest = max(each.generation for each in everyone if each.generation is not None)
-        # All have made the next one, together: any that have made it have met all others, who had nothing, in the
-        # second exchange. Those that may have taken it are lost.
+        # All remaining ranks have made the next generation. Ranks that may have switched to it are lost. Ranks that
+        # have made it met all others, which held nothing, in the second exchange.
         if all(each.made == newest + 1 for each in everyone) and any(each.stays for each in everyone):
             newest += 1
         self._take(newest)
@@ -196,8 +196,10 @@ class Generations:
 
 
 def _is_only_on_some(of_ranks: Sequence[dict[int, bool]], numbers: set[int]) -> bool:
-    """Whether a leaf is lost because not all ranks have it. A leaf with a lower number than one that all ranks have
-    belongs to a deleted model that some ranks have not forgotten yet.
+    """Whether a leaf is lost because not all ranks have it.
+
+    A leaf with a lower number than a leaf that all ranks have belongs to a deleted model, which some ranks have not
+    forgotten yet.
     """
     last = max(numbers, default=-1)
     return any(number > last and not begins for each in of_ranks for number, begins in each.items())

@@ -96,7 +96,7 @@ def on_mesh(
         ]
     data_layout = mesh.layout.data
     inputs = [each.tensor for each in program.inputs]
-    input_axes = [] if data_layout is None else data_layout.of_arguments(inputs, placements, mesh.model.size, step)
+    input_axes = [] if data_layout is None else data_layout.axes_of_arguments(inputs, placements, mesh.model.size, step)
     # One data rank computes all rows of the batch.
     of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
     spread = [sharded_variable_of_handle(outer) for outer in outers] if job.goes_on else []
