@@ -56,8 +56,7 @@ class NotInitializedError(KerasDdlError, RuntimeError):
 
 
 class DependencyError(KerasDdlError, ImportError):
-    """TensorFlow, MPI, the native library or a part of keras_ddl is missing, or its version does not work with
-    keras_ddl."""
+    """TensorFlow, MPI, the native library or a part of keras_ddl is missing, or has an incompatible version."""
 
 
 class RankMismatchError(KerasDdlError, RuntimeError):
@@ -90,8 +89,7 @@ class CollectiveError(KerasDdlError, RuntimeError):
 
 
 class StepCancelledError(CollectiveError):
-    """A collective was cancelled because another rank's step failed. The call of the step raises that rank's error
-    instead."""
+    """A collective was cancelled because another rank's step failed; the step's call raises that rank's error."""
 
 
 class CheckpointError(KerasDdlError, RuntimeError):

@@ -80,8 +80,7 @@ class Admission(JoiningInFit):
         self._steps += 1
 
     def prove(self, callbacks: CallbackList) -> None:
-        """Checks that newcomers hold what the others hold; newcomers that do not leave the job. COLLECTIVE if there are
-        newcomers.
+        """Makes newcomers leave the job if their state differs from the others'. COLLECTIVE if there are newcomers.
 
         Cost: a checksum of all weights and slots and one small exchange; nothing in jobs without newcomers.
         """

@@ -76,8 +76,7 @@ class JoiningInFit(Joining):
         self._compares_batch = True
 
     def agree_on_trace(self, callbacks: CallbackList, caller: failing_together.Caller) -> None:
-        """Keeps the trace of the training step if all ranks have the same one. COLLECTIVE over all ranks, newcomers
-        included."""
+        """Keeps the training step's trace if all ranks have the same trace. COLLECTIVE over all ranks and newcomers."""
         variables, traced, digest, reads = agreement.all_variables(callbacks.model), caller.common_trace(), None, b""
         if traced is not None:
             values = [each.value for each in variables]
@@ -112,8 +111,7 @@ _models: list[weakref.ref[Any]] = []  # of all calls until now, as they were fir
 
 
 def share_variables(model: Any, giver: int) -> None:
-    """Gives newcomers the variables of `model` and of all models of earlier calls. COLLECTIVE over all
-    ranks.
+    """Gives newcomers the variables of `model` and of all models of earlier calls. COLLECTIVE over all ranks.
 
     Variables that a newcomer could not build get their values when a step first uses them.
     """

@@ -90,9 +90,7 @@ class _History:
 
 @dataclass
 class _Ended:
-    """A call that has ended: its result, which parts of its model were built by then (including the numbers of slots in
-    shards), and what its callbacks stored.
-    """
+    """A call that has ended: its result, the parts of its model that were built, and state that callbacks stored."""
 
     returned: Any
     build_config: dict[str, Any] | None

@@ -301,8 +301,7 @@ class Checkpoint(JobCallback):
         return None if self._writer.is_busy() else self._written()
 
     def _written(self) -> bool:
-        """On rank 0: waits for the last checkpoint, which a lost rank 0 may have begun; returns whether it is
-        complete."""
+        """On rank 0, waits for the last checkpoint, perhaps of a lost rank 0. Returns whether it is complete."""
         self._writer.wait()
         if self._begun == self._saved:
             return True
@@ -383,9 +382,7 @@ class Checkpoint(JobCallback):
         extra: Mapping[str, Any],
         parts: Mapping[str, Part | None],
     ) -> Place | None:
-        """On rank 0: takes the state of the model, and writes it in a thread. Returns the place for the other ranks'
-        parts, or None.
-        """
+        """On rank 0, writes the model's state in a thread. Returns the place for the other ranks' parts, or None."""
         if self._begun is None:  # another rank may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
             self._bases.prepare_publishing()

@@ -87,8 +87,9 @@ def object_graph(keys: Iterable[str]) -> Any:
 
 
 def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> None:
-    """Writes key -> tensor (or tf.Variable), and key -> part of a tensor, as one bundle. Not atomic: write into a
-    staging directory.
+    """Writes tensors or tf.Variables, and parts of tensors, by key, as one bundle.
+
+    Not atomic: write into a staging directory.
 
     Raises: OSError (also when TensorFlow reports a full disk or a missing permission).
     """

@@ -12,8 +12,7 @@ from keras_ddl.compat.keras import keras, tree
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the model and all layers inside it, at any depth and in Python lists. Keras has no public function for
-    this."""
+    """Returns the model and all layers inside it, at any depth and in lists; Keras has no public function for this."""
     return list(model._flatten_layers())
 
 
@@ -67,8 +66,7 @@ def layer_with(model: Any, variable: Any) -> Any:
 
 
 def attribute_with(model: Any, holds: Callable[[Any], bool]) -> tuple[Any, str] | None:
-    """Returns the layer of a model, or the model itself, and the name of its attribute for which `holds` is true, or
-    None.
+    """Returns a layer, or the model itself, and the name of its attribute for which `holds` is true, or None.
 
     holds: tests a value. Items of lists and dicts are tested too, e.g. "tables['words']".
     """
@@ -108,8 +106,7 @@ def layer_state(model: Any) -> list[Any]:
 
 
 def inner_variable(variable: Any) -> Any:
-    """Returns the tf.Variable that holds a Keras variable's value; None if it has no value yet or is no Keras
-    variable."""
+    """Returns the tf.Variable with a Keras variable's value; None if it has no value yet or is no Keras variable."""
     return getattr(variable, "_value", None)
 
 

@@ -48,8 +48,7 @@ class Reading:
         self._note_epoch_ends()
 
     def position(self, epochs: int, batches: int) -> dict[str, Any]:
-        """Returns this process's position as JSON: after `batches` batches of an epoch, with `epochs` epochs before
-        it."""
+        """Returns this process's position as JSON: after `epochs` epochs and `batches` batches of the next one."""
         return {
             "epochs": epochs,
             "batches": batches,

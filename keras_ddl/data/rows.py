@@ -94,8 +94,7 @@ def rows_of(value: Any) -> int | tf.Tensor | None:
 
 
 def row_count(batch: Any, of_others: Collection[int] = ()) -> tf.Tensor | None:
-    """Returns the number of rows of this rank's batch (int64 scalar), as its first tensor with rows has; None without
-    such a tensor.
+    """Returns the number of rows of this rank's batch (int64 scalar), from its first tensor with rows, or None.
 
     of_others: components that do not count.
     """
@@ -115,8 +114,7 @@ def static_rows(batch: Any) -> int | None:
 
 
 def with_rows(spec: Any, rows: int | None) -> Any:
-    """Returns a type spec of a dense, sparse or ragged tensor with another number of rows; a spec without rows
-    unchanged."""
+    """Returns a dense, sparse or ragged tensor's type spec with another number of rows; without rows, the same spec."""
     if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or not spec.shape.rank:
         return spec
     shape = [rows, *spec.shape[1:]]
@@ -163,8 +161,7 @@ def component_rows(batch: Any) -> list[int | None]:
 def unlike_rows(
     counts: Sequence[Sequence[int | None]], structure: Any = None
 ) -> tuple[list[int | None], tuple[frozenset[int], ...]]:
-    """Returns the rows of each component on all ranks together, and the components with another number of rows than the
-    batch, grouped by number.
+    """Returns all ranks' rows of each component, and the components with other rows than the batch, grouped by number.
 
     The batch has the number of rows that occurs in most elements of the structure (x, y, sample_weight); on a tie, that
     of the first of them.

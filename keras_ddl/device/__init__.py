@@ -27,8 +27,9 @@ def configure_tensorflow(topology: Topology) -> str:
 
 
 def share_cores(topology: Topology) -> None:
-    """Gives TensorFlow this rank's share of the cores, unless the script or TF_NUM_*OP_THREADS has chosen, or
-    TensorFlow has started. COLLECTIVE.
+    """Gives TensorFlow this rank's share of the cores, unless TF_NUM_*OP_THREADS or the script has chosen.
+
+    COLLECTIVE. Does nothing if TensorFlow has started.
     """
     if topology.size == 1 and not history.takes_newcomers():
         return

@@ -322,8 +322,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
 def _broadcast_variables(
     tf_variables: list[tf.Variable], root: int, comm: Communicator, *, at_once: bool = False
 ) -> Any:
-    """at_once: assign only after all values have arrived, so that the loss of the root does not leave some of its
-    values."""
+    """at_once: assign only after all values have arrived, so that a lost root does not leave only some values."""
     from keras_ddl.ops import variables as variable_lists
 
     check_root(root, comm)

@@ -103,8 +103,7 @@ def _has_cuda() -> bool:
 
 
 def install_mpi(*also: str) -> str:
-    """Returns the command that installs an MPI, or reinstalls the present one. `also`: packages that must be installed,
-    too."""
+    """Returns the command that installs an MPI, or reinstalls the present one. `also`: further packages to install."""
     installed = [name for name in MPIS if version(name)]
     wanted = [name for name in also if not version(name)]
     if installed and wanted:

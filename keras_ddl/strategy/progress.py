@@ -90,8 +90,7 @@ def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 class Restoration:
-    """Restores what `capture` returned. Create it on every rank with the same arguments, including the `arrays` of all
-    ranks."""
+    """Restores the result of `capture`. Create it on every rank with equal arguments, including all ranks' `arrays`."""
 
     def __init__(self, model: Any, record: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         self._model, self._record, self._arrays = model, record, arrays
@@ -229,8 +228,7 @@ def gather(value: Any, what: str) -> list[Any]:
 
 
 def build_for_data(model: Any) -> None:
-    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs that fit's data
-    define."""
+    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs like fit's data."""
     reading = fits.reading_of(model)
     if models.is_built(model) or reading is None or keras_compat.strategy_of(model) is None:
         return

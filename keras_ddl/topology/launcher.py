@@ -75,8 +75,7 @@ def allocation_size(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def host_key() -> str:
-    """Returns a string that is equal for processes that can share memory, and only for these: same kernel, host name
-    and IPC space.
+    """Returns a string that only processes that can share memory have in common: kernel, host name and IPC space.
 
     The boot id distinguishes machines of equal names; the IPC namespace distinguishes containers.
     """

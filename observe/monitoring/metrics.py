@@ -30,9 +30,7 @@ _TOTALS = {
 
 
 class _Total:
-    """A counter that the first rank of a job reports. Every rank counts the same steps from 0, except ranks that joined
-    later.
-    """
+    """A counter that the first rank reports. All ranks count the same steps from 0, except ranks that joined later."""
 
     def __init__(self) -> None:
         self.value = 0.0

@@ -29,9 +29,7 @@ class Board:
 
     @property
     def admit_at(self) -> int:
-        """The number of calls after which all ranks, before their next step, meet newcomers or let ranks leave. It is
-        different each time.
-        """
+        """The number of calls after which all ranks meet newcomers or let ranks leave; different each time."""
         self._link.look()
         return self._link.admit_at
 

@@ -155,9 +155,7 @@ class Replay:
         return True
 
     def ask_to_join(self, what: str) -> bool:
-        """Waits until the other ranks are about to meet this newcomer in the running call, or have ended that call.
-        Returns whether they have ended it.
-        """
+        """Waits until other ranks are about to meet this newcomer in the call. Returns whether the call ended first."""
         self.board.ask("join", str(self.calls))
         self._take_answer()  # rank 0 may not look at the board again before this newcomer comes
         has_ended = self._knows_end_of_call(what)
@@ -198,8 +196,9 @@ def of_job() -> Record | Replay | None:
 
 
 def takes_newcomers() -> bool:
-    """Whether the job was started with spares. If so, even a single remaining rank runs the collectives that a newcomer
-    will need.
+    """Whether the job was started with spares.
+
+    If so, even a single remaining rank runs the collectives that a newcomer will need.
     """
     return _of_job is not None
 
@@ -263,8 +262,9 @@ def recorded(what: str, make: Callable[[], T]) -> T:
 
 
 def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
-    """Returns `make()`, which gives all ranks one rank's values of variables. A newcomer returns `own()`, because it
-    gets the values of all variables when it joins.
+    """Returns `make()`, which gives all ranks one rank's values of variables.
+
+    A newcomer returns `own()`, because it gets the values of all variables when it joins.
     """
     history = of_job()
     if history is None:

@@ -91,8 +91,7 @@ class Report:
         return self.earlier is not None or bool(self.replicated) or bool(self.kept_of_batch())
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
-        """Returns the gathers above a number of bytes that a missing rule causes. Gathers of results do not count,
-        because the program asks for results."""
+        """Returns gathers of more than this number of bytes that a missing rule causes, but not gathers of results."""
         result = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
         return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
@@ -146,22 +145,19 @@ class Report:
         self.entries.append(Entry("all_to_all", bytes_, [v.key for v in values], reason, line_of(nodes[0]), count))
 
     def gathered_rows(self, node: Node, indices: Value, bytes_: int, table: int) -> None:
-        """Notes that all ranks got the rows of a table in shards at some indices. `bytes_`: of a row; `table`: of the
-        table."""
+        """Notes that all ranks got rows of a table in shards. `bytes_`: bytes of a row; `table`: bytes of the table."""
         known = indices.shape.num_elements() if indices.shape.is_fully_defined() else None
         reason = f"rows of a table of {table:,} bytes, which all ranks need, for {node.type}"
         size = None if known is None else known * bytes_
         self.entries.append(Entry("all_gather", size, [indices.key], reason, line_of(node)))
 
     def mirrored(self, bytes_: int, count: int) -> None:
-        """Notes that each rank sent the new values of `count` shards, in one collective, to the rank with their
-        mirrors."""
+        """Notes that each rank sent new values of `count` shards to the rank with their mirrors, in one collective."""
         reason = "of shards, kept on another rank in case this rank is lost"
         self.entries.append(Entry("mirror", bytes_, ["shard"] * count, reason, ""))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
-        """Notes that an operation is built unchanged because it is `reason`. `of_batch`: it depends on the batch's
-        entries."""
+        """Notes that an operation is built unchanged because it is `reason`. `of_batch`: depends on the batch."""
         line = line_of(node)
         key = node.type + (f" ({line})" if line else ""), reason
         self.kept[key] = self.kept.get(key, False) or of_batch
@@ -169,8 +165,7 @@ class Report:
             self.replicated_operations.append(node.operation)
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
-        """Notes that rank 0's results went to all ranks in `count` messages, because other ranks have none or different
-        ones."""
+        """Notes that rank 0 sent results in `count` messages to all ranks, which have none or different ones."""
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, bytes_of(*node.outputs), values, reason, line_of(node), count))

@@ -29,9 +29,7 @@ def draws_in_kernels(node: tf.compat.v1.NodeDef) -> bool:
 
 
 def not_repeatable(graph: tf.Graph) -> tuple[str, str] | None:
-    """Returns the type of an operation that would do something different when it runs again, and the program's line;
-    None if there is no such operation.
-    """
+    """Returns the type and the program's line of an operation that would differ when it runs again, or None."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     kind = next((each.op for each in nodes if draws_in_kernels(each) or each.op.startswith(_ADVANCE)), None)

@@ -209,8 +209,7 @@ def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[V
 
 
 def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | None:
-    """Returns the operations that make a new moving statistic from a rank's own statistic, if `node` is the first of
-    them.
+    """Returns the operations that make a new moving statistic from a rank's own statistic, if `node` is the first one.
 
     The new value is m * constant + old * constant. This is linear in m, so the mean over ranks may be taken first.
     """

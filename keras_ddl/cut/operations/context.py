@@ -192,8 +192,7 @@ class Context(PlacedValues):
         self._linear.add(node)
 
     def _replicate(self, value: Value) -> tf.Tensor:
-        """Replicates a value. If it follows from a sum that has been made since, it is built again and needs no sum of
-        its own."""
+        """Replicates a value. A value that follows from a sum made since is built again and needs no separate sum."""
         nodes = self._nodes_after_sums(value)
         if not nodes:
             return super()._replicate(value)
@@ -211,8 +210,7 @@ class Context(PlacedValues):
         return super()._shard_flat(value)
 
     def _nodes_after_sums(self, value: Value) -> list[Node]:
-        """Returns the nodes that compute a value from sums that were made, in an order in which they can run; [] if
-        there are none."""
+        """Returns the nodes, in a runnable order, that compute a value from sums that were made; [] if none do."""
         # Not by recursion: a sum of many terms is a chain longer than Python's stack is deep.
         values, nodes = [value], dict[Node, None]()
         for each in values:

@@ -75,8 +75,7 @@ def _first_extents(known: Extents, node: Node) -> ResultExtents:
 
 
 def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> NumbersRule:
-    """Returns a function for the integer results of a binary operation; `apply` returns None if a result is not
-    certain."""
+    """Returns a function for the integer results of a binary operation. `apply` returns None for uncertain results."""
 
     def rule(known: Extents, node: Node) -> ResultNumbers:
         a, b = map(known.numbers, node.inputs)

@@ -93,8 +93,7 @@ class Collectives:
         raise NotImplementedError
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and how many came from
-        each."""
+        """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and their numbers."""
         raise NotImplementedError
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:

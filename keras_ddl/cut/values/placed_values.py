@@ -189,8 +189,7 @@ class PlacedValues(LocalShapes):
         self._replicators[value] = replicator
 
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
-        """Lets a rank build its shard of a replicated value alone. The global tensor is then computed only if it is
-        read.
+        """Lets a rank build its shard of a replicated value alone. The global tensor is only computed if it is read.
 
         materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
         """

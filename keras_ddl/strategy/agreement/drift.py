@@ -61,8 +61,7 @@ class DriftCheck:
             self._check(everything=False)
 
     def after_epoch(self) -> None:
-        """Compares all weights and state of optimizers. COLLECTIVE. Raises: DriftError: the ranks differ; on every
-        rank."""
+        """Compares all weights and optimizer state. COLLECTIVE. Raises: DriftError, on every rank: the ranks differ."""
         if self._time_fraction:
             self._check(everything=True)
 
@@ -75,8 +74,7 @@ class DriftCheck:
             self.require_equal(compared, communicator.all_gather_object(compared.digests(), name=name))
 
     def require_equal(self, compared: Compared, gathered: Sequence[Digests]) -> None:
-        """Raises DriftError if these digests of the ranks differ. COLLECTIVE in that case. compared: this rank's
-        variables."""
+        """Raises DriftError if the ranks' digests differ. COLLECTIVE in that case. compared: this rank's variables."""
         if self._time_fraction and differ(gathered, self._job):
             self._explain(compared, models.steps_taken(models.optimizers_of(self._model)) or 0)
 
@@ -139,8 +137,7 @@ class DriftCheck:
         )
 
     def _look(self, variable: Any, right: int, name: str) -> str:
-        """Returns how many elements of this rank's variable differ from rank `right`'s, and the first of them.
-        COLLECTIVE."""
+        """Returns how many elements of a variable differ from rank `right`'s, and the first one. COLLECTIVE."""
         mine = np.asarray(values(variable), order="C")
         theirs = communicator.broadcast_object(mine, root=right, name=f"{name}_value")
         if mine.shape != theirs.shape:

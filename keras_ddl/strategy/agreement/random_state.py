@@ -31,8 +31,7 @@ def seed_offset(rank: int) -> int:
 
 
 class RandomState:
-    """Keeps the random states of all ranks equal, because each rank takes its rows from batches that it shuffles
-    itself.
+    """Keeps the random states of all ranks equal, because each rank shuffles batches before it takes its rows.
 
     Python's and NumPy's generators follow rank 0. TensorFlow's global seed is the script's if it has set one on all
     ranks; else this class sets a fresh seed, equal on all ranks ("own"). Under a global seed Keras shuffles arrays in

@@ -47,8 +47,7 @@ def rows_of(iterator: tf.data.Iterator) -> BatchRows:
 
 
 def learn_rows(iterator: tf.data.Iterator, counts: Sequence[Sequence[int | None]]) -> BatchRows:
-    """Returns what is known about the batches of an iterator, completed by the rows of the first batch
-    (BatchRows.learn)."""
+    """Returns the facts about an iterator's batches, completed by the first batch's rows (BatchRows.learn)."""
     rows = rows_of(iterator).learn(counts)
     reader = _readers[iterator]() if iterator in _readers else None
     if reader is not None:

@@ -123,8 +123,7 @@ class IteratorFunction(_KerasFunction):
         self._by_iterator: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, iterator: Any) -> Any:
-        """Executes steps. COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of
-        one batch."""
+        """Executes steps. COLLECTIVE. iterator: a tf.data.Iterator, or a generator of one batch in train_on_batch."""
         if self._step == "train_step" and fits.is_outermost(self._model):
             self._resilience.joining.between_steps(self)
         try:
@@ -217,8 +216,7 @@ class IteratorFunction(_KerasFunction):
         return execution, iterator if typed is None else typed
 
     def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator | None, BatchRows]:
-        """Reads the first batch to learn its rows. Returns an iterator that still yields this batch, and the rows.
-        COLLECTIVE.
+        """Reads the first batch to learn its rows. Returns an iterator that still yields it, and the rows. COLLECTIVE.
 
         Raises: RankMismatchError, on all ranks: the data of some ranks has ended.
         """

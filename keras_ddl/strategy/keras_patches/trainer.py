@@ -137,8 +137,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: A
 
 
 def make_function(original: Callable[..., Any], model: Any, step_function: Any) -> Any:
-    """Makes train_function or test_function for several ranks: the step is traced on the rows that one process would
-    see."""
+    """Makes train_function or test_function for several ranks: traces the step on the rows of one process."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
         function = original(model, step_function)

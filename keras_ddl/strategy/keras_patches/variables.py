@@ -65,8 +65,7 @@ def add_variable_from_reference(
 
 
 def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_list: Any) -> Any:
-    """Copies averages of weights, which are slots, into the weights at the end of fit. COLLECTIVE if the averages are
-    in shards."""
+    """Copies averages of weights (slots) into the weights after fit. COLLECTIVE if the averages are in shards."""
     averages = averaged_weights(optimizer)
     if not gathered_slots.slots_in(averages):
         return original(optimizer, var_list)

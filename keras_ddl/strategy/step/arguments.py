@@ -153,8 +153,7 @@ class Arguments:
         return [other if each.has_rows else own for each, own, other in zip(self._of_tensors, specs, of_batch)]
 
     def shapes(self, specs: Sequence[Any]) -> list[tuple[int | None, ...]]:
-        """Returns the shapes of the components of tensors of these types; extents that change with every batch are
-        open."""
+        """Returns the shapes of tensors' components, given their types; extents that change by batch are open."""
         shapes: list[Any] = []
         for each, spec in zip(self._of_tensors, specs):
             spec = with_rows(spec, None) if each.is_composite and each.has_rows else spec

@@ -78,8 +78,7 @@ def on_mesh(
     snapshots: cut.Snapshots,
     options: Mapping[str, Any],
 ) -> tuple[list[tf.Tensor], tf.types.experimental.ConcreteFunction]:
-    """Like `along_batch`, but also returns what was cut along the model axis, which must stay alive as long as the
-    graph.
+    """Like `along_batch`, but also returns the first cut, along the model axis, which must live as long as the graph.
 
     Ranks of one model axis share rows, although each has read its own copy of the batch.
     """

@@ -111,8 +111,7 @@ def arguments_by_component(structure: Any, rows: BatchRows, step: CutStep) -> Ar
 
 
 def _batches_of_components(structure: Any, rows: BatchRows, step: CutStep) -> dict[int, int]:
-    """Returns place -> batch for dense components that do not belong to the first batch. All other components are
-    gathered.
+    """Returns place -> batch for dense components of batches other than the first. Other components are gathered.
 
     The step's arguments are one batch, so the places in `rows` are also places among the arguments.
     """

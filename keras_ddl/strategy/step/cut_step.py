@@ -96,8 +96,7 @@ class CutStep:
         return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
     def why_not_again(self) -> str | None:
-        """Returns why the other ranks cannot repeat this step when a rank is lost (rule, received, remedy), or None if
-        they can."""
+        """Returns why other ranks cannot repeat this step if a rank is lost (rule, received, remedy), or None."""
         if self.rows_of_ranks:
             return (
                 "A step can be repeated after a rank is lost only if every rank can read the whole batch. Received: "
@@ -190,8 +189,7 @@ class CutStep:
         return same_step.TracedStep(self.name, program, concrete.graph.structured_outputs, owners, self.rank)
 
     def keep_only(self, concrete: ConcreteFunction) -> list[tf.Variable]:
-        """Forgets all traces except one that all ranks have. Returns the variables that must have the same value on all
-        ranks."""
+        """Forgets all traces except one that all ranks have. Returns the variables that must be equal on all ranks."""
         self.reports.clear()
         self._programs = {key: each for key, each in self._programs.items() if key == id(concrete)}
         self._traced, self._used, self._known, self._trained, self._unrepeatable = [], [], set(), set(), {}
@@ -377,8 +375,7 @@ class CutStep:
         return cut.Batch(total, end - first, first)
 
     def batch_of_counts(self, counts: Any, total: int | None = None) -> cut.Batch:
-        """Returns a batch with given numbers of rows per rank: numbers, or a tensor ([ranks] int64) of the step's
-        graph."""
+        """Returns a batch with given rows per rank: numbers, or a tensor ([ranks] int64) of the step's graph."""
         add = tf.reduce_sum if tf.is_tensor(counts) else sum
         ranks = self._row_ranks
         own = counts[self.rank] if len(ranks) == 1 else add(counts[ranks[0] : ranks[-1] + 1])

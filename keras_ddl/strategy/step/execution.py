@@ -52,8 +52,7 @@ class Execution(TrainerCall):
     _graph: weakref.ref[Any] | None = field(default=None, init=False)  # graph of the function that was traced last
 
     def run(self, data: Any, make_function: Callable[[Execution, Any], Callable[[Any], Any]]) -> Any:
-        """Executes the steps on this rank's `data`. `make_function`: makes the function that does this, from the first
-        data.
+        """Executes the steps on this rank's `data`. `make_function`: makes the function for this, given the first data.
 
         In the function only Keras calls `Strategy.run`; the program's code runs as in one process (tracing.py).
         """
@@ -65,8 +64,7 @@ class Execution(TrainerCall):
                 return self._function(data)
 
     def begin_step(self) -> None:
-        """Called when a step is traced. If TensorFlow traces the function again, counting restarts at its first
-        step."""
+        """Called when a step is traced. If TensorFlow traces a function again, counting restarts at its first step."""
         graph = tf_compat.outermost_graph()
         if self._graph is None or self._graph() is not graph:
             self._graph, self.traces, self.steps_traced = weakref.ref(graph), [], 0

@@ -74,8 +74,7 @@ class Caller:
         _callers.add(self)
 
     def may_have_traced(self, is_python: bool) -> bool:
-        """Whether this call has traced, or was tracing when it failed. `is_python`: it failed with an error of Python
-        code."""
+        """Whether this call has traced, or was tracing when it failed. `is_python`: it failed with a Python error."""
         return self.cut_step.traces != self._traces_before
 
     def forget_traces(self) -> None:
@@ -90,8 +89,7 @@ class Caller:
         return None
 
     def together(self, call: Callable[[], _T]) -> _T:
-        """Returns `call()`. COLLECTIVE: all ranks make the same calls, and an exception of one rank is raised on
-        all."""
+        """Returns `call()`. COLLECTIVE: all ranks make the same calls, and one rank's exception is raised on all."""
         self._traces_before = self.cut_step.traces
         self.cut_step.begin()
         return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)

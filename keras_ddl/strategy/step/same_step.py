@@ -139,8 +139,7 @@ def _holds(value: Any, tensor: tf.Tensor) -> bool:
 
 
 def _names_of(function: Any) -> Mapping[str, Any]:
-    """Returns the names that a function can use: variables around it and of its module, and attributes of its
-    object."""
+    """Returns the names that a function can use: enclosing variables, its module's, and its object's attributes."""
     function = getattr(function, "python_function", function)
     owner = getattr(function, "__self__", None)
     names = dict(getattr(owner, "__dict__", {}))
