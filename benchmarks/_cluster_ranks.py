@@ -1,5 +1,6 @@
-"""The program that benchmarks/cluster.py runs on every rank. It times collectives in interleaved rounds, and counts the
-bytes that hosts send.
+"""The program that benchmarks/cluster.py runs on every rank.
+
+It times collectives in interleaved rounds, and counts the bytes that hosts send.
 
 Its argument is a JSON document of settings. Rank 0 prints a JSON document after SETTINGS["mark"].
 """

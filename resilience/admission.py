@@ -153,8 +153,10 @@ class Admission(JoiningInFit):
             )
 
     def become_first(self) -> None:
-        """Called when this rank becomes rank 0. The lost rank 0 may have taken newcomers' questions with it, and may
-        have called newcomers that no other rank knows.
+        """Called when this rank becomes rank 0.
+
+        The lost rank 0 may have taken newcomers' questions with it, and may have called newcomers that no other rank
+        knows.
         """
         self._board.has_question = True
 

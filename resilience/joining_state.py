@@ -65,8 +65,9 @@ class JoiningInFit(Joining):
             self._changes = Changes(callbacks.callbacks)
 
     def _begin_anew(self, callbacks: CallbackList) -> None:
-        """Forgets state that a newcomer cannot have. All ranks that have met a newcomer do this between the same two
-        calls, even if it is lost meanwhile.
+        """Forgets state that a newcomer cannot have.
+
+        All ranks that have met a newcomer do this between the same two calls, even if it is lost meanwhile.
         """
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces(but=callbacks.model.train_function)  # see agree_on_trace

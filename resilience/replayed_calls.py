@@ -31,8 +31,10 @@ _RECORDED_BYTES = 1 << 20  # limit of one attribute, which leaves out weights th
 def call_of_trainer(
     survival: Survival, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
 ) -> Any:
-    """Runs a call of fit, evaluate or predict. If this is a newcomer and the others have ended the call, returns their
-    result instead and gives `callbacks` what the others' callbacks stored during the call.
+    """Runs a call of fit, evaluate or predict.
+
+    If this is a newcomer and the others have ended the call, returns their result instead and gives `callbacks` what
+    the others' callbacks stored during the call.
     """
     recorded = history.of_job()
     if recorded is None or trainer_calls.running():

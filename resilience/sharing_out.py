@@ -55,8 +55,9 @@ def share_out(
 
 
 def room_for(waiting: int, leaving: int, strategies: Sequence[BaseStrategy]) -> int:
-    """Returns how many of the ranks that wait to join have a place, after a number of others have left. A mesh admits
-    only as many as make it larger.
+    """Returns how many of the ranks that wait to join have a place, after a number of others have left.
+
+    A mesh admits only as many as make it larger.
     """
     for each in strategies:
         if each.mesh_layout is not None:

@@ -65,8 +65,10 @@ def name_of(key: str) -> str:
 
 
 def object_graph(keys: Iterable[str]) -> Any:
-    """Returns the entry GRAPH of a bundle with these keys of `variable_key`, a string tensor. By it tf.train.Checkpoint
-    finds the variables of an object; the variables of `Checkpoint(weights={"dense/kernel": ...})` are under "weights".
+    """Returns the entry GRAPH of a bundle with these keys of `variable_key`, a string tensor.
+
+    By it tf.train.Checkpoint finds the variables of an object; the variables of `Checkpoint(weights={"dense/kernel":
+    ...})` are under "weights".
     """
     import tensorflow as tf
     from tensorflow.core.protobuf import trackable_object_graph_pb2

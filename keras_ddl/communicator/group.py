@@ -44,8 +44,10 @@ _Method = TypeVar("_Method", bound="Callable[..., Any]")
 
 
 def _of_all_ranks(place: int) -> Callable[[_Method], _Method]:
-    """Marks a collective whose result is equal on all ranks. It is recorded for newcomers, and repeated on the
-    communicator of the remaining ranks when ranks are lost. place: the position of its argument `name`.
+    """Marks a collective whose result is equal on all ranks.
+
+    It is recorded for newcomers, and repeated on the communicator of the remaining ranks when ranks are lost. place:
+    the position of its argument `name`.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -295,8 +297,9 @@ class Communicator:
         return native.broadcast(array, root, self._name("broadcast_array", name))
 
     def start_alarm(self) -> Started:
-        """Cancels the collectives of all ranks until `come_together`. Every rank calls it once; it is done when all
-        ranks have called it. See DDL_FLAG_CANCELS in ddl.h.
+        """Cancels the collectives of all ranks until `come_together`.
+
+        Every rank calls it once; it is done when all ranks have called it. See DDL_FLAG_CANCELS in ddl.h.
         """
         return self.native().start_barrier(f"{self.prefix}keras_ddl/failed", requests.FLAG_CANCELS)
 

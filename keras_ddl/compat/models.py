@@ -233,8 +233,9 @@ def metric_variables(model: Any) -> list[Any]:
 
 
 def metric_variables_by_part(model: Any) -> dict[str, list[Any]]:
-    """Returns the metric variables, grouped into parts that are built at different times. The first batch builds the
-    metrics of compile(). Once a part is built, its variables keep their order.
+    """Returns the metric variables, grouped into parts that are built at different times.
+
+    The first batch builds the metrics of compile(). Once a part is built, its variables keep their order.
     """
     compiled = compiled_parts(model)
     parts: dict[str, list[Any]] = {"own": [], **{name: [] for name in compiled}}

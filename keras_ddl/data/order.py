@@ -78,8 +78,10 @@ def _notes() -> _Notes:
 
 
 def prepare() -> None:
-    """Makes the variables that `exchange_step_header` uses before the first step. If a step made them, its tf.function
-    would be traced again and run the program's Python once more than in one process.
+    """Makes the variables that `exchange_step_header` uses before the first step.
+
+    If a step made them, its tf.function would be traced again and run the program's Python once more than in one
+    process.
     """
     _notes()
     notice.prepare()

@@ -47,8 +47,10 @@ _STATE = ""  # in place of the name of an attribute: what `get_state` returns
 
 
 def named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback. The name is the class, with a number if the class repeats; equal on all ranks, even if
-    some have callbacks of other classes, too.
+    """Returns name -> callback.
+
+    The name is the class, with a number if the class repeats; equal on all ranks, even if some have callbacks of other
+    classes, too.
     """
     result: dict[str, Any] = {}
     counts = collections.Counter[str]()
@@ -60,8 +62,9 @@ def named(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def with_state(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback, for callbacks with a state that a checkpoint keeps. If a class repeats, the number in
-    the name is the callback's place among all of these, as in earlier checkpoints.
+    """Returns name -> callback, for callbacks with a state that a checkpoint keeps.
+
+    If a class repeats, the number in the name is the callback's place among all of these, as in earlier checkpoints.
     """
     result: dict[str, Any] = {}
     for each in callbacks:
@@ -92,8 +95,10 @@ class Changes:
         }
 
     def since(self, callbacks: Iterable[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
-        """Returns what has changed, by callback and attribute. Unchanged attributes are left out, because they may
-        differ between ranks. `most_bytes`: larger attributes are left out.
+        """Returns what has changed, by callback and attribute.
+
+        Unchanged attributes are left out, because they may differ between ranks. `most_bytes`: larger attributes are
+        left out.
         """
         return {
             name: {
@@ -125,8 +130,9 @@ def _as_json(value: Any) -> Any:
 
 
 def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are plain values. Attributes inside the parts of keras_ddl's own callbacks have names
-    with dots.
+    """Returns the attributes that are plain values.
+
+    Attributes inside the parts of keras_ddl's own callbacks have names with dots.
     """
     attributes: dict[str, Any] = {}
     own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything

@@ -193,8 +193,9 @@ class Strategy(BaseStrategy):
     def function(
         self, step: Callable[..., Any] | None = None, *, batches: str = "global", reduce_retracing: bool = False
     ) -> Any:
-        """Returns a function that runs `step` on all ranks with the result of one process. Also a decorator for
-        functions and methods.
+        """Returns a function that runs `step` on all ranks with the result of one process.
+
+        Also a decorator for functions and methods.
 
             @strategy.function
             def train_step(x, y):

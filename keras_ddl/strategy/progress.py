@@ -182,8 +182,9 @@ def _way_of(variable: Any) -> str:
 
 
 def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Returns key -> array of the weights that callbacks keep, complete on rank 0. COLLECTIVE if weights of the model
-    are spread over the ranks; these are gathered one by one.
+    """Returns key -> array of the weights that callbacks keep, complete on rank 0.
+
+    COLLECTIVE if weights of the model are spread over the ranks; these are gathered one by one.
     """
     best = {
         f"callbacks/{name}/{number}": value

@@ -225,6 +225,7 @@ _recover: Callable[..., Any] | None = None
 
 def recover_by(recover: Callable[..., Any] | None) -> None:
     """Makes `recover(call, variables)` run all collectives of all ranks from now on, and repeat them if ranks are lost.
+
     It passes the communicator of the remaining ranks to `call`. A collective inside another one is only repeated with
     the outer one. None: collectives are not repeated.
     """

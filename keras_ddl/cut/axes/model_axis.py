@@ -54,8 +54,9 @@ class LocalPart(NamedTuple):
 
 
 def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Value, Dims | None]:
-    """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`. Open extents get names,
-    and the rows of the batch one common name.
+    """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`.
+
+    Open extents get names, and the rows of the batch one common name.
     """
     result: dict[Value, Dims | None] = {}
     rows: Dim | None = None

@@ -249,8 +249,10 @@ def _is_same_entries(value: Value, of: Value) -> bool:
 
 
 def _understand_sum(program: Program, call: Call, node: Node) -> bool:
-    """Sets the role of a sum over rows in the gradients, and returns whether it can. If the axes are unknown until the
-    step runs, the next Reshape shows them."""
+    """Sets the role of a sum over rows in the gradients, and returns whether it can.
+
+    If the axes are unknown until the step runs, the next Reshape shows them.
+    """
     output = node.outputs[0]
     if output.shape.is_fully_defined():
         results = [output]

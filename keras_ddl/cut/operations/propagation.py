@@ -62,8 +62,10 @@ def propagate(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def materialize(b: Context, node: Node) -> PlacedOutputs:
-    """Builds an entrywise operation on replicated operands. If a rank can build its shard of an operand alone, for
-    example of a random draw, it can also build its shard of the result alone.
+    """Builds an entrywise operation on replicated operands.
+
+    If a rank can build its shard of an operand alone, for example of a random draw, it can also build its shard of the
+    result alone.
     """
     made, result = b.make_replicated(node), node.outputs[0]
     is_one = len(node.outputs) == 1 and not node.after and result.dtype != tf.variant

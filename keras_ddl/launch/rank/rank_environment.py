@@ -78,8 +78,9 @@ def tune_malloc(environment: dict[str, str], ranks: int) -> None:
 
 
 def set_task(environment: dict[str, str], rank: int, size: int) -> None:
-    """Sets this rank's task in TF_CONFIG. Removes a TF_CONFIG without one task per rank, in which all ranks would be
-    the same task.
+    """Sets this rank's task in TF_CONFIG.
+
+    Removes a TF_CONFIG without one task per rank, in which all ranks would be the same task.
     """
     text = tf_config.of_rank(environment.pop(tf_config.NAME, ""), rank, size)
     if text:

@@ -34,8 +34,10 @@ READY = encoded(Kind.READY)
 
 @dataclass(frozen=True)
 class Part:
-    """The processes of this host, one for each of `local_ranks`, numbered from `first`. Numbers from `size` on are
-    spares and newcomers. `local_size`: ranks on this host. `directory`: the directory of the sockets.
+    """The processes of this host, one for each of `local_ranks`, numbered from `first`.
+
+    Numbers from `size` on are spares and newcomers. `local_size`: ranks on this host. `directory`: the directory of the
+    sockets.
     """
 
     first: int

@@ -51,8 +51,10 @@ def _strategy_of_part(part: Any) -> BaseStrategy | None:
 
 
 def adopt_model(model: Any) -> BaseStrategy | None:
-    """Returns the Strategy that trains a model, or None. A model that has only parts from a scope joins that Strategy
-    here. Cost: a look at each layer of a model that has no Strategy yet.
+    """Returns the Strategy that trains a model, or None.
+
+    A model that has only parts from a scope joins that Strategy here. Cost: a look at each layer of a model that has no
+    Strategy yet.
 
     Raises: ConfigError: parts of the model were made under several Strategies.
     """

@@ -169,8 +169,9 @@ class EpochIterator(_KerasIterator):
     def _rows_of_arrays(
         self, adapter: Any, strategy: BaseStrategy, rank: int, size: int, number: int
     ) -> tf.data.Dataset:
-        """Reads this rank's rows only. Shuffles equally on all ranks and differently in each epoch, even if the script
-        has set no seed.
+        """Reads this rank's rows only.
+
+        Shuffles equally on all ranks and differently in each epoch, even if the script has set no seed.
 
         With only a global seed, Keras would draw the same permutation in every epoch. If the script itself has set a
         seed, Keras's order is kept.

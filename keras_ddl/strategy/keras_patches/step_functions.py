@@ -138,8 +138,10 @@ class IteratorFunction(_KerasFunction):
             raise
 
     def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
-        """Executes steps on global batches. Each batch is kept until its step has ended, because the step may run again
-        on other rows."""
+        """Executes steps on global batches.
+
+        Each batch is kept until its step has ended, because the step may run again on other rows.
+        """
         returned = None
         for number in range(self._model.steps_per_execution):
             try:

@@ -100,9 +100,10 @@ class LaidOutVariable(ShardedWeight):
 
 
 def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
-    """Returns the value for a new Keras variable, from rank 0's initializer. None: no layout cuts the variable and it
-    is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE if a layout cuts it or it is a slot in
-    shards.
+    """Returns the value for a new Keras variable, from rank 0's initializer.
+
+    None: no layout cuts the variable and it is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE
+    if a layout cuts it or it is a slot in shards.
     """
     shape, job = models.declared_shape(variable), job_of_new_variable()
     if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
@@ -168,8 +169,9 @@ def _is_same_on_all_ranks(job: Job) -> bool:
 
 
 def job_of_new_variable() -> Job | None:
-    """Returns the job whose layout applies to the variable that is being made, or None. Optimizer variables follow the
-    weights wherever the optimizer is built.
+    """Returns the job whose layout applies to the variable that is being made, or None.
+
+    Optimizer variables follow the weights wherever the optimizer is built.
     """
     weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):

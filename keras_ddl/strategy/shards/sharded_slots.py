@@ -157,8 +157,11 @@ class ShardedVariable(UninitializedVariable):
         return share
 
     def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
-        """Returns how ranks share the variable, and which part the rank at a place has. Here: data ranks share it, and
-        on a mesh ranks of other model positions hold the same parts, so they need no mirrors."""
+        """Returns how ranks share the variable, and which part the rank at a place has.
+
+        Here: data ranks share it, and on a mesh ranks of other model positions hold the same parts, so they need no
+        mirrors.
+        """
         own = place.batch if place.model.size == 1 else place.batch._replace(offset=0)
         return Layout(tuple(self.shape.as_list()), own.size), own
 
@@ -364,8 +367,10 @@ def numbers_in(variables: Iterable[Any]) -> tuple[list[int | None], int]:
 
 
 def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int]) -> bool:
-    """Numbers slots in a newcomer as `numbers_in` returned on another rank. Returns False if the newcomer has other
-    slots."""
+    """Numbers slots in a newcomer as `numbers_in` returned on another rank.
+
+    Returns False if the newcomer has other slots.
+    """
     slots = list(map(slot_of, variables))
     of_others, _numbering.next = numbers
     places = [[place for place, each in enumerate(some) if each is not None] for some in (slots, of_others)]

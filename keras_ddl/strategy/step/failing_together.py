@@ -64,8 +64,10 @@ class CommonTrace(NamedTuple):
 
 
 class Caller:
-    """Base class of callers of one step on all ranks. Before a failed call raises, variables that it has written are
-    restored, and traces that not all ranks have are forgotten.
+    """Base class of callers of one step on all ranks.
+
+    Before a failed call raises, variables that it has written are restored, and traces that not all ranks have are
+    forgotten.
     """
 
     def __init__(self, cut_step: CutStep) -> None:

@@ -144,8 +144,10 @@ class KerasSteps:
         return outputs
 
     def _commit_eagerly(self, execution: Execution, step: CutStep, outputs: Any) -> None:
-        """Ends a step that has run eagerly. COLLECTIVE. In the first steps and now and then, ranks compare what the
-        step wrote and returned, because there is no graph that shows what it read.
+        """Ends a step that has run eagerly.
+
+        COLLECTIVE. In the first steps and now and then, ranks compare what the step wrote and returned, because there
+        is no graph that shows what it read.
 
         Cost: a barrier; with what is compared, 32 bytes per rank, and each variable is read once.
         """

@@ -12,8 +12,9 @@ _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 
 
 def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
-    """Warns if a trace is built into a second graph of this rank, for batches in another form. Kernels that store the
-    state of their random numbers restart there, but would continue in one process.
+    """Warns if a trace is built into a second graph of this rank, for batches in another form.
+
+    Kernels that store the state of their random numbers restart there, but would continue in one process.
     """
     drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
     if drawing is not None:
