@@ -1,5 +1,7 @@
-"""Reduce-scatter and all-gather of arrays, as benchmarks/all_reduce.py and cluster.py measure them: of keras_ddl and of
-MPI, whose ranks in all_reduce.py have no keras_ddl."""
+"""Reduce-scatter and all-gather of arrays by keras_ddl and by MPI, for benchmarks/all_reduce.py and cluster.py.
+
+In all_reduce.py, MPI's ranks have no keras_ddl.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""all_reduce, or one of its halves, beside the MPI libraries of the package index and beside a plain memory copy, from
-1 KB to 256 MB.
+"""Compares all_reduce, or one of its halves, with MPI libraries and a plain memory copy, from 1 KB to 256 MB.
 
     python benchmarks/all_reduce.py
     python benchmarks/all_reduce.py --collective reduce_scatter --sizes 1K,4K,16K,64K,256K,1M,4M,16M,64M

@@ -56,8 +56,9 @@ def build(folder: Path) -> Path:
 
 
 def simulate(program: Path, ranks: Sequence[int], buckets: int, repeat: int) -> list[dict]:
-    """Returns what the program counts at each number of ranks; of the processor times the median of `repeat` runs, of
-    which each number has its turn before the next.
+    """Returns the program's counts at each number of ranks.
+
+    Processor times are the median of `repeat` runs, in which the numbers of ranks take turns.
     """
     runs: list[list[dict]] = [[] for _ in ranks]
     for _ in range(repeat):

@@ -307,8 +307,9 @@ def trackable(model: Any) -> Any:
 
 
 def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[str, list[int] | None]]:
-    """Returns (name, positions of its variables in `weights_of(model)`) of every optimizer in a checkpoint that is not
-    built here; positions None: the model's trainable variables.
+    """Returns (name, positions of its variables in `weights_of(model)`) of a checkpoint's unbuilt optimizers.
+
+    Optimizers that are built here are left out. Positions None: the model's trainable variables.
 
     Raises: CheckpointError: the model does not have such an optimizer.
     """

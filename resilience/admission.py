@@ -71,8 +71,9 @@ class Admission(JoiningInFit):
         self.prove_before_step(callbacks)
 
     def prove_before_step(self, callbacks: CallbackList) -> None:
-        """Calls `prove` before the first steps with newcomers and before the first step of each epoch, when no step has
-        used yet what callbacks have changed. COLLECTIVE in these cases.
+        """Calls `prove` before the first steps with newcomers and each epoch's first step. COLLECTIVE in these cases.
+
+        At these points, no step has used callbacks' changes yet.
         """
         if self._steps < TRIAL_STEPS or self._begins_epoch:
             self.prove(callbacks)

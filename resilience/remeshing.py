@@ -1,5 +1,6 @@
-"""Continues with another mesh when ranks are lost or join: slices are redistributed, ranks without a place leave, and
-the others make the communicators of the new axes.
+"""Continues with another mesh when ranks are lost or join.
+
+Slices are redistributed, ranks without a place leave, and the others make the communicators of the new axes.
 
 Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
 rank has a mirror of the slice (cut/shards/mirrors.py). Shards of a slice, of optimizer variables, have mirrors on

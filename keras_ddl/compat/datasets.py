@@ -52,8 +52,9 @@ def order_follows_from_passes(pipeline: Iterable[tf.data.Dataset]) -> bool:
 
 
 def is_batched_at_once(dataset: Any) -> bool:
-    """Whether all components of a dataset's elements are rows of one batch, made by one .batch() or the like, unless a
-    later map has changed that. False: the dataset is zipped from several or made by a generator, so nothing is known.
+    """Whether one .batch() or the like makes all components of a dataset's elements, unless a later map changes that.
+
+    False: the dataset is zipped from several or made by a generator, so nothing is known.
     """
     name = type(dataset).__name__
     if "Batch" in name and "Unbatch" not in name:
@@ -63,9 +64,10 @@ def is_batched_at_once(dataset: Any) -> bool:
 
 
 def components_may_differ(dataset: tf.data.Dataset) -> bool:
-    """Whether the components of a dataset's elements may have different numbers of rows: the dataset is zipped from
-    several or nested, and no single .batch() made all components. For a plain (x, y, weights), Keras's own steps need
-    equal numbers of rows, and steps check this.
+    """Whether the components of a dataset's elements may have different numbers of rows.
+
+    This is so if the dataset is zipped from several or nested, and no single .batch() made all components. Keras's own
+    steps need equal numbers of rows in a plain (x, y, weights), and steps check this.
     """
     if is_batched_at_once(dataset):
         return False

@@ -140,8 +140,9 @@ def optimizers_in(optimizer: Any) -> list[Any]:
 
 
 def named_optimizers_of(model: Any) -> dict[str, Any]:
-    """Returns name -> optimizer of all optimizers of a model, each once: the compiled one first, then those in
-    attributes of the model or its layers, also in lists and dicts, as models with their own training step keep them.
+    """Returns name -> optimizer of all optimizers of a model, each once, the compiled one first.
+
+    The others are in attributes of the model or its layers, also in lists and dicts, as in models with their own step.
     """
     optimizers: dict[str, Any] = {}
     seen: set[int] = set()

@@ -1,6 +1,4 @@
-"""Reads this rank's rows of the arrays that fit, evaluate and predict take, and checks that all ranks have the same
-arrays.
-"""
+"""Reads this rank's rows of the arrays of fit, evaluate and predict, and checks that all ranks have the same arrays."""
 
 from __future__ import annotations
 

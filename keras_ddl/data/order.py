@@ -213,8 +213,9 @@ class StepHeader(NamedTuple):
 
 
 def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
-    """Exchanges, in one collective before a step, the ranks' numbers of rows, their notes of batches, which are then
-    compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
+    """Exchanges the ranks' numbers of rows, notes of batches and signals (notice.py), in one collective before a step.
+
+    The notes of batches are compared. COLLECTIVE; asynchronous in a graph.
 
     rows: of this rank's batch (scalar), or of several components of it (a vector of known length).
     """

@@ -1,5 +1,6 @@
-"""Saves and restores a run's state besides its variables, for an exact resume: the position in the data, random
-numbers, the metrics of the current epoch, and the state of other callbacks.
+"""Saves and restores a run's state besides its variables, for an exact resume.
+
+The state is the position in the data, random numbers, the current epoch's metrics, and the state of other callbacks.
 
 `capture` returns JSON and arrays for a checkpoint. `Restoration` restores each part at a moment when Keras no longer
 overwrites it.

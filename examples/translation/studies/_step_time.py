@@ -1,5 +1,4 @@
-"""Runs one rank of a training that takes turns with other trainings. trainings.py starts it, here and in the emulated
-cluster.
+"""Runs one rank of a training that takes turns with other trainings, for trainings.py.
 
 Each rank computes on one core with one thread, so a single rank uses one core of several. Ranks share a core only if
 there are more ranks than cores.

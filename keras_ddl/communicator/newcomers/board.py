@@ -43,9 +43,7 @@ class Board:
         self._link.ask({"ask": what, "text": text})
 
     def questions(self, what: str) -> dict[str, str]:
-        """Returns name -> text of the newcomers that ask, until `forget`; for "leave", of the ranks that should leave
-        the job, with the reason.
-        """
+        """Returns name -> text of asking newcomers, until `forget`; for "leave", the leaving ranks and why."""
         return self._link.ask({"questions": what})
 
     def answer(self, name: str, record: bytes) -> None:

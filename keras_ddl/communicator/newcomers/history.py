@@ -239,8 +239,9 @@ def recovers() -> bool:
 
 
 def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[Any]]) -> T:
-    """Returns `call(comm)`, a collective of all ranks, repeated with the remaining ranks if ranks are lost and the job
-    continues. variables: returns the variables that `call` writes.
+    """Returns `call(comm)`, a collective of all ranks; if ranks are lost, a continuing job repeats it without them.
+
+    variables: returns the variables that `call` writes.
     """
     if _recover is None:
         return call(comm)

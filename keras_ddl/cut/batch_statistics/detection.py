@@ -146,8 +146,9 @@ def _readers(program: Program, value: Value, of_type: str) -> list[Node]:
 
 
 def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node]]:
-    """Returns the operations of each call's scopes, and the sums of several gradients, which the tape names
-    differently, in an order in which they can run.
+    """Returns the operations of each call's scopes, and sums of several gradients, in an order in which they can run.
+
+    The tape gives sums of several gradients names outside of the scopes.
     """
     scopes = {scope: call for call in calls for scope in (call.scope, call.backward)}
     owners: dict[Node, Call] = {}

@@ -108,8 +108,7 @@ def _reduced(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
 
 
 def _spread(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
-    """Returns the sum, repeated for each of the rank's rows and scaled up because the later division is by too many
-    rows."""
+    """Returns the sum, repeated for each of the rank's rows, and scaled up for a later division by too many rows."""
     total = b.local(node.inputs[0])
     larger = _as(total, b.batch.total) / tf.maximum(_as(total, b.batch.local), 1)
     return tf.broadcast_to(total * larger, b.local_shape(b.dims(node.outputs[0]), placement))

@@ -1,5 +1,6 @@
-"""Replicates gradients that are cut along the model axis although their variables are not, for example because a layout
-names a kernel but not its bias.
+"""Replicates gradients that are cut along the model axis although their variables are not.
+
+For example, a layout may name a kernel but not its bias.
 
 Such a gradient is replicated once, before an optimizer computes with it. Otherwise each result of the optimizer would
 have to be replicated. Small gradients, such as those of biases, are summed in the bucket of the step's sums: a shard

@@ -71,9 +71,9 @@ class Context(PlacedValues):
     # ---- variables
 
     def read_before_loop(self, handle: Value, node: Node) -> tf.Tensor:
-        """Returns the gathered value of a variable that is held sharded or in flat shards, as of the beginning of the
-        node being built. That node is the loop around `node`, which reads the variable; inside the loop there are no
-        collectives. COLLECTIVE.
+        """Returns the gathered value of a variable in shards or flat shards before the node being built. COLLECTIVE.
+
+        That node is the loop around `node`, which reads the variable; inside the loop there are no collectives.
 
         Raises: ConfigError: the loop does more than read the variable. Pending.
         """

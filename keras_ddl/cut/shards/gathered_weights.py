@@ -93,9 +93,7 @@ class GatheredWeights:
 
     def make_with(self, value: Value, build: Callable[[tf.Tensor], PlacedOutputs]) -> PlacedOutputs:
         """Returns the result of `build` on the gathered value of a flat shard that does not belong to the program.
-
-        COLLECTIVE.
-        """
+        COLLECTIVE."""
         source = _Source(value)
         self._needed = {self._key(source)}
         made = build(self._tensor(source, value))

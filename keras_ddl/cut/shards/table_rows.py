@@ -47,10 +47,8 @@ class _Route(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """The rows of a table that this rank looks up.
-
-    `ids`: each once. `at`: where each looked-up row is among them, in their order by owner.
-    """
+    """The rows of a table that this rank looks up. `ids`: each once. `at`: where each looked-up row is among them, in
+    their order by owner."""
 
     ids: _Sorted
     at: tf.Tensor
@@ -154,11 +152,8 @@ class TableRows:
         return route.places, self._arrived_rows(node, b.origin(rows), placement, route, layout)
 
     def _arrived_rows(self, node: Node, rows: Value, placement: Sharded, route: _Route, layout: Layout) -> tf.Tensor:
-        """Returns rows at their owners.
-
-        What is computed from other rows entry by entry, as their squares for Adam, is computed from those at the owner:
-        they travel once.
-        """
+        """Returns rows at their owners. What is computed from other rows entry by entry, as their squares for Adam, is
+        computed from those at the owner: they travel once."""
         b = self._b
         key = rows, id(route)
         if key in self._arrived:

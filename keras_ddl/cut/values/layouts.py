@@ -155,8 +155,9 @@ class Slices:
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """Distributes a variable over all ranks of a mesh: slices over model ranks, and each slice in flat shards over data
-    ranks. Rank r has the data position r // model.
+    """Distributes a variable over a mesh: slices over model ranks, and each slice in flat shards over data ranks.
+
+    Rank r has the data position r // model.
 
     Attributes: shape: of the global tensor. axis: the axis that is cut. data, model: the extents of the mesh.
     """

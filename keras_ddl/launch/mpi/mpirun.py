@@ -47,8 +47,9 @@ class Mpirun:
 
 
 def find(path: str | None = None) -> Mpirun:
-    """Returns the mpirun to use: `path` (or the program of this name), else KERAS_DDL_MPIRUN, else that of the site's
-    MPI for which keras_ddl was built, else the one beside python, else the first in PATH.
+    """Returns the mpirun to use: `path` (or the program of this name), else KERAS_DDL_MPIRUN, else the first found.
+
+    It looks for the mpirun of the site's MPI for which keras_ddl was built, then beside python, then in PATH.
 
     Raises: LaunchError: there is no mpirun, or it is of an unknown family.
     """

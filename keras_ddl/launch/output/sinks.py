@@ -90,8 +90,9 @@ class LastingSink:
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null as stdin, stdout or stderr if this process was started without them: otherwise the next opened
-    file would take their descriptor.
+    """Opens /dev/null as stdin, stdout or stderr if this process was started without them.
+
+    Otherwise the next opened file would take their descriptor.
     """
     for fd in (0, 1, 2):
         try:

@@ -101,8 +101,9 @@ def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
 
 
 def prepare_start(environment: dict[str, str], *, is_spare: bool) -> None:
-    """Makes a rank's Python import large packages faster (rank_start), and a spare's Python import ahead and wait until
-    it is needed before it runs its program (spare_start).
+    """Makes a rank's Python import large packages faster (rank_start).
+
+    A spare's Python imports them early, and then waits until it is needed (spare_start).
     """
     here = Path(__file__).parent
     paths = [str(here / "spare_start")] if is_spare else []

@@ -50,8 +50,9 @@ class Part:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["-np", number, "--", program, arguments...], with ["--spares", number] before "--" if
-    there are spares; or ["--from-stdin"].
+    """Runs the command. `argv`: ["-np", number, "--", program, arguments...], or ["--from-stdin"].
+
+    If there are spares, ["--spares", number] comes before "--".
 
     Returns the first nonzero status, or 0.
     """

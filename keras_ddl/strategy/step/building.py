@@ -136,9 +136,7 @@ def on_mesh(
 
 
 def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | None]:
-    """Returns a function from the handle of a captured slice to the handle of this rank's chunk of it, or None if
-    the slice is not divided between data ranks.
-    """
+    """Returns a function from a captured slice's handle to this rank's chunk's; None for slices that have no chunks."""
     chunks = {}
     for outer in outers:
         slot = sharded_variable_of_handle(outer)

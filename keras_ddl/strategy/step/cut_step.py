@@ -174,8 +174,9 @@ class CutStep:
         self.reports.clear()
 
     def trace_digest(self, concrete: ConcreteFunction, variables: Iterable[tf.Variable]) -> tuple[bytes, bytes]:
-        """Returns two digests, of the trace and of what it reads besides variables, which are equal on ranks with the
-        same step. variables: known to all ranks, in the same order.
+        """Returns two digests, of the trace and of what it reads besides variables; equal on ranks with the same step.
+
+        variables: known to all ranks, in the same order.
         """
         places = {each.handle.ref(): place for place, each in enumerate(variables)}
         program = self.program_of(concrete)

@@ -70,17 +70,19 @@ class Execution(TrainerCall):
             self._graph, self.traces, self.steps_traced = weakref.ref(graph), [], 0
 
     def written(self) -> list[Any]:
-        """Returns all variables that its steps may write, in the same order on all ranks: for traced steps all
-        variables that the traces use, whoever made them; for eager steps, which each rank undoes and redoes by itself
-        (eager_copies.py), the variables of the model.
+        """Returns all variables that its steps may write, in the same order on all ranks.
+
+        For traced steps these are all variables that the traces use. For eager steps, which each rank undoes and redoes
+        separately (eager_copies.py), they are the model's variables.
         """
         if not self.traces:
             return models.written_by_steps(self.model)
         return list({id(each): each for concrete in self.traces for each in variables_of(concrete)}.values())
 
     def specs_of_steps(self, tensors: int) -> list[Sequence[Any]]:
-        """Returns the types of the `tensors` tensors of the step that is being traced, as its kind has them, and of the
-        following steps of the execution; [] if they are unknown.
+        """Returns the types of the `tensors` tensors of the step being traced, and of the execution's later steps.
+
+        The types are those of its kind; [] if they are unknown.
         """
         if self.kind is None or tensors == 0 or len(self.kind.specs) % tensors:
             return []
