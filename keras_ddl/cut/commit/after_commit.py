@@ -68,7 +68,8 @@ class AfterCommit:
         return [each for one in self._operations.values() for each in one.inputs if each not in self]
 
     def follow(self, previous: tf.Operation, value: tf.Tensor) -> bool:
-        """Makes operations that only this value and later ones need run after `previous`. Returns whether any do."""
+        """Makes the operations that a value needs, and that no earlier value needed, run after `previous`. Returns
+        False if there are none."""
         own: dict[str, tf.Operation] = {}
         stack = [value.op] if value in self else []
         while stack:
