@@ -1,9 +1,9 @@
-"""Sequence to sequence with three graphs, in the shape of TensorFlow's NMT tutorial: one to train, evaluate and infer.
+"""Sequence to sequence with one graph each for training, evaluation and inference, as in TensorFlow's NMT tutorial.
 
     ddlrun --accelerators 2 python examples/ddl/sequences.py --output-dir sequences-output
 
-The model learns to write a sequence backwards. All ranks train. Rank 0 alone writes checkpoints, and restores them into
-the graphs that evaluate and infer, which no other rank runs: these are built with DDL's broadcast off.
+The model learns to write a sequence backwards. All ranks train. Only rank 0 writes checkpoints, restores them into the
+graphs for evaluation and inference, and runs these graphs, so they are built with DDL's broadcast off.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Model = collections.namedtuple("Model", "graph source target loss train step out
 
 
 def gru(name, x, state):
-    """One step of a gated recurrent unit (Cho et al., 2014)."""
+    """Returns the next state of a gated recurrent unit (Cho et al., 2014)."""
     with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
         width = x.shape[1] + UNITS
         gates = tf.sigmoid(
