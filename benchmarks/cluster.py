@@ -38,7 +38,7 @@ MARK = "CLUSTER-RESULT "
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 SLACK = (0.97, 1.08)
-OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each sends, as a share of the expected bytes
+SHARE_OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each sends, as a share of the expected bytes
 
 
 def parse_size(text: str) -> int:
@@ -127,7 +127,7 @@ def judge(row: dict, options: argparse.Namespace) -> list[str]:
     }
     wrong = [] if row["right"] else [f"{row['contestant']}, {row['bytes']} bytes: wrong sums"]
     # Small buffers drown in headers and in the launcher's own messages.
-    part = OF_BYTES.get(row["contestant"])
+    part = SHARE_OF_BYTES.get(row["contestant"])
     if part is not None and row["bytes"] >= 10**6:
         for link, ratio in row["sent_of_expected"].items():
             if not SLACK[0] * part <= ratio <= SLACK[1] * part:

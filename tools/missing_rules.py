@@ -130,17 +130,17 @@ class _Right:
         """Returns the correct placements of each result, or None if a result has none."""
         if states not in self._known:
             self._finite[states] = False
-            self._known[states] = self._of_draws(states, len(self._draws))
+            self._known[states] = self._placements_of_draws(states, len(self._draws))
             if self._known[states] is None:
                 self._finite[states] = True
-                self._known[states] = self._of_draws(states, self._finite_draws)
+                self._known[states] = self._placements_of_draws(states, self._finite_draws)
         return self._known[states]
 
     def are_finite(self, states: States) -> bool:
         """Whether these results are correct for finite entries only."""
         return self._finite[states]
 
-    def _of_draws(self, states: States, count: int) -> tuple[frozenset[Placement], ...] | None:
+    def _placements_of_draws(self, states: States, count: int) -> tuple[frozenset[Placement], ...] | None:
         found: tuple[frozenset[Placement], ...] | None = None
         for each in self._draws[:count]:
             found = each.right(states, found, self._rng)
@@ -161,7 +161,7 @@ class _Draw:
     ) -> tuple[frozenset[Placement], ...] | None:
         """Returns the correct placements of each result, among given or all ones, or None if a result has none."""
         ranks = self._traced.ranks
-        local = self._of_ranks(Trial(self._traced, states, rng).locals)
+        local = self._results_of_ranks(Trial(self._traced, states, rng).locals)
         if local is None:
             return None
         found = []
@@ -173,7 +173,7 @@ class _Draw:
             found.append(right)
         return tuple(found)
 
-    def _of_ranks(self, arrays: list[list[np.ndarray]]) -> list[list[np.ndarray]] | None:
+    def _results_of_ranks(self, arrays: list[list[np.ndarray]]) -> list[list[np.ndarray]] | None:
         """Returns the results of each rank, or None if the operation cannot be built from these operands."""
         found = []
         try:

@@ -165,7 +165,7 @@ def digest(leaves: list[Any]) -> tf.Tensor:
     """Returns [_WORDS] int64. A word is odd if the rows of its component differ."""
     words = []
     for leaf in leaves:
-        values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
+        values = [_checksum(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
         if values:
             words.append(_mixed(values))
     if len(words) > _WORDS:
@@ -185,7 +185,7 @@ def _has_digest(value: Any) -> bool:
     return tf.is_tensor(value) and value.dtype not in (tf.variant, tf.resource)
 
 
-def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _checksum(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a checksum of a tensor (int64), and whether its rows differ.
 
     Uses few operations, because every iterator of a dataset prepares them again, which costs more than running them.

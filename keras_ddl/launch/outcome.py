@@ -216,7 +216,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     lines = [f"keras-ddl: {who} {what}, and the job was ended{said}{status}{'.' if of_which else ''}{of_which}"]
     if first.error_text and not of_which:
         lines[0] += ":"
-    lines += _of_others([each for each in outcomes if each not in alike], first)
+    lines += _lines_of_others([each for each in outcomes if each not in alike], first)
     messages = mpirun_messages(mpirun_text)
     if not first.error and not first.stderr_tail.strip() and messages:
         lines += [f"keras-ddl: {starter} said:", *(f"    {line}" for line in messages.splitlines())]
@@ -243,7 +243,7 @@ def vanished(outcomes: Sequence[RankOutcome]) -> str:
     return f"keras-ddl: the other ranks have continued without {_ranks(ranks)}: {_MIDDLE}.\n"
 
 
-def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
+def _lines_of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
     """Returns lines about failures that `first` does not explain, and why ranks do not continue without a lost rank."""
     by_text: dict[str, list[int]] = {}
     for outcome in others:

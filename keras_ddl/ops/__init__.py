@@ -69,7 +69,9 @@ def _is_eager_of_all(comm: Communicator | None) -> bool:
     return bool(of_all and tf.executing_eagerly())
 
 
-def _of_all_ranks(for_newcomers: Callable[[str, Callable[[], Any], Any], Any]) -> Callable[[_Function], _Function]:
+def _collective_of_all_ranks(
+    for_newcomers: Callable[[str, Callable[[], Any], Any], Any],
+) -> Callable[[_Function], _Function]:
     """Marks a collective that is repeated when ranks are lost; in a graph, the call that runs the graph is repeated.
 
     for_newcomers: called with a label, a function that makes the collective, and one that returns its first argument.
@@ -108,7 +110,7 @@ def _left_to_joining(_: str, make: Callable[[], Any], own: Callable[[], Any]) ->
 
 
 @do_not_convert
-@_of_all_ranks(_recorded)
+@_collective_of_all_ranks(_recorded)
 def all_reduce(
     tensor: Any,
     *,
@@ -157,7 +159,7 @@ def all_reduce(
 
 
 @do_not_convert
-@_of_all_ranks(_recorded)
+@_collective_of_all_ranks(_recorded)
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -215,7 +217,7 @@ def all_reduce_n(
 
 
 @do_not_convert
-@_of_all_ranks(_differs)
+@_collective_of_all_ranks(_differs)
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -243,7 +245,7 @@ def reduce_scatter(
 
 
 @do_not_convert
-@_of_all_ranks(_recorded)
+@_collective_of_all_ranks(_recorded)
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -269,7 +271,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
 
 @do_not_convert
-@_of_all_ranks(_left_to_joining)
+@_collective_of_all_ranks(_left_to_joining)
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -286,7 +288,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 
 
 @do_not_convert
-@_of_all_ranks(_left_to_joining)
+@_collective_of_all_ranks(_left_to_joining)
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:

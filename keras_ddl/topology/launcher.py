@@ -44,12 +44,12 @@ _LAUNCHERS = (
     ("PMIx", "PMIX_RANK", ""),
 )
 # mpirun sets one of these. Our launcher removes them for its ranks, but a rank may itself start mpirun.
-_OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+_MPIRUN_VARIABLES = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """Returns the launcher that started this process as a rank, or None."""
-    if not any(name in environ for name in _OF_AN_MPIRUN) and (own := config.get("HOST_RANK", environ)):
+    if not any(name in environ for name in _MPIRUN_VARIABLES) and (own := config.get("HOST_RANK", environ)):
         return Launcher("keras-ddl run", *own)
     for name, rank_variable, size_variable in _LAUNCHERS:
         rank, size = _integer(environ, rank_variable), _integer(environ, size_variable)

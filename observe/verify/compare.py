@@ -63,10 +63,12 @@ def distances(one: Recording, other: Recording) -> Iterator[Distance]:
         if ours.label != theirs.label:
             yield Distance(ours, apart=f"{theirs.label} in place of {ours.label}")
             return
-        yield _of_event(ours, theirs, one.arrays(ours), other.arrays(theirs))
+        yield _event_distance(ours, theirs, one.arrays(ours), other.arrays(theirs))
 
 
-def _of_event(ours: Event, theirs: Event, one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> Distance:
+def _event_distance(
+    ours: Event, theirs: Event, one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]
+) -> Distance:
     of_kind: dict[str, float] = {}
     scales = {name: max(ours.scales.get(name, 0.0), theirs.scales.get(name, 0.0)) for name in {**one, **other}}
     for name, scale in scales.items():

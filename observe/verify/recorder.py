@@ -251,7 +251,7 @@ class Recorder:
             return
         if arguments[2] & (os.O_WRONLY | os.O_RDWR):
             path = os.path.abspath(arguments[0])  # noqa: PTH100
-            if not path.startswith((*_NO_FILES, self._own, *_OF_JOBS)) and ".pyc." not in path:
+            if not path.startswith((*_NO_FILES, self._own, *_JOB_FOLDERS)) and ".pyc." not in path:
                 self._files.add(path)
 
     def _end_program(self) -> None:
@@ -268,7 +268,9 @@ class Recorder:
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _TEMPORARY = tempfile.gettempdir()
-_OF_JOBS = tuple(f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY)))  # prefixes of paths
+_JOB_FOLDERS = tuple(
+    f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY))
+)  # prefixes of paths
 
 
 def _coarsest(dtypes: Iterable[str]) -> float:

@@ -136,15 +136,15 @@ class Verifier:
         made.ranks_equal = not differ if ranks.recording.events else None
         made.verdict, made.why = judgement.verdict, _why(judgement)
         if not ranks.ended_well:
-            made.verdict, made.why = self._of_failed_ranks(made, one, ranks)
+            made.verdict, made.why = self._verdict_on_failed_ranks(made, one, ranks)
         elif made.verdict == EQUAL and differ:
             made.verdict, made.why = DIFFERENT, f"ranks differ among themselves: {differ}"
         elif made.verdict != DIFFERENT:
-            made.verdict, made.why = _of_counts(made, one, ranks)
+            made.verdict, made.why = _verdict_by_counts(made, one, ranks)
         if made.verdict != EQUAL:
             self._check_deterministic(made, one, epsilon)
 
-    def _of_failed_ranks(self, made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
+    def _verdict_on_failed_ranks(self, made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
         """Returns the verdict on ranks that did not end like one process, and why."""
         if not ranks.result.timed_out:
             return DIFFERENT, f"the ranks ended with an error that one process does not have: {ranks.failure}"
@@ -201,7 +201,7 @@ class Verifier:
             self._progress(text)
 
 
-def _of_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
+def _verdict_by_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
     """Returns the verdict if no compared value differs: all runs must have ended well after equally many steps."""
     bits = made.last_bit
     counts = len(one.recording.events), len(ranks.recording.events)

@@ -17,7 +17,7 @@ HOST_READS = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "Queue
 _SUMMARIES = ("", "Scalar", "Histogram", "Image", "Audio", "Graph", "RawProto")
 HOST_EFFECTS = ("PrintV2", "WriteFile", "FlushSummaryWriter", *(f"Write{each}Summary" for each in _SUMMARIES))
 # Resources that only these operations use need not be compared between ranks.
-OF_RESOURCES = (*HOST_READS, *HOST_EFFECTS, "QueueEnqueueV2", "QueueEnqueueManyV2", "QueueCloseV2")
+RESOURCE_OPERATIONS = (*HOST_READS, *HOST_EFFECTS, "QueueEnqueueV2", "QueueEnqueueManyV2", "QueueCloseV2")
 # Beginnings of the types of operations that change something that is neither a variable nor part of the batch.
 _ADVANCE = ("IteratorGetNext", "QueueDequeue", "QueueEnqueue", "LookupTableInsert", "LookupTableRemove",
             "LookupTableImport")  # fmt: skip

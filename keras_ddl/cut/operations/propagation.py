@@ -58,7 +58,7 @@ def propagate(b: Context, node: Node) -> PlacedOutputs | None:
         return made
     factors = _factors(b, node, spec)
     choice = _factor_to_shard(b, node, factors)
-    return None if choice is None else _of_shards(b, node, spec, factors, *choice)
+    return None if choice is None else _build_on_shards(b, node, spec, factors, *choice)
 
 
 def materialize(b: Context, node: Node) -> PlacedOutputs:
@@ -137,7 +137,9 @@ def _size(entries: Dim) -> tuple[int, int]:
     return len(entries.unknowns), entries.factor
 
 
-def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: str, placement: Sharded) -> PlacedOutputs:
+def _build_on_shards(
+    b: Context, node: Node, spec: OpSpec, factors: Factors, label: str, placement: Sharded
+) -> PlacedOutputs:
     """Builds an operation whose operands are sharded along one factor, if they have it."""
     combine = _combine(spec, factors, label)
     shards = [

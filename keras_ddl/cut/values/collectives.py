@@ -12,7 +12,7 @@ from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.analysis.program import Node, Value
 
 GATHER = "gather"
-_OF_SUM = ("tensor_name", "T", "reduction", "compression", "feedback")
+_SUM_ATTRIBUTES = ("tensor_name", "T", "reduction", "compression", "feedback")
 # Dtypes that ranks can combine (ops.all_reduce), bools as uint8. Values of other dtypes are never parts.
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
@@ -261,5 +261,5 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
 
 def _agreed(operation: tf.Operation) -> str:
     """Returns the properties of a planned collective on which ranks must agree."""
-    attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _OF_SUM
+    attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _SUM_ATTRIBUTES
     return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"

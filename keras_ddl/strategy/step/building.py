@@ -90,7 +90,9 @@ def on_mesh(
         layout_choice.decide(mesh, program, placements, step, job.rank)
     if not options.get("inputs_are_whole"):
         tensors = [
-            _of_rows(axes.model.gather(each, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else each
+            _with_static_rows(axes.model.gather(each, f"rows_{place}"), batch)
+            if isinstance(placement, cut.Sharded)
+            else each
             for place, (each, placement) in enumerate(zip(tensors, placements))
         ]
     data_layout = mesh.layout.data
@@ -159,7 +161,7 @@ def _mirror(share: sharded_slots.Share) -> cut.Mirror:
     return cut.Mirror(share.chunk.handle, mirror, layout, share.chunk.dtype)
 
 
-def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
+def _with_static_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
     """Returns a gathered argument with a static number of rows if the batch has one."""
     tensor.set_shape([batch.local if isinstance(batch.local, int) else None, *tensor.shape[1:]])
     return tensor

@@ -41,7 +41,7 @@ from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
 
 _CHECK_SECONDS = 0.05
 # Errors that every rank raises by itself, or that leave no rank to agree with.
-_OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
+_ERRORS_OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
 # All ranks reach the end of the data together.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 
@@ -199,7 +199,7 @@ class _Report:
 def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     """Returns the error that this rank raises."""
     caller.cut_step.restore()
-    if isinstance(error, _OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
+    if isinstance(error, _ERRORS_OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
         return error
     comm = communicator.communicator_of(None)
     try:
@@ -216,7 +216,7 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     rank = next((r for r, each in enumerate(reports) if each.kind is not None), None)
     if rank is None or rank == comm.rank or reports[rank] == reports[comm.rank]:
         return error
-    return _of_rank(rank, reports[rank], is_alike=reports[rank].is_like(reports[comm.rank]))
+    return _error_of_rank(rank, reports[rank], is_alike=reports[rank].is_like(reports[comm.rank]))
 
 
 def _report(error: Exception, caller: Caller) -> _Report:
@@ -231,7 +231,7 @@ def _report(error: Exception, caller: Caller) -> _Report:
     return _Report(kind, str(error), caller.may_have_traced(is_python=True))
 
 
-def _of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
+def _error_of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
     """Returns another rank's error with its text, and with its class if that can be made here.
 
     `is_alike`: this rank had the same error, which its report for the launcher says.
