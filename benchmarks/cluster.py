@@ -152,14 +152,14 @@ def report(result: dict, options: argparse.Namespace) -> None:
     seconds = {(row["bytes"], row["contestant"]): row["seconds"] for row in result["rows"]}
     for row in result["rows"]:
         tcp, mpi = (seconds.get((row["bytes"], peer)) for peer in ("tcp", "mpi"))
-        of_tcp = f"{row['seconds'] / tcp:.3f}" if tcp else "-"
+        times_tcp = f"{row['seconds'] / tcp:.3f}" if tcp else "-"
         versus = f"{mpi / row['seconds']:.2f}x" if mpi else "-"
         by_kind: dict[str, list[float]] = {}
         for link, ratio in row["sent_of_expected"].items():
             by_kind.setdefault({"h": "host", "r": "rack"}[link[0]], []).append(ratio)
         sent = ", ".join(f"{kind} {min(values):.3f}-{max(values):.3f}" for kind, values in by_kind.items())
         print(
-            f"{row['bytes']:>11} {row['contestant']:>14} {row['seconds']:>9.3f} {row['of_bound']:>9.3f} {of_tcp:>7} "
+            f"{row['bytes']:>11} {row['contestant']:>14} {row['seconds']:>9.3f} {row['of_bound']:>9.3f} {times_tcp:>7} "
             f"{versus:>7} {row['cpu_seconds']:>7.2f}  {sent}",
             flush=True,
         )

@@ -263,11 +263,11 @@ def restore_complete(
                 "Pass optimizer=False to start with a new optimizer."
             )
         build_optimizers(model, optimizers_to_build(model, checkpoint))
-    spread, of_spread = spread_variables(model), {}
+    spread, spread_sources = spread_variables(model), {}
     for name, targets, source in _sources(model, checkpoint, optimizer=has_optimizers):
         if seeds == "none":
             source = {target: key for target, key in source.items() if not is_seed(targets[target])}
-        of_spread.update({target: (name, key) for target, key in source.items() if target in spread})
+        spread_sources.update({target: (name, key) for target, key in source.items() if target in spread})
         complete = [each for each in source if each not in spread]
         prefix = str(checkpoint.path / name)
         with bundle.translated(_WHAT, prefix, CheckpointError):
@@ -278,7 +278,7 @@ def restore_complete(
                 values = bundle.read(prefix, {source[target]: dtype_of(targets[target]) for target in group})
                 for target in group:
                     targets[target].assign(values.pop(source[target]))
-    return checkpoint, of_spread
+    return checkpoint, spread_sources
 
 
 def read_boxes(prefix: str, key: str, variable: ShardedVariable, boxes: Sequence[Box]) -> np.ndarray:

@@ -81,8 +81,8 @@ class JoiningInFit(Joining):
         variables, traced, digest, reads = agreement.all_variables(callbacks.model), caller.common_trace(), None, b""
         if traced is not None:
             values = [each.value for each in variables]
-            of_trace, reads = caller.cut_step.trace_digest(traced.concrete, values)
-            digest = traced.kind, of_trace
+            trace_digest, reads = caller.cut_step.trace_digest(traced.concrete, values)
+            digest = traced.kind, trace_digest
         digests, reads_of_ranks = zip(*communicator.all_gather_object((digest, reads), name="keras_ddl/joining/trace"))
         is_same = traced is not None and all(each == digest for each in digests)
         if is_same and self._is_new and reads != reads_of_ranks[0]:

@@ -216,8 +216,8 @@ def _add_field(
     if qualifiers == ["map"]:
         entry = described.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
         entry.options.map_entry = True
-        for number, (part, of_part) in enumerate((("key", "string"), ("value", kind)), 1):
-            _add_field(entry, package, part, number, of_part, enums)
+        for number, (part, part_kind) in enumerate((("key", "string"), ("value", kind)), 1):
+            _add_field(entry, package, part, number, part_kind, enums)
         field.label, field.type = _KINDS.LABEL_REPEATED, _KINDS.TYPE_MESSAGE
         field.type_name = f"{package}.{described.name}.{entry.name}"
         return

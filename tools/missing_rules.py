@@ -286,9 +286,9 @@ class _Costs(Report):
         found: Counter[str] = Counter()
         for each in self.entries:
             if each.kind == "gather" and each.reason.endswith(" needs all rows"):
-                found[each.reason.split()[0]] += each.of_few_rows if each.bytes is None else each.bytes
+                found[each.reason.split()[0]] += each.few_rows_bytes if each.bytes is None else each.bytes
             elif each.kind == "gather" and each.is_intentional and each.reason != "is a result":
-                found[f"on purpose: {each.reason}"] += each.of_few_rows if each.bytes is None else each.bytes
+                found[f"on purpose: {each.reason}"] += each.few_rows_bytes if each.bytes is None else each.bytes
         return found
 
 

@@ -45,7 +45,7 @@ class Part:
     boxes: Sequence[Box]
     values: Any
 
-    def of_boxes(self) -> list[Any]:
+    def box_tensors(self) -> list[Any]:
         """Returns a tensor for each box. A single one shares the memory of `values`."""
         import tensorflow as tf
 
@@ -100,7 +100,7 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
     with tf.device("CPU:0"):
         entries = [(key, "", tf.convert_to_tensor(value)) for key, value in tensors.items()]
         for key, part in (parts or {}).items():
-            entries += [(key, _spec(part.shape, box), value) for box, value in zip(part.boxes, part.of_boxes())]
+            entries += [(key, _spec(part.shape, box), value) for box, value in zip(part.boxes, part.box_tensors())]
         keys, specs, values = zip(*entries) if entries else ((), (), ())
         try:
             tf.raw_ops.SaveV2(prefix=prefix, tensor_names=keys, shape_and_slices=specs, tensors=values)

@@ -215,10 +215,14 @@ def rows_counted(model: Any) -> float:
 def metrics_in(model: Any) -> list[Any]:
     """Returns a model's metrics, both tracked and passed to compile, built or not."""
     compiled = getattr(model, "_compile_metrics", None)
-    of_compile = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
+    compiled_metrics = [
+        tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")
+    ]
     tracked = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
     return [
-        each for each in [*tracked, *(one for some in of_compile for one in some)] if not isinstance(each, (str, type))
+        each
+        for each in [*tracked, *(one for some in compiled_metrics for one in some)]
+        if not isinstance(each, (str, type))
     ]
 
 

@@ -81,8 +81,8 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
         if not tf.executing_eagerly():
             return super().__iter__()
         # Popped, so that the source is not kept by the functions of the dataset of this pass.
-        of_pass = [(next(self._passes), None if self._source is None else iter(self._source))]
-        return iter(self._dataset(of_pass.pop))
+        pass_arguments = [(next(self._passes), None if self._source is None else iter(self._source))]
+        return iter(self._dataset(pass_arguments.pop))
 
     def close(self) -> None:
         """Ends the passes that were not read to their end, on this rank."""

@@ -95,11 +95,11 @@ def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
     begin = pass_of(number, dataset.element_spec)
 
     @do_not_convert  # parsing and compiling it would take 0.1 s
-    def of_a_pass(_: tf.Tensor) -> tf.data.Dataset:
+    def keys_of_pass(_: tf.Tensor) -> tf.data.Dataset:
         first = begin()
         return tf.data.Dataset.range(first, first + 2**32)
 
-    keys = tf.data.Dataset.range(1).flat_map(of_a_pass)
+    keys = tf.data.Dataset.range(1).flat_map(keys_of_pass)
     setattr(keys, KEYS, True)
     length = dataset.cardinality()
     both = tf.data.Dataset.zip((keys, dataset))
@@ -170,8 +170,8 @@ def digest(leaves: list[Any]) -> tf.Tensor:
             words.append(_mixed(values))
     if len(words) > _WORDS:
         words[_WORDS - 1 :] = [_mixed(words[_WORDS - 1 :])]
-    of_components = [value * 2 + tf.cast(rows_differ, tf.int64) for value, rows_differ in words]
-    return tf.stack([*of_components, *[tf.constant(0, tf.int64)] * (_WORDS - len(of_components))])
+    component_words = [value * 2 + tf.cast(rows_differ, tf.int64) for value, rows_differ in words]
+    return tf.stack([*component_words, *[tf.constant(0, tf.int64)] * (_WORDS - len(component_words))])
 
 
 def _mixed(values: list[tuple[tf.Tensor, tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -190,8 +190,8 @@ def _checksum(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     Uses few operations, because every iterator of a dataset prepares them again, which costs more than running them.
     """
-    of_rows = _fingerprints(value if value.shape.rank != 0 else value[tf.newaxis])
-    return _fingerprints(of_rows[tf.newaxis])[0], tf.reduce_any(of_rows != of_rows[:1])
+    row_fingerprints = _fingerprints(value if value.shape.rank != 0 else value[tf.newaxis])
+    return _fingerprints(row_fingerprints[tf.newaxis])[0], tf.reduce_any(row_fingerprints != row_fingerprints[:1])
 
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:

@@ -182,8 +182,8 @@ def unlike_rows(
     elif structure is not None:
         elements = [0] * len(columns)
     votes = {column: len({elements[place] for place in places}) for column, places in alike.items()}
-    of_batch = max(votes, key=votes.__getitem__, default=None)  # the first one on a tie
-    return totals, tuple(frozenset(places) for column, places in alike.items() if column != of_batch)
+    batch_column = max(votes, key=votes.__getitem__, default=None)  # the first one on a tie
+    return totals, tuple(frozenset(places) for column, places in alike.items() if column != batch_column)
 
 
 def take_chunk(value: Any, rank: int, size: int) -> Any:

@@ -198,9 +198,9 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         is_all = len(alike) == sum(not each.survived for each in outcomes)
         who = f"all {len(alike)} ranks" if is_all else _ranks([each.rank for each in alike])
         what = "failed alike"
-        of_which = f" Rank {first.rank}{where}:"
+        rank_prefix = f" Rank {first.rank}{where}:"
     else:
-        who, of_which = f"rank {first.rank}{where}", ""
+        who, rank_prefix = f"rank {first.rank}{where}", ""
         # The lost rank may be unknown, or report this one as lost.
         what = "was the first to report a lost rank" if first.error and first.is_consequence else "failed first"
     details = []
@@ -213,8 +213,8 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         how = "left while others waited for it (sys.exit, or the end of its program?)"
     said = "" if first.error_text else f": {how}"
     status = f" ({'; '.join(details)})" if details else ""
-    lines = [f"keras-ddl: {who} {what}, and the job was ended{said}{status}{'.' if of_which else ''}{of_which}"]
-    if first.error_text and not of_which:
+    lines = [f"keras-ddl: {who} {what}, and the job was ended{said}{status}{'.' if rank_prefix else ''}{rank_prefix}"]
+    if first.error_text and not rank_prefix:
         lines[0] += ":"
     lines += _lines_of_others([each for each in outcomes if each not in alike], first)
     messages = mpirun_messages(mpirun_text)

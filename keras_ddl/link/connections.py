@@ -101,8 +101,8 @@ class Unproven(Generic[T]):
     def pop(self, fd: int) -> T:
         """Removes a connection and returns it."""
         address, one = self._all.pop(fd)
-        of_address = self._by_address[address]
-        del of_address[fd]
-        if not of_address:
+        same_address = self._by_address[address]
+        del same_address[fd]
+        if not same_address:
             del self._by_address[address]
         return one

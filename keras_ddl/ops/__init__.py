@@ -65,8 +65,8 @@ _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
 def _is_eager_of_all(comm: Communicator | None) -> bool:
-    of_all = comm is None or (isinstance(comm, Communicator) and comm.id == binding.WORLD)
-    return bool(of_all and tf.executing_eagerly())
+    is_of_all_ranks = comm is None or (isinstance(comm, Communicator) and comm.id == binding.WORLD)
+    return bool(is_of_all_ranks and tf.executing_eagerly())
 
 
 def _collective_of_all_ranks(
@@ -329,24 +329,26 @@ def _broadcast_variables(
 
     check_root(root, comm)
     # A session runs only requested ops, in no fixed order, so names must be unique and the caller must run the ops.
-    of_session = not tf.executing_eagerly() and not tf.inside_function()
-    name = tf.compat.v1.get_default_graph().unique_name("broadcast_variables") if of_session else "broadcast_variables"
+    is_in_session = not tf.executing_eagerly() and not tf.inside_function()
+    name = (
+        tf.compat.v1.get_default_graph().unique_name("broadcast_variables") if is_in_session else "broadcast_variables"
+    )
     if comm.size == 1:
-        return tf.group() if of_session else None
+        return tf.group() if is_in_session else None
     if tf.executing_eagerly():
         variable_lists.check_equal_on_all_ranks(tf_variables, comm)
     detail, fingerprint = variable_lists.describe(tf_variables), variable_lists.fingerprint(tf_variables)
 
     def values(group: list[tf.Variable]) -> list[Any]:
         # read_value runs after the graph's current control dependencies, such as initializers.
-        return [variable.read_value() for variable in group] if of_session else group
+        return [variable.read_value() for variable in group] if is_in_session else group
 
     received: Iterator[tuple[tf.Variable, tf.Tensor]] = itertools.chain.from_iterable(
         zip(group, _broadcast(values(group), root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint))
         for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES))
     )
     assigned = [variable.assign(value) for variable, value in (list(received) if at_once else received)]
-    return tf.group(*assigned) if of_session else None
+    return tf.group(*assigned) if is_in_session else None
 
 
 def _broadcast(

@@ -137,32 +137,32 @@ class Generations:
             newest += 1
         self._take(newest)
         self._next = None
-        of_others = [each.leaves for each in everyone if not each.is_new]
-        numbers = set.intersection(*map(set, of_others))
+        others_leaves = [each.leaves for each in everyone if not each.is_new]
+        numbers = set.intersection(*map(set, others_leaves))
         if not numbers <= mine.leaves.keys():
             raise CollectiveError(
                 "A rank that joins a running job must make the same optimizers as the other ranks. Received: "
                 f"optimizers without {len(numbers - mine.leaves.keys())} of the variables that the other ranks keep in "
                 "shards. Let fit build the optimizers, or call optimizer.build on all ranks."
             )
-        if _is_only_on_some(of_others, numbers):
+        if _is_only_on_some(others_leaves, numbers):
             return (
                 "A variable that is spread over the ranks must exist on all of them before a rank is lost. Received: "
                 "variables that some ranks created in a step that other ranks had not begun. Build the model before "
                 "fit."
             )
-        of_all = [each for each in leaves if each.number in numbers]
+        common_leaves = [each for each in leaves if each.number in numbers]
         self.not_on_all = [each for each in leaves if each.number not in numbers]
         if any(each.is_new for each in everyone):
             for leaf in leaves:
                 leaf.forget_assignments()
         own = None
         if self._generation == newest:
-            own = {each.number: each.held() for each in of_all}
+            own = {each.number: each.held() for each in common_leaves}
         gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
-        places = arrangement.arrange(of_all)
+        places = arrangement.arrange(common_leaves)
         planned = []
-        for leaf in of_all:
+        for leaf in common_leaves:
             held = tuple(NOTHING if each is None else each[leaf.number] for each in gathered)
             wanted = tuple(map(leaf.wanted, places))
             try:
@@ -179,7 +179,7 @@ class Generations:
             arrays = exchange(moves, held, wanted, rank, leaf.values, leaf.numpy_dtype, name)
             if place is not None:
                 leaf.make_next(place, arrays, newest + 1)
-        self._next = _Next(newest + 1, place is not None, of_all, arrangement)
+        self._next = _Next(newest + 1, place is not None, common_leaves, arrangement)
         communicator.barrier(name=f"{_NAME}/made")
         self._take(newest + 1)
         return None
@@ -195,11 +195,11 @@ class Generations:
         self._next = None
 
 
-def _is_only_on_some(of_ranks: Sequence[dict[int, bool]], numbers: set[int]) -> bool:
+def _is_only_on_some(leaves_by_rank: Sequence[dict[int, bool]], numbers: set[int]) -> bool:
     """Whether a leaf is lost because not all ranks have it.
 
     A leaf with a lower number than a leaf that all ranks have belongs to a deleted model, which some ranks have not
     forgotten yet.
     """
     last = max(numbers, default=-1)
-    return any(number > last and not begins for each in of_ranks for number, begins in each.items())
+    return any(number > last and not begins for each in leaves_by_rank for number, begins in each.items())

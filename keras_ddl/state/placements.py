@@ -43,8 +43,10 @@ class MeshPlace(NamedTuple):
 def place_on_mesh(rank: int, hosts: Sequence[int], model_size: int = 1) -> MeshPlace:
     """Returns the place of a rank of a job whose parts have mirrors. hosts: of all ranks, as in Topology."""
     (batch, model), batch_size = divmod(rank, model_size), len(hosts) // model_size
-    of_model = mirror_offset(hosts) if batch_size == 1 else 0
-    return MeshPlace(Place(batch, batch_size, mirror_offset(hosts[::model_size])), Place(model, model_size, of_model))
+    model_mirror = mirror_offset(hosts) if batch_size == 1 else 0
+    return MeshPlace(
+        Place(batch, batch_size, mirror_offset(hosts[::model_size])), Place(model, model_size, model_mirror)
+    )
 
 
 def holding(layout: Distribution, place: Place) -> Holding:

@@ -114,9 +114,9 @@ class Restoration:
         for name, one in callbacks.items():
             weights = self._under(f"callbacks/{name}/")
             if weights:
-                of_model = self._model.weights
-                is_for_it = len(of_model) == len(weights)
-                one.best_weights = list(map(kept_weights.part_of, of_model, weights)) if is_for_it else weights
+                model_weights = self._model.weights
+                is_for_it = len(model_weights) == len(weights)
+                one.best_weights = list(map(kept_weights.part_of, model_weights, weights)) if is_for_it else weights
         logs = self._record.get("logs")
         if logs is not None:
             fit = fits.of(self._model)

@@ -86,6 +86,6 @@ def of_job() -> Resilience:
     if not is_possible():
         return _usual
     parts.need("resilience")
-    (of_part,) = parts.provided("resilience")
-    resilience: Resilience = of_part()
+    (provided,) = parts.provided("resilience")
+    resilience: Resilience = provided()
     return resilience

@@ -27,8 +27,10 @@ def everything(directory: str) -> tuple[list[Finding], int]:
     communicator.init()
     name = socket.gethostname()
     own = host.check(directory) if communicator.local_rank() == 0 else []
-    of_hosts = communicator.all_gather_object([dataclasses.replace(each, host=name) for each in own], "doctor/host")
-    findings = [each for of_host in of_hosts for each in of_host]
+    findings_by_rank = communicator.all_gather_object(
+        [dataclasses.replace(each, host=name) for each in own], "doctor/host"
+    )
+    findings = [each for rank_findings in findings_by_rank for each in rank_findings]
     from keras_ddl.device import configure_tensorflow  # imports TensorFlow
 
     device = configure_tensorflow(communicator.topology())  # before anything starts TensorFlow

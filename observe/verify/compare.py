@@ -69,17 +69,17 @@ def distances(one: Recording, other: Recording) -> Iterator[Distance]:
 def _event_distance(
     ours: Event, theirs: Event, one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]
 ) -> Distance:
-    of_kind: dict[str, float] = {}
+    scale_of_kind: dict[str, float] = {}
     scales = {name: max(ours.scales.get(name, 0.0), theirs.scales.get(name, 0.0)) for name in {**one, **other}}
     for name, scale in scales.items():
         kind = ours.kinds.get(name, "")
-        of_kind[kind] = max(of_kind.get(kind, 0.0), scale)
+        scale_of_kind[kind] = max(scale_of_kind.get(kind, 0.0), scale)
     result = Distance(ours)
     for name, scale in scales.items():
         if name not in one or name not in other:
             result.by_name[name] = math.inf
             continue
-        scale = max(scale, SHARE_OF_KIND * of_kind[ours.kinds.get(name, "")])
+        scale = max(scale, SHARE_OF_KIND * scale_of_kind[ours.kinds.get(name, "")])
         result.by_name[name] = distance(one[name], other[name], scale) / math.sqrt(ours.rows.get(name, 1))
     return result
 
@@ -214,20 +214,20 @@ def judge(
         # The change may not have shown before the second step: it is made where weights are first known.
         drift = drifts[min(max(number, _second_step(one)), len(drifts) - 1)] if drifts else {}
         # All that is computed follows from the weights, so it may be as far away as they are; not the other way.
-        of_weights = max(drift.get(_WEIGHTS, 0.0), drift.get(_APART, 0.0))
+        weight_drift = max(drift.get(_WEIGHTS, 0.0), drift.get(_APART, 0.0))
 
         def allowed(own: float) -> float:
             return max(FACTOR * max(epsilon, own), COMPUTE_FACTOR * compute_epsilon)
 
-        if allowed(of_weights) > USELESS:
+        if allowed(weight_drift) > USELESS:
             return Judgement(rows, far.event)
         row = Row(far.event, far)
         for name in far.by_name:
-            row.drifts[name] = max(of_weights, drift.get(_group(far.event, name), 0.0))
+            row.drifts[name] = max(weight_drift, drift.get(_group(far.event, name), 0.0))
             row.limits[name] = allowed(row.drifts[name])
         row.hidden = [name for name, limit in row.limits.items() if limit > USELESS]
         beyond = {name for name, _ in row.beyond}
-        if allowed(of_weights) > MARGIN and all(far.event.kinds.get(name) == COUNTS for name in beyond):
+        if allowed(weight_drift) > MARGIN and all(far.event.kinds.get(name) == COUNTS for name in beyond):
             row.flips = sorted(name for name in beyond if math.isfinite(far.by_name[name]))
         rows.append(row)
         if row.is_beyond:

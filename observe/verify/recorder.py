@@ -164,13 +164,13 @@ class Recorder:
             self._traces[step] = {"replicated": replicated, "replicated_share": share, **rest}
 
     def callbacks_of_fit(self, chosen: Any) -> Any:
-        of_list = isinstance(chosen, keras.callbacks.CallbackList)
+        is_list = isinstance(chosen, keras.callbacks.CallbackList)
         every = list(
-            chosen.callbacks if of_list else [chosen] if isinstance(chosen, keras.callbacks.Callback) else chosen or []
+            chosen.callbacks if is_list else [chosen] if isinstance(chosen, keras.callbacks.Callback) else chosen or []
         )
         kept = [each for each in every if not _writes_files(each)]
         self._left_out.update(type(each).__name__ for each in every if not any(each is other for other in kept))
-        if not of_list:
+        if not is_list:
             return kept
         chosen.callbacks = kept
         return chosen
@@ -286,10 +286,10 @@ def _chosen(strategy: Any) -> list[str]:
 
 def _state(model: Any) -> list[Any]:
     """Returns the variables of a model and its optimizers, each once, except metrics' variables, which logs show."""
-    of_metrics = {id(each) for each in models.metric_variables(model)}
+    metric_ids = {id(each) for each in models.metric_variables(model)}
     optimizers = [variable for each in models.optimizers_of(model) for variable in each.variables]
     variables = {id(each): each for each in (*model.variables, *optimizers)}
-    return [each for key, each in variables.items() if key not in of_metrics]
+    return [each for key, each in variables.items() if key not in metric_ids]
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

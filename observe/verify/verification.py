@@ -130,8 +130,8 @@ class Verifier:
         if ranks.recording.events:
             made.last_bit = self._run("one process, weights perturbed by one ulp", 1, made, last_bit=True)
         last_bit = None if made.last_bit is None else made.last_bit.recording
-        epsilon, of_compute = (float(one.recording.facts[name]) for name in ("epsilon", "compute_epsilon"))
-        made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon, of_compute)
+        epsilon, compute_epsilon = (float(one.recording.facts[name]) for name in ("epsilon", "compute_epsilon"))
+        made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon, compute_epsilon)
         differ = ranks.recording.ranks_differ(self._result.num_ranks)
         made.ranks_equal = not differ if ranks.recording.events else None
         made.verdict, made.why = judgement.verdict, _why(judgement)

@@ -111,11 +111,13 @@ def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Findi
         words = (name if path.stem == "__init__" else name.rpartition(".")[0]).split(".")
         for depth in range(2, len(words)):
             above, own = ".".join(words[:depth]), ".".join(words[: depth + 1])
-            of_own = imports.setdefault(above, {}).setdefault(own, {})
+            own_imports = imports.setdefault(above, {}).setdefault(own, {})
             for target, line in project.imports_of(name).items():
                 there = ".".join(target.split(".")[: depth + 1])
                 if target.startswith(f"{above}.") and there != own:
-                    of_own.setdefault(there, Finding(path, line, f"imports {there}, which is in a circle of folders"))
+                    own_imports.setdefault(
+                        there, Finding(path, line, f"imports {there}, which is in a circle of folders")
+                    )
     for folders in imports.values():
         for own, others in circles({own: set(found) for own, found in folders.items()}).items():
             yield from (folders[own][other] for other in sorted(others))

@@ -31,7 +31,7 @@ class Entry:
     line: str
     count: int = 1  # collectives
     is_intentional: bool = False  # the fewest bytes to move, and not for lack of a rule
-    of_few_rows: int = 0  # bytes with FEW_ROWS rows, where `bytes` is None
+    few_rows_bytes: int = 0  # bytes with FEW_ROWS rows, if `bytes` is None
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Report:
     def large_gathers(self, bytes_: int) -> list[Entry]:
         """Returns gathers of more than this number of bytes that a missing rule causes, but not gathers of results."""
         result = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
-        return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
+        return [each for each in result if (each.few_rows_bytes if each.bytes is None else each.bytes) > bytes_]
 
     def kept_of_batch(self) -> list[tuple[str, str]]:
         """Returns (operation, reason) for operations on the batch's entries that were built unchanged."""
@@ -109,7 +109,7 @@ class Report:
         reason = "is a result" if reader is None else f"{reader.type} needs all rows"
         entry = Entry("gather", bytes_of(value), [value.key], why or reason, line_of(reader or value.node))
         entry.is_intentional = why is not None or reader is None
-        entry.of_few_rows = _bytes_of_few_rows(value)
+        entry.few_rows_bytes = _bytes_of_few_rows(value)
         self.entries.append(entry)
 
     def bucketed(

@@ -186,5 +186,5 @@ class _Search:
                 yield {each: axis for each, axis in zip(units, axes.values()) if each is not None}
 
     @staticmethod
-    def _number(unit: Unit, of_block: Unit, place: int, common: Sequence[int]) -> str:
-        return of_block.numbers[place] if place in common else unit.numbers[place]
+    def _number(unit: Unit, block_unit: Unit, place: int, common: Sequence[int]) -> str:
+        return block_unit.numbers[place] if place in common else unit.numbers[place]

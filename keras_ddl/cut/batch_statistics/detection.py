@@ -141,8 +141,8 @@ def _call_of(program: Program, mean: Node) -> Call | None:
     return Call(x, mean, variances[0], f"{call}{scope}/", f"{call}{_TAPE}{scope}/")
 
 
-def _readers(program: Program, value: Value, of_type: str) -> list[Node]:
-    return [node for node in program.readers(value) if node.type == of_type]
+def _readers(program: Program, value: Value, operation_type: str) -> list[Node]:
+    return [node for node in program.readers(value) if node.type == operation_type]
 
 
 def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node]]:

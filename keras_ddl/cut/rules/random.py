@@ -53,9 +53,9 @@ def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
     if placement.axis or placement.rows != (0,):
         raise Uncertain
     _, key, counter, *others = [b.replicated(each) for each in node.inputs]
-    of_a_row = product(dims[1:])
-    in_groups = (of_a_row * placement.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
-    numbers_of_a_row, unit = b.number(of_a_row), b.number(placement.unit)
+    row_size = product(dims[1:])
+    in_groups = (row_size * placement.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
+    numbers_of_a_row, unit = b.number(row_size), b.number(placement.unit)
     shape = b.local_shape(dims, Sharded(0, ONE, placement.unit))
 
     def draw(moved: tf.Tensor, shape: Vector) -> tf.Tensor:

@@ -88,22 +88,22 @@ def _convolution(types: str, channels: _ChannelsOf, combine: str | None) -> None
         images, filters, made = labels(node, len(dims), channels(_channel(node, dims), known.dims(node.inputs[1])))
         return Factors([images, filters], [made])
 
-    def of_images(known: Extents, node: Node) -> Factors:
+    def image_gradient(known: Extents, node: Node) -> Factors:
         shape, filters = known.numbers(node.inputs[0]), known.dims(node.inputs[1])
         if len(shape) != len(filters):
             raise Uncertain
         images, kernel, made = labels(node, len(shape), channels(_channel(node, shape), filters))
         return Factors([ShapeOf(images), kernel, made], [images])
 
-    def of_filters(known: Extents, node: Node) -> Factors:
+    def filter_gradient(known: Extents, node: Node) -> Factors:
         dims, filters = _extents_of(known, node.inputs[0]), known.numbers(node.inputs[1])
         images, kernel, made = labels(node, len(dims), channels(_channel(node, dims), filters))
         return Factors([images, _shape(known, node, 1, kernel), made], [kernel])
 
-    name, of_input, of_filter = types.split()
+    name, input_type, filter_type = types.split()
     _specs(name, forward, combine)
-    _specs(of_input, of_images, combine)
-    _specs(of_filter, of_filters, "sum")
+    _specs(input_type, image_gradient, combine)
+    _specs(filter_type, filter_gradient, "sum")
 
 
 _convolution("Conv2D Conv2DBackpropInput Conv2DBackpropFilter", _contracted, "sum")
@@ -135,8 +135,8 @@ def _pool_gradient(known: Extents, node: Node) -> Factors:
     """Operands: images, the results of a pool, and a gradient of either."""
     rank, channel = len(_extents_of(known, node.inputs[0])), _pooled(node)
     images, made = _image(node, rank, _IN, channel), _image(node, rank, _OUT, channel)
-    of_gradient = node.type.endswith("GradGrad")
-    return Factors([images, made, images if of_gradient else made], [made if of_gradient else images])
+    is_second_gradient = node.type.endswith("GradGrad")
+    return Factors([images, made, images if is_second_gradient else made], [made if is_second_gradient else images])
 
 
 def _average_gradient(known: Extents, node: Node) -> Factors:

@@ -116,9 +116,9 @@ class DriftCheck:
             received = "assignments on some ranks only, to variables of which each rank has a part"
         else:
             i, ranks = differing[0]
-            of_ranks = [gathered[rank][i] for rank in ranks]
-            value = max(of_ranks, key=of_ranks.count)  # the majority's value; in a tie the first
-            right = ranks[of_ranks.index(value)]
+            values_by_rank = [gathered[rank][i] for rank in ranks]
+            value = max(values_by_rank, key=values_by_rank.count)  # the majority's value; in a tie the first
+            right = ranks[values_by_rank.index(value)]
             others = [rank for rank in ranks if gathered[rank][i] != value]
             first = compared.variables[i]
             looks = communicator.all_gather_object(self._look(first, right, name), name=f"{name}_looks")

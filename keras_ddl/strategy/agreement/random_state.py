@@ -55,8 +55,8 @@ class RandomState:
         """Makes the random states of all ranks equal to rank 0's."""
         if self.size == 1 and not history.takes_newcomers():
             return
-        states, of_rank_0 = communicator.as_one(self._exchange)
-        _follow(of_rank_0)
+        states, rank_0_states = communicator.as_one(self._exchange)
+        _follow(rank_0_states)
         seeds = [state[2] for state in states]
         if seeds[0] is None:
             own = self._shuffles.randrange(1, 2**31)

@@ -232,16 +232,16 @@ class IteratorFunction(_KerasFunction):
             pass
         except Exception as error:
             failure, rows_or_end = error, _FAILED
-        of_ranks = communicator.all_gather_object(rows_or_end, name="keras_ddl/first_batch/rows")
+        rows_by_rank = communicator.all_gather_object(rows_or_end, name="keras_ddl/first_batch/rows")
         if failure is not None:  # the other ranks fail in the step
             raise failure
-        ended = [rank for rank, each in enumerate(of_ranks) if each == _ENDED]
-        if ended and len(ended) < len(of_ranks) and _FAILED not in of_ranks:
+        ended = [rank for rank, each in enumerate(rows_by_rank) if each == _ENDED]
+        if ended and len(ended) < len(rows_by_rank) and _FAILED not in rows_by_rank:
             raise RankMismatchError(
                 f"All ranks must have the same number of batches. Received: no batch on rank(s) {ended}, but at "
                 f"least one on the other ranks (rank {self._job.rank}). Give every rank the same data."
             )
-        counts = [each for each in of_ranks if isinstance(each, list)]
+        counts = [each for each in rows_by_rank if isinstance(each, list)]
         if rows_or_end == _ENDED:  # the step will also meet the end
             return None, rows
         return continued(first, iterator), reading.learn_rows(iterator, counts)

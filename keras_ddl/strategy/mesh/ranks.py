@@ -70,9 +70,9 @@ def _without_peers(layout: VariableLayout, topology: Topology) -> Mesh | None:
         return None
     rank, size = topology.rank, layout.model_size
     first = rank // size * size
-    of_data, of_model = range(rank % size, topology.size, size), range(first, first + size)
+    data_ranks, model_ranks = range(rank % size, topology.size, size), range(first, first + size)
     comm = communicator.communicator_of(None)
-    return Mesh(layout, comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL))
+    return Mesh(layout, comm.without_peers(data_ranks, name=_BATCH), comm.without_peers(model_ranks, name=_MODEL))
 
 
 def connect(layout: VariableLayout, topology: Topology) -> Mesh | None:

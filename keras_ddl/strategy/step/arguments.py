@@ -129,9 +129,9 @@ class Arguments:
             for _ in range(each.first, each.last)
         ]
 
-    def key(self, of_constant: Callable[[Any], Hashable]) -> Hashable:
+    def key(self, constant_key: Callable[[Any], Hashable]) -> Hashable:
         """Returns what two calls must have in common, besides the components' shapes, for one trace to serve both."""
-        constants = [None if each.spec is not None else (of_constant(each.constant),) for each in self._leaves]
+        constants = [None if each.spec is not None else (constant_key(each.constant),) for each in self._leaves]
         return self.types, tuple(constants), tuple((each.dtype, each.shape.rank) for each in self.tensors)
 
     def without_tensors(self) -> Arguments:
@@ -168,13 +168,13 @@ class Arguments:
         leaves, structure, types = self._leaves, self._structure, list(specs)
 
         @do_not_convert
-        def of_components(*tensors: tf.Tensor) -> Any:
+        def components_of(*tensors: tf.Tensor) -> Any:
             left = iter(types)
             values = [each.constant if each.spec is None else each.packed(tensors, next(left)) for each in leaves]
             args, kwargs = tf.nest.pack_sequence_as(structure, values)
             return step(*args, **kwargs)
 
-        return of_components
+        return components_of
 
     # ---- what this rank's graph is built on
 

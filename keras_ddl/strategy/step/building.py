@@ -99,7 +99,7 @@ def on_mesh(
     inputs = [each.tensor for each in program.inputs]
     input_axes = [] if data_layout is None else data_layout.axes_of_arguments(inputs, placements, mesh.model.size, step)
     # One data rank computes all rows of the batch.
-    of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
+    batch_placements = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
     spread = [sharded_variable_of_handle(outer) for outer in outers] if job.goes_on else []
     mirrors = [_mirror(each.share) for each in spread if each is not None]
     place = job.place_of(job.rank)
@@ -110,7 +110,7 @@ def on_mesh(
     report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
     report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
     with tf.device(job.device):
-        of_model = cut.cut_along_model(
+        model_part = cut.cut_along_model(
             program,
             axes.model,
             laid_out.local_part,
@@ -119,22 +119,22 @@ def on_mesh(
             report=report.earlier,
             seed=seed,
         )
-        of_rank = of_model.program()
+        rank_program = model_part.program()
         outputs = cut.build_step(
-            of_rank,
+            rank_program,
             tensors,
-            of_batch,
+            batch_placements,
             batch,
             axes.data,
             captured=lambda outer: outer if (chunk := chunk_of(outer)) is None else chunk,
-            shards=[outer for _, outer in of_rank.captured if chunk_of(outer) is not None],
+            shards=[outer for _, outer in rank_program.captured if chunk_of(outer) is not None],
             snapshots=snapshots,
             earlier=axes.model,
             everyone=axes.everyone,
             mirrors=cut.Mirrors(mirrors, offset, mirror_axis) if mirrors else None,
             **{**options, "parts": parts},
         )
-    return outputs, of_model.function
+    return outputs, model_part.function
 
 
 def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | None]:

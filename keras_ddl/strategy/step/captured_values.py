@@ -188,8 +188,8 @@ def _unordered(keys: tf.Tensor, values: tf.Tensor) -> bytes:
         each = [
             tf.raw_ops.Fingerprint(data=tf.reshape(rows, [count, -1]), method="farmhash64") for rows in (keys, values)
         ]
-        of_pairs = tf.raw_ops.Fingerprint(data=tf.concat(each, 1), method="farmhash64").numpy()
-    return count.to_bytes(8) + int(np.add.reduce(of_pairs.view(np.uint64), axis=None)).to_bytes(8)
+        pair_fingerprints = tf.raw_ops.Fingerprint(data=tf.concat(each, 1), method="farmhash64").numpy()
+    return count.to_bytes(8) + int(np.add.reduce(pair_fingerprints.view(np.uint64), axis=None)).to_bytes(8)
 
 
 def _digest(kind: str, content: bytes = b"") -> bytes:

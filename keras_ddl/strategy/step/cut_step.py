@@ -292,11 +292,11 @@ class CutStep:
                 has_mirror=lambda outer: bool(offset) and chunk_of_handle(outer) is not None,
             )
         axes = building.Axes.of(self._job, mesh, scope, self._plan)
-        of_model = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.local_part)
-        self._traced.append(of_model.function)
+        model_part = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.local_part)
+        self._traced.append(model_part.function)
         outers = [outer for outer, _ in concrete.graph.captures]
         return cut.writes_without_batch(
-            of_model.function.graph,
+            model_part.function.graph,
             axes.data,
             chunk_of=building.chunks_of(outers),
             has_mirror=building.mirrored_slices(outers),
@@ -334,10 +334,10 @@ class CutStep:
             axes = building.Axes.of(self._job, mesh, scope, self._plan)
             if begins_with is not None:
                 axes.everyone.begin_with(begins_with)
-            outputs, of_model_rank = building.on_mesh(
+            outputs, model_rank_function = building.on_mesh(
                 self._job, mesh, self.name, program, arguments, axes, self._snapshots[-1], options
             )
-            self._traced.append(of_model_rank)
+            self._traced.append(model_rank_function)
             for each in axes:
                 each.follow_plan()
         else:

@@ -86,5 +86,5 @@ class Execution(TrainerCall):
         """
         if self.kind is None or tensors == 0 or len(self.kind.specs) % tensors:
             return []
-        of_steps = range(self.steps_traced * tensors, len(self.kind.specs), tensors)
-        return [self.kind.specs[first : first + tensors] for first in of_steps]
+        step_offsets = range(self.steps_traced * tensors, len(self.kind.specs), tensors)
+        return [self.kind.specs[first : first + tensors] for first in step_offsets]

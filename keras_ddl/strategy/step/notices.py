@@ -44,7 +44,7 @@ def warn_of_what_is_slow(name: str, report: cut.Report) -> None:
             "but no faster than in one process."
         )
     for each in report.large_gathers(_LARGE):
-        open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
+        open_size = f"at least {each.few_rows_bytes:,} bytes (of {cut.FEW_ROWS} rows)"
         size = open_size if each.bytes is None else f"{each.bytes:,} bytes"
         stack_position.warn(
             f"{name}: {size} are gathered in each step, because {each.reason}"
