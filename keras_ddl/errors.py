@@ -70,9 +70,9 @@ class DriftError(RankMismatchError):
 class RankLostError(KerasDdlError, RuntimeError):
     """Another rank died, left the job or shut down while this one was waiting for it."""
 
-    # Whether it left in an orderly way: its process ended by itself, or called shutdown().
+    # Whether the rank left in an orderly way: its process ended by itself, or called shutdown().
     has_left = False
-    # The ranks that are gone, as far as is known.
+    # The lost ranks, as far as they are known.
     ranks: tuple[int, ...] = ()
 
 
@@ -128,14 +128,14 @@ _MOST_POSITIONS = 4  # in one message
 # The last errors of lost ranks in this process, the newest last.
 _lost: collections.deque[RankLostError] = collections.deque(maxlen=8)
 
-# The numbers in the job of the ranks of each communicator, by its id. Of the communicator of all ranks they are equal.
+# Id of a communicator -> its ranks' numbers in the job, which equal their own in the communicator of all ranks.
 _ranks_of: dict[int, Sequence[int]] = {}
-# Returns the position of a rank on the mesh in words.
+# Describes the position of a rank on the mesh.
 _position_of: Callable[[int], str] | None = None
 
 
 def number_ranks(communicator: int, ranks: Sequence[int] | None) -> None:
-    """From now on errors give ranks of the communicator with this id by their numbers in the job; None: as they are."""
+    """Makes errors name ranks of the communicator with this id by numbers in the job; None: by its own numbers."""
     if ranks is None:
         _ranks_of.pop(communicator, None)
     else:
@@ -143,7 +143,7 @@ def number_ranks(communicator: int, ranks: Sequence[int] | None) -> None:
 
 
 def name_positions(position_of: Callable[[int], str] | None) -> None:
-    """From now on messages of the native library also give the positions on a mesh of the ranks that they name."""
+    """Makes the native library's messages also contain the positions on a mesh of the ranks that they name."""
     global _position_of
     _position_of = position_of
 

@@ -2,7 +2,7 @@
 
 The distance of two arrays is their largest difference, relative to the largest entry of the array, or to a hundredth
 of the largest entry of all arrays of its kind (weights, each slot of an optimizer, logs) if that is more, because an
-array that is zero except for rounding has no scale of its own. Integers must be equal.
+array that is zero except for rounding does not define a scale. Integers must be equal.
 
 The effect of rounding is measured: one process runs again with its weights perturbed by one ulp. Ranks add in another
 order, which is a change of that size. They may be FACTOR times as far away as this run, or FACTOR units in the last
@@ -61,7 +61,7 @@ def distances(one: Recording, other: Recording) -> Iterator[Distance]:
     """Yields the distances of all events that both recordings have, until the events themselves differ."""
     for ours, theirs in zip(one.events, other.events):
         if ours.label != theirs.label:
-            yield Distance(ours, apart=f"{theirs.label} in place of {ours.label}")
+            yield Distance(ours, apart=f"{theirs.label} instead of {ours.label}")
             return
         yield _event_distance(ours, theirs, one.arrays(ours), other.arrays(theirs))
 
@@ -211,9 +211,9 @@ def judge(
     drifts = [] if last_bit is None else _running(distances(one, last_bit))
     rows: list[Row] = []
     for number, far in enumerate(distances(one, ranks)):
-        # The change may not have shown before the second step: it is made where weights are first known.
+        # The perturbation may not show before the second step, because it is made when weights are first known.
         drift = drifts[min(max(number, _second_step(one)), len(drifts) - 1)] if drifts else {}
-        # All that is computed follows from the weights, so it may be as far away as they are; not the other way.
+        # All computed values follow from the weights, so they may be as far away as the weights, but not vice versa.
         weight_drift = max(drift.get(_WEIGHTS, 0.0), drift.get(_APART, 0.0))
 
         def allowed(own: float) -> float:

@@ -92,7 +92,7 @@ class Context(PlacedValues):
 
     def scope_of(self, node: Node, label: str) -> str:
         """Returns the prefix of names in one of the graphs of an operation."""
-        return f"{self.scope}{node.position}/{label}/"  # by place: names may differ between ranks
+        return f"{self.scope}{node.position}/{label}/"  # the position, because names may differ between ranks
 
     def program_of(self, node: Node, graph: tf.Graph, label: str) -> Program:
         """Returns one of the graphs of an operation as a program."""
@@ -129,7 +129,7 @@ class Context(PlacedValues):
     def make(self, node: Node, inputs: Sequence[tf.Tensor], **attrs: AttrValue) -> list[tf.Tensor]:
         """Builds the operation of `node` with these inputs, after the operations it depends on; returns its outputs.
 
-        attrs: attributes in place of the node's.
+        attrs: attributes that replace the node's.
         """
 
         def create() -> list[tf.Tensor]:
