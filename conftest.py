@@ -21,7 +21,7 @@ from harness.long_tests import LongTests
 sys.path.extend(str(folder) for folder in MODULE_FOLDERS if str(folder) not in sys.path)
 
 # pytest imports the folders above a test file as packages. Without these, export/__init__.py would be the module
-# `export`, too, a second time beside keras_ddl.export.
+# `export`, too, a second time in addition to keras_ddl.export.
 for _folder in MODULE_FOLDERS:
     if (_folder.parent / "__init__.py").exists():
         _name = ".".join(_folder.parent.relative_to(TESTS.parent).parts)

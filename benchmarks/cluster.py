@@ -72,7 +72,7 @@ def launch(
     program: str = "_cluster_ranks.py",
     mark: str = MARK,
 ) -> Any:
-    """Runs `program`, a file beside this one, on the cluster; returns what rank 0 printed behind `mark`."""
+    """Runs `program`, a file next to this one, on the cluster; returns rank 0's output after `mark`."""
     slots = ",".join(f"{host}:{n}" for host, n in zip(cluster.hosts, ranks))
     path = Path(__file__).with_name(program)
     # Beside this Python: it need not be on the PATH.

@@ -6,8 +6,8 @@
 Every rank trains on its own batch of the same size, so a perfect strategy takes as long at any number of ranks as one
 rank alone. Contestants take turns in one run:
 
-    alone        rank 0 trains by itself without a strategy, the other ranks idle
-    independent  every rank trains by itself at the same time, sharing this machine's memory and clock
+    alone        rank 0 trains without a strategy, while the other ranks are idle
+    independent  every rank trains alone at the same time, sharing this machine's memory and clock
     in step      independent, but ranks read the strategy's data (whole global batches, of which each keeps its rows)
                  and wait for each other after every step
     together     every rank trains under keras_ddl.Strategy

@@ -41,7 +41,7 @@ class KerasDdlError(Exception):
     """Base of every error raised by keras_ddl."""
 
     # While it traces a tf.function, TensorFlow's autograph replaces exceptions it does not know by a StagingError. This
-    # attribute tells it to let them through as they are (tensorflow/python/autograph/impl/api.py, 2.16 to 2.21).
+    # attribute tells it to let them through unchanged (tensorflow/python/autograph/impl/api.py, 2.16 to 2.21).
     ag_pass_through = True
     # The name of the collective that failed; "" where the error is not that of a collective.
     tensor = ""
@@ -193,7 +193,7 @@ def from_code(
 def lost_rank_behind(error: BaseException | None) -> RankLostError | None:
     """Returns the RankLostError that `error` was raised from, or whose message `error` contains, or None.
 
-    Another library may have turned the RankLostError into an error of its own that keeps only the text.
+    Another library may have turned the RankLostError into its own error, which keeps only the text.
     """
     seen: list[BaseException] = []
     while error is not None and error not in seen:

@@ -113,10 +113,8 @@ class Newcomer(JoiningInFit):
         for each in callbacks.stand_ins:
             each.begin_late()
         callback_state.set_states(callback_state.named(callbacks.callbacks), state.callbacks)
-        for (
-            variable,
-            value,
-        ) in self._values:  # which its callbacks may have changed on its way, as they know nothing yet
+        # This newcomer's callbacks may have changed these variables, because they lacked the others' state.
+        for variable, value in self._values:
             variable.value.assign(value)
         self._values = []
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):

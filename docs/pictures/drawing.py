@@ -33,5 +33,5 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 
 def write(script: str, drawn: str) -> None:
-    """Writes the picture beside the script that draws it."""
+    """Writes the picture next to the script that draws it."""
     Path(script).with_suffix(".svg").write_text(drawn, encoding="utf-8")

@@ -38,7 +38,7 @@ class DivergenceGuard(JobCallback):
 
     Then `action` is taken:
 
-    - "stop": training stops on all ranks, and the weights stay as they are.
+    - "stop": training stops on all ranks, and the weights stay unchanged.
     - "go_back": weights and optimizers go back to the last state that was followed by a good window, the learning rate
       is multiplied by `factor`, and training continues with the next data; the metrics of the epoch are reset. After it
       has gone back `retries` times, training stops with the last good weights.

@@ -100,7 +100,7 @@ def build_step(
             no seed of their own (tf.random.normal without tf.random.set_seed).
         batch_statistics: BatchNormalization uses the statistics of the global batch ("global") or of each rank's own
             rows ("rank").
-        captured: returns the tensor that this rank uses in place of an outer tensor of the step (a variable's handle).
+        captured: returns this rank's replacement for an outer tensor of the step (a variable's handle).
         keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are still gathered, because
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) whose value is the sum over all ranks, even between steps.

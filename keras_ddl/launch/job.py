@@ -53,7 +53,7 @@ class JobSpec:
         output_dir: where each rank's output is stored, None for nowhere.
         seconds_spent: how much of the timeout earlier attempts used.
         min_ranks: the job continues after a loss while this many ranks are left (membership.py); None: it ends.
-        spares: number of processes that can take the place of lost ranks; they are numbered after the ranks.
+        spares: number of processes that can replace lost ranks; they are numbered after the ranks.
         hostfile: names `hosts`, and the job follows its changes; None: the hosts stay the same.
         max_ranks: upper limit on ranks when the host file changes; None: as many as it has slots for.
         kept: like `id`, for the directory that survives restarts (KERAS_DDL_JOB_DIR in the ranks); None for none.

@@ -43,7 +43,7 @@ _KNOWN = {
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
 }
-_STATE = ""  # in place of the name of an attribute: what `get_state` returns
+_STATE = ""  # instead of the name of an attribute, for the result of `get_state`
 
 
 def named(callbacks: Iterable[Any]) -> dict[str, Any]:

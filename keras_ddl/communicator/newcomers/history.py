@@ -86,7 +86,7 @@ class Record:
         self._call_began = len(self._entries)
 
     def pause(self) -> None:
-        """Called when the first step of a call begins, because a newcomer cannot get further by itself."""
+        """Called when the first step of a call begins, because a newcomer cannot continue alone."""
         self._is_paused = True
 
     def end_call(self, what: str, result: Any) -> None:

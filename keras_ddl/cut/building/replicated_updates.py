@@ -56,7 +56,7 @@ class ReplicatedUpdates:
         return values_towards(b.program, lambda handle: b.placement(handle.source()) == REPLICATED)
 
     def _padded(self, value: Value) -> tf.Tensor:
-        """Returns this rank's shard with zeros in place of the other ranks' shards."""
+        """Returns this rank's shard, with zeros instead of the other ranks' shards."""
         b, placement = self._b, self._b.placement(value)
         assert isinstance(placement, Sharded)
         extents = [certain(each.number) for each in b.dims(value)]

@@ -37,7 +37,7 @@ class ShapeOf:
     labels: str
 
 
-Operand = str | ShapeOf | None  # None: replicated, whatever its rank
+Operand = str | ShapeOf | None  # None: replicated, of any rank
 
 
 @dataclass(frozen=True)

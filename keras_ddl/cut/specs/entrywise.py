@@ -1,4 +1,4 @@
-"""Operations that compute each entry by itself."""
+"""Specs of operations that compute each entry independently."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def set_task(environment: dict[str, str], rank: int, size: int) -> None:
 def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     """Sets the variables of Open MPI's mpirun for a rank started without it, and makes MPI fail to start there.
 
-    Otherwise each rank would be alone in an MPI job of its own. mpi4py's error shows the name of the missing library,
+    Otherwise each rank would be alone in a separate MPI job. mpi4py's error shows the name of the missing library,
     which says what to do. MPICH has no such setting. host_ranks.py sets the variables of the rank on its host.
     """
     for name, value in (("RANK", rank), ("SIZE", size)):

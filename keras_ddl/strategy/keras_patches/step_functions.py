@@ -34,7 +34,7 @@ from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller, CommonTrace
 
-_ENDED, _FAILED = "ended", "failed"  # sent in place of the first batch's rows
+_ENDED, _FAILED = "ended", "failed"  # sent instead of the first batch's rows
 _OWN_DATA = "data of which each rank reads its own part"
 _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes its own rows"
 

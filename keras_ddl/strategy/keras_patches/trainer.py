@@ -113,7 +113,7 @@ def _end_together(strategy: BaseStrategy) -> None:
 def _bind(
     original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: BaseStrategy
 ) -> inspect.BoundArguments:
-    """Binds the arguments; whatever `verbose` says, only rank 0 shows the progress bar."""
+    """Binds the arguments. Only rank 0 shows the progress bar, for any `verbose`."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     if strategy.rank != 0 and not strategy.job.goes_on:  # else the callbacks do it: this may become rank 0
         bound.arguments["verbose"] = 0

@@ -40,7 +40,7 @@ from keras_ddl.errors import (
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
 
 _CHECK_SECONDS = 0.05
-# Errors that every rank raises by itself, or that leave no rank to agree with.
+# Errors that every rank raises anyway, or that leave no rank to agree with.
 _ERRORS_OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
 # All ranks reach the end of the data together.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)

@@ -21,7 +21,7 @@ from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.step.captured_values import Read, reads_of
 
-_TRACE_REMEDY = "Remove whatever depends on the rank; code that uses keras_ddl.rank() belongs outside the step."
+_TRACE_REMEDY = "Remove everything that depends on the rank; code that uses keras_ddl.rank() belongs outside the step."
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
