@@ -93,7 +93,7 @@ class Channel:
         """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
         taken = 0
         while taken < _READ_BYTES and not self.closed:
-            # Where not all is accepted, no byte beyond a frame is taken: it may be for another reader.
+            # If only some kinds are accepted, it reads no byte beyond a frame, because another reader may need it.
             most = _READ_BYTES if self._accepts is None else self._missing()
             try:
                 data = self.sock.recv(most)

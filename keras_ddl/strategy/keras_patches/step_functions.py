@@ -81,7 +81,7 @@ class _KerasFunction(Caller):
         return tf.nest.map_structure(lambda leaf: take_chunk(leaf, self._job.rank, self._job.size), batch)
 
     def _execution(self, kind: BatchKind, rows: BatchRows, **options: bool) -> Execution:
-        rows = rows.of_kind(kind.specs)
+        rows = rows.for_kind(kind.specs)
         key = (kind, rows, *options.items())
         if key not in self._executions:
             self._executions[key] = Execution(self._model, self._step, rows, kind, **options)
@@ -209,7 +209,7 @@ class IteratorFunction(_KerasFunction):
                 looked_into, rows = self._looked_into(iterator, rows)
             kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
             execution = self._execution(kind, rows, accumulates_parts=in_parts)
-            own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
+            own_rows = execution.rows.rows_of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
             self._by_iterator[iterator] = execution, None if typed is iterator else typed
             if looked_into is not None:  # once; then `iterator` continues after the first batch
