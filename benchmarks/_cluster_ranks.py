@@ -1,5 +1,6 @@
-"""The program that benchmarks/cluster.py runs on every rank. It times collectives in interleaved rounds, and counts the
-bytes that hosts send.
+"""The program that benchmarks/cluster.py runs on every rank.
+
+It times collectives in interleaved rounds, and counts the bytes that hosts send.
 
 Its argument is a JSON document of settings. Rank 0 prints a JSON document after SETTINGS["mark"].
 """
@@ -34,8 +35,11 @@ WORLD = MPI.COMM_WORLD
 
 
 def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], object]]:
-    """Returns (description, call) of a contestant: "keras_ddl" (as initialised), "bfloat16" or "float16" (the same with
-    compression), "mpi", "tcp", or a mode ("x:1x8" is a flat ring)."""
+    """Returns (description, call) of a contestant.
+
+    The contestants are "keras_ddl" (as initialised), "bfloat16" or "float16" (with compression), "mpi", "tcp", or
+    a mode ("x:1x8" is a flat ring).
+    """
     if name == "tcp":
         return "sockets", TcpStreams(WORLD, SETTINGS["racks"])
     if name == "mpi":
@@ -74,8 +78,10 @@ def pattern(count: int, rank: int) -> np.ndarray:
 def measure(
     call, source: np.ndarray, cables: Cables, prepare: Callable[[], None] | None = None
 ) -> tuple[float, float, dict[str, int], bool]:
-    """Returns the slowest rank's seconds, all ranks' CPU seconds, bytes sent, and whether the result is right on all
-    ranks (True for TcpStreams, which has none). `prepare` runs just before the call, and its bytes count."""
+    """Returns the slowest rank's seconds, all ranks' CPU seconds, bytes sent, and whether all results are right.
+
+    TcpStreams has no result and counts as right. `prepare` runs just before the call, and its bytes count.
+    """
     own = chunk_of(source.size, WORLD.rank, WORLD.size)
     whole, first = source.size, 0
     result = np.full_like(source, -1)

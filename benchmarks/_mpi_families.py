@@ -15,12 +15,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Family:
-    """How to install an MPI library and start ranks under it.
+    """An MPI library: its installation, and the start of ranks under it.
 
     Attributes:
-        wheel: its package.
+        wheel: the library's package.
         launcher: its command, relative to the environment's bin/, and the arguments before "-n RANKS".
-        environment: variables it needs.
+        environment: variables that it needs.
     """
 
     wheel: str

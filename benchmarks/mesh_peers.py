@@ -1,6 +1,6 @@
 """Compares keras_ddl with Keras's ModelParallel on JAX for a transformer that is split along a model axis.
 
-    python -m venv jax && jax/bin/pip install keras jax      # an environment of its own for the peer
+    python -m venv jax && jax/bin/pip install keras jax      # a separate environment for the peer
     python benchmarks/mesh_peers.py --jax jax/bin/python
 
 Contestants take turns, each in fresh processes on this host, in float32 and from the same weights:

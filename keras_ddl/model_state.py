@@ -55,7 +55,7 @@ def __dir__() -> list[str]:
 COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
 _WHAT = "A checkpoint"
 _GROUP_BYTES = 2**26
-_BYTES_AT_MOST = 16  # of an entry
+_ENTRY_BYTES = 16  # of the largest dtype, complex128
 
 
 class Base(Protocol):
@@ -178,7 +178,7 @@ def spread_variables(model: Any) -> dict[str, ShardedVariable]:
 
 
 def take_parts(model: Any, reached: Sequence[bool]) -> list[bundle.Part | None]:
-    """Returns what this rank writes of each of `spread_variables`. COLLECTIVE if some rank cannot reach the files.
+    """Returns this rank's part of each of `spread_variables`, to write it. COLLECTIVE if a rank cannot reach the files.
 
     reached: which ranks reach the files, as `files.reaching` returns.
     """
@@ -212,9 +212,9 @@ def restore_checkpoint(
 ) -> ckpt.Checkpoint:
     """Restores a checkpoint into a built, compiled model: training continues as if it had not stopped.
 
-    Every rank may call it, because it only reads; or rank 0 calls it and broadcasts the result, unless variables are
-    spread over ranks: of these, each rank reads what it holds. All names, shapes and dtypes are compared before the
-    first variable is changed.
+    Every rank may call it, because it only reads. Alternatively, rank 0 calls it and broadcasts the result, unless
+    variables are spread over ranks, because each rank reads only its own part of such variables. All names, shapes and
+    dtypes are compared before the first variable is changed.
 
     Args:
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
@@ -242,10 +242,11 @@ def restore_complete(
     seeds: str = "all",
     metric: str | None = None,
 ) -> tuple[ckpt.Checkpoint, dict[str, tuple[str, str]]]:
-    """Restores all variables but those that are spread over ranks. Arguments and errors are those of
-    `restore_checkpoint`.
+    """Restores all variables except variables that are spread over ranks.
 
-    Returns: the checkpoint; and of each of `spread_variables` that it has, by key: the bundle, and the key there.
+    Arguments and errors are as for `restore_checkpoint`.
+
+    Returns: the checkpoint, and a dict key -> (bundle, key in the bundle) of the `spread_variables` that it has.
     """
     from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without them
 
@@ -262,22 +263,22 @@ def restore_complete(
                 "Pass optimizer=False to start with a new optimizer."
             )
         build_optimizers(model, optimizers_to_build(model, checkpoint))
-    spread, of_spread = spread_variables(model), {}
+    spread, spread_sources = spread_variables(model), {}
     for name, targets, source in _sources(model, checkpoint, optimizer=has_optimizers):
         if seeds == "none":
             source = {target: key for target, key in source.items() if not is_seed(targets[target])}
-        of_spread.update({target: (name, key) for target, key in source.items() if target in spread})
+        spread_sources.update({target: (name, key) for target, key in source.items() if target in spread})
         complete = [each for each in source if each not in spread]
         prefix = str(checkpoint.path / name)
         with bundle.translated(_WHAT, prefix, CheckpointError):
-            # In groups: so much is in memory twice.
+            # In groups, because a group's values are in memory twice.
             for group in in_groups(
-                complete, [math.prod(targets[key].shape) * _BYTES_AT_MOST for key in complete], _GROUP_BYTES
+                complete, [math.prod(targets[key].shape) * _ENTRY_BYTES for key in complete], _GROUP_BYTES
             ):
                 values = bundle.read(prefix, {source[target]: dtype_of(targets[target]) for target in group})
                 for target in group:
                     targets[target].assign(values.pop(source[target]))
-    return checkpoint, of_spread
+    return checkpoint, spread_sources
 
 
 def read_boxes(prefix: str, key: str, variable: ShardedVariable, boxes: Sequence[Box]) -> np.ndarray:
@@ -306,8 +307,9 @@ def trackable(model: Any) -> Any:
 
 
 def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[str, list[int] | None]]:
-    """Returns (name, positions of its variables in `weights_of(model)`) of every optimizer in a checkpoint that is not
-    built here; positions None: the model's trainable variables.
+    """Returns (name, positions of its variables in `weights_of(model)`) of a checkpoint's unbuilt optimizers.
+
+    Optimizers that are built here are left out. Positions None: the model's trainable variables.
 
     Raises: CheckpointError: the model does not have such an optimizer.
     """

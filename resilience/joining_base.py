@@ -1,4 +1,4 @@
-"""How ranks join a job, as the job calls it; and how a rank that cannot join ends."""
+"""The interface through which a job lets ranks join, and the end of a rank that cannot join."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.topology.launcher import find_launcher
 
 
 class Joining(resilience.Joining):
-    """What the job itself asks, too.
+    """The interface for the job itself, which needs more than a Strategy does.
 
     Attributes:
         is_on_its_way: this rank has joined, and has made no step yet.

@@ -1,9 +1,10 @@
-"""Continues with another mesh when ranks are lost or join: slices are redistributed, ranks without a place leave, and
-the others make the communicators of the new axes.
+"""Continues with another mesh when ranks are lost or join.
+
+Slices are redistributed, ranks without a place leave, and the others make the communicators of the new axes.
 
 Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
 rank has a mirror of the slice (cut/shards/mirrors.py). Shards of a slice, of optimizer variables, have mirrors on
-another data rank. So what a lost rank had still exists, unless all ranks that have it are lost together.
+another data rank. So the state of a lost rank still exists, unless all ranks that hold it are lost together.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class NextMesh:
     """The mesh that the ranks of a topology are to form. Without a layout all ranks are along its batch axis.
 
     Args:
-        strategy: the one with a layout; None: there is none. leaving: ranks that are to leave, and why. They stay if
-            fewer ranks than the job may continue with would be left.
+        strategy: the Strategy that has a layout, if any. leaving: ranks that are to leave -> reasons. They stay if
+            otherwise too few ranks would be left for the job to continue.
     """
 
     def __init__(self, strategy: BaseStrategy | None, topology: Topology, leaving: Mapping[int, str]) -> None:
@@ -42,7 +43,7 @@ class NextMesh:
 
     def arrange(self, leaves: Sequence[Any]) -> list[MeshPlace | None]:
         hosts, size = self._topology.hosts, self._topology.size
-        # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
+        # The launcher's count includes ranks that have no place in a mesh, and ranks that had done their part.
         least = min(communicator.min_ranks(), size)
         mesh = self._largest([rank for rank in range(size) if rank not in self._leaving], leaves)
         if mesh.size < max(least, 1):
@@ -93,14 +94,14 @@ class NextMesh:
             return
         try:
             strategy.job.mesh = ranks.connect(strategy.mesh_layout, topology)
-        except CollectiveError as error:  # the engine does not say who is gone
+        except CollectiveError as error:  # the engine does not name the lost ranks
             raise RankLostError(str(error)) from None
         if topology.rank == 0:
             ranks.warn_of_hosts(strategy.mesh_layout, topology)
 
 
 def size_with(ranks: int, layout: VariableLayout, leaves: Sequence[Any]) -> int:
-    """Returns how many ranks the mesh that a number of ranks form has."""
+    """Returns the number of ranks in the largest mesh that `ranks` ranks can form."""
     return largest_mesh(layout.wanted_model_size, [0] * ranks, _extents(leaves)).size
 
 
@@ -109,7 +110,7 @@ def _extents(leaves: Sequence[Any]) -> set[int]:
 
 
 def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[MeshPlace | None]:
-    """Returns the place of each rank in the mesh that the ranks are to form. hosts: of these ranks."""
+    """Returns the place of each rank in the mesh that the ranks are to form. hosts: each rank's host."""
     staying = [hosts[each] for each in mesh.staying]
     places: list[MeshPlace | None] = [None] * len(hosts)
     for number, rank in enumerate(mesh.staying):

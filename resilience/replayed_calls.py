@@ -31,8 +31,10 @@ _RECORDED_BYTES = 1 << 20  # limit of one attribute, which leaves out weights th
 def call_of_trainer(
     survival: Survival, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
 ) -> Any:
-    """Runs a call of fit, evaluate or predict. If this is a newcomer and the others have ended the call, returns their
-    result instead and gives `callbacks` what the others' callbacks stored during the call.
+    """Runs a call of fit, evaluate or predict.
+
+    If this is a newcomer and the others have ended the call, returns their result instead and gives `callbacks` what
+    the others' callbacks stored during the call.
     """
     recorded = history.of_job()
     if recorded is None or trainer_calls.running():
@@ -90,9 +92,7 @@ class _History:
 
 @dataclass
 class _Ended:
-    """A call that has ended: its result, which parts of its model were built by then (including the numbers of slots in
-    shards), and what its callbacks stored.
-    """
+    """A call that has ended: its result, the parts of its model that were built, and state that callbacks stored."""
 
     returned: Any
     build_config: dict[str, Any] | None

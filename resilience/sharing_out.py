@@ -21,8 +21,7 @@ def share_out(
     is_new: bool,
     leaving: Mapping[int, str],
 ) -> str | None:
-    """Gives each rank its parts of everything that Strategies distribute, lets ranks leave, and forms the next mesh.
-    COLLECTIVE.
+    """Gives ranks their parts of all that Strategies distribute, lets ranks leave, forms the next mesh. COLLECTIVE.
 
     Args:
         renew: lets the Strategies continue with the ranks of a topology. is_new: this rank has run no step yet.
@@ -56,8 +55,9 @@ def share_out(
 
 
 def room_for(waiting: int, leaving: int, strategies: Sequence[BaseStrategy]) -> int:
-    """Returns how many of the ranks that wait to join have a place, after a number of others have left. A mesh admits
-    only as many as make it larger.
+    """Returns how many of the ranks that wait to join have a place, after a number of others have left.
+
+    A mesh admits only as many as make it larger.
     """
     for each in strategies:
         if each.mesh_layout is not None:

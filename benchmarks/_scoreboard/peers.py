@@ -1,4 +1,4 @@
-"""How to start each peer, and how its documentation writes the parts of a program.
+"""Starts each peer, and writes the parts of a program as the peer's documentation does.
 
 A peer's constructor runs in its worker, after the variables of `environments` are set. Only there are TensorFlow, JAX
 and PyTorch imported.

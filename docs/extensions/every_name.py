@@ -15,7 +15,7 @@ MODULES += ("keras_ddl.horovod", "keras_ddl.schedules", "keras_ddl.timeline", "k
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Returns `__all__` without the modules in it, which have pages of their own."""
+    """Returns `__all__` without modules, because modules have their own pages."""
     names = [name for name in module.__all__ if name != "__version__" and not is_missing(f"{module.__name__}.{name}")]
     return [name for name in names if not isinstance(getattr(module, name), ModuleType)]
 

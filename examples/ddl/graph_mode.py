@@ -50,7 +50,7 @@ def main():
         session.run(tf.global_variables_initializer())
         if arguments.resume:
             saver.restore(session, checkpoint)
-            print("rank", ddl.rank(), "goes on from step", session.run(step), flush=True)
+            print("rank", ddl.rank(), "continues from step", session.run(step), flush=True)
         for _ in range(arguments.steps):
             rows = order.randint(len(images), size=arguments.batch_size)
             session.run(train, {x: images[rows], y: labels[rows]})

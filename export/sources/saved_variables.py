@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Restore:
-    """How a Saver restores a variable: the place that it reads, the tensor with the value, the assign operation."""
+    """A Saver's restore of a variable: the place that it reads, the tensor with the value, the assign operation."""
 
     place: Place
     tensor: str

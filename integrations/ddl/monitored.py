@@ -98,8 +98,8 @@ def _agree(found: bool, *, waits: bool) -> tuple[list[bool], list[bool]]:
 
     Raises: ConfigError: rank 0 lacks a checkpoint that some ranks have, or waits for a chief.
     """
-    of_ranks = communicator.all_gather_object((found, waits), name="ddl/checkpoint_found")
-    found_by, waiting = ([pair[i] for pair in of_ranks] for i in (0, 1))
+    pairs_by_rank = communicator.all_gather_object((found, waits), name="ddl/checkpoint_found")
+    found_by, waiting = ([pair[i] for pair in pairs_by_rank] for i in (0, 1))
     if waiting[0]:
         raise ConfigError(
             "Rank 0 must be a chief. Received: is_chief=False on rank(s) "

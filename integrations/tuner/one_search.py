@@ -63,13 +63,13 @@ class OneSearch:
             self._copy_notes()
 
     def search(self, *args: Any, **kwargs: Any) -> Any:
-        """Searches as the tuner's own method. Only rank 0 shows tables and progress bars, whatever `verbose` is."""
+        """Searches like the tuner's own method. Only rank 0 shows tables and progress bars, for any `verbose`."""
         if _is_other():
             kwargs["verbose"] = 0
         return super().search(*args, **kwargs)  # type: ignore[misc]
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs a trial as the tuner's own method. A trial that fails on one rank fails on all.
+        """Runs a trial like the tuner's own method. A trial that fails on one rank fails on all.
 
         Raises: keras_tuner.errors.FatalRuntimeError: the ranks are no longer in step, so no other trial can run.
         """

@@ -83,8 +83,7 @@ class LearningRateController:
             self._write(product)
 
     def look(self) -> float:
-        """Returns the rate and remembers it, so that changes by other callbacks in one fit() do not reset `base` in the
-        next."""
+        """Returns and remembers the rate, so that changes by others in one fit() do not reset `base` in the next."""
         self.seen = self.read()
         return self.seen
 

@@ -116,7 +116,7 @@ class Checkpoint(JobCallback):
         keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
-        self._warned = monitor is None  # nobody has asked for it: without validation there is nothing to say
+        self._warned = monitor is None  # by default, do not warn if there is no validation
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
         self._every = None if save_freq == "epoch" else int(save_freq)  # steps
@@ -235,7 +235,7 @@ class Checkpoint(JobCallback):
         if self._bases.is_due:
             self._bases.write(self.model)
         step, noticed = self._step(), self._notice.agree()
-        # A checkpoint after the last batch of an epoch of unknown length is rewritten as that of the epoch's end.
+        # If the epoch's length was unknown, the checkpoint after its last batch is rewritten as the epoch's end.
         if self._every is None or self._is_due or step == self._saved or noticed is not None:
             save = functools.partial(self._save, step, epoch + 1, logs or {})
             if noticed is not None:
@@ -301,8 +301,7 @@ class Checkpoint(JobCallback):
         return None if self._writer.is_busy() else self._written()
 
     def _written(self) -> bool:
-        """On rank 0: waits for the last checkpoint, which a lost rank 0 may have begun; returns whether it is
-        complete."""
+        """On rank 0, waits for the last checkpoint, perhaps of a lost rank 0. Returns whether it is complete."""
         self._writer.wait()
         if self._begun == self._saved:
             return True
@@ -383,9 +382,7 @@ class Checkpoint(JobCallback):
         extra: Mapping[str, Any],
         parts: Mapping[str, Part | None],
     ) -> Place | None:
-        """On rank 0: takes the state of the model, and writes it in a thread. Returns the place for the other ranks'
-        parts, or None.
-        """
+        """On rank 0, writes the model's state in a thread. Returns the place for the other ranks' parts, or None."""
         if self._begun is None:  # another rank may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
             self._bases.prepare_publishing()

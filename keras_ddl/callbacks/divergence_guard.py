@@ -38,7 +38,7 @@ class DivergenceGuard(JobCallback):
 
     Then `action` is taken:
 
-    - "stop": training stops on all ranks, and the weights stay as they are.
+    - "stop": training stops on all ranks, and the weights stay unchanged.
     - "go_back": weights and optimizers go back to the last state that was followed by a good window, the learning rate
       is multiplied by `factor`, and training continues with the next data; the metrics of the epoch are reset. After it
       has gone back `retries` times, training stops with the last good weights.
@@ -216,7 +216,7 @@ class DivergenceGuard(JobCallback):
 class LossJudge:
     """Decides from the losses of windows alone whether a training diverges, so all ranks agree.
 
-    Args: those of DivergenceGuard.
+    Args: as for DivergenceGuard.
 
     Attributes:
         is_good: whether the state after the last window may be kept. False if the window is bad, and if it is above

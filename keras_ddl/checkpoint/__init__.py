@@ -172,8 +172,9 @@ def find(
 
 
 def validate(checkpoint: Checkpoint) -> None:
-    """Reads every file of a checkpoint and compares it with its SHA-256, and checks that its bundles have all entries
-    of every variable, of which several ranks may have written parts. Cost: one read, at about 1 GB/s.
+    """Compares every file of a checkpoint with its SHA-256, and checks that bundles have all entries of variables.
+
+    Several ranks may have written parts of a variable. Cost: one read, at about 1 GB/s.
 
     Raises: CheckpointError: a file is missing, truncated or altered; entries of a variable are missing.
     """

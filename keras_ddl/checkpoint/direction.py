@@ -56,7 +56,7 @@ def resolve_mode(metric: str, mode: str = "auto") -> str:
 def resolve_direction(model: Any, monitor: str, mode: str) -> str:
     """Returns 'min' or 'max'.
 
-    'auto' takes the direction of the compiled metric of that name, else that of the name. The name may have the
+    'auto' takes the direction of the compiled metric of this name, else of the name itself. The name may have the
     output's name as a prefix, as in Keras's logs.
     Raises: ConfigError: both are unknown.
     """

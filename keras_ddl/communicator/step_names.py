@@ -12,7 +12,7 @@ _WHOLE = re.compile(rf"(?P<{ROWS}>rows(?:_\d+)?)|(?P<{NEEDED_ROWS}>needed_rows(?
 
 
 def after(scope: str, rounds: int) -> str:
-    """Returns the prefix for collectives that may wait for so many rounds of earlier ones."""
+    """Returns the prefix for collectives that may wait for this number of rounds of earlier collectives."""
     return f"{scope}after_{rounds}/" if rounds else scope
 
 
@@ -22,7 +22,7 @@ def argument(scope: str, place: int) -> str:
 
 
 class Role(NamedTuple):
-    """What a collective is for.
+    """The purpose of a collective.
 
     Attributes:
         kind: ROWS: the exchange of rows, with which a step begins when its batch is ready. If the rows of a batch are

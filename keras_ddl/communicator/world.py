@@ -109,7 +109,7 @@ def init(mode: str | None = None) -> Topology:
 
 
 def _open_world(place: Topology, transport: Transport | None, note: str = "") -> None:
-    # A newcomer that is still alone has a rank among the others, but a communicator of its own.
+    # A newcomer that is still alone has a rank among the others, but a separate communicator.
     alone = make_topology(0, [host_key()], place.mode) if transport is None else place
     native = binding.NativeCommunicator(transport, alone.group, alone.dims[1:], **group.settings(), note=note)
     _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)

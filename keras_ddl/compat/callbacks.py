@@ -38,14 +38,12 @@ def note_best(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: in
 
 
 def replace_save(callback: Any, save: Callable[..., None]) -> None:
-    """Makes a ModelCheckpoint or BackupAndRestore call `save` with `original_save`'s arguments, until
-    `replacing.restore`."""
+    """Makes a ModelCheckpoint or BackupAndRestore call `save` like `original_save`, until `replacing.restore`."""
     replacing.replace_on(callback, {"_save_model": lambda _, *args, **kwargs: save(*args, **kwargs)})
 
 
 def original_save(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Calls the callback's own save. ModelCheckpoint takes (epoch, batch, logs) and decides whether to save;
-    BackupAndRestore takes no arguments."""
+    """Calls the callback's own save: with (epoch, batch, logs) in ModelCheckpoint, without in BackupAndRestore."""
     replacing.class_of(callback)._save_model(callback, *args, **kwargs)  # type: ignore[attr-defined]
 
 
@@ -100,8 +98,7 @@ def flush_points(callback: keras.callbacks.TensorBoard) -> None:
 
 
 def begin_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
-    """Makes CSVLogger write to `text` instead of its file. Returns the position in the file, in bytes, where it would
-    have written."""
+    """Makes CSVLogger write to `text` instead of its file. Returns the byte position where it would have written."""
     begin = 0
     if callback.append and tf.io.gfile.exists(callback.filename):
         begin = tf.io.gfile.stat(callback.filename).length

@@ -83,8 +83,7 @@ _loading = threading.Lock()
 
 
 def do_not_convert(function: F) -> F:
-    """Returns `function` marked so that autograph does not convert it; typed
-    tf.autograph.experimental.do_not_convert."""
+    """Marks a function so that autograph does not convert it; a typed tf.autograph.experimental.do_not_convert."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
@@ -295,8 +294,7 @@ def is_stateful(operation: tf.Operation) -> bool:
 
 
 def written_resources(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the input resources that an operation may write; all of them, unless TensorFlow knows that some are only
-    read."""
+    """Returns the input resources that an operation may write: all of them unless some are known to be only read."""
     reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
     return [each for each in operation.inputs if each.dtype == tf.resource and (each in writes or each not in reads)]
 

@@ -16,7 +16,7 @@ from keras_ddl.cut.analysis.placements import FLAT_SHARD, PARTIAL, REPLICATED, B
 from keras_ddl.cut.analysis.program import Program, Value
 from keras_ddl.cut.analysis.report import Report, line_of
 from keras_ddl.cut.analysis.same_trace import Part, has_no_result, trace_digest, trace_parts
-from keras_ddl.cut.analysis.side_effects import OF_RESOURCES, draws_in_kernels, not_repeatable
+from keras_ddl.cut.analysis.side_effects import RESOURCE_OPERATIONS, draws_in_kernels, not_repeatable
 from keras_ddl.cut.analysis.work import FEW_ROWS, work_of
 from keras_ddl.cut.axes.model_axis import LocalPart, cut_along_model
 from keras_ddl.cut.batch_statistics import detection
@@ -32,8 +32,8 @@ from keras_ddl.cut.values.layouts import MeshLayout, Slices
 
 __all__ = [
     "FEW_ROWS",
-    "OF_RESOURCES",
     "REPLICATED",
+    "RESOURCE_OPERATIONS",
     "Batch",
     "Collectives",
     "LocalPart",
@@ -100,7 +100,7 @@ def build_step(
             no seed of their own (tf.random.normal without tf.random.set_seed).
         batch_statistics: BatchNormalization uses the statistics of the global batch ("global") or of each rank's own
             rows ("rank").
-        captured: returns the tensor that this rank uses in place of an outer tensor of the step (a variable's handle).
+        captured: returns this rank's replacement for an outer tensor of the step (a variable's handle).
         keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are still gathered, because
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) whose value is the sum over all ranks, even between steps.

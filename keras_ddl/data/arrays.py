@@ -1,6 +1,4 @@
-"""Reads this rank's rows of the arrays that fit, evaluate and predict take, and checks that all ranks have the same
-arrays.
-"""
+"""Reads this rank's rows of the arrays of fit, evaluate and predict, and checks that all ranks have the same arrays."""
 
 from __future__ import annotations
 
@@ -111,8 +109,10 @@ def _shuffled_within_batches(
 
 
 def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data.Dataset:
-    """Returns a dataset of a rank's positions in each batch. It splits all batches of a pass at once, which needs only
-    few operations per batch."""
+    """Returns a dataset of a rank's positions in each batch.
+
+    It splits all batches of a pass at once, which needs only few operations per batch.
+    """
     rows = positions.shape[0]
     end_of_full = rows // batch_size * batch_size
     first, end = chunk(batch_size, rank, size)
@@ -162,6 +162,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
 
 def warn_of_equal_batches(batch: Any, rank: int) -> None:
     """Warns, once per process, when all ranks pass the same rows to a method that takes different rows on each rank.
+
     COLLECTIVE at the first call.
     """
     global _batches_compared

@@ -33,8 +33,7 @@ def prepare() -> None:
 
 
 def announce(number: int, rank: int) -> None:
-    """Announces from the next step on that this rank has received signal `number`. Do not call it while a step is
-    traced."""
+    """Announces, from the next step on, that this rank has received signal `number`. Not while a step is traced."""
     _words().own.assign(number * _RANKS + rank)
 
 

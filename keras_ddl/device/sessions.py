@@ -11,8 +11,9 @@ from keras_ddl.compat.tensorflow import tf
 
 @functools.cache
 def install() -> None:
-    """Makes tf.compat.v1's sessions, once per process, use the choices of `configure_tensorflow` and `share_cores`
-    unless their `config` says otherwise.
+    """Makes tf.compat.v1's sessions use the choices of `configure_tensorflow` and `share_cores`, once per process.
+
+    A session's `config` may choose otherwise.
     """
     kinds = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)
     replacing.replace([(kind, "__init__", _configured) for kind in kinds])

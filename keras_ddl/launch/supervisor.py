@@ -42,7 +42,7 @@ from keras_ddl.link.listener import Listener
 from keras_ddl.link.loop import READ, Source, serve
 
 _ABOUT_OTHERS = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # forwarded to the ranks, which decide what they mean
 
 
 class Supervisor:
@@ -321,7 +321,7 @@ class Supervisor:
             if (problem := self._preflight.problem_of(link.outcome.rank)) is None:
                 link.start()
             else:
-                assert self.changing is not None  # nobody else comes so late
+                assert self.changing is not None  # only a newcomer arrives this late
                 self.changing.refuse(link.outcome.rank, problem)
         elif is_last:
             self._refusal = self._refusal or self._preflight.problems()

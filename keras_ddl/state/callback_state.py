@@ -43,12 +43,14 @@ _KNOWN = {
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
 }
-_STATE = ""  # in place of the name of an attribute: what `get_state` returns
+_STATE = ""  # instead of the name of an attribute, for the result of `get_state`
 
 
 def named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback. The name is the class, with a number if the class repeats; equal on all ranks, even if
-    some have callbacks of other classes, too.
+    """Returns name -> callback.
+
+    The name is the class, with a number if the class repeats; equal on all ranks, even if some have callbacks of other
+    classes, too.
     """
     result: dict[str, Any] = {}
     counts = collections.Counter[str]()
@@ -60,8 +62,9 @@ def named(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def with_state(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback, for callbacks with a state that a checkpoint keeps. If a class repeats, the number in
-    the name is the callback's place among all of these, as in earlier checkpoints.
+    """Returns name -> callback, for callbacks with a state that a checkpoint keeps.
+
+    If a class repeats, the number in the name is the callback's place among all of these, as in earlier checkpoints.
     """
     result: dict[str, Any] = {}
     for each in callbacks:
@@ -77,13 +80,13 @@ def for_checkpoint(callbacks: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 def set_states(callbacks: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Restores callbacks to earlier states, or to those of another rank's callbacks of the same names."""
+    """Restores callbacks to earlier states, or to the states of another rank's callbacks with the same names."""
     for name, each in callbacks.items():
         update(each, states.get(name) or {})
 
 
 class Changes:
-    """What callbacks have changed in their state since this object was made, when fit began."""
+    """Finds the changes to callbacks' state since this object was made, when fit began."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._before = {
@@ -92,8 +95,10 @@ class Changes:
         }
 
     def since(self, callbacks: Iterable[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
-        """Returns what has changed, by callback and attribute. Unchanged attributes are left out, because they may
-        differ between ranks. `most_bytes`: larger attributes are left out.
+        """Returns what has changed, by callback and attribute.
+
+        Unchanged attributes are left out, because they may differ between ranks. `most_bytes`: larger attributes are
+        left out.
         """
         return {
             name: {
@@ -125,8 +130,9 @@ def _as_json(value: Any) -> Any:
 
 
 def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are plain values. Attributes inside the parts of keras_ddl's own callbacks have names
-    with dots.
+    """Returns the attributes that are plain values.
+
+    Attributes inside the parts of keras_ddl's own callbacks have names with dots.
     """
     attributes: dict[str, Any] = {}
     own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything

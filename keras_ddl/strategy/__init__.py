@@ -163,15 +163,18 @@ class Strategy(BaseStrategy):
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """This rank's task, for scripts that ask for task_type, task_id and cluster_spec(): a task of TF_CONFIG if that
-        names as many tasks as there are ranks, else a worker. Rank 0 is the chief, or worker 0 if there is no chief.
+        """This rank's task, for scripts that ask for task_type, task_id and cluster_spec().
+
+        It is a task of TF_CONFIG if that names as many tasks as there are ranks, else a worker. Rank 0 is the chief, or
+        worker 0 if there is no chief.
         """
         return cluster.resolver(self.topology)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls `fn` on this rank's values in replica context, by tf.distribute's convention: optimizers sum gradients
-        over ranks, Keras losses are divided by the number of ranks, and your own losses must be divided by the global
-        batch size. COLLECTIVE over all ranks. For the result of one process use `function`.
+        """Calls `fn` on this rank's values in replica context, by tf.distribute's convention. COLLECTIVE.
+
+        Optimizers sum gradients over ranks, Keras losses are divided by the number of ranks, and your own losses must
+        be divided by the global batch size. For the result of one process use `function`.
 
         A model's train_step, test_step or predict_step gives the result of one process, as in `fit`.
 
@@ -180,7 +183,7 @@ class Strategy(BaseStrategy):
         """
         with order.translate_errors():
             execution = execution_of(fn) if self.size > 1 else None
-            if execution is not None:  # a step of Keras means the same whoever calls it
+            if execution is not None:  # a step of Keras has one meaning for all callers
                 return self.keras_steps.run(execution, fn, args, kwargs or {})
             if self.job.mesh is not None:
                 raise ConfigError(
@@ -193,8 +196,9 @@ class Strategy(BaseStrategy):
     def function(
         self, step: Callable[..., Any] | None = None, *, batches: str = "global", reduce_retracing: bool = False
     ) -> Any:
-        """Returns a function that runs `step` on all ranks with the result of one process. Also a decorator for
-        functions and methods.
+        """Returns a function that runs `step` on all ranks with the result of one process.
+
+        Also a decorator for functions and methods.
 
             @strategy.function
             def train_step(x, y):
@@ -265,8 +269,9 @@ class Strategy(BaseStrategy):
         return ALONE if self.size == 1 else self.keras_steps.explain(model)
 
     def whole_optimizer(self, owner: Any) -> Any:
-        """Returns a context in which every rank can read and save complete optimizer variables, even those in shards
-        (`sharding`). COLLECTIVE on entry.
+        """Returns a context in which every rank can read and save complete optimizer variables. COLLECTIVE on entry.
+
+        This includes variables in shards (`sharding`).
 
             with strategy.whole_optimizer(model):
                 model.save("model.keras")
@@ -284,8 +289,9 @@ class Strategy(BaseStrategy):
         return self._whole(owner)
 
     def whole_model(self, model: keras.Model) -> Any:
-        """Returns a context in which every rank can read and save all complete variables of a model and its optimizers,
-        even those that a layout cuts or that are in shards. COLLECTIVE on entry.
+        """Returns a context in which every rank can read and save complete variables of a model and its optimizers.
+
+        This includes variables that a layout cuts or that are in shards. COLLECTIVE on entry.
 
             with strategy.whole_model(model):
                 model.save("model.keras")

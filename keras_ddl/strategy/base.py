@@ -51,7 +51,6 @@ def strategy_of(owner: Any) -> BaseStrategy | None:
 
 
 def strategy_of_ranks(owner: Any) -> BaseStrategy | None:
-    """Like `strategy_of`, but None if the Strategy has one rank and takes no newcomers, so that it has nothing to
-    do."""
+    """Like `strategy_of`, but None if the Strategy has nothing to do: it has one rank and takes no newcomers."""
     strategy = strategy_of(owner)
     return strategy if strategy is not None and strategy.is_several else None

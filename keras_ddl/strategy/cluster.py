@@ -36,7 +36,7 @@ def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleCluster
     """Returns the cluster of all ranks and this rank's task in it. TensorFlow's ways to find the chief all give rank 0.
 
     The tasks are those of TF_CONFIG if it names as many training tasks as there are ranks. Otherwise every rank is a
-    worker, with a name in place of an address, because ranks do not connect by addresses of the cluster.
+    worker, with a name instead of an address, because ranks do not connect by addresses of the cluster.
     """
     cluster = tf_config.read()
     if topology.size == 1 and cluster.own is not None and cluster.own.type == "evaluator":

@@ -12,7 +12,7 @@ from typing import Any
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.replacing import class_of
 
-OF_KERAS = tuple(
+KERAS_WRITERS = tuple(
     getattr(keras.callbacks, name)
     for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
@@ -22,7 +22,7 @@ HOOKS = tuple(
     for kind in ("train", "test", "predict", "epoch", "batch", "train_batch", "test_batch", "predict_batch")
     for moment in ("begin", "end")
 )
-_OF_OTHERS = frozenset(
+_OTHER_WRITERS = frozenset(
     {
         "mlflow.keras.callback.MlflowCallback",
         "tensorboard.plugins.hparams._keras.Callback",
@@ -35,7 +35,7 @@ _OF_OTHERS = frozenset(
 def writing_class(callback: Any) -> type | None:
     """Returns the writing class that a callback has or inherits from, or None."""
     for kind in class_of(callback).__mro__:
-        if kind in OF_KERAS or f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS:
+        if kind in KERAS_WRITERS or f"{kind.__module__}.{kind.__qualname__}" in _OTHER_WRITERS:
             return kind
     return None
 

@@ -125,7 +125,7 @@ class StepMetrics(JobCallback):
             timeline.keep(0)
 
     def _write(self) -> None:
-        spans = steps.of_spans(self._spans, self._taken())
+        spans = steps.steps_of_spans(self._spans, self._taken())
         if spans:
             count, seconds = sum(self._counts), sum(step.total for step in spans)
             values = {"step_seconds": seconds / count}

@@ -130,9 +130,9 @@ def test_data_layout_names_both_axes_of_the_mesh():
     layout = DataLayout(("batch", "model"), "batch", "model", 0)
     values = [tf.TensorSpec(shape) for shape in ([None, 8, 3], [4, 7], [4, None], [4], [8, 8])]
     rows = [Sharded(0)] * 4 + [REPLICATED]
-    assert layout.of_arguments(values, rows, 2, "step") == [1, None, None, None, None]
+    assert layout.axes_of_arguments(values, rows, 2, "step") == [1, None, None, None, None]
     with pytest.warns(UserWarning, match=r"step, where no argument qualifies: shapes \(4, 7\)"):
-        layout.of_arguments(values[1:2], rows, 2, "step")
+        layout.axes_of_arguments(values[1:2], rows, 2, "step")
 
 
 def test_number_of_model_ranks_is_refused_where_it_cannot_be():

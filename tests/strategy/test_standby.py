@@ -52,7 +52,7 @@ class Writer(keras.callbacks.Callback):
 
 @pytest.fixture(autouse=True)
 def of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "_OF_OTHERS", {f"{Writer.__module__}.{Writer.__qualname__}"})
+    monkeypatch.setattr(writers, "_OTHER_WRITERS", {f"{Writer.__module__}.{Writer.__qualname__}"})
 
 
 def silenced(callback: Any, finished: Finished) -> standby.StandIn:

@@ -41,8 +41,7 @@ def sources_of(folder: Path) -> list[Path]:
 
 
 def includes(project: Project) -> dict[str, dict[str, int]]:
-    """Returns source of the core -> included source of the core -> line. Everyone may include the contracts in include/
-    and the sources in common/."""
+    """Returns source of the core -> included source -> line. Leaves out include/ and common/, open to everyone."""
     core = core_of(project)
     return {
         str(path.relative_to(core)): {

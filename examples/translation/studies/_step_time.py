@@ -1,5 +1,4 @@
-"""Runs one rank of a training that takes turns with other trainings. trainings.py starts it, here and in the emulated
-cluster.
+"""Runs one rank of a training that takes turns with other trainings, for trainings.py.
 
 Each rank computes on one core with one thread, so a single rank uses one core of several. Ranks share a core only if
 there are more ranks than cores.
@@ -24,13 +23,13 @@ import keras_ddl
 from translation.settings import PRESETS
 from translation.training import compiled, make_batches, make_subwords
 
-PAUSE = 0.05  # seconds between looks for a turn
+PAUSE = 0.05  # seconds between checks for a turn
 
 
 class Turns(keras.callbacks.Callback):
-    """Waits before each epoch, and writes its time from the beginning of its first batch to the end of its last."""
+    """Waits for its turn before each epoch, and writes the time from the begin of the first batch to the last's end."""
 
-    never_stops_within_epoch = True  # spares the ranks an agreement in every batch
+    never_stops_within_epoch = True  # saves the ranks an agreement per batch
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -39,7 +38,7 @@ class Turns(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         while not (self.directory / f"turn-{epoch}").exists():
             time.sleep(PAUSE)
-        keras_ddl.barrier()  # ranks look at different times
+        keras_ddl.barrier()  # ranks see the file at different times
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch == 0:

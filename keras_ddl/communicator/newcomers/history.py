@@ -86,7 +86,7 @@ class Record:
         self._call_began = len(self._entries)
 
     def pause(self) -> None:
-        """Called when the first step of a call begins, because a newcomer cannot get further by itself."""
+        """Called when the first step of a call begins, because a newcomer cannot continue alone."""
         self._is_paused = True
 
     def end_call(self, what: str, result: Any) -> None:
@@ -155,9 +155,7 @@ class Replay:
         return True
 
     def ask_to_join(self, what: str) -> bool:
-        """Waits until the other ranks are about to meet this newcomer in the running call, or have ended that call.
-        Returns whether they have ended it.
-        """
+        """Waits until other ranks are about to meet this newcomer in the call. Returns whether the call ended first."""
         self.board.ask("join", str(self.calls))
         self._take_answer()  # rank 0 may not look at the board again before this newcomer comes
         has_ended = self._knows_end_of_call(what)
@@ -198,8 +196,9 @@ def of_job() -> Record | Replay | None:
 
 
 def takes_newcomers() -> bool:
-    """Whether the job was started with spares. If so, even a single remaining rank runs the collectives that a newcomer
-    will need.
+    """Whether the job was started with spares.
+
+    If so, even a single remaining rank runs the collectives that a newcomer will need.
     """
     return _of_job is not None
 
@@ -226,6 +225,7 @@ _recover: Callable[..., Any] | None = None
 
 def recover_by(recover: Callable[..., Any] | None) -> None:
     """Makes `recover(call, variables)` run all collectives of all ranks from now on, and repeat them if ranks are lost.
+
     It passes the communicator of the remaining ranks to `call`. A collective inside another one is only repeated with
     the outer one. None: collectives are not repeated.
     """
@@ -239,8 +239,9 @@ def recovers() -> bool:
 
 
 def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[Any]]) -> T:
-    """Returns `call(comm)`, a collective of all ranks, repeated with the remaining ranks if ranks are lost and the job
-    continues. variables: returns the variables that `call` writes.
+    """Returns `call(comm)`, a collective of all ranks; if ranks are lost, a continuing job repeats it without them.
+
+    variables: returns the variables that `call` writes.
     """
     if _recover is None:
         return call(comm)
@@ -263,8 +264,9 @@ def recorded(what: str, make: Callable[[], T]) -> T:
 
 
 def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
-    """Returns `make()`, which gives all ranks one rank's values of variables. A newcomer returns `own()`, because it
-    gets the values of all variables when it joins.
+    """Returns `make()`, which gives all ranks one rank's values of variables.
+
+    A newcomer returns `own()`, because it gets the values of all variables when it joins.
     """
     history = of_job()
     if history is None:

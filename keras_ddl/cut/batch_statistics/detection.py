@@ -45,7 +45,7 @@ ROWS, OWN, SUM, REPLICATED = ValueKind
 
 
 class Role(enum.Enum):
-    """How an operation of a call is built on a rank."""
+    """The way in which a rank builds an operation of a call."""
 
     MOMENT = "the mean or the variance of the rank's rows"
     SUM = "a sum over the rank's rows"
@@ -59,7 +59,7 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        x: what it normalizes. mean, variance: the operations that make its moments.
+        x: the value that it normalizes. mean, variance: the operations that compute its moments.
         scope, backward: prefixes of the names of its operations, and of their gradients.
         layer: the handle of the layer's moving mean; None: not found yet.
         kinds: kinds of values whose shape does not show the kind. roles: roles of its operations.
@@ -141,13 +141,14 @@ def _call_of(program: Program, mean: Node) -> Call | None:
     return Call(x, mean, variances[0], f"{call}{scope}/", f"{call}{_TAPE}{scope}/")
 
 
-def _readers(program: Program, value: Value, of_type: str) -> list[Node]:
-    return [node for node in program.readers(value) if node.type == of_type]
+def _readers(program: Program, value: Value, operation_type: str) -> list[Node]:
+    return [node for node in program.readers(value) if node.type == operation_type]
 
 
 def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node]]:
-    """Returns the operations of each call's scopes, and the sums of several gradients, which the tape names
-    differently, in an order in which they can run.
+    """Returns the operations of each call's scopes, and sums of several gradients, in an order in which they can run.
+
+    The tape gives sums of several gradients names outside of the scopes.
     """
     scopes = {scope: call for call in calls for scope in (call.scope, call.backward)}
     owners: dict[Node, Call] = {}
@@ -209,8 +210,7 @@ def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[V
 
 
 def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | None:
-    """Returns the operations that make a new moving statistic from a rank's own statistic, if `node` is the first of
-    them.
+    """Returns the operations that make a new moving statistic from a rank's own statistic, if `node` is the first one.
 
     The new value is m * constant + old * constant. This is linear in m, so the mean over ranks may be taken first.
     """
@@ -250,8 +250,10 @@ def _is_same_entries(value: Value, of: Value) -> bool:
 
 
 def _understand_sum(program: Program, call: Call, node: Node) -> bool:
-    """Sets the role of a sum over rows in the gradients, and returns whether it can. If the axes are unknown until the
-    step runs, the next Reshape shows them."""
+    """Sets the role of a sum over rows in the gradients, and returns whether it can.
+
+    If the axes are unknown until the step runs, the next Reshape shows them.
+    """
     output = node.outputs[0]
     if output.shape.is_fully_defined():
         results = [output]

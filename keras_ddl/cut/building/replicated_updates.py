@@ -1,5 +1,6 @@
-"""Replicates gradients that are cut along the model axis although their variables are not, for example because a layout
-names a kernel but not its bias.
+"""Replicates gradients that are cut along the model axis although their variables are not.
+
+For example, a layout may name a kernel but not its bias.
 
 Such a gradient is replicated once, before an optimizer computes with it. Otherwise each result of the optimizer would
 have to be replicated. Small gradients, such as those of biases, are summed in the bucket of the step's sums: a shard
@@ -55,7 +56,7 @@ class ReplicatedUpdates:
         return values_towards(b.program, lambda handle: b.placement(handle.source()) == REPLICATED)
 
     def _padded(self, value: Value) -> tf.Tensor:
-        """Returns this rank's shard with zeros in place of the other ranks' shards."""
+        """Returns this rank's shard, with zeros instead of the other ranks' shards."""
         b, placement = self._b, self._b.placement(value)
         assert isinstance(placement, Sharded)
         extents = [certain(each.number) for each in b.dims(value)]

@@ -1,4 +1,4 @@
-"""Operations that only move entries. Partial values stay partial, whatever operation combines them."""
+"""Specs of operations that only move entries. Partial values stay partial, for any operation that combines them."""
 
 from __future__ import annotations
 

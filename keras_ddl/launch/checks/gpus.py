@@ -23,9 +23,9 @@ _OWN_MESSAGE = (
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver's library says about the GPUs that this process may use.
+    """The driver library's facts about the GPUs that this process may use.
 
-    `problem`: why it says nothing, or "". `cuda`: the newest CUDA that it runs, as (12, 8).
+    `problem`: why there are no facts, or "". `cuda`: the newest CUDA that it runs, as (12, 8).
     """
 
     problem: str = ""

@@ -24,8 +24,7 @@ class RowShare:
             self._counts = tf.Variable(tf.ones([size], tf.int64), trainable=False, name="keras_ddl_rows")
 
     def begin_step(self, batch: Any) -> Any:
-        """Sends the other ranks the rows of `batch`, and digests of recent batches (data/order.py). COLLECTIVE;
-        asynchronous in a graph.
+        """Sends the rows of `batch` and digests of recent batches (data/order.py). COLLECTIVE; asynchronous in a graph.
 
         In a step without a batch, every rank counts as one row.
         Returns: `batch`, for use in the step; if the batch is compared, it waits for the result.

@@ -97,8 +97,7 @@ def _table() -> replacing.Table:
 
 
 def _table_of_shards() -> replacing.Table:
-    """Returns the patches for a Strategy with shards or a layout: how variables that are spread over ranks are made and
-    finished."""
+    """Returns the patches for a Strategy with shards or a layout, for variables that are spread over ranks."""
     return [
         (BaseOptimizer, "build", variables.build),
         (TFVariable, "_initialize_with_initializer", variables.initialize_with_initializer),

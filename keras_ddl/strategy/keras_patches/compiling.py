@@ -113,8 +113,7 @@ def warn_if_alone(model: Any) -> None:
 
 
 def _trains_unreduced(model: Any) -> bool:
-    """Whether Keras's own step would apply this rank's unreduced gradients in a program that reduces gradients
-    elsewhere."""
+    """Whether Keras's own step would apply unreduced gradients in a program that reduces gradients elsewhere."""
     parts = models.optimizers_in(getattr(model, "optimizer", None))
     if not parts or not models.has_keras_train_step(model):
         return False

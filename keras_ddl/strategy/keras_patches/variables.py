@@ -19,12 +19,12 @@ from keras_ddl.strategy.shards import (
     slot_creation,
     undecided,
 )
-from keras_ddl.strategy.variable_origin import of_keras
+from keras_ddl.strategy.variable_origin import created_by_keras
 
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Makes the tf.Variable of a keras.Variable, marked as not made by the program (distribute_loop/variables.py)."""
-    with of_keras(True):
+    with created_by_keras(True):
         value = laid_out.initial_value(variable, value)
         value = undecided.initial_value(variable, value)
         result = original(variable, sharded_weights.initial_value(variable, value))
@@ -65,8 +65,7 @@ def add_variable_from_reference(
 
 
 def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_list: Any) -> Any:
-    """Copies averages of weights, which are slots, into the weights at the end of fit. COLLECTIVE if the averages are
-    in shards."""
+    """Copies averages of weights (slots) into the weights after fit. COLLECTIVE if the averages are in shards."""
     averages = averaged_weights(optimizer)
     if not gathered_slots.slots_in(averages):
         return original(optimizer, var_list)

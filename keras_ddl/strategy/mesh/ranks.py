@@ -31,7 +31,7 @@ class Mesh:
     model: Communicator
 
     def row_ranks(self) -> range:
-        """Returns the ranks of the job with the same rows as this one: those of its model axis."""
+        """Returns the ranks of this rank's model axis, which have the same rows."""
         first = self.data.rank * self.model.size
         return range(first, first + self.model.size)
 
@@ -65,14 +65,14 @@ def _first_difference(of_rank_0: list[str], of_other: list[str], other: int) -> 
 
 
 def _without_peers(layout: VariableLayout, topology: Topology) -> Mesh | None:
-    """Returns the mesh as a newcomer sees it before it joins: with its place, but nobody to communicate with."""
+    """Returns a newcomer's mesh before it joins: it has its place, but no ranks to communicate with."""
     if layout.model_size == 1:
         return None
     rank, size = topology.rank, layout.model_size
     first = rank // size * size
-    of_data, of_model = range(rank % size, topology.size, size), range(first, first + size)
+    data_ranks, model_ranks = range(rank % size, topology.size, size), range(first, first + size)
     comm = communicator.communicator_of(None)
-    return Mesh(layout, comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL))
+    return Mesh(layout, comm.without_peers(data_ranks, name=_BATCH), comm.without_peers(model_ranks, name=_MODEL))
 
 
 def connect(layout: VariableLayout, topology: Topology) -> Mesh | None:

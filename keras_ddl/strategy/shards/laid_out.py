@@ -100,9 +100,10 @@ class LaidOutVariable(ShardedWeight):
 
 
 def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
-    """Returns the value for a new Keras variable, from rank 0's initializer. None: no layout cuts the variable and it
-    is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE if a layout cuts it or it is a slot in
-    shards.
+    """Returns the value for a new Keras variable, from rank 0's initializer.
+
+    None: no layout cuts the variable and it is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE
+    if a layout cuts it or it is a slot in shards.
     """
     shape, job = models.declared_shape(variable), job_of_new_variable()
     if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
@@ -161,15 +162,18 @@ def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
 
 
 def _is_same_on_all_ranks(job: Job) -> bool:
-    """Whether the variable that is being made needs no communication: optimizer variables begin with a constant, and
-    some ranks may not make them when a rank is lost or while one rank builds them for all.
+    """Whether the variable that is being made needs no communication.
+
+    Optimizer variables begin with a constant, and some ranks may not make them: when a rank is lost, or while one rank
+    builds them for all.
     """
     return following.get() is not None and (job.goes_on or of_one_rank.get())
 
 
 def job_of_new_variable() -> Job | None:
-    """Returns the job whose layout applies to the variable that is being made, or None. Optimizer variables follow the
-    weights wherever the optimizer is built.
+    """Returns the job whose layout applies to the variable that is being made, or None.
+
+    Optimizer variables follow the weights wherever the optimizer is built.
     """
     weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
@@ -184,18 +188,15 @@ def _name(variable: Any, collective: str) -> str:
 
 
 def note_made(variable: Any) -> None:
-    """Remembers a Keras variable that was just made outside of scopes and steps, so that an error can name it if a
-    layout cuts it."""
+    """Notes a Keras variable made outside of scopes and steps, to name it in an error if a layout cuts it."""
     if keras_compat.scope_strategy() is None and tracing.tracing_for.get() is None:
         inner = models.inner_variable(variable)
-        if isinstance(inner, ResourceVariable):  # one of another strategy has no handle of its own
+        if isinstance(inner, ResourceVariable):  # other strategies' variables have no own handle
             _made_outside[id(inner.handle)] = variable
 
 
 def refuse_made_outside(job: Job, variables: Iterable[Any]) -> None:
-    """Raises ConfigError if a layout should cut one of these Keras variables but cannot, because it was made outside of
-    the scope.
-    """
+    """Raises ConfigError if a layout should cut one of these Keras variables, but it was made outside of the scope."""
     if job.mesh is None:
         return
     for each in variables:
@@ -220,8 +221,10 @@ def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
 
 
 def path_on_rank_0(variable: Any) -> str:
-    """Returns the path that the variable that is being made has on rank 0, where layers may have other numbers, because
-    rank 0 has made other models before. COLLECTIVE, once for each variable."""
+    """Returns rank 0's path of the variable that is being made. COLLECTIVE, once for each variable.
+
+    On rank 0, layers may have other numbers, because it has made other models before.
+    """
     global _last_path
     if _last_path is None or _last_path[0]() is not variable:
         path: str = communicator.broadcast_object(variable.path, root=0, name=_name(variable, "path"))
@@ -239,9 +242,7 @@ def weight_of_slot() -> Any:
 
 
 def slice_of(variable: Any) -> tf.Variable | None:
-    """Returns this rank's slice of a keras.Variable that a layout cuts; ranks of the same model position have the same
-    slice. None: no layout cuts it.
-    """
+    """Returns this rank's slice of a keras.Variable, like all ranks of its model position. None: nothing cuts it."""
     cut = sharded_variable(variable)
     return cut.chunk if isinstance(cut, LaidOutVariable) else None
 

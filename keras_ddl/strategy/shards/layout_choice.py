@@ -105,11 +105,11 @@ def written(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
         kinds.setdefault(re.sub(r"\d+", "#", path), []).append(path)
     keys: dict[str, Axes] = {}
     for alike in kinds.values():
-        keys |= _of_kind(alike, axes)
+        keys |= _keys_of_kind(alike, axes)
     return _merged(keys)
 
 
-def _of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
+def _keys_of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
     """Returns keys for paths that differ only in numbers: an expression for each number that makes no difference."""
     numbers = [re.findall(r"\d+", path) for path in paths]
     places = range(len(numbers[0]))

@@ -51,11 +51,13 @@ _numbering = _Numbering()
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one rank stores of a slot under one distribution of the slot over ranks.
+    """One rank's part of a slot, under one distribution of the slot over ranks.
 
     Attributes:
-        layout: which rank has which entries. rank: the rank with this `chunk`. offset: of mirrors: rank r's chunk is
-            also in the mirror of rank (r + offset) % layout.size; 0: there are no mirrors.
+        layout: which rank has which entries.
+        rank: the rank with this `chunk`.
+        offset: distance to the mirror: rank r's chunk is also in the mirror of rank (r + offset) % layout.size; 0:
+            there are no mirrors.
         chunk, mirror: variables; None if one rank has all entries, which are then in the slot itself.
         generation: how many redistributions preceded this one.
     """
@@ -143,7 +145,7 @@ class ShardedVariable(UninitializedVariable):
         return self.share.chunk
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
-        """Stores this rank's share of a complete value, like that of a new slot."""
+        """Stores this rank's share of a complete value, as for a new slot."""
         self._store(self.share_of(value, job))
 
     def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
@@ -155,8 +157,11 @@ class ShardedVariable(UninitializedVariable):
         return share
 
     def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
-        """Returns how ranks share the variable, and which part the rank at a place has. Here: data ranks share it, and
-        on a mesh ranks of other model positions hold the same parts, so they need no mirrors."""
+        """Returns how ranks share the variable, and which part the rank at a place has.
+
+        Here: data ranks share it, and on a mesh ranks of other model positions hold the same parts, so they need no
+        mirrors.
+        """
         own = place.batch if place.model.size == 1 else place.batch._replace(offset=0)
         return Layout(tuple(self.shape.as_list()), own.size), own
 
@@ -194,7 +199,7 @@ class ShardedVariable(UninitializedVariable):
         return holding(self.layout, self.share.place)
 
     def held_by_all(self) -> tuple[Holding, ...]:
-        """Returns what each rank of the job holds. Ranks with the same model position hold the same slices."""
+        """Returns each rank's holding. Ranks with the same model position hold the same slices."""
         return tuple(self.wanted(self.job.place_of(rank)) for rank in range(self.job.size))
 
     def values(self) -> list[np.ndarray]:
@@ -273,11 +278,11 @@ class ShardedVariable(UninitializedVariable):
         return self
 
     def note_assignment(self, content: np.ndarray) -> None:
-        """Counts an assignment outside of steps. `content`: describes what was assigned, equal on all ranks."""
+        """Counts an assignment outside of steps. `content`: describes the value, equally on all ranks."""
         self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def note_restored(self, source: str) -> None:
-        """Counts an assignment of what was restored from `source`, equal on all ranks."""
+        """Counts an assignment of a value that was restored from `source`, equally on all ranks."""
         self.note_assignment(np.frombuffer(source.encode(), np.uint8))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
@@ -362,8 +367,10 @@ def numbers_in(variables: Iterable[Any]) -> tuple[list[int | None], int]:
 
 
 def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int]) -> bool:
-    """Numbers slots in a newcomer as `numbers_in` returned on another rank. Returns False if the newcomer has other
-    slots."""
+    """Numbers slots in a newcomer as `numbers_in` returned on another rank.
+
+    Returns False if the newcomer has other slots.
+    """
     slots = list(map(slot_of, variables))
     of_others, _numbering.next = numbers
     places = [[place for place, each in enumerate(some) if each is not None] for some in (slots, of_others)]

@@ -75,8 +75,11 @@ class ShardedWeight(ShardedVariable):
 
 
 def from_initializer(variable: Any, initializer: Any) -> ShardedWeight | None:
-    """Makes the value of a new Keras variable with rank 0's initializer. Returns None if it is not a large weight or
-    its chunks cannot be made separately. COLLECTIVE if it is a large weight."""
+    """Makes the value of a new Keras variable with rank 0's initializer.
+
+    Returns None if it is not a large weight or its chunks cannot be made separately. COLLECTIVE if it is a large
+    weight.
+    """
     shape, job = models.declared_shape(variable), _job(variable)
     if job is None or shape is None or not is_large(job, shape):
         return None

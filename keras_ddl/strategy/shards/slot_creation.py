@@ -1,4 +1,4 @@
-"""Puts optimizer slots in shards where Keras makes them (keras_patches/variables.py)."""
+"""Puts optimizer slots in shards when Keras creates them (keras_patches/variables.py)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _ACCUMULATOR = "gradient_accumulator"  # Keras's name for sums that each rank ke
 
 
 def _sharding_job(optimizer: Any) -> Job | None:
-    """Returns the job that has an optimizer's slots in shards, or None. The optimizer was made under the job's
-    Strategy, or is first used in one of its steps.
+    """Returns the job that keeps an optimizer's slots in shards, or None.
+
+    The optimizer was made under the job's Strategy, or is first used in one of its steps.
     """
     strategy = keras_compat.strategy_of(optimizer)
     job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
@@ -47,8 +48,10 @@ def check_entrywise(optimizer: Any) -> None:
 
 
 def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractContextManager[Any]:
-    """Returns the context in which to create a slot for the weight `reference`. A slot that will be in shards is
-    created at once, even while a step is traced, because tracing would create all complete slots together at its end.
+    """Returns the context in which to create a slot for the weight `reference`.
+
+    A slot that will be in shards is created immediately, even while a step is traced, because tracing would create all
+    complete slots together at its end.
     """
     return tf.init_scope() if is_in_shards(optimizer, reference, name) else contextlib.nullcontext()
 
@@ -60,8 +63,10 @@ def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
-    """Replaces the value of a large slot that Keras has just created for the weight `reference` by a ShardedVariable.
-    On a mesh, mesh_slots.py has already done this."""
+    """Replaces the value of a large slot that Keras has just created for the weight `reference` with a ShardedVariable.
+
+    On a mesh, mesh_slots.py has already done this.
+    """
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
     if job is not None and job.mesh is None and is_slot and is_in_shards(optimizer, reference, name):

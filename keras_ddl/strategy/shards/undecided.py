@@ -1,6 +1,6 @@
-"""Variables whose layout is not chosen yet: `Strategy(layout=N)` chooses it when it builds the first step that uses
-them (layout_choice.py).
+"""Variables whose layout is not chosen yet.
 
+`Strategy(layout=N)` chooses the layout when it builds the first step that uses the variables (layout_choice.py).
 Until then each rank has the complete variable. Slots of a weight are made while that step is traced and have no memory
 before the choice, so no rank ever has a complete slot if it is cut.
 
@@ -35,7 +35,7 @@ class UndecidedVariable(LaidOutVariable):
 
     Args:
         initial: returns its first value, equal on all ranks.
-        path: of the Keras variable.
+        path: path of the Keras variable.
         weight: the weight whose slot it is; None: it is not a slot.
         is_deferred: it gets memory only when it is decided or first read.
         begins_anew: `initial` needs no other rank.
@@ -79,7 +79,7 @@ class UndecidedVariable(LaidOutVariable):
 
     @property
     def slots(self) -> list[UndecidedVariable]:
-        """The optimizers' slots for it that have its shape."""
+        """The optimizers' slots for this variable that have its shape."""
         return [slot for each in self._slots if (slot := each()) is not None]
 
     @property
@@ -125,10 +125,9 @@ class UndecidedVariable(LaidOutVariable):
 
 
 def initial_value(variable: Any, value: Any) -> Any:
-    """Returns the value for a new Keras variable: an UndecidedVariable if a layout is to be chosen, else `value` (its
-    first value, a function that returns it, or a tf.Variable).
+    """Returns the value for a new Keras variable: an UndecidedVariable if a layout is to be chosen, else `value`.
 
-    COLLECTIVE if a layout is to be chosen.
+    value: its first value, a function that returns it, or a tf.Variable. COLLECTIVE if a layout is to be chosen.
     """
     job = laid_out.job_of_new_variable()
     if job is None or job.mesh is None or not job.mesh.layout.is_to_choose:
@@ -149,7 +148,7 @@ def initial_value(variable: Any, value: Any) -> Any:
 
         def initial() -> tf.Tensor:
             first = tf.convert_to_tensor(called(value), dtype)
-            if is_slot and callable(value):  # which begins with a constant, and maybe on one rank alone
+            if is_slot and callable(value):  # a slot begins with a constant, and maybe only one rank makes it
                 return first
             name = f"keras_ddl/laid_out/{plain_name(variable.path)}"
             agreed = history.left_to_join(first.numpy, lambda: replicate.broadcast_value(first.numpy(), name))

@@ -82,7 +82,7 @@ class BatchKinds:
 
 
 def trace_for_all(function: Any, batch: Any, kind: BatchKind) -> None:
-    """Traces a tf.function of this rank's part of a batch for all batches of a kind, whatever their numbers of rows."""
+    """Traces a tf.function of this rank's part of a batch for all batches of a kind, with any numbers of rows."""
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         parts = _parts(tf.nest.flatten(global_batch(batch, None)), kind, itertools.repeat(None))
         function.get_concrete_function(tf.nest.pack_sequence_as(batch, parts))

@@ -200,8 +200,10 @@ class StepFunction(Caller):
         return self._traced[key]
 
     def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
-        """Finds a trace for the global batch as tf.function(reduce_retracing=True) does. If each rank passes its own
-        rows, the first trace already leaves their number open, so that calls need not exchange it.
+        """Finds a trace for the global batch as tf.function(reduce_retracing=True) does.
+
+        If each rank passes its own rows, the first trace already leaves their number open, so that calls need not
+        exchange it.
         """
         specs = arguments.specs(None if self._batches == "rank" else rows)
         kind = self._kinds.setdefault(key, BatchKinds()).of(specs)

@@ -126,7 +126,7 @@ class KerasSteps:
                 f"{step.name} runs eagerly: every rank computes all rows of every batch. That is correct, but no "
                 "faster than in one process. Leave out run_eagerly=True to share the work."
             )
-        rows, counts = row_count(arguments, execution.rows.of_others), None
+        rows, counts = row_count(arguments, execution.rows.other_components), None
         if rows is not None:
             counts, arguments, _ = order.exchange_step_header(rows, arguments, ROWS)
         leaves = tf.nest.flatten(arguments)
@@ -144,8 +144,10 @@ class KerasSteps:
         return outputs
 
     def _commit_eagerly(self, execution: Execution, step: CutStep, outputs: Any) -> None:
-        """Ends a step that has run eagerly. COLLECTIVE. In the first steps and now and then, ranks compare what the
-        step wrote and returned, because there is no graph that shows what it read.
+        """Ends a step that has run eagerly.
+
+        COLLECTIVE. In the first steps and now and then, ranks compare what the step wrote and returned, because there
+        is no graph that shows what it read.
 
         Cost: a barrier; with what is compared, 32 bytes per rank, and each variable is read once.
         """
@@ -171,7 +173,7 @@ class KerasSteps:
 
     def _run_cut(self, execution: Execution, function: Callable[..., Any], structure: Any) -> Any:
         step, rows, report = self.step_of(execution.model, execution.step), execution.rows, cut.Report()
-        count, counts, begins_with = row_count(structure, rows.of_others), None, None
+        count, counts, begins_with = row_count(structure, rows.other_components), None, None
         is_known = rows.is_chunked and rows.total is not None
         of_components = None
         if count is not None:

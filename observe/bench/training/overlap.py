@@ -60,20 +60,20 @@ def traffic(path: Path) -> Traffic:
     from keras_ddl import timeline
 
     gradients = [one for one in timeline.collectives(path) if one.role.trains and one.role.kind != COMMIT]
-    of_steps = []
+    traffic_by_step = []
     for event in timeline.read(path):
         if event.get("cat") != "step":
             continue
         begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
         step = [one for one in gradients if begin <= one.submitted <= end]
         if step:
-            of_steps.append(_of_step(step))
-    if not of_steps:
+            traffic_by_step.append(_traffic_of_step(step))
+    if not traffic_by_step:
         return Traffic(*(0.0 for _ in Traffic._fields))
-    return Traffic(*(statistics.median(column) for column in zip(*of_steps)))
+    return Traffic(*(statistics.median(column) for column in zip(*traffic_by_step)))
 
 
-def _of_step(step: list[timeline.Collective]) -> Traffic:
+def _traffic_of_step(step: list[timeline.Collective]) -> Traffic:
     backward_ends = max(one.submitted for one in step)
     total = sum(one.bytes for one in step)
     runs = [(one.started, one.finished) for one in step]

@@ -53,7 +53,7 @@ namespace {
 // Guards lookup and hold together: in between, the creator could free the communicator.
 std::mutex published_mutex;
 std::map<int64_t, ddl_comm*> published;
-// A forked child must find the lock free, whatever other threads were doing.
+// A forked child must find the lock free, even if other threads held it.
 void UnlockPublishedInForkedChildren() {
   static const int kept = pthread_atfork([] { published_mutex.lock(); }, [] { published_mutex.unlock(); },
                                          [] { published_mutex.unlock(); });
@@ -123,7 +123,7 @@ int Report(const ddl::Status& status, char* error, size_t error_bytes) {
   return status.code();
 }
 
-// Submits `request`, whose `done` is called exactly once whatever happens.
+// Submits `request`, whose `done` is called exactly once in any case.
 void Submit(ddl_comm* comm, const ddl_request& request, bool result_on_host = false) {
   const ddl::Status submitted = ddl::GuardedStatus([&] {
     comm->engine->Submit(request, result_on_host);

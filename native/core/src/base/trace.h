@@ -1,10 +1,10 @@
 // Trace: a timeline of this process's collectives and steps, in the trace-event format that chrome://tracing and
 // Perfetto read (a JSON array; they also read one that a killed process left unterminated).
 //
-// There is one per process, whatever the number of communicators; it is off until Start. When off, it costs one relaxed
-// load per collective. For each collective it records when it was submitted here, when all ranks had agreed to run it,
-// when it started and when it finished. Times are read from the host's wall clock, so that the files of several ranks
-// line up. A program that watches itself can keep the newest collectives in memory, with or without a file.
+// All communicators of a process share one trace, which is off until Start. When off, it costs one relaxed load per
+// collective. For each collective it records the times at which this process submitted it, all ranks had agreed to run
+// it, it started and it finished. Times come from the host's wall clock, so that the files of several ranks line up.
+// A program that watches itself can keep the newest collectives in memory, with or without a file.
 #ifndef KERAS_DDL_CORE_BASE_TRACE_H_
 #define KERAS_DDL_CORE_BASE_TRACE_H_
 

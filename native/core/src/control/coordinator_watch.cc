@@ -1,4 +1,4 @@
-// How the coordinator handles missing ranks: which ranks it asks, what it reports, and when it fails a collective.
+// The coordinator's handling of missing ranks: which ranks it asks, what it reports, and when it fails a collective.
 #include <algorithm>
 #include <cstdio>
 #include <map>

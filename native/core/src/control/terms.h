@@ -54,7 +54,7 @@ std::string ToleranceText(const Terms& terms, const std::string& detail);
 struct Term {
   const char* name;
   int bits;                         // of `value`
-  uint64_t (*value)(const Terms&);  // what is compared; 0 where the kind does not read it
+  uint64_t (*value)(const Terms&);  // the value to compare; 0 if the kind does not use it
   std::string (*text)(const Terms&, const std::string& detail);
 };
 

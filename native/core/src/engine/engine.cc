@@ -118,7 +118,7 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (lane != nullptr && lane->queue.HasSmall()) return 0;
   const int ran = coordinated_.inline_path.TryRun(request, patience_us);
   if (ran != 0 && lane != nullptr) {
-    // The request has run, whatever happens here. A run of the plan without the marker falls back to the coordinator.
+    // The request has run in any case. A run of the plan without the marker falls back to the coordinator.
     (void)Completes([&] { lane->queue.Skip({request.plan, request.plan_run, request.plan_index, request.plan_size}); });
   }
   return ran;

@@ -63,7 +63,7 @@ Status Queue::WithPendingRequest(const Status& status, const Announcement& annou
 int64_t Queue::PollUs(double idle_s) { return std::clamp<int64_t>(static_cast<int64_t>(idle_s * 1e6 / 8), 20, 500); }
 
 void Queue::Leave() {
-  // The other ranks need a calling thread that is in a collective. After a while it gives up by itself.
+  // The other ranks need a calling thread that is in a collective, so wait for it. It gives up after a while.
   while (submissions_.IsInside()) {
     (void)CheckHealth();
     usleep(kInlinePollUs);

@@ -118,7 +118,7 @@ struct HostTransport::Operation {
   bool finished = false;
   Message* message = nullptr;  // the message that goes into this receive
   Status status;
-  // The unsent rest of a send that was cancelled on its way, and that its caller has forgotten.
+  // The unsent rest of a send that was cancelled halfway, and that its caller has forgotten.
   std::unique_ptr<char[]> rest;
 };
 

@@ -1,4 +1,4 @@
-// PeerWatch: detects that a process on this host has died, whatever killed it.
+// PeerWatch: detects that a process on this host has died, for any reason.
 #ifndef KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 #define KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 

@@ -67,7 +67,7 @@ class ShmPipeline {
   Status Agree(uint64_t mine, uint64_t* agreed) {
     const uint64_t n = agreements_++;
     if (rank() == 0) {
-      // The others have read what is overwritten: they have finished the step that followed it.
+      // The other ranks have read the overwritten data, because they have finished the following step.
       if (n >= kSlots) DDL_RETURN_IF_ERROR(WaitFree(agreed_before_[n % kSlots] + kSlots));
       agreed_before_[n % kSlots] = next_;
       memory_.own().agreements[n % kSlots].store(mine, std::memory_order_relaxed);
