@@ -152,6 +152,8 @@ def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path)
             for each in ("between 1:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7")
         ),
         *(("weights", each) for each in ("step 1:7", "step 2:4 1:9", "epoch 0:1", "test 1:5")),
+        *(("weights+tables", each) for each in ("step 1:7", "step 0:4 1:9", "test 2:5")),
+        ("weights+tables+accumulation", "step 1:7"),
     ],
 )
 def test_moments(model: str, moment: str, tmp_path: Path) -> None:
