@@ -157,7 +157,7 @@ def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, 
     (staged / "variables").mkdir()
     static = str(base.path / manifest.STATIC)
     kept = bundle.read(static, {key: dtype for key, (dtype, _) in bundle.entries(static).items()})
-    bundle.write_in_parts(str(staged / "variables" / "variables"), weights, in_first=kept)
+    bundle.write_in_parts(str(staged / "variables" / "variables"), weights, beside=kept)
     fingerprint.follow_weights(staged)
     (staged / "assets.extra").mkdir()
 

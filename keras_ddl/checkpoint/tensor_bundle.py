@@ -108,16 +108,16 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
             raise _as_os_error(error, prefix) from error
 
 
-def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], in_first: Mapping[str, Any]) -> None:
-    """Writes a bundle part by part. Several parts give several data files. in_first: more tensors for the first part.
+def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
+    """Writes a bundle part by part, with `beside` in the first part. Several parts give several data files.
 
     Each part is released before the next one is computed. Raises: OSError.
     """
     written: list[str] = []
     for part in parts:
         written.append(f"{prefix}-part{len(written)}")
-        write(written[-1], {**part, **in_first})
-        in_first = {}
+        write(written[-1], {**part, **beside})
+        beside = {}
         del part
     merge(written, prefix)
 
