@@ -43,7 +43,7 @@ def share_out(
         mesh.arrange([])
     else:
         leaves = _leaves_of(spread)
-        if meshes and meshes[0].mesh_layout.is_to_choose:
+        if any(each.mesh_layout is not None and each.mesh_layout.is_to_choose for each in meshes):
             undecided.follow_choices(leaves, is_new=is_new)
         if lost := generations.share_out(leaves, mesh, topology.hosts, topology.rank, is_new=is_new):
             return lost

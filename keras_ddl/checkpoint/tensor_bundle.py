@@ -111,14 +111,16 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
 def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
     """Writes a bundle part by part, with `beside` in the first part. Several parts give several data files.
 
-    Each part is released before the next one is computed. Raises: OSError.
+    A part has tensors, and a `Part` of a tensor whose other boxes follow. Each part is released before the next one is
+    computed. Raises: OSError.
     """
     written: list[str] = []
     for part in parts:
         written.append(f"{prefix}-part{len(written)}")
-        write(written[-1], {**part, **beside})
+        boxes = {key: each for key, each in part.items() if isinstance(each, Part)}
+        write(written[-1], {**{key: each for key, each in part.items() if key not in boxes}, **beside}, boxes)
         beside = {}
-        del part
+        del part, boxes
     merge(written, prefix)
 
 

@@ -89,5 +89,5 @@ def _reduce(owner: Any, protocol: Any) -> Any:
     return _new, (class_of(owner),), vars(owner)
 
 
-def _new(kind: type) -> Any:
+def _new(kind: Any) -> Any:
     return kind.__new__(kind)

@@ -22,6 +22,8 @@ from keras_ddl.state import replicate
 from launch.launching import Ended, run, write_program
 
 PROGRAM = str(Path(__file__).with_name("surviving_training.py"))
+# How the launcher says that a rank was killed, of a rank and of a spare that was about to join.
+LOST = r"rank \d+ (?:was lost|has not joined the others, which continue) \(killed by SIGKILL\)"
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
@@ -69,10 +71,7 @@ def check(
     arguments = (program, model, data, where, *killed)
     ended, _ = of_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
     lost = {int(each.partition(":")[0]) for each in killed}
-    ends = re.findall(
-        r"rank \d+ (?:was lost|has not joined the others, which continue) \(killed by SIGKILL\)", ended.err
-    )
-    assert len(ends) == len(lost), ended
+    assert len(re.findall(LOST, ended.err)) == len(lost), ended
     check_ended(ended, [rank for rank in range(ranks + spares) if rank not in lost], program, model, data, epochs)
     return ended
 
@@ -88,7 +87,7 @@ def check_ended(ended: Ended, ranks: list[int], program: str, model: str, data: 
         for name in history:
             np.testing.assert_allclose(seen[name], history[name], rtol=1e-12, err_msg=f"{name}\n{ended}")
         for one, other in zip(values, weights, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-11)  # biases of keys have no gradient but noise
         np.testing.assert_allclose(made, predicted, rtol=1e-10, atol=1e-12)
 
 
@@ -153,6 +152,8 @@ def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path)
             for each in ("between 1:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7")
         ),
         *(("weights", each) for each in ("step 1:7", "step 2:4 1:9", "epoch 0:1", "test 1:5")),
+        *(("weights+tables", each) for each in ("step 1:7", "step 0:4 1:9", "test 2:5")),
+        ("weights+tables+accumulation", "step 1:7"),
     ],
 )
 def test_moments(model: str, moment: str, tmp_path: Path) -> None:

@@ -79,10 +79,18 @@ class FlatShard:
     """Every rank holds a chunk of the tensor's entries, as a vector; layouts.py says which. The shape is static."""
 
 
-Placement = Replicated | Sharded | Partial | TensorList | FlatShard
+@dataclass(frozen=True)
+class Joined:
+    """No rank holds the tensor. It consists of other tensors, one after another along axis 0, and only their rows are
+    needed, each on the rank that has this row of a table (shards/joined_rows.py). A value that is needed as a whole
+    after all becomes replicated."""
+
+
+Placement = Replicated | Sharded | Partial | TensorList | FlatShard | Joined
 REPLICATED = Replicated()
 PARTIAL = Partial()
 FLAT_SHARD = FlatShard()
+JOINED = Joined()
 
 
 def has_shards(placement: Placement) -> bool:

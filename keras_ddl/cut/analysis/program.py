@@ -27,16 +27,21 @@ _T = TypeVar("_T")
 class Value:
     """A tensor of the step. Compared by identity."""
 
-    __slots__ = ("tensor", "node", "index")
+    __slots__ = ("tensor", "node", "index", "_learned")
 
     def __init__(self, tensor: tf.Tensor, node: Node, index: int) -> None:
         self.tensor = tensor
         self.node = node
         self.index = index
+        self._learned: tf.TensorShape | None = None
 
     @property
     def shape(self) -> tf.TensorShape:
-        return self.tensor.shape
+        return self.tensor.shape if self._learned is None else self._learned
+
+    def learn_shape(self, extents: Sequence[int | None]) -> None:
+        """Sets a shape of which tracing knows less."""
+        self._learned = tf.TensorShape(extents)
 
     @property
     def rank(self) -> int | None:

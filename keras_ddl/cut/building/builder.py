@@ -116,7 +116,7 @@ class Builder(Context):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.override: OpOverride | None = None
-        self._sharding = Sharding(self, self._apply_rules)
+        self._sharding = Sharding(self, self._apply_rules, self._keep)
         self._both = BothPlacements(self)
         self.updates: ReplicatedUpdates | None = ReplicatedUpdates(self)
         self._done: dict[Node, list[tf.Operation]] = {}

@@ -201,7 +201,7 @@ class Context(PlacedValues):
             for node in nodes:
                 made.update(zip(node.outputs, self.make_replicated(node)))
                 self._placed.update((each, made[each]) for each in node.outputs)
-        self._replace(made)
+        self.place_again(made)
         return made[value].tensor
 
     def _shard_flat(self, value: Value) -> tf.Tensor:

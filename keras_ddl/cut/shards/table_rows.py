@@ -10,11 +10,11 @@ a loop, which can have no collective.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.dims import if_certain
+from keras_ddl.cut.analysis.dims import Dim, if_certain
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
@@ -24,6 +24,7 @@ from keras_ddl.cut.values.row_exchange import SentRows
 
 # Where extents are open: the lines of a batch, and the bytes of rows whose number does not follow from these lines.
 USUAL_LINES, USUAL_BYTES = 4096, 4 << 20
+_ID_BYTES = 8  # at most
 
 
 class _Sorted(NamedTuple):
@@ -44,6 +45,13 @@ class _Route(NamedTuple):
     sorted: _Sorted
     received: tf.Tensor
     places: tf.Tensor
+
+
+class Arrived(NamedTuple):
+    """Rows of a table at the rank that owns them. `places`: of the rows in the rank's chunk."""
+
+    places: tf.Tensor
+    rows: tf.Tensor
 
 
 class _Wanted(NamedTuple):
@@ -97,15 +105,21 @@ class TableRows:
         b.ran(result.op)
         return [(result, placement if isinstance(placement, Sharded) else REPLICATED)]
 
-    def to_owners(
-        self, node: Node, indices: Value, rows: Value, shape: tf.TensorShape
-    ) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """Returns the rows of a table of this shape that ranks have for this rank, after their places in its chunk;
-        None: the rows are not sharded."""
-        layout, placement = self.layout_of(shape), if_certain(sharding_of_rows, self._b, indices, rows)
-        if layout is None or placement is None:
+    def arrived(self, node: Node, ids: Value, rows: Value, layout: Layout) -> Arrived | None:
+        """Returns the rows that ranks have for this rank, in the order of the batch; None: they are sharded in another
+        way than their indices."""
+        b = self._b
+        placement = if_certain(sharding_of_rows, b, ids, rows)
+        if placement is not None:
+            return self._at_owners(node, ids, rows, placement, layout)
+        if any(isinstance(b.placement(each), Sharded) for each in (ids, rows)):
             return None
-        return self.at_owners(node, indices, rows, placement, layout)
+        b.all_replicated([ids, rows])
+        at, rows_of_all = tf.reshape(b.replicated(ids), [-1]), tf.reshape(b.replicated(rows), [-1, layout.unit])
+        places = self.own_places(_as_index(at), layout)
+        # An index that no row has stays one, so that it is an error on all ranks where one process raises it.
+        mine = tf.where((places >= 0) | (at < 0))
+        return Arrived(tf.gather_nd(places, mine), tf.gather_nd(rows_of_all, mine))
 
     # ---- whether
 
@@ -118,13 +132,21 @@ class TableRows:
 
     def moves_less(self, indices: Value, layout: Layout, dtype: tf.DType) -> bool:
         """Whether rows at some indices, with the indices, take fewer bytes than what a rank lacks of a table."""
-        count = if_certain(self._b.extents.size, indices)
-        width = layout.unit * dtype.size
-        if count is not None and all(each.kind == "rows" for each in count.unknowns):
-            moved: int = count.factor * USUAL_LINES ** len(count.unknowns) * (width + indices.dtype.size)
-        else:
-            moved = USUAL_BYTES
-        others = layout.size - 1 if isinstance(self._b.placement(indices), Sharded) else 1  # each rank needs a share
+        is_sharded = isinstance(self._b.placement(indices), Sharded)
+        return self.takes_less([if_certain(self._b.extents.size, indices)], layout, dtype, is_sharded=is_sharded)
+
+    def takes_less(
+        self, counts: Sequence[Dim | None], layout: Layout, dtype: tf.DType, *, is_sharded: bool = True
+    ) -> bool:
+        """Whether these numbers of rows, with their indices, take fewer bytes than what a rank lacks of a table."""
+        row = layout.unit * dtype.size + _ID_BYTES
+        moved = 0
+        for count in counts:
+            if count is not None and all(each.kind == "rows" for each in count.unknowns):
+                moved += count.factor * USUAL_LINES ** len(count.unknowns) * row
+            else:
+                moved += USUAL_BYTES
+        others = layout.size - 1 if is_sharded else 1  # each rank needs a share
         return moved < others * layout.bytes(dtype)
 
     # ---- ways
@@ -140,16 +162,13 @@ class TableRows:
         # An index that no row has stays out of range, so that the look-up fails as in one process.
         return _Wanted(ids, tf.where(at == existing, tf.cast(place, at.dtype), at))
 
-    def at_owners(
-        self, node: Node, ids: Value, rows: Value, placement: Sharded, layout: Layout
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows that ranks have for this rank, after their places in this rank's chunk."""
+    def _at_owners(self, node: Node, ids: Value, rows: Value, placement: Sharded, layout: Layout) -> Arrived:
         b = self._b
         key = b.origin(ids), placement, layout.rows
         if key not in self._sorted:
             self._sorted[key] = _by_owner(_as_index(tf.reshape(b.redistributed(ids, placement), [-1])), layout)
         route = self._route(key, node, ids, self._sorted[key], layout)
-        return route.places, self._arrived_rows(node, b.origin(rows), placement, route, layout)
+        return Arrived(route.places, self._arrived_rows(node, b.origin(rows), placement, route, layout))
 
     def _arrived_rows(self, node: Node, rows: Value, placement: Sharded, route: _Route, layout: Layout) -> tf.Tensor:
         """Returns rows at their owners. What is computed from other rows entry by entry, as their squares for Adam, is
@@ -167,12 +186,16 @@ class TableRows:
             self._arrived[key] = b.make(rows.node, operands)[0]
             return self._arrived[key]
 
+        on_the_way = tf.uint8 if rows.dtype == tf.bool else rows.dtype
+
         def sent() -> SentRows:
             local = tf.gather(tf.reshape(b.redistributed(rows, placement), [-1, layout.unit]), route.sorted.order)
             total = layout.bytes(rows.dtype)
-            return SentRows(local, route.sorted.sent, route.received, node, rows, rows.dtype.size, total)
+            return SentRows(
+                tf.cast(local, on_the_way), route.sorted.sent, route.received, node, rows, rows.dtype.size, total
+            )
 
-        return b.requests.exchange(key, sent).rows
+        return tf.cast(b.requests.exchange(key, sent).rows, rows.dtype)
 
     def _computed_from(self, rows: Value, placement: Sharded) -> Value | None:
         """Returns the rows from which others are computed entry by entry, with numbers alone; None: not from one."""
@@ -181,7 +204,7 @@ class TableRows:
             return None
         operands = {b.origin(each) for each in node.inputs if each.rank != 0}
         before = operands.pop() if len(operands) == 1 else None
-        if before is None or before.rank is None or before.dtype.size > rows.dtype.size:
+        if before is None or before.rank is None or before.dtype.size > rows.dtype.size or not b.is_placed(before):
             return None
         is_there = b.placement(before) in (REPLICATED, placement) and before.dtype.is_floating
         return before if is_there and b.dims(before) == b.dims(rows) else None
@@ -194,11 +217,11 @@ class TableRows:
             self._routes[key] = _Route(ids, sent.counts, self._places(sent.rows, layout))
         return self._routes[key]
 
-    def own_places(self, ids: tf.Tensor, layout: Layout, *, others: int, outside: int) -> tf.Tensor:
-        """Returns the places of rows in this rank's chunk; `others`: of other ranks' rows. `outside`: of no row."""
+    def own_places(self, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """Returns the places of rows in this rank's chunk: -1 for rows of other ranks and negative indices, and a place
+        behind the chunk for indices that are too large."""
         first, count = layout.rows_of(self._b.collectives.rank)
-        exists = (ids >= 0) & (ids < layout.rows)
-        other = tf.where(exists, tf.constant(others, ids.dtype), tf.constant(outside, ids.dtype))
+        other = tf.where(ids < layout.rows, tf.constant(-1, ids.dtype), tf.constant(count, ids.dtype))
         return tf.where((ids >= first) & (ids < first + count), ids - first, other)
 
     def _places(self, ids: tf.Tensor, layout: Layout) -> tf.Tensor:

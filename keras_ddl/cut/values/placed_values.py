@@ -205,10 +205,11 @@ class PlacedValues(LocalShapes):
             before = self._placed[value]
             if placement == FLAT_SHARD and before.placement == PARTIAL:
                 self._redistributed[value, PARTIAL] = before.tensor
-        self._replace(placed)
+        self.place_again(placed)
         self._redistributed.update({(value, REPLICATED): tensor for value, tensor in gathered.items()})
 
-    def _replace(self, placed: Mapping[Value, PlacedTensor]) -> None:
+    def place_again(self, placed: Mapping[Value, PlacedTensor]) -> None:
+        """Changes the placements of values, and of the values that forward them."""
         self._placed.update(placed)
         for value, origin in self._forwarded.items():
             if origin in placed and value in self._placed:
@@ -307,10 +308,10 @@ class PlacedValues(LocalShapes):
                 )
             self.requests.add(placement.op, value, tensor, self.node)
             raise Pending
-        assert isinstance(placement, (Sharded, TensorList))
         with no_dependencies():
             if value in self._replicators:
                 return self._replicators[value]()
+            assert isinstance(placement, (Sharded, TensorList)), f"{value} is {placement}"
             result = self._all_gather(value, tensor, placement)
         self.report.gathered(value, self.node)
         return result
@@ -344,7 +345,7 @@ class PlacedValues(LocalShapes):
         if self.placement(value) == REPLICATED:  # built again from sums rather than gathered
             return
         self._redistributed[origin, FLAT_SHARD] = self.local(value)
-        self._replace({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
+        self.place_again({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
 
     def sum_over_ranks(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a sum that is not a value of the program, for the rule of `node`. Raises: Pending.

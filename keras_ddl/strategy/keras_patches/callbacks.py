@@ -135,16 +135,16 @@ class CallbackList(_KerasList):
         if goes_on or not is_other:
             for callback in self.callbacks:
                 progress.adopt(callback)
-        saves = [each for one in self.callbacks if (each := Saves.of(one)) is not None]
-        if goes_on:
-            self._model_saves = saves
-        for each in saves:
+        saves = [each for each in map(Saves.of, self.callbacks) if each is not None]
+        self._model_saves = saves if goes_on else ()
+        for save in saves:
             if goes_on:
-                each.share()
+                save.share()
             elif is_other:
-                each.leave_to_rank_0()
+                save.leave_to_rank_0()
         if is_other:
-            self.stand_ins = [each for one in self.callbacks if (each := silence(one, finished)) is not None]
+            silenced = [silence(each, finished) for each in self.callbacks]
+            self.stand_ins = [each for each in silenced if each is not None]
         loop = trainer_calls.innermost()
         if goes_on and isinstance(loop, trainer_calls.Loop) and self not in loop.followers:
             loop.followers.append(self)

@@ -31,22 +31,23 @@ _Call = tuple[str, tuple[Any, ...]]
 class StandIn:
     """Receives the hooks that `writer` inherits from `kind`, the class that writes. This one, for a job in which rank 0
     cannot be lost, does nothing.
+
+    is_own: all hooks of the writer, because its class is not one that a program derives.
     """
 
-    def __init__(self, writer: Any, kind: Any) -> None:
+    def __init__(self, writer: Any, kind: Any, *, is_own: bool) -> None:
         self.writer, self._kind, self._before = writer, kind, type(writer)
         base: Any = keras.callbacks.Callback
         methods: dict[str, Any] = {
             hook: _hearing(self, hook)
             for hook in writers.HOOKS
-            # A derived class may have a hook from another class.
-            if kind is replacing.class_of(writer) or getattr(kind, hook) is not getattr(base, hook)
+            if is_own or getattr(kind, hook) is not getattr(base, hook)
         }
         if kind is keras.callbacks.TensorBoard:
             methods |= keras_callbacks.SILENT_TENSORBOARD
         elif kind.set_model is not base.set_model:  # it may write a description of the model
             methods["set_model"] = base.set_model
-        replacing.replace_on(writer, methods, inherited_from=kind)
+        replacing.replace_on(writer, methods, inherited_from=None if is_own else kind)
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         """Receives a call of a hook in this rank's training."""
@@ -83,12 +84,11 @@ def _hearing(stand_in: StandIn, hook: str) -> Callable[..., None]:
 class Standby(StandIn):
     """Follows the training in place of `writer`.
 
-    Args:
-        finished: returns how many calls this rank has finished together with all others.
+    finished: returns how many calls this rank has finished together with all others.
     """
 
-    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int]) -> None:
-        super().__init__(writer, kind)
+    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_own: bool) -> None:
+        super().__init__(writer, kind, is_own=is_own)
         self._finished = finished
         self._last: list[_Call] = []  # hooks since the last call that all ranks have finished
         self._last_at = 0
@@ -185,8 +185,8 @@ class _TensorBoard(Standby):
 class _Rows(Standby):
     """The stand-in of CSVLogger: keeps the rows in memory, and later makes the file equal to them."""
 
-    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int]) -> None:
-        super().__init__(writer, kind, finished)
+    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_own: bool) -> None:
+        super().__init__(writer, kind, finished, is_own=is_own)
         self._text: io.StringIO | None = None  # None before training begins
         self._begin = 0  # size of the file at that time, if appending
 
@@ -260,13 +260,13 @@ def silence(callback: Any, finished: Callable[[], int] | None) -> StandIn | None
 
     finished: as in Standby; None: rank 0 cannot be lost.
     """
-    kind = JobBar if isinstance(callback, JobBar) else writers.writing_class(callback)
-    if kind is None or kind is keras.callbacks.ProgbarLogger:  # which draws nothing, because `verbose` is 0
+    kind, is_bar = writers.writing_class(callback), isinstance(callback, JobBar)
+    if kind is None or (kind is keras.callbacks.ProgbarLogger and not is_bar):  # which draws nothing: `verbose` is 0
         return None
-    is_own = writers.only_writes(callback) or kind is JobBar
+    is_own = writers.only_writes(callback) or is_bar
     if finished is None and (is_own or not issubclass(kind, keras.callbacks.CSVLogger)):
-        return StandIn(callback, kind)
-    standby = _KINDS.get(kind) if is_own else None
+        return StandIn(callback, kind, is_own=is_own)
+    standby = _KINDS.get(replacing.class_of(callback)) if is_own else None
     if standby is None:
         standby = next((each for of, each in _KINDS_OF_OTHERS.items() if issubclass(kind, of)), Standby)
-    return standby(callback, kind, finished or (lambda: 0))
+    return standby(callback, kind, finished or (lambda: 0), is_own=is_own)

@@ -19,7 +19,7 @@ _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
     for name in ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"]
 )
-_ACCUMULATOR = "gradient_accumulator"  # Keras's name for sums that each rank keeps without communication
+_ACCUMULATOR = "gradient_accumulator"  # Keras's name for sums of gradients (strategy/accumulation.py)
 
 
 def _sharding_job(optimizer: Any) -> Job | None:
@@ -59,7 +59,9 @@ def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractC
 def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
     """Whether a slot for the weight `reference`, of its shape, is to be in shards."""
     job = _sharding_job(optimizer)
-    return job is not None and name != _ACCUMULATOR and is_large(job, tuple(reference.shape))
+    if job is None or name == _ACCUMULATOR and not job.shards_weights:
+        return False
+    return is_large(job, tuple(reference.shape))
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:

@@ -23,7 +23,7 @@ from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import gather_rows, row_count
 from keras_ddl.errors import ConfigError, RankMismatchError
-from keras_ddl.strategy import trainer_calls
+from keras_ddl.strategy import accumulation, trainer_calls
 from keras_ddl.strategy.agreement.equal_values import description
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import laid_out
@@ -262,7 +262,7 @@ class KerasSteps:
 
 def _accumulators(execution: Execution) -> list[tf.Variable]:
     """Returns the variables in which each rank accumulates its part of gradients between updates."""
-    return [each.value for each in models.accumulators_of(execution.model)] if execution.accumulates_parts else []
+    return [each.value for each in accumulation.of_parts(execution.model)] if execution.accumulates_parts else []
 
 
 def _as_tensor(leaf: Any) -> Any:

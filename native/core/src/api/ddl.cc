@@ -31,8 +31,7 @@ struct ddl_work {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  ddl_failure failure = {DDL_OK,          0,  nullptr,
-                         "out of memory", "", -1};  // points into `copy` unless memory was short
+  ddl_failure failure = {DDL_OK, 0, nullptr, "out of memory", "", -1};  // points into `copy` unless memory was short
   const ddl::FailureCopy* copy = nullptr;
   std::vector<char> data;
   std::vector<uint64_t> rows;
