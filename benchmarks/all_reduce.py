@@ -1,5 +1,4 @@
-"""all_reduce, or one of its halves, beside the MPI libraries of the package index and beside a plain memory copy, from
-1 KB to 256 MB.
+"""Compares all_reduce, or one of its halves, with MPI libraries and a plain memory copy, from 1 KB to 256 MB.
 
     python benchmarks/all_reduce.py
     python benchmarks/all_reduce.py --collective reduce_scatter --sizes 1K,4K,16K,64K,256K,1M,4M,16M,64M
@@ -133,7 +132,7 @@ def finish(process: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def hand_over_bound(library: Path | None, ranks: int, nbytes: int):
-    """What ranks need to know to measure it; None without the library."""
+    """Yields the arguments with which ranks measure the hand-over; None without the library."""
     if library is None:
         yield None
         return
@@ -153,7 +152,7 @@ def measure(
     rounds: int,
     bound: dict[str, str] | None,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each round: of each contestant, of a copy, and of the hand-over `bound` if there is one."""
+    """Returns the seconds per call in each round, of each contestant, a copy, and the hand-over if `bound` is given."""
     # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
     repeat = max(1, min(300, (64 << 20) // nbytes))
     for contestant in everybody:
@@ -193,7 +192,7 @@ def main() -> None:
 
     itemsize = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
     rows: dict[int, dict[str, list[float]]] = {}
-    # The bound is that of an all_reduce.
+    # The bound only applies to an all_reduce.
     bounded = options.np > 1 and options.collective == "all_reduce"
     library = _hand_over.build(HERE.parent / "build" / "hand-over") if bounded else None
     pin = options.np <= len(os.sched_getaffinity(0))

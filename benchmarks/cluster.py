@@ -38,7 +38,7 @@ MARK = "CLUSTER-RESULT "
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 SLACK = (0.97, 1.08)
-OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each must send, as a part of the expected bytes
+SHARE_OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each sends, as a share of the expected bytes
 
 
 def parse_size(text: str) -> int:
@@ -72,7 +72,7 @@ def launch(
     program: str = "_cluster_ranks.py",
     mark: str = MARK,
 ) -> Any:
-    """Runs `program`, a file beside this one, on the cluster; returns what rank 0 printed behind `mark`."""
+    """Runs `program`, a file next to this one, on the cluster; returns rank 0's output after `mark`."""
     slots = ",".join(f"{host}:{n}" for host, n in zip(cluster.hosts, ranks))
     path = Path(__file__).with_name(program)
     # Beside this Python: it need not be on the PATH.
@@ -117,7 +117,7 @@ def expected_bytes(nbytes: int, hosts: int, racks: int, collective: str = "all_r
 
 
 def judge(row: dict, options: argparse.Namespace) -> list[str]:
-    """Adds ratios to `row`; returns what is wrong with it."""
+    """Adds ratios to `row`; returns the problems that they show."""
     expected = expected_bytes(row["bytes"], options.hosts, options.racks, options.collective)
     rates = {"h": parse_rate(options.rate), "r": parse_rate(options.rack_rate or options.rate)}
     row["bound_seconds"] = max(expected[kind] / rates[kind] for kind in expected)
@@ -127,7 +127,7 @@ def judge(row: dict, options: argparse.Namespace) -> list[str]:
     }
     wrong = [] if row["right"] else [f"{row['contestant']}, {row['bytes']} bytes: wrong sums"]
     # Small buffers drown in headers and in the launcher's own messages.
-    part = OF_BYTES.get(row["contestant"])
+    part = SHARE_OF_BYTES.get(row["contestant"])
     if part is not None and row["bytes"] >= 10**6:
         for link, ratio in row["sent_of_expected"].items():
             if not SLACK[0] * part <= ratio <= SLACK[1] * part:
@@ -152,14 +152,14 @@ def report(result: dict, options: argparse.Namespace) -> None:
     seconds = {(row["bytes"], row["contestant"]): row["seconds"] for row in result["rows"]}
     for row in result["rows"]:
         tcp, mpi = (seconds.get((row["bytes"], peer)) for peer in ("tcp", "mpi"))
-        of_tcp = f"{row['seconds'] / tcp:.3f}" if tcp else "-"
+        times_tcp = f"{row['seconds'] / tcp:.3f}" if tcp else "-"
         versus = f"{mpi / row['seconds']:.2f}x" if mpi else "-"
         by_kind: dict[str, list[float]] = {}
         for link, ratio in row["sent_of_expected"].items():
             by_kind.setdefault({"h": "host", "r": "rack"}[link[0]], []).append(ratio)
         sent = ", ".join(f"{kind} {min(values):.3f}-{max(values):.3f}" for kind, values in by_kind.items())
         print(
-            f"{row['bytes']:>11} {row['contestant']:>14} {row['seconds']:>9.3f} {row['of_bound']:>9.3f} {of_tcp:>7} "
+            f"{row['bytes']:>11} {row['contestant']:>14} {row['seconds']:>9.3f} {row['of_bound']:>9.3f} {times_tcp:>7} "
             f"{versus:>7} {row['cpu_seconds']:>7.2f}  {sent}",
             flush=True,
         )

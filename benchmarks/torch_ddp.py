@@ -5,9 +5,9 @@
 
 Both are groups of the same processes and take turns in one run; times are medians of the slowest rank. "of memcpy"
 compares ddl with one core copying as many bytes while the other ranks do the same, which is the bound for reading every
-input and writing every output once. For a step, "independent" is every rank training by itself at the same time; "adds"
-is the time that a backend adds, and "nothing adds" the time that DistributedDataParallel adds without an exchange: its
-copies into buckets and back.
+input and writing every output once. For a step, "independent" means that every rank trains alone at the same time;
+"adds" is the time that a backend adds, and "nothing adds" the time that DistributedDataParallel adds without an
+exchange, for its copies into buckets and back.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class InMemorySnapshots:
         accumulation.combine(self._model)
         for variable, value in mine.values:
             variable.assign(value)
-        if len(set(steps)) > 1:  # a newcomer has what was good when it joined
+        if len(set(steps)) > 1:  # a newcomer's copy is from when it joined
             agreement.broadcast_variables(_variables(self._model), steps.index(min(steps)))
             mine = self._confirmed = self._copy()
         self._latest = mine

@@ -80,8 +80,10 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
         if isinstance(tensor, tf.IndexedSlices):
             result[i] = all_reduce_slices(tensor, op=op, name=f"{name}/sparse_{i}")
 
-    of_dense = [tensors[i] for i in dense]
-    for i, tensor in zip(dense, all_reduce_planned(of_dense, plan_for(of_dense, bucket_size), op=op, name=name)):
+    dense_tensors = [tensors[i] for i in dense]
+    for i, tensor in zip(
+        dense, all_reduce_planned(dense_tensors, plan_for(dense_tensors, bucket_size), op=op, name=name)
+    ):
         result[i] = tensor
     return result
 

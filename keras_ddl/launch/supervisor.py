@@ -25,7 +25,7 @@ from keras_ddl.launch import address
 from keras_ddl.launch.checks import host_facts
 from keras_ddl.launch.hosts.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
-from keras_ddl.launch.job import Job, JobResult
+from keras_ddl.launch.job import JobResult, JobSpec
 from keras_ddl.launch.output import masking
 from keras_ddl.launch.output.screen import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
@@ -42,7 +42,7 @@ from keras_ddl.link.listener import Listener
 from keras_ddl.link.loop import READ, Source, serve
 
 _ABOUT_OTHERS = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # forwarded to the ranks, which decide what they mean
 
 
 class Supervisor:
@@ -50,7 +50,7 @@ class Supervisor:
 
     def __init__(
         self,
-        job: Job,
+        job: JobSpec,
         screen: Screen,
         *,
         stdin: int | None = None,
@@ -321,7 +321,7 @@ class Supervisor:
             if (problem := self._preflight.problem_of(link.outcome.rank)) is None:
                 link.start()
             else:
-                assert self.changing is not None  # nobody else comes so late
+                assert self.changing is not None  # only a newcomer arrives this late
                 self.changing.refuse(link.outcome.rank, problem)
         elif is_last:
             self._refusal = self._refusal or self._preflight.problems()

@@ -36,7 +36,7 @@ def introduce(
         connect: opens a connection; called again when the listener closes it, as it does when strangers flood it.
         hello: returns what the listener should know of this process.
         seconds: limit.
-    Raises: Impostor. OSError, or what `connect` raises: nobody listens, or not in time.
+    Raises: Impostor. OSError, or the error of `connect`: nobody listens, or not in time.
     """
     until = time.monotonic() + seconds
     while True:

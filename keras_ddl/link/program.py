@@ -33,7 +33,7 @@ SOCKET = "link"  # in KERAS_DDL_RUN_DIR
 
 
 class LinkLost(RankLostError):
-    """Nobody is at the other end. A rank's program then ends soon, with its wrapper."""
+    """The other end of the connection is gone. A rank's program then ends soon, with its wrapper."""
 
     def __init__(self) -> None:
         super().__init__("The launcher must run as long as its ranks. Received: no answer from it.")

@@ -31,8 +31,9 @@ def of_parts(model: Any) -> list[Any]:
 
 
 def begin_step(model: Any, rank: int) -> None:
-    """Prepares a training step of fit that accumulates parts. The first one after `combine` clears the accumulators of
-    all ranks but 0. Not collective.
+    """Prepares a training step of fit that accumulates parts.
+
+    The first one after `combine` clears the accumulators of all ranks but 0. Not collective.
     """
     if model in _in_parts or model.run_eagerly or not models.accumulates(model):
         return
@@ -43,8 +44,9 @@ def begin_step(model: Any, rank: int) -> None:
 
 
 def combine(model: Any) -> None:
-    """Sums the accumulators over ranks, so that every rank has the total. COLLECTIVE if steps have run since the last
-    call and the optimizer is between two updates.
+    """Sums the accumulators over ranks, so that every rank has the total.
+
+    COLLECTIVE if steps have run since the last call and the optimizer is between two updates.
     """
     if model not in _in_parts:
         return

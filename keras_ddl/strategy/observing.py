@@ -1,4 +1,4 @@
-"""Lets one observer, that of `keras-ddl verify`, follow what a program trains, without changing the program.
+"""Lets one observer, from `keras-ddl verify`, follow a program's training without changing the program.
 
 Without an observer nothing is called and nothing is wrapped.
 """

@@ -8,7 +8,7 @@
 namespace ddl_cuda {
 namespace {
 
-// How long an orderly end may take: ranks that leave at other times are waited for.
+// How long an orderly end may take, because it waits for ranks that leave at other times.
 constexpr int kFinalizePolls = 1000;
 constexpr unsigned kFinalizePollUs = 1000;
 

@@ -1,9 +1,9 @@
-// A rank may leave a communicator while messages to it are on their way (another rank's farewell, say). If it were
-// freed at once, Open MPI would give its context to the next one and deliver them there. So each rank sends a last
-// message to each other rank: when it has come, all earlier ones of that rank have come, for MPI keeps their order.
-// What is left of them is received and forgotten, and the communicator freed. MPI_Comm_free is collective, but local
-// where nothing is under way ("it is anticipated that this operation will normally be implemented to be local", MPI
-// 4.1, section 7.4.3), so ranks need not come to it together.
+// A rank may leave a communicator while messages to it are on their way (for example, another rank's farewell). If the
+// communicator were freed at once, Open MPI would give its context to the next communicator and deliver the messages
+// there. So each rank sends a last message to each other rank. When it has come, all earlier messages of that rank have
+// come, because MPI keeps their order. The remaining messages are received and dropped, and the communicator is freed.
+// MPI_Comm_free is collective, but local if nothing is under way ("it is anticipated that this operation will normally
+// be implemented to be local", MPI 4.1, section 7.4.3), so ranks need not call it at the same time.
 #include "leaving.h"
 
 #include <algorithm>
@@ -35,7 +35,8 @@ class Left {
     const int code = MPI_Testall(static_cast<int>(sends_.size()), sends_.data(), &sent, MPI_STATUSES_IGNORE);
     if (code != MPI_SUCCESS) return true;
     if (!sent || heard_ < size_ - 1) return false;
-    // What a rank has not sent to its end must not be received: it may have given the memory up.
+    // A message that a rank has not completely sent must not be received, because the rank may have given up its
+    // memory.
     if (clean_ && Forget()) MPI_Comm_free(&comm_);
     return true;
   }
@@ -95,8 +96,8 @@ class Left {
 };
 
 std::mutex mutex;
-// MPI reads from these until their sends are done: a list leaves them where they are. Never destroyed, for the same
-// reason.
+// MPI reads from these entries until their sends are done. So this is a list, which does not move them, and it is never
+// destroyed.
 std::list<Left>& All() {
   static auto* const all = new std::list<Left>;
   return *all;

@@ -164,13 +164,13 @@ class Recorder:
             self._traces[step] = {"replicated": replicated, "replicated_share": share, **rest}
 
     def callbacks_of_fit(self, chosen: Any) -> Any:
-        of_list = isinstance(chosen, keras.callbacks.CallbackList)
+        is_list = isinstance(chosen, keras.callbacks.CallbackList)
         every = list(
-            chosen.callbacks if of_list else [chosen] if isinstance(chosen, keras.callbacks.Callback) else chosen or []
+            chosen.callbacks if is_list else [chosen] if isinstance(chosen, keras.callbacks.Callback) else chosen or []
         )
         kept = [each for each in every if not _writes_files(each)]
         self._left_out.update(type(each).__name__ for each in every if not any(each is other for other in kept))
-        if not of_list:
+        if not is_list:
             return kept
         chosen.callbacks = kept
         return chosen
@@ -251,7 +251,7 @@ class Recorder:
             return
         if arguments[2] & (os.O_WRONLY | os.O_RDWR):
             path = os.path.abspath(arguments[0])  # noqa: PTH100
-            if not path.startswith((*_NO_FILES, self._own, *_OF_JOBS)) and ".pyc." not in path:
+            if not path.startswith((*_NO_FILES, self._own, *_JOB_FOLDERS)) and ".pyc." not in path:
                 self._files.add(path)
 
     def _end_program(self) -> None:
@@ -268,7 +268,9 @@ class Recorder:
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _TEMPORARY = tempfile.gettempdir()
-_OF_JOBS = tuple(f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY)))  # prefixes of paths
+_JOB_FOLDERS = tuple(
+    f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY))
+)  # prefixes of paths
 
 
 def _coarsest(dtypes: Iterable[str]) -> float:
@@ -284,10 +286,10 @@ def _chosen(strategy: Any) -> list[str]:
 
 def _state(model: Any) -> list[Any]:
     """Returns the variables of a model and its optimizers, each once, except metrics' variables, which logs show."""
-    of_metrics = {id(each) for each in models.metric_variables(model)}
+    metric_ids = {id(each) for each in models.metric_variables(model)}
     optimizers = [variable for each in models.optimizers_of(model) for variable in each.variables]
     variables = {id(each): each for each in (*model.variables, *optimizers)}
-    return [each for key, each in variables.items() if key not in of_metrics]
+    return [each for key, each in variables.items() if key not in metric_ids]
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

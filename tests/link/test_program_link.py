@@ -15,7 +15,7 @@ from link.wrappers import OF_JOB, Wrapper, served
 
 from harness.waiting import eventually
 from keras_ddl.communicator.reporting import error_report
-from keras_ddl.launch.rank.program_link import ProgramLink
+from keras_ddl.launch.rank.program_link import WrapperLink
 from keras_ddl.link import program
 from keras_ddl.link.kinds import FROM_PROGRAM, Kind
 
@@ -148,7 +148,7 @@ def test_the_first_exception_is_reported_and_a_child_process_has_its_own_link(
 
 
 def test_a_wrapper_gets_all_that_an_ended_program_has_sent(tmp_path: Path) -> None:
-    link = ProgramLink(tmp_path, OF_JOB)
+    link = WrapperLink(tmp_path, OF_JOB)
     child = os.fork()
     if not child:
         own = program.ProgramLink(tmp_path / program.SOCKET)

@@ -12,7 +12,7 @@ from keras_ddl.link.program import ProgramLink
 
 
 class Board:
-    """What the launcher tells this rank or newcomer between steps. Looking takes 3 us."""
+    """Shows the launcher's notes for this rank or newcomer between steps. A look takes 3 us."""
 
     def __init__(self, link: ProgramLink) -> None:
         self._link = link
@@ -29,9 +29,7 @@ class Board:
 
     @property
     def admit_at(self) -> int:
-        """The number of calls after which all ranks, before their next step, meet newcomers or let ranks leave. It is
-        different each time.
-        """
+        """The number of calls after which all ranks meet newcomers or let ranks leave; different each time."""
         self._link.look()
         return self._link.admit_at
 
@@ -45,9 +43,7 @@ class Board:
         self._link.ask({"ask": what, "text": text})
 
     def questions(self, what: str) -> dict[str, str]:
-        """Returns name -> text of the newcomers that ask, until `forget`; for "leave", of the ranks that should leave
-        the job, with the reason.
-        """
+        """Returns name -> text of asking newcomers, until `forget`; for "leave", the leaving ranks and why."""
         return self._link.ask({"questions": what})
 
     def answer(self, name: str, record: bytes) -> None:

@@ -99,7 +99,7 @@ def has_shards(placement: Placement) -> bool:
 
 
 class PlacedTensor(NamedTuple):
-    """What a rank holds of a value: a tensor of its graph, and its placement."""
+    """A rank's part of a value: a tensor of the rank's graph, and its placement."""
 
     tensor: tf.Tensor
     placement: Placement
@@ -109,8 +109,7 @@ PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # the outputs of a node, 
 
 
 class Batch(NamedTuple):
-    """The rows of the step. Each attribute is an int if it is known when the step is traced, else an int64 scalar of
-    its graph.
+    """The rows of the step. An attribute is an int if tracing knows it, else an int64 scalar of the step's graph.
 
     Attributes: total: rows of all ranks. local: rows of this rank. offset: rows of the ranks before this one.
     """

@@ -33,8 +33,8 @@ class ModelStep(NamedTuple):
     """The step of one rank of the model axis.
 
     Attributes:
-        function: a function of the step's arguments. It never runs, but must stay alive as long as what is built from
-            its graph.
+        function: a function of the step's arguments. It never runs, but must stay alive as long as the graph
+            that is built from its graph.
         traced: operations of the step, by the names of the operations in that graph.
     """
 
@@ -54,8 +54,9 @@ class LocalPart(NamedTuple):
 
 
 def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Value, Dims | None]:
-    """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`. Open extents get names,
-    and the rows of the batch one common name.
+    """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`.
+
+    Open extents get names, and the rows of the batch one common name.
     """
     result: dict[Value, Dims | None] = {}
     rows: Dim | None = None

@@ -1,5 +1,6 @@
-"""Variables are replicated unless the ranks hold them otherwise. Then the handle has the variable's placement, and so
-do values read from it and assigned to it.
+"""Variables are replicated unless the ranks hold them otherwise.
+
+Then the handle has the variable's placement, and so do values read from it and assigned to it.
 
 Partial: gradients are accumulated in it between updates. Sharded: along the model axis of a mesh.
 """

@@ -12,7 +12,7 @@ from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.analysis.program import Node, Value
 
 GATHER = "gather"
-_OF_SUM = ("tensor_name", "T", "reduction", "compression", "feedback")
+_SUM_ATTRIBUTES = ("tensor_name", "T", "reduction", "compression", "feedback")
 # Dtypes that ranks can combine (ops.all_reduce), bools as uint8. Values of other dtypes are never parts.
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
@@ -48,7 +48,12 @@ class Depths(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How tensors are reduced. Attributes: depths: None if unknown. compressed: rounded to 16 bits between hosts."""
+    """The options of a reduction.
+
+    Attributes:
+        depths: None if unknown.
+        compressed: whether values are rounded to 16 bits between hosts.
+    """
 
     depths: Depths | None = None
     compressed: bool = False
@@ -88,8 +93,7 @@ class Collectives:
         raise NotImplementedError
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and how many came from
-        each."""
+        """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and their numbers."""
         raise NotImplementedError
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
@@ -154,7 +158,7 @@ class StepCollectives(Collectives):
             feedback=feedback,
             comm=self._comm,
         )
-        # On a mesh the plans of all axes follow one order, that of the graph.
+        # On a mesh, the plans of all axes follow the order of the graph.
         operation = reduced[0].op
         if how.depths is not None and self._comm is None and operation.graph is self._graph:
             self._depths[operation.name] = how.depths
@@ -257,5 +261,5 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
 
 def _agreed(operation: tf.Operation) -> str:
     """Returns the properties of a planned collective on which ranks must agree."""
-    attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _OF_SUM
+    attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _SUM_ATTRIBUTES
     return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"

@@ -8,7 +8,7 @@ is killed, so that no rank counts as dead and then comes back.
     epoch 1: ranks 0, 2             rank 0 is killed while they meet; rank 2 asks
     epoch 2: rank 2
 
-A newcomer is a process that the launcher has started to take the place of a lost rank. It becomes a member when all
+A newcomer is a process that the launcher has started to replace a lost rank. It becomes a member when all
 members ask to admit it, which they do between two steps.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Membership:
+class MembershipTable:
     """The members of a job.
 
     Args:

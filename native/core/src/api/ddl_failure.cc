@@ -27,7 +27,7 @@ Kept& KeptFailures() {
   return *kept;
 }
 
-// Begins at random, so that the number of another process's failure is none of ours. 48 bits are 12 digits.
+// Begins at random, so that numbers of different processes differ. 48 bits are 12 digits.
 uint64_t FirstNumber() {
   std::random_device random;
   return ((uint64_t{random()} << 32 | random()) & ((uint64_t{1} << 48) - 1)) | 1;

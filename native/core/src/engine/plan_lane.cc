@@ -32,7 +32,7 @@ PlanPost PostOf(const Request* request, uint64_t number) {
   post.what[0] = request->place.plan;
   post.what[1] = uint64_t{request->place.size} << 32 | request->place.index;
   const Announcement& a = request->announcement;
-  // Where rows are free they are not among the terms; by plan they must be equal on all ranks.
+  // If rows are free, they are not among the terms, but in a plan they must be equal on all ranks.
   post.what[2] = HashNumber(HasFreeRows(a.kind) ? a.rows : 0, Hash(a.name));
   const TermWords words = WordsOf(a);
   static_assert(sizeof words == sizeof post.what - 3 * sizeof post.what[0]);
@@ -71,7 +71,8 @@ void PlanLane::Post(const Request* request, uint64_t number, double now) {
   posted_at_ = now;
   posted_request_ = request;
   posted_number_ = request == nullptr ? 0 : number;
-  // The last one wakes the others, which sleep until then. Of two that post at the same time at least one sees both.
+  // The last rank to post wakes the others, which sleep until then. If two post at the same time, at least one sees
+  // both.
   if (!GroupIsComplete()) return;
   for (int local = 0; local < memory_.local_size(); ++local) {
     if (local != memory_.local_rank()) RingBell(memory_.block(local));
@@ -101,7 +102,7 @@ PlanPost PlanLane::GroupsPost() const {
 
 Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* worked) {
   const double patience_s = suspended_ ? 0 : patience_s_;
-  if (suspended_ && !posted_) runs_.FallBackAll();  // what is posted may yet run, on all ranks
+  if (suspended_ && !posted_) runs_.FallBackAll();  // a posted request may still run, on all ranks
   runs_.FallBackIfStuck(now, patience_s);
   if (leaders_.size() > 1 && is_leader()) DDL_RETURN_IF_ERROR(Receive(worked));
   if (!posted_) {
@@ -224,7 +225,7 @@ void PlanLane::Resume() {
 
 bool PlanLane::HasLost() const {
   for (int local = 0; local < memory_.local_size(); ++local) {
-    // In this order: it posts, then leaves.
+    // Checked in this order, because the rank posts first and then leaves.
     if (memory_.block(local).state.load(std::memory_order_acquire) == kLeft &&
         BlockOf(memory_, local).plan_posted.load(std::memory_order_acquire) <= round_) {
       return true;
