@@ -1,10 +1,10 @@
 """A model that ranks ads by the chance of a click (DLRM: Naumov et al., arXiv 1906.00091). Its tables are in shards.
 
-    pip install --no-deps keras-rs==0.4.0
+    pip install '.[recommender]'   # KerasRS
     keras-ddl run -np 2 python examples/recommender/dlrm.py
 
 Each rank has a half of each table; of a table only the rows that a batch needs move (docs/tables.md). Clicks are made
-up. KerasRS requires the full `tensorflow`, so it is installed alone, beside the one that is there.
+up.
 """
 
 from __future__ import annotations

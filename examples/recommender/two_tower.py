@@ -1,11 +1,11 @@
 """A retrieval model of two towers, users and items (Yi et al., 10.1145/3298689.3346996). Its tables are in shards.
 
-    pip install --no-deps keras-rs==0.4.0
+    pip install '.[recommender]'   # KerasRS
     keras-ddl run -np 2 python examples/recommender/two_tower.py
 
 The loss compares each user of a batch with all items of the batch, so it is written for the whole batch, on all ranks.
 To answer, the model multiplies users with all items (BruteForceRetrieval), for which the items' table is gathered.
-Ratings are made up. KerasRS requires the full `tensorflow`, so it is installed alone, beside the one that is there.
+What users have watched is made up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras import layers, ops
 
 import keras_ddl
 
-USERS, ITEMS, KINDS, WIDTH = 3_000, 2_000, 20, 16
+USERS, ITEMS, KINDS, WIDTH = 1_000, 2_000, 20, 16
 
 
 def watched(rows: int) -> tuple[np.ndarray, np.ndarray]:
