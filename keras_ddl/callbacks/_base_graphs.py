@@ -17,7 +17,7 @@ class BaseGraphs:
     In the export part's class every method is COLLECTIVE unless it says otherwise.
 
     Attributes:
-        is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
+        is_due: whether graphs have yet to be written; equal on all ranks, because collectives depend on it.
     """
 
     is_due = False
@@ -26,10 +26,10 @@ class BaseGraphs:
         self._is_wanted = is_wanted
 
     def follow(self, callbacks: Sequence[Any]) -> None:
-        """Reads the settings of ExportBase and Publish among the callbacks of a fit. On all ranks; not collective."""
+        """Reads the settings of ExportBase and Publish among the callbacks of a fit. Called on all ranks; not collective."""
 
     def prepare_publishing(self) -> None:
-        """Makes the directories of versions. On rank 0; not collective."""
+        """Makes the directories of versions. Called on rank 0; not collective."""
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known."""
@@ -48,14 +48,14 @@ class BaseGraphs:
         return []
 
     def publish(self, checkpoint: Checkpoint) -> None:
-        """Publishes a checkpoint. Returns at once. On rank 0; not collective."""
+        """Publishes a checkpoint. Returns at once. Called on rank 0; not collective."""
 
     def wait(self) -> None:
-        """Waits until all is published."""
+        """Waits until everything is published."""
 
 
 def base_graphs(dir: Path | None) -> BaseGraphs:
-    """Returns the writer of a Checkpoint's base graphs. `dir`: the checkpoint directory; None: no graph is wanted."""
+    """Returns the writer of a Checkpoint's base graphs. `dir`: the checkpoint directory; None: no graphs are wanted."""
     for written in parts.provided("base_graphs"):
         return written(dir)
     return BaseGraphs(is_wanted=dir is not None)

@@ -51,7 +51,7 @@ class LearningRateController:
         self._restored = self._must_write = False
         self.base: float | None = None
         self.outside = 1.0
-        self.product = 1.0  # the warm-up factor * schedule multiplier of the current rate
+        self.product = 1.0  # the warm-up factor * schedule multiplier in the current rate
         self.last: float | None = None  # the rate last written
         self.seen: float | None = None  # the rate when the last epoch began or ended
 
@@ -60,7 +60,7 @@ class LearningRateController:
     def note(self) -> None:
         """Records the rate before any callback can restore another one (BackupAndRestore does at train begin)."""
         rate = self.read()
-        is_new = self.base is None or rate not in (self.last, self.seen)  # the first fit, or set between two fits
+        is_new = self.base is None or rate not in (self.last, self.seen)  # this is the first fit, or the rate was set between two fits
         self._noted = (rate, self._steps_done(), is_new)
 
     def join(self, factor: LearningRateFactor, fit: Any) -> None:
@@ -141,7 +141,7 @@ class LearningRateController:
         if initial_rates:
             self._must_write = self.base not in initial_rates
             (self.base,) = initial_rates
-        if self._steps_done() != steps_done:  # another callback restored a checkpoint at train begin
+        if self._steps_done() != steps_done:  # true if another callback restored a checkpoint at train begin
             self._take_over(epoch)
 
     def _take_over(self, epoch: int) -> None:

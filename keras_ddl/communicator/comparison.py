@@ -54,7 +54,7 @@ def require_equal(
 
     Args:
         rule, remedy: sentences for the error.
-        received: takes rank 0's value, another value and its rank; returns a phrase with the difference.
+        received: takes rank 0's value, another value and its rank; returns a phrase that describes the difference.
     Raises: RankMismatchError: on every rank.
     """
     require_equal_values(communicator.all_gather_object(value, name, comm=comm), rule, remedy, received=received)

@@ -158,10 +158,10 @@ class Communicator:
         return self._of(ranks, number, name or match.rpartition("/")[2])
 
     def of_ranks(self, ranks: Sequence[int], *, name: str, deadline_seconds: float | None = None) -> Communicator:
-        """Returns the communicator of some ranks. COLLECTIVE over these ranks alone, with equal arguments.
+        """Returns the communicator of the given ranks. COLLECTIVE over only these ranks, with equal arguments.
 
         Args:
-            ranks: the ranks, in the order of the new ranks; this one must be among them.
+            ranks: the ranks in their new order; this one must be among them.
             name: unique among open communicators.
             deadline_seconds: replaces KERAS_DDL_DEADLINE_SECONDS.
         """
@@ -186,7 +186,7 @@ class Communicator:
         return comm
 
     def without_peers(self, ranks: Sequence[int], *, name: str) -> Communicator:
-        """Returns a communicator of some ranks that has their topology and no collectives, for a newcomer."""
+        """Returns, for a newcomer, a communicator with the topology of some ranks but no collectives."""
         world_ranks = tuple(self.world_ranks[r] for r in ranks)
         comm = Communicator(None, part_of(self.topology, ranks), name, world_ranks, _id(f"{self.id} {ranks} {name}"))
         comm._why_closed = f"Communicator {name!r} has no collectives before this rank has joined the others."
@@ -306,7 +306,7 @@ class Communicator:
     def come_together(self, obj: Any) -> list[Any]:
         """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
 
-        Afterwards collectives work as before, even unnamed ones of which some ranks had made fewer calls.
+        Afterwards collectives work as before, even unnamed ones that some ranks had called less often.
         """
         with self._lock:
             calls = dict(self._calls)
@@ -423,7 +423,7 @@ def _pickle(obj: Any) -> bytes:
         try:
             return _PICKLED + pickle.dumps(obj, protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):
-            from keras_ddl.communicator import by_value  # for functions of a script or notebook, lambdas, closures
+            from keras_ddl.communicator import by_value  # for lambdas, closures, and functions of a script or notebook
 
             return _PICKLED + by_value.dumps(obj)
     except Exception as error:

@@ -8,7 +8,7 @@ runs the calls does not matter.
 `comm` is a communicator made by `keras_ddl.split`: "all ranks" below then means its ranks, and `root` is one of them.
 None means all ranks. A function that was traced with a communicator fails once the communicator is closed.
 
-Failures raise keras_ddl.errors on every rank, immediately in eager mode; a tf.function raises TensorFlow's errors,
+In eager mode, failures raise keras_ddl.errors on every rank at once. A tf.function raises TensorFlow's errors,
 which `translate_errors()` converts to keras_ddl's. Gradients are those of the sum of all ranks' losses. With one rank
 all collectives return their input.
 """
@@ -105,7 +105,7 @@ def _differs(what: str, make: Callable[[], Any], _: Any) -> Any:
 
 
 def _left_to_joining(_: str, make: Callable[[], Any], own: Callable[[], Any]) -> Any:
-    """Newcomers get variables when they join."""
+    """Newcomers receive the variables when they join."""
     return history.left_to_join(own, make)
 
 

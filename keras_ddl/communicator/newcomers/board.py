@@ -39,11 +39,11 @@ class Board:
         self._link.ask({"admit_at": calls})
 
     def ask(self, what: str, text: str = "") -> None:
-        """A newcomer asks rank 0: "record" | "join"."""
+        """In a newcomer: asks rank 0 for the "record", or to "join"."""
         self._link.ask({"ask": what, "text": text})
 
     def questions(self, what: str) -> dict[str, str]:
-        """Returns name -> text of asking newcomers, until `forget`; for "leave", the leaving ranks and why."""
+        """Returns newcomer -> text of its question, until `forget`; for "leave", leaving rank -> reason."""
         return self._link.ask({"questions": what})
 
     def answer(self, name: str, record: bytes) -> None:
