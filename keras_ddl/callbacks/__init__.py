@@ -1,4 +1,4 @@
-"""Keras callbacks for decisions that the Strategy cannot make (docs/callbacks.md); Keras's own can precede or follow them.
+"""Keras callbacks for what only the user can decide (docs/callbacks.md). They compose with Keras's own, in any order.
 
 All of them work at size 1, and without a Strategy after `keras_ddl.init()`.
 """

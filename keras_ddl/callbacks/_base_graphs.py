@@ -26,10 +26,10 @@ class BaseGraphs:
         self._is_wanted = is_wanted
 
     def follow(self, callbacks: Sequence[Any]) -> None:
-        """Reads the settings of ExportBase and Publish among the callbacks of a fit. Called on all ranks; not collective."""
+        """Reads the settings of ExportBase and Publish among the callbacks of a fit. On all ranks; not collective."""
 
     def prepare_publishing(self) -> None:
-        """Makes the directories of versions. Called on rank 0; not collective."""
+        """Makes the directories of versions. On rank 0; not collective."""
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known."""
@@ -48,7 +48,7 @@ class BaseGraphs:
         return []
 
     def publish(self, checkpoint: Checkpoint) -> None:
-        """Publishes a checkpoint. Returns at once. Called on rank 0; not collective."""
+        """Publishes a checkpoint. Returns at once. On rank 0; not collective."""
 
     def wait(self) -> None:
         """Waits until everything is published."""

@@ -1,4 +1,4 @@
-"""Writes checkpoints on several ranks: each writes its boxes of variables spread over ranks, and rank 0 writes the rest.
+"""Writes checkpoints on several ranks: each writes its boxes of variables spread over ranks, rank 0 also the rest.
 
 Each rank writes its own bundles into one hidden directory, in a thread. When all bundles are on disk, rank 0's thread
 merges their indexes and gives the checkpoint its name. So a rank that is killed at any moment leaves either a hidden
@@ -124,7 +124,7 @@ class InParts:
         """Writes this rank's parts in a thread.
 
         Args:
-            merge: on rank 0, publishes the directory after all ranks have written; called with the function that fills it.
+            merge: on rank 0, publishes the directory after all ranks have written; gets the function that fills it.
         """
         self._folder, self._merge = folder, merge
         self._snapshot, self._bundles = snapshot, []

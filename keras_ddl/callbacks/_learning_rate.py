@@ -60,7 +60,7 @@ class LearningRateController:
     def note(self) -> None:
         """Records the rate before any callback can restore another one (BackupAndRestore does at train begin)."""
         rate = self.read()
-        is_new = self.base is None or rate not in (self.last, self.seen)  # this is the first fit, or the rate was set between two fits
+        is_new = self.base is None or rate not in (self.last, self.seen)  # the first fit, or set between two fits
         self._noted = (rate, self._steps_done(), is_new)
 
     def join(self, factor: LearningRateFactor, fit: Any) -> None:

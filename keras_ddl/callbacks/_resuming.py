@@ -1,4 +1,4 @@
-"""Resumes from the latest checkpoint on all ranks: variables, and the rest of the run's state (strategy/progress.py)."""
+"""Resumes a run from its latest checkpoint on all ranks: variables and the rest of its state (strategy/progress.py)."""
 
 from __future__ import annotations
 

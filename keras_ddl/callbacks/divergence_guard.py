@@ -54,7 +54,7 @@ class DivergenceGuard(JobCallback):
         ceiling: a loss that a successful training stays below, such as that of a model that ignores its input; None:
             no limit. Training goes back only to states after windows below it.
         grace: windows until the loss must be below the ceiling.
-        directory: the directory of a `Checkpoint` in this fit; training goes back to its checkpoints. Default: copies in
+        directory: the one of a `Checkpoint` in this fit; training returns to its checkpoints. Default: copies in
             memory, twice the size of weights and optimizer state.
         factor: multiplies the learning rate every time training goes back.
         retries: how often training goes back before it stops.
@@ -114,7 +114,7 @@ class DivergenceGuard(JobCallback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._in_epoch, self._must_reset, self._last_batch = True, False, -1
         self._taken = np.zeros(2)  # values of the tracker, which has just been reset
-        if self.action == "go_back" and self._good is None:  # not at train begin, where another callback may restore a checkpoint
+        if self.action == "go_back" and self._good is None:  # not at train begin: another callback may restore there
             if self.model.built:
                 build_optimizer(self.model)
             self._good = SavedSnapshots(self.model, self.directory) if self.directory else InMemorySnapshots(self.model)

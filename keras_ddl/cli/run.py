@@ -271,10 +271,10 @@ def command(
                 f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
                 f"({error.strerror}). Name a directory that you can write to."
             ) from None
-    if job.why_it_ends is not None:
-        click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
-    if hostfile is not None and job.why_it_stays is not None:
-        click.echo(f"keras-ddl: {job.why_it_stays}", err=True)
+    if job.cannot_continue_reason is not None:
+        click.echo(f"keras-ddl: {job.cannot_continue_reason}", err=True)
+    if hostfile is not None and job.fixed_hosts_reason is not None:
+        click.echo(f"keras-ddl: {job.fixed_hosts_reason}", err=True)
     with part_options.watching(of_parts, verbose=verbose) as watchers:
         return run_job(job, watchers=watchers, **attempts)
 

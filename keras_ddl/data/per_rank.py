@@ -13,7 +13,7 @@ from keras_ddl.errors import ConfigError
 
 
 def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, size: int) -> PerRankDataset:
-    """Returns the dataset that `dataset_fn(tf.distribute.InputContext)` makes for this rank, of one length on all ranks.
+    """Returns this rank's dataset, from `dataset_fn(tf.distribute.InputContext)`, equally long on all ranks.
 
     COLLECTIVE over all ranks. Reading is COLLECTIVE, too, if a rank does not know its length (`PerRankDataset`).
     """

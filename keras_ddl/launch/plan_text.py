@@ -15,7 +15,7 @@ from keras_ddl.launch.starters import remote_ranks
 
 
 def plan(job: JobSpec, own: Mapping[str, str], *, restarts: int, placement: Placement) -> str:
-    """Returns the text. Starts nothing, and contacts no host.
+    """Returns the text. Starts no process and contacts no host.
 
     Args:
         own: variables that the user has set for the program.

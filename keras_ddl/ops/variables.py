@@ -50,7 +50,7 @@ def fingerprint(variables: Sequence[tf.Variable]) -> int:
 
 
 def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicator) -> None:
-    """Checks that all ranks of `comm` have the same number of variables, with equal shapes and dtypes. COLLECTIVE, eager.
+    """Checks that all ranks of `comm` have equally many variables, with equal shapes and dtypes. COLLECTIVE, eager.
 
     Raises:
         RankMismatchError: on every rank, naming the first difference.

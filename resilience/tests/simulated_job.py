@@ -300,7 +300,7 @@ class Job:
             link.outcome.is_lost = rank.ended == "killed"
             link.outcome.done = rank.ended in ("well", "left")
             link.over = True
-            if not self.regrouping.goes_on_without(link, is_stopping=self.is_stopping) and not link.outcome.done:
+            if not self.regrouping.continues_without(link, is_stopping=self.is_stopping) and not link.outcome.done:
                 self.is_stopping = True
         elif what == "stop":
             rank.stopped = True

@@ -32,7 +32,7 @@ def exit_for_restart() -> NoReturn:
 
 
 class HostWatch:
-    """Polls a script or a file in a thread, as a context manager. A change counts when two answers in a row agree."""
+    """Polls a script or a file in a thread, within a `with` block. A change counts when two consecutive answers agree."""
 
     def __init__(
         self,

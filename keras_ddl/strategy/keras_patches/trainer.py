@@ -31,7 +31,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
             lambda: _callbacks(inspect.signature(original).bind(model, *args, **kwargs).arguments.get("callbacks")),
         )
     except Exception as error:
-        shown_frames.leave_out(error, goes_on=True)  # as Keras's own fit does, for short tracebacks in notebooks
+        shown_frames.leave_out(error, continues=True)  # as Keras's own fit does, for short tracebacks in notebooks
         raise
     finally:
         reading.close_streams()
@@ -98,7 +98,7 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
     try:
         return resilience.of_job().call_of_trainer(method, model, call)
     except Exception as error:
-        shown_frames.leave_out(error, goes_on=True)
+        shown_frames.leave_out(error, continues=True)
         raise
     finally:
         reading.close_streams()
