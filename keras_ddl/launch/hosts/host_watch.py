@@ -32,7 +32,7 @@ def exit_for_restart() -> NoReturn:
 
 
 class HostWatch:
-    """Polls a script or a file in a thread, within a `with` block. A change counts when two consecutive answers agree."""
+    """Polls a script or a file in a thread, inside a `with` block. A change counts after two equal answers."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
 
 
 def tune_malloc(environment: dict[str, str], ranks: int) -> None:
-    """Sets GLIBC_TUNABLES so that glibc keeps a step's memory, in huge pages, for the next step. Keeps existing tunables.
+    """Sets GLIBC_TUNABLES so that glibc keeps a step's memory, in huge pages, for the next step. Keeps set tunables.
 
     TensorFlow's tensors come from malloc, and new pages cost a training step much time
     (benchmarks/results/training_step.md). Huge pages (glibc 2.35 and later) are only a request, which a kernel without
