@@ -37,8 +37,8 @@ def other_rank(values: Sequence[Any]) -> int | None:
     return next((rank for rank, value in enumerate(values) if value != values[0]), None)
 
 
-def _side_by_side(of_rank_0: Any, of_other: Any, other: int) -> str:
-    return f"{of_rank_0} on rank 0 and {of_other} on rank {other}"
+def _side_by_side(first: Any, second: Any, other: int) -> str:
+    return f"{first} on rank 0 and {second} on rank {other}"
 
 
 def require_equal(

@@ -59,7 +59,7 @@ def _collective_of_all_ranks(place: int) -> Callable[[_Method], _Method]:
             def run() -> Any:
                 return history.repeated(lambda comm: method(comm, *args, **kwargs), self)
 
-            if history.of_job() is None:
+            if history.current() is None:
                 return run()
             name = kwargs.get("name", args[place] if len(args) > place else None)
             result = history.recorded(f"{method.__name__} {name or ''}", run)

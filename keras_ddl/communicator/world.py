@@ -76,7 +76,7 @@ def init(mode: str | None = None) -> Topology:
         if launcher is not None and launcher.directory is not None and (launcher.size != 1 or launcher.is_spare):
             child_process.refuse(launcher.rank)
             meeting.refuse_mpi()
-            own_board = board.of_process()
+            own_board = board.current()
             if launcher.is_spare and own_board is not None:
                 _state.membership = membership.start()
                 place = meeting.newcomer_topology(launcher)
@@ -129,7 +129,7 @@ def regroup() -> Topology:
         ConfigError: the job was started in another way, or with a mode that has dimensions.
         RankLostError: fewer than MIN ranks are left, or they cannot reach each other.
     """
-    recorded = history.of_job()
+    recorded = history.current()
     if isinstance(recorded, history.Record):
         recorded.close("keras_ddl.regroup(), which the other ranks have called but a newcomer does not call")
     return regroup_with()

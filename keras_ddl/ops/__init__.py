@@ -87,7 +87,7 @@ def _collective_of_all_ranks(
             def make() -> Any:
                 return history.repeated(lambda world: function(*args, comm=world, **kwargs), comm)
 
-            if history.of_job() is None:
+            if history.current() is None:
                 return make()
             return for_newcomers(f"{function.__name__} {kwargs.get('name') or ''}", make, lambda: args[0])
 

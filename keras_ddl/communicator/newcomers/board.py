@@ -68,7 +68,7 @@ class Board:
         return self._link.wait_for_record()
 
 
-def of_process() -> Board | None:
+def current() -> Board | None:
     """Returns the board of this rank or newcomer; None: the job takes no newcomers."""
-    link = program.of_process()
-    return Board(link) if link is not None and link.of_job("takes_newcomers") else None
+    link = program.current()
+    return Board(link) if link is not None and link.job_fact("takes_newcomers") else None

@@ -190,7 +190,7 @@ class Replay:
 _of_job: Record | Replay | None = None
 
 
-def of_job() -> Record | Replay | None:
+def current() -> Record | Replay | None:
     """Returns the record of this rank's job, or this newcomer's position in it; None: the job takes no newcomers."""
     return _of_job if threading.current_thread() is threading.main_thread() else None
 
@@ -205,11 +205,11 @@ def takes_newcomers() -> bool:
 
 def with_own(gathered: list[T], own: T) -> list[T]:
     """Returns the values of all ranks for a comparison. A newcomer is not among them, so its value is added."""
-    return [*gathered, own] if isinstance(of_job(), Replay) else gathered
+    return [*gathered, own] if isinstance(current(), Replay) else gathered
 
 
 def begin(history: Record | Replay | None) -> None:
-    """Sets what `of_job` returns."""
+    """Sets what `current` returns."""
     global _of_job
     _of_job = history
 
@@ -251,7 +251,7 @@ def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[
 
 def recorded(what: str, make: Callable[[], T]) -> T:
     """Returns `make()`, which is equal on all ranks. A newcomer gets the other ranks' recorded result."""
-    history = of_job()
+    history = current()
     if history is None:
         return make()
     if isinstance(history, Replay):
@@ -268,7 +268,7 @@ def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
 
     A newcomer returns `own()`, because it gets the values of all variables when it joins.
     """
-    history = of_job()
+    history = current()
     if history is None:
         return make()
     if isinstance(history, Replay):
@@ -279,7 +279,7 @@ def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
 
 def not_recorded(what: str, make: Callable[[], T]) -> T:
     """Returns `make()`, which differs between ranks. A newcomer cannot call it."""
-    if isinstance(of_job(), Replay):
+    if isinstance(current(), Replay):
         raise CollectiveError(
             "A rank that joins a running job repeats the calls before fit with the recorded results of the other "
             f"ranks. Received: {what}, whose results differ between ranks. Leave out this call, or start the job "

@@ -90,7 +90,7 @@ class _Patience:
 
     def check(self, missing: list[int]) -> None:
         """Raises: RankLostError: one of the `missing` has ended. DeadlineError: the time is over."""
-        if (link := program.of_process()) is not None:
+        if (link := program.current()) is not None:
             if not self._launcher_knows:
                 self._launcher_knows = True
                 program.tell(Kind.WAITS, {"ranks": missing})

@@ -30,8 +30,8 @@ class Membership:
 
 def can_ask() -> bool:
     """Whether this rank's launcher lets the job continue when ranks are lost."""
-    link = program.of_process()
-    return link is not None and bool(link.of_job("regroups"))
+    link = program.current()
+    return link is not None and bool(link.job_fact("regroups"))
 
 
 def enter_job() -> None:

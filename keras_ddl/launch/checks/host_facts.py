@@ -61,8 +61,8 @@ def clock_offset(clock: float, sent: float, received: float) -> tuple[float, flo
 
 def measured_clock() -> dict[str, float] | None:
     """Returns this host's clock offset as measured by the launcher, or None."""
-    link = program.of_process()
-    return None if link is None else link.of_job("clock") or None
+    link = program.current()
+    return None if link is None else link.job_fact("clock") or None
 
 
 def compare_versions(hosts: Sequence[dict[str, Any]], names: Sequence[str] = VERSIONS) -> Iterator[Finding]:

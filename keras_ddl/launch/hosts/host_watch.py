@@ -19,7 +19,7 @@ _POLL_SECONDS = 2.0
 
 def hosts_changed() -> bool:
     """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
-    link = program.of_process()
+    link = program.current()
     if link is None:
         return False
     link.look()

@@ -24,7 +24,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     """Runs fit after ranks agree on random states; all ranks stop together, and errors become keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
     try:
-        return resilience.of_job().call_of_trainer(
+        return resilience.current().call_of_trainer(
             "fit",
             model,
             lambda: _fit(original, model, *args, **kwargs),
@@ -96,7 +96,7 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
             return returned
 
     try:
-        return resilience.of_job().call_of_trainer(method, model, call)
+        return resilience.current().call_of_trainer(method, model, call)
     except Exception as error:
         shown_frames.leave_out(error, continues=True)
         raise
