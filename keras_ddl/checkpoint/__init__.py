@@ -95,7 +95,7 @@ def path_of(ckpt_dir: str | Path, step: int) -> Path:
 def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
     """Returns the checkpoints of a directory in order of step, including damaged ones (see `Checkpoint.problem`).
 
-    Checks sizes of files, not their contents (`validate` does). Does not list what killed writers left behind.
+    Checks the sizes of files but not their contents (see `validate`). Ignores leftovers of killed writers.
     Raises: CheckpointError: `ckpt_dir` does not exist or is a file.
     """
     root = _existing(ckpt_dir)
@@ -103,11 +103,11 @@ def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
         paths: dict[int, Path] = {}
         matches = [(entry, match) for entry in sorted(root.iterdir()) if (match := _NAME.match(entry.name))]
         for entry, match in matches:
-            # `.replaced` sorts after the name it replaces, and counts only while that is missing.
+            # `.replaced` sorts after the name it replaces, and is used only while that one is missing.
             if entry.is_dir() or entry.is_symlink():
                 paths.setdefault(int(match[1]), entry)
         read = [_read(path, step) for step, path in sorted(paths.items())]
-        # If the writer has pruned or replaced one before it was read, read again.
+        # If the writer pruned or replaced a checkpoint before it was read, read again.
         intact = {each.path for each in read if each.problem is None}
         if all(entry in intact or os.path.lexists(entry) for entry, _ in matches):
             return read
@@ -119,7 +119,7 @@ def latest(ckpt_dir: str | Path) -> Checkpoint:
 
 
 def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") -> Checkpoint:
-    """Returns the intact checkpoint with the best value of `metric`; of equal ones, the latest.
+    """Returns the intact checkpoint with the best value of `metric`; among equals, the latest.
 
     Args:
         metric: a key of the saved metrics; default: the newest checkpoint's `monitor`.
@@ -183,7 +183,7 @@ def validate(checkpoint: Checkpoint) -> None:
 
 
 def validate_files(checkpoint: Checkpoint) -> None:
-    """Does the part of `validate` that needs no TensorFlow, which another thread may be importing."""
+    """Does the part of `validate` that does not need TensorFlow, which another thread may still be importing."""
     _intact(checkpoint)
     state = checkpoint.state or {}
     problem = digests.difference(checkpoint.path, state["files"], contents=True)
@@ -192,7 +192,7 @@ def validate_files(checkpoint: Checkpoint) -> None:
 
 
 def validate_entries(checkpoint: Checkpoint) -> None:
-    """Does the rest of `validate`: imports TensorFlow."""
+    """Does the rest of `validate`, which imports TensorFlow."""
     state = checkpoint.state or {}
     for prefix, name in ((checkpoint.weights, "weights"), (checkpoint.optimizer, "optimizer")):
         problem = _missing_entries(prefix, state.get(name) or ())
@@ -201,7 +201,7 @@ def validate_entries(checkpoint: Checkpoint) -> None:
 
 
 def _missing_entries(prefix: str, table: Sequence[Sequence[Any]]) -> str | None:
-    """Returns which entries a bundle lacks of the variables [key, dtype, shape] of a table; None: none."""
+    """Describes the entries that a bundle lacks, given a table of variables [key, dtype, shape]; None if complete."""
     if not table:
         return None
     try:
@@ -231,9 +231,9 @@ def write(
     """Writes one checkpoint atomically and durably; a checkpoint of the same step is replaced.
 
     Args:
-        fill: writes files into the directory that it is called with; returns further entries of state.json.
+        fill: writes files into the directory that it is called with; returns additional entries of state.json.
         staged: a directory of `durable.make_staging(ckpt_dir)`, into which other ranks have written their parts.
-        synced: wait until it is on disk. Otherwise it survives the process, but not the host.
+        synced: wait until the checkpoint is on disk. Otherwise it survives the process, but not the host.
         extra: JSON values of the caller, returned by `restore_checkpoint` (`Checkpoint.extra`).
     Raises: CheckpointError: the directory cannot be created or written, or the disk is full; nothing is left behind.
     """
@@ -269,7 +269,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
 
     Args:
         keep: at least 1. Damaged checkpoints older than the newest intact one are removed too.
-        keep_best: (metric, mode) of the best checkpoint, which stays.
+        keep_best: (metric, mode) of the best checkpoint, which is kept.
     A checkpoint that is being exported (`durable.being_read`) stays until the next call.
     """
     if keep < 1:
@@ -288,15 +288,15 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
 
 
 def sweep_temporaries(ckpt_dir: str | Path) -> list[str]:
-    """Removes what killed writers left behind; call it on rank 0 when training begins. Returns the removed names."""
+    """Removes leftovers of killed writers; call it on rank 0 when training begins. Returns the removed names."""
     return durable.sweep_temporaries(Path(ckpt_dir))
 
 
 def set_aside(ckpt_dir: str | Path) -> Path | None:
     """Moves the base graph and the checkpoints of an earlier run into `previous-<n>/`, itself a checkpoint directory.
 
-    For a new run in a used directory: nothing is lost, and 'latest' cannot return another run's weights. Call it
-    before the new base graph is written. If it is killed, the next call continues.
+    Used for a new run in a used directory: nothing is lost, and 'latest' cannot return another run's weights. Call it
+    before the new base graph is written. If this is interrupted, the next call continues.
     Returns: the new directory, or None when there was nothing to move.
     """
     root = Path(ckpt_dir)
@@ -323,7 +323,7 @@ def set_aside(ckpt_dir: str | Path) -> Path | None:
 
 
 def base_directory(name: str | None) -> str:
-    """Returns the name of the directory of the base graph of a model, or of the part of that name."""
+    """Returns the name of the base graph's directory, for the model or for one of its parts."""
     return BASE if name is None else f"{BASE}-{name}"
 
 

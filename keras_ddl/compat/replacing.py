@@ -1,6 +1,6 @@
-"""Replaces attributes of other packages, for the rest of the process, and methods of one object, for a while.
+"""Replaces attributes of other packages, for the rest of the process, and methods of single objects temporarily.
 
-For a while the object has a class that is derived from its own. So no class of another package changes, and `super()`
+Meanwhile, the object has a class that is derived from its own. So no class of another package changes, and `super()`
 in a class of the program finds the replacement, too.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from keras_ddl.errors import DependencyError
 
 Table = Sequence[tuple[Any, str, Any]]
-_OWN = "keras_ddl_own_class"  # an attribute of derived classes: the class that the program has given the object
+_OWN = "keras_ddl_own_class"  # an attribute of derived classes: the object's original class
 
 
 def replace(table: Table) -> None:
@@ -60,11 +60,11 @@ def replace_on(owner: Any, methods: Mapping[str, Any], inherited_from: type | No
             place of those that its class inherits from that class.
     """
     own, current = class_of(owner), type(owner)
-    # A program may pickle the object later.
+    # The program may pickle the object later.
     named = {_OWN: own, "__module__": own.__module__, "__reduce_ex__": _reduce, **methods}
     if inherited_from is None or inherited_from is own:
         bases: tuple[type, ...] = (current,)
-    else:  # which comes before `inherited_from` and after the program's class
+    else:  # a class between the program's class and `inherited_from`
         bases = (current, _derived((inherited_from,), methods))
         named = {name: value for name, value in named.items() if name not in methods}
     owner.__class__ = _derived(bases, named)
