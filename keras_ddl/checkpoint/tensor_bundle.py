@@ -111,7 +111,7 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
 def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
     """Writes a bundle part by part, with `beside` in the first part. Several parts give several data files.
 
-    A part has tensors, and perhaps a `Part` of a tensor whose other boxes follow. Each is released before the next one is
+    A part has tensors, and perhaps a `Part` of a tensor whose other boxes follow. Each is released before the next is
     computed. Raises: OSError.
     """
     written: list[str] = []

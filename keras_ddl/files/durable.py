@@ -205,7 +205,7 @@ def being_read(path: Path) -> Iterator[None]:
 
 
 def remove_unless_read(path: Path) -> bool:
-    """Works like `remove`, unless a process of this host reads the directory (`being_read`). Returns whether it removed it.
+    """Works like `remove`, unless a process of this host reads the directory (being_read). Returns whether it is gone.
 
     Raises: OSError: `path` is not a directory, or cannot be read or removed.
     """
