@@ -67,7 +67,7 @@ def latency(ring: binding.NativeCommunicator) -> float:
 
 
 def shared_memory() -> float:
-    """Returns the bus bandwidth of all-reduces inside all hosts at once, which share this machine's cores. COLLECTIVE."""
+    """Returns the bus bandwidth of all-reduces inside all hosts at once, which share its cores. COLLECTIVE."""
     local = keras_ddl.split(keras_ddl.topology().hosts[WORLD.rank])
     if local.size == 1:
         return 1e12
