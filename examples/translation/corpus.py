@@ -94,7 +94,7 @@ def _write(path: Path, lines: list[str], compress: bool) -> Path:
     path = path.with_name(path.name + ".gz") if compress else path
     text = "".join(line + "\n" for line in lines).encode()
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_bytes(gzip.compress(text, mtime=0) if compress else text)  # no timestamp, so the bytes are reproducible
+    unfinished.write_bytes(gzip.compress(text, mtime=0) if compress else text)  # no timestamp: equal bytes
     unfinished.replace(path)
     return path
 
