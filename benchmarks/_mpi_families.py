@@ -50,7 +50,7 @@ class Family:
 
 
 def installed_families() -> list[str]:
-    """Returns a list of the family that is installed in this Python's environment beside mpi4py, or an empty list."""
+    """Returns a list with the family installed in this Python's environment along with mpi4py, or an empty list."""
     names = {(each.metadata["Name"] or "").lower() for each in importlib.metadata.distributions(path=sys.path)}
     return [name for name, family in FAMILIES.items() if {family.wheel, "mpi4py"} <= names]
 

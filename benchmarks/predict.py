@@ -4,7 +4,7 @@
     python benchmarks/predict.py --ports 2 --taper 4 --plot scaling.svg
 
 Starts no ranks. For 64 hosts x 4 devices, it prints the predicted time of an all-reduce of 100 MB (the gradients of
-ResNet-50) and 350 MB (ResNet-101 with ImageNet-22K's classes) beside the times in arXiv 1708.02188. A second table
+ResNet-50) and 350 MB (ResNet-101 with ImageNet-22K's classes) next to the times in arXiv 1708.02188. A second table
 compares a flat ring with boxes of 2 and 3 dimensions up to 1,024 hosts.
 
 The sizes and times are the paper's. The machines are IBM Power S822LC with P100 devices. These are their manufacturers'

@@ -133,7 +133,7 @@ def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
     model = compiled(strategy, network)
     model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, callbacks=[watch])
     if strategy.rank == 0:
-        assert watch.ended_at is not None, "nobody was lost"
+        assert watch.ended_at is not None, "no rank was lost"
         seconds = watch.ended_at - float((folder / "killed").read_text())
         lost = len(x) // BATCH - int(model.optimizer.iterations.numpy())
         print(MARK + json.dumps({"seconds": seconds, "lost": lost, "step": watch.lasted}), flush=True)

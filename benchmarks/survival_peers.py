@@ -82,7 +82,7 @@ class Watch:
     def report(self, weights: np.ndarray) -> None:
         """Writes the measurements and weights of the lowest remaining rank."""
         if self.plan is not None and self.rank == (self.plan[0] == 0):
-            assert self.continued_at is not None, "nobody was lost"
+            assert self.continued_at is not None, "no rank was lost"
             seen = {"seconds": self.continued_at - float(Path("killed").read_text()), "lost": self.lost}
             np.save("weights.npy", weights)
             Path("seen").write_text(json.dumps(seen))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import keras_ddl.topology as _topology_module
 
 if TYPE_CHECKING:
-    # Parts, of which some may be missing (parts.py): only for type checkers, which need all names.
+    # Names of parts, some of which may be missing (parts.py), for type checkers only.
     from keras_ddl import callbacks, checkpoint, communicator, data, errors, model_state, ops, schedules
     from keras_ddl import cost_model as cost_model
     from keras_ddl import export as export

@@ -44,7 +44,7 @@ class Translator:
 
     Args:
         beam, length_penalty: as for `translated`. rows: sentences that are translated at once.
-        longest: limit of the subwords of a translation, and of a sentence, of which only the first are translated.
+        longest: limit of the subwords of a translation, and of a sentence; further subwords are not translated.
     """
 
     def __init__(

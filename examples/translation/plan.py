@@ -78,7 +78,7 @@ class Plan:
         kept = np.flatnonzero(lengths.min(axis=1) > 0)
         if not len(kept):
             raise ValueError(
-                f"A corpus must have a pair of sentences that can be used. Received: {len(lengths)} pairs, of which "
+                f"A corpus must have a pair of sentences that can be used. Received: {len(lengths)} pairs, and "
                 "each has an empty side or is longer than `longest`."
             )
         self.left_out = len(lengths) - len(kept)

@@ -2,8 +2,8 @@
 
 Keras's SGD keeps the rate inside its buffer (v <- m*v - rate*g, w <- w + v), so a step made at a new rate still
 carries the old rate in everything it remembers. The form without the rate inside, u <- m*u + g, w <- w - rate*u, has
-v = -rate*u; the two are equal at every rate exactly when v is multiplied by new_rate / old_rate before the first step
-at the new rate. Scaling the buffer once is that equality, for plain and for Nesterov momentum. (Horovod scales `m` for
+v = -rate*u; both forms agree at every rate exactly if v is multiplied by new_rate / old_rate before the first step
+at the new rate. Scaling the buffer once achieves this, for plain and Nesterov momentum. (Horovod scales `m` for
 one batch, which is the same for plain momentum only; and in Keras 3 `m` is a constant of the traced step.)
 
 RMSprop's momentum keeps the rate inside in the same way. Adam and similar optimizers do not need a correction.
@@ -46,7 +46,7 @@ class MomentumCorrection:
         if not buffers:
             return
         if self._scale is None or [id(b) for b in buffers] != [id(b) for b in self._buffers]:
-            # One traced function for all buffers: an eager assignment costs some 50 us, in every batch of a warm-up.
+            # One traced function for all buffers: an eager assignment costs about 50 us in every batch of a warm-up.
             self._buffers, self._scale = buffers, tf.function(_scaler(buffers), autograph=False)
         self._scale(tf.constant(ratio, tf.float64))
 

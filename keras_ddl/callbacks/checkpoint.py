@@ -56,8 +56,8 @@ class Checkpoint(JobCallback):
             does not validate, no checkpoint is the best.
         mode: 'min', 'max', or 'auto': the direction of the compiled metric, or that of Keras's names (accuracy, auc,
             loss, `<any>_loss`, ...). A custom metric without a direction needs 'min' or 'max'.
-        save_best: keep the best checkpoint beside the newest ones.
-        keep: how many of the newest checkpoints to keep; the best one is kept beside them.
+        save_best: keep the best checkpoint in addition to the newest ones.
+        keep: how many of the newest checkpoints to keep; the best one is kept in addition.
         save_freq: 'epoch', or a number of optimizer steps (of the optimizer with the most steps). Checkpoints within an
             epoch have no validation metrics and no outputs to compare an export with, and cannot be best.
         save_minutes: also save when this many minutes have passed since the last checkpoint, by rank 0's clock.

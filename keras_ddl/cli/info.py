@@ -19,7 +19,7 @@ from keras_ddl import config, packages
 from keras_ddl.cli.sizes import size_text
 from keras_ddl.errors import KerasDdlError
 
-# Each row lists alternatives, of which one should be installed.
+# Each row lists alternatives; one of them should be installed.
 _DISTRIBUTIONS = (
     packages.TENSORFLOWS,
     ("keras",),

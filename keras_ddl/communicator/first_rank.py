@@ -30,7 +30,7 @@ def on_first_rank(work: Callable[[], T], name: str) -> T:
 def portable(error: Exception) -> Exception:
     """Returns an exception of rank 0 in the form that other ranks raise.
 
-    A KerasDdlError keeps its class, and its message begins with "rank 0: ". Any other exception stays as it is if it
+    A KerasDdlError keeps its class, and its message begins with "rank 0: ". Any other exception is kept if it
     can be pickled, else becomes a RankError that names its class.
     """
     text = f"rank 0: {error}"

@@ -1,4 +1,4 @@
-"""Batches from a random-access source, of which each rank reads only its own rows."""
+"""Batches from a random-access source; each rank reads only its own rows."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Strategy(BaseStrategy):
             keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`) says which variables
             are cut along which axis. Given a number of model ranks, a divisor of the number of ranks, keras_ddl chooses
             a layout when the first step is traced, and prints it; until then each rank has all weights.
-        data_layout: beside a LayoutMap: for each axis of the data the axis of the mesh that cuts it, or None.
+        data_layout: with a LayoutMap: for each axis of the data, the axis of the mesh that cuts it, or None.
             ("batch", "model") gives each model rank its part of the positions of sequences [batch, positions, ...].
         compression: "bfloat16" or "float16": gradients of weights are rounded to that dtype between hosts, for slow
             networks. Inside a host they stay float32, and they are always added as float32. Rounding errors are added

@@ -22,7 +22,7 @@ class Fate(Enum):
 
     DROPPED = "it does not change values, and a rank's graph has no use for it"
     COPIED = "the operation in a rank's graph also carries it"
-    KEEPS = "the operation is built as it is, unless the attribute is False"
+    KEEPS = "the operation is built unchanged, unless the attribute is False"
 
 
 COMPILED = "compiled by XLA"

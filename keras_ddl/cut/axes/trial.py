@@ -247,7 +247,7 @@ class _Trial(Builder):
         self._join(value.node.inputs[0], placement)
 
     def _join(self, handle: Value, placement: Sharded) -> bool:
-        """Joins a variable of which a rank has or needs a slice. Returns False if it is not a slice along one axis."""
+        """Joins a variable if a rank has or needs a slice of it. Returns False if it is not a slice along one axis."""
         shape = variable_shape(handle.source().tensor)
         if shape is None or shape.rank is None or placement.axis >= shape.rank:
             return False

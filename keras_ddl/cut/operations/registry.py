@@ -1,6 +1,6 @@
 """Registers rules. A rule builds operations of some types on a rank, from operands in their placements.
 
-A rule is called with the context and a node of which at least one operand is not replicated. It returns a (tensor,
+A rule is called with the context and a node with at least one operand that is not replicated. It returns a (tensor,
 placement) for each output. It declines by returning None or raising Uncertain (dims.py); the operation is then built
 from replicated operands. It must be right for all operands that it accepts, even on ranks without rows. It must decide
 in the same way on every rank, so it may use global extents, but not the number of this rank's rows. A rule registered

@@ -49,7 +49,7 @@ class Mpirun:
 def find(path: str | None = None) -> Mpirun:
     """Returns the mpirun to use: `path` (or the program of this name), else KERAS_DDL_MPIRUN, else the first found.
 
-    It looks for the mpirun of the site's MPI for which keras_ddl was built, then beside python, then in PATH.
+    It looks for the mpirun of the site's MPI for which keras_ddl was built, then next to python, then in PATH.
 
     Raises: LaunchError: there is no mpirun, or it is of an unknown family.
     """
