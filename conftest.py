@@ -48,7 +48,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # ignored by nohup
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_shared_memory_is_left() -> Iterator[None]:
+def check_shared_memory() -> Iterator[None]:
     """Finds shared memory that jobs without the harness left behind. Removes Open MPI's, and fails for our own."""
     before = shared_memory()
     yield

@@ -263,7 +263,7 @@ class Survival(Resilience):
                 old = sorted(each.rank for each in reports if each.finished is not None)
                 # Nobody was lost; or one has left by itself: then the program is wrong, and would be again. (One that
                 # meets the others has left, too.)
-                if len(old) == size or (getattr(error, "has_left", False) and communicator.some_have_ended()):
+                if len(old) == size or (getattr(error, "has_left", False) and communicator.any_rank_ended()):
                     break
                 if old[0] != 0 and gathers_on_rank_0():
                     reason = PREDICTIONS

@@ -40,26 +40,26 @@ class RunOptions:
 
 
 @functools.cache
-def all_of_them() -> tuple[RunOptions, ...]:
+def _all_options() -> tuple[RunOptions, ...]:
     return tuple(make() for make in parts.provided("run_options"))
 
 
 def add(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of all parts to a command, which gets their values as keyword arguments."""
-    for option in reversed([each for part in all_of_them() for each in part.options]):
+    for option in reversed([each for part in _all_options() for each in part.options]):
         command.__dict__.setdefault("__click_params__", []).append(option)
     return command
 
 
 def check(values: Mapping[str, Any]) -> None:
     """Raises: ConfigError: options of a part contradict each other."""
-    for part in all_of_them():
+    for part in _all_options():
         part.check(values)
 
 
 def environment(values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
     """Returns the variables of the program, given the variables that the command line sets."""
-    for part in all_of_them():
+    for part in _all_options():
         env = part.environment(values, env)
     return env
 
@@ -72,6 +72,6 @@ def watching(values: Mapping[str, Any], *, verbose: bool) -> Iterator[Watchers]:
     """
     with contextlib.ExitStack() as stack:
         watchers: list[Watcher] = []
-        for part in all_of_them():
+        for part in _all_options():
             watchers += stack.enter_context(part.watching(values, verbose=verbose))
-        yield Watchers(watchers, figures=any(part.wants_figures(values) for part in all_of_them()))
+        yield Watchers(watchers, figures=any(part.wants_figures(values) for part in _all_options()))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.communicator.newcomers import history
 from keras_ddl.communicator.world import (  # noqa: F401 - private names are for other packages
+    any_rank_ended,
     communicator_of,
     communicator_with_id,
     epoch,
@@ -22,7 +23,6 @@ from keras_ddl.communicator.world import (  # noqa: F401 - private names are for
     regroup,
     regroup_with,
     shutdown,
-    some_have_ended,
     topology,
 )
 

@@ -297,13 +297,13 @@ class Communicator:
         return native.broadcast(array, root, self._name("broadcast_array", name))
 
     def start_alarm(self) -> Started:
-        """Cancels the collectives of all ranks until `come_together`.
+        """Cancels the collectives of all ranks until `meet_after_alarm`.
 
         Every rank calls it once; it is done when all ranks have called it. See DDL_FLAG_CANCELS in ddl.h.
         """
         return self.native().start_barrier(f"{self.prefix}keras_ddl/failed", requests.FLAG_CANCELS)
 
-    def come_together(self, obj: Any) -> list[Any]:
+    def meet_after_alarm(self, obj: Any) -> list[Any]:
         """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
 
         Afterwards collectives work as before, even unnamed ones that some ranks had called less often.

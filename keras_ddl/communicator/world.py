@@ -248,7 +248,7 @@ def members() -> tuple[int, ...]:
     return tuple(range(topology().size)) if _state.membership is None else _state.membership.members
 
 
-def some_have_ended() -> bool:
+def any_rank_ended() -> bool:
     """Whether, at the last `regroup`, some ranks were missing because they had ended normally."""
     return _state.membership is not None and bool(_state.membership.ended)
 

@@ -137,7 +137,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         are in another order. If some arrays are equal, this only warns, because the values of the others may be random.
     """
     samples = [_sample(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
-    gathered = history.with_own(communicator.all_gather_object(samples, name="keras_ddl/arrays"), samples)
+    gathered = history.including_own(communicator.all_gather_object(samples, name="keras_ddl/arrays"), samples)
     shapes = [[shape for shape, _, _ in theirs] for theirs in gathered]
     require_equal_values(
         shapes,

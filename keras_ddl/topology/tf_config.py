@@ -108,7 +108,7 @@ def parse(text: str, origin: str = NAME) -> Cluster:
         ) from None
 
 
-def of_rank(text: str, rank: int, size: int) -> str | None:
+def for_rank(text: str, rank: int, size: int) -> str | None:
     """Returns the TF_CONFIG for one rank of a job with the TF_CONFIG `text`: the same cluster with the rank's task.
 
     Returns: `text` if it has no cluster or is invalid; None if the number of tasks differs from `size`.

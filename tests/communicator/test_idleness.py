@@ -41,7 +41,7 @@ def share_of_a_core_wanted(polls: bool) -> float:
 
     def compute():
         if polls:
-            idleness.this_thread_polls()
+            idleness.mark_polling_thread()
         while not is_over.is_set():
             pass
 

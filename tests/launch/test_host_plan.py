@@ -107,11 +107,11 @@ def test_a_spare_takes_no_slot_before_members_do() -> None:
     made.end(0, is_lost=True, has_reported=True)
     assert made.start(3) == [("a", [3])]
     made.change(parse_hosts("a:2"))
-    assert made.needless([1, 3]) == [2]
+    assert made.unneeded([1, 3]) == [2]
 
 
 def test_spares_and_newcomers_that_the_file_has_no_room_for() -> None:
     made = plan("a:2,b:2", 2, spares=2)
-    for hosts, needless in (("a:2,b:1", [3]), ("a:2", [2, 3])):
+    for hosts, unneeded in (("a:2,b:1", [3]), ("a:2", [2, 3])):
         made.change(parse_hosts(hosts))
-        assert made.needless([0, 1]) == needless and made.surplus([0, 1]) == []
+        assert made.unneeded([0, 1]) == unneeded and made.surplus([0, 1]) == []

@@ -36,7 +36,7 @@ def test_command_starts_a_rank_for_each_task_that_trains(name):
 
 def test_tasks_are_in_the_order_in_which_hosts_are_filled_and_the_chief_is_rank_0():
     text = config_of({"worker": ["h0:1", "h1:1", "h2:1"], "chief": ["h1:2"]}, "worker", 2)
-    ranks = [json.loads(tf_config.of_rank(text, rank, 4)) for rank in range(4)]
+    ranks = [json.loads(tf_config.for_rank(text, rank, 4)) for rank in range(4)]
     assert [(each["task"]["type"], each["task"]["index"]) for each in ranks] == [
         ("chief", 0),
         ("worker", 1),  # on h1 as well
@@ -44,9 +44,9 @@ def test_tasks_are_in_the_order_in_which_hosts_are_filled_and_the_chief_is_rank_
         ("worker", 2),
     ]
     assert all(each["cluster"] == json.loads(text)["cluster"] for each in ranks)
-    assert tf_config.of_rank(text, 0, 2) is None
+    assert tf_config.for_rank(text, 0, 2) is None
     for no_cluster in ("", "{}", "no json", '{"task": {"type": "worker", "index": 1}}'):
-        assert tf_config.of_rank(no_cluster, 1, 2) == no_cluster
+        assert tf_config.for_rank(no_cluster, 1, 2) == no_cluster
 
 
 def test_what_is_left_out_is_named():

@@ -203,7 +203,7 @@ def takes_newcomers() -> bool:
     return _of_job is not None
 
 
-def with_own(gathered: list[T], own: T) -> list[T]:
+def including_own(gathered: list[T], own: T) -> list[T]:
     """Returns the values of all ranks for a comparison. A newcomer is not among them, so its value is added."""
     return [*gathered, own] if isinstance(current(), Replay) else gathered
 

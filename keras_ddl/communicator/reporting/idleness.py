@@ -39,7 +39,7 @@ _IDLE_SHARE = 0.2
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two compared queries
 
 
-def this_thread_polls() -> None:
+def mark_polling_thread() -> None:
     """Called by a thread of keras_ddl that polls: its time does not count as work."""
     _polling.add(str(threading.get_native_id()))
 

@@ -184,7 +184,7 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
             is_sum = node.type == "Sum" and kinds[0] == ROWS and node.key.startswith(call.backward)
             if is_sum and not _understand_sum(program, call, node):
                 return False
-        elif not _is_for_the_step(program, call, node, kinds):
+        elif not _uses_global_sums(program, call, node, kinds):
             result = _result_kind(program, call, node, kinds)
             if result is None:
                 return False
@@ -201,7 +201,7 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
     )
 
 
-def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
+def _uses_global_sums(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
     """Whether an operation uses sums over all ranks, as the rest of the step does."""
     if node.type == "AddN":  # e.g. the sum of gradients of gamma
         return not any(each.key.startswith(call.backward) for each in program.readers(node.outputs[0]))

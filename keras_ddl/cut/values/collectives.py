@@ -30,14 +30,14 @@ def is_weight_gradient(value: Value, shapes: Container[tuple[int, ...]]) -> bool
     """
     if value.dtype != tf.float32 or (value.rank or 0) < 2 or not value.shape.is_fully_defined():
         return False
-    return tuple(value.shape.as_list()) in shapes and _is_of_backward(value.node)
+    return tuple(value.shape.as_list()) in shapes and _is_from_backward(value.node)
 
 
-def _is_of_backward(node: Node) -> bool:
+def _is_from_backward(node: Node) -> bool:
     if any(each in node.operation.name for each in _BACKWARD):
         return True
     # If a weight is used several times, the tape adds up its gradients under another name.
-    return node.type == "AddN" and all(_is_of_backward(value.node) for value in node.inputs)
+    return node.type == "AddN" and all(_is_from_backward(value.node) for value in node.inputs)
 
 
 class Depths(NamedTuple):

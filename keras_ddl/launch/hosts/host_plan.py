@@ -85,16 +85,16 @@ class HostPlan:
                 surplus.append(rank)
         return surplus
 
-    def needless(self, members: Iterable[int]) -> list[int]:
+    def unneeded(self, members: Iterable[int]) -> list[int]:
         """Returns the spares and newcomers (not yet members) that have no slot in the file."""
-        left, needless = Counter(self._slots), []
+        left, unneeded = Counter(self._slots), []
         for rank in members:
             left[self._host_of.get(rank, "")] -= 1
         for rank in sorted(self._host_of.keys() - set(members)):
             left[self._host_of[rank]] -= 1
             if left[self._host_of[rank]] < 0:
-                needless.append(rank)
-        return needless
+                unneeded.append(rank)
+        return unneeded
 
     def start(self, first: int) -> list[tuple[str, list[int]]]:
         """Returns (host, ranks) for each host where processes start, numbered from `first`; counts them as living."""

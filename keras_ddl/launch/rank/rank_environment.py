@@ -84,7 +84,7 @@ def set_task(environment: dict[str, str], rank: int, size: int) -> None:
 
     Removes a TF_CONFIG without one task per rank, in which all ranks would be the same task.
     """
-    text = tf_config.of_rank(environment.pop(tf_config.NAME, ""), rank, size)
+    text = tf_config.for_rank(environment.pop(tf_config.NAME, ""), rank, size)
     if text:
         environment[tf_config.NAME] = text
 

@@ -87,7 +87,7 @@ class ChangingHosts:
             self._job.say(f"{self._name} has changed: {','.join(f'{h.name}:{h.slots}' for h in hosts)}.")
         members = self._regrouping.membership.members
         self.plan.spares = set(self._regrouping.spares)
-        for rank in self.plan.needless(members):
+        for rank in self.plan.unneeded(members):
             self.give_up(rank, f"no room for it in {self._name}")
         for name, ranks in self.plan.start(len(self._job.links)):
             self._start(name, ranks)

@@ -112,7 +112,7 @@ class Regrouping:
             if not (is_last or is_stopping) and self.membership.is_asked():
                 self._miss_vanished()
             if not (is_last or is_stopping or self._is_ending or link.outcome.is_lost or link.outcome.done):
-                self._say(f"rank {rank} failed by itself; the others would continue only if it had been killed.")
+                self._say(f"rank {rank} failed on its own; the others would continue only if it had been killed.")
             self._is_ending |= not link.outcome.done
             return False
         elif not link.outcome.gives_up:  # a replacement would fail in the same way

@@ -113,7 +113,7 @@ class DriftCheck:
         if len({len(theirs) for theirs in gathered}) > 1:
             received = f"{[len(theirs) for theirs in gathered]} variables by rank"
         elif not differing:
-            received = "assignments on some ranks only, to variables of which each rank has a part"
+            received = "assignments on some ranks only, to variables that are divided between ranks"
         else:
             i, ranks = differing[0]
             values_by_rank = [gathered[rank][i] for rank in ranks]

@@ -32,7 +32,7 @@ class Saves:
     def leave_to_rank_0(self) -> None:
         """Makes the callback save nothing on this other rank, in a job that cannot lose rank 0."""
         if isinstance(self._callback, keras.callbacks.ModelCheckpoint):
-            keras_callbacks.replace_save(self._callback, functools.partial(decide_only, self._callback))
+            keras_callbacks.replace_save(self._callback, functools.partial(track_best_only, self._callback))
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Replaces the callback's own save. COLLECTIVE."""
@@ -44,7 +44,7 @@ class Saves:
 
         on_first_rank(save, "keras_ddl/save")
         if not made and isinstance(self._callback, keras.callbacks.ModelCheckpoint):
-            decide_only(self._callback, *args, **kwargs)
+            track_best_only(self._callback, *args, **kwargs)
 
     def become_first(self) -> None:
         """Called when this rank becomes rank 0: removes what the lost rank 0 has not completed."""
@@ -53,7 +53,7 @@ class Saves:
         sweep_temporaries(path)
 
 
-def decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
+def track_best_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
     """Replaces saving on ranks other than 0: the best value is tracked on all ranks, but only rank 0 writes the
     file."""
     verbose, checkpoint.verbose = checkpoint.verbose, 0

@@ -170,15 +170,15 @@ def _content_of(arguments: Mapping[str, Any], strategy: BaseStrategy) -> int:
     """Returns a digest of the arguments, as far as they can be compared between ranks."""
     content = 0
     for name, value in arguments.items():
-        content = zlib.crc32(f"{name} {_told(value, strategy)}".encode(), content)
+        content = zlib.crc32(f"{name} {_comparable(value, strategy)}".encode(), content)
     return content
 
 
-def _told(value: Any, strategy: BaseStrategy) -> Any:
+def _comparable(value: Any, strategy: BaseStrategy) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_told(each, strategy) for each in value]
+        return [_comparable(each, strategy) for each in value]
     if isinstance(value, dict):
-        return [(str(key), _told(each, strategy)) for key, each in value.items()]
+        return [(str(key), _comparable(each, strategy)) for key, each in value.items()]
     if value is None or isinstance(value, (bool, int, float, str, bytes, os.PathLike)):
         return value
     if isinstance(value, np.ndarray) or (tf.is_tensor(value) and hasattr(value, "numpy")):

@@ -35,7 +35,7 @@ from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller, CommonTrace
 
 _ENDED, _FAILED = "ended", "failed"  # sent instead of the first batch's rows
-_OWN_DATA = "data of which each rank reads its own part"
+_OWN_DATA = "data that each rank reads separately"
 _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes its own rows"
 
 

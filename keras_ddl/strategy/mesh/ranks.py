@@ -45,7 +45,7 @@ def make(layout: VariableLayout, topology: Topology) -> Mesh | None:
         return None
     mine = layout.describe()
     require_equal_values(
-        history.with_own(communicator.all_gather_object(mine, name="keras_ddl/layout"), mine),
+        history.including_own(communicator.all_gather_object(mine, name="keras_ddl/layout"), mine),
         "All ranks must have the same mesh and LayoutMap, with the keys in the same order.",
         "Make them in the same way on every rank.",
         received=_first_difference,

@@ -173,7 +173,7 @@ def _watch() -> None:
 
 
 def _check_calls() -> None:
-    idleness.this_thread_polls()
+    idleness.mark_polling_thread()
     while True:
         time.sleep(_CHECK_SECONDS)
         for call in tuple(_calls):
@@ -208,7 +208,7 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
         problem = alarm.error()
         if problem is not None:
             raise problem
-        reports: list[_Report] = comm.come_together(_report(error, caller))
+        reports: list[_Report] = comm.meet_after_alarm(_report(error, caller))
     except KerasDdlError as problem:  # no other rank is left to agree with
         return problem if isinstance(error, StepCancelledError) else error
     if any(each.in_tracing for each in reports):
