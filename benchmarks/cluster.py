@@ -82,7 +82,7 @@ def launch(
     words = [mpirun or "mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
     # All "hosts" share this machine's cores, so MPI must not spin on a core that another rank needs.
     words += ["--mca", "mpi_yield_when_idle", "1"]
-    # Otherwise each of mpirun's daemons creates a session. Linux shares a core among sessions first (sessions.py), so
+    # Without this, each of mpirun's daemons would create a session. Linux shares a core among sessions first (sessions.py), so
     # threads of one session may wait for seconds while a thread of another polls. Real hosts do not share cores.
     words += ["--leave-session-attached"]
     words += ["--prtemca", "plm_ssh_agent", str(cluster.agent), "--host", slots, "-np", str(sum(ranks))]

@@ -49,7 +49,7 @@ class Subwords:
 
     @functools.cached_property
     def pieces(self) -> list[tuple[str, float]]:
-        """Each id's piece and score, which are enough to implement the rule in a graph:
+        """The piece and the score of each id. They are enough to implement the rule in a graph:
 
         Put "▁" (U+2581) before the sentence and in place of each space, and begin with single characters. While joining
         some two neighbours gives a piece (id 4 or more), join the pair with the highest score, or the leftmost of

@@ -44,7 +44,7 @@ class InMemorySnapshots:
         self._confirmed = self._latest = self._copy() if model.built else None
 
     def confirm(self) -> None:
-        """Notes that the last window was good."""
+        """Records that the last window was good."""
         self._confirmed, self._latest = self._latest, self._copy()
 
     def go_back(self) -> int | None:
@@ -65,7 +65,7 @@ class InMemorySnapshots:
         return mine.step
 
     def missing(self) -> str:
-        """What `go_back` lacks when it returns None, for a message."""
+        """Returns what `go_back` is missing when it returns None, for a message."""
         return "good window to return to."
 
     def _copy(self) -> _Copy:
@@ -90,7 +90,7 @@ class SavedSnapshots:
         self._confirmed = self._latest = step_of(model)
 
     def confirm(self) -> None:
-        """Notes that the last window was good."""
+        """Records that the last window was good."""
         self._confirmed, self._latest = self._latest, step_of(self._model)
 
     def go_back(self) -> int | None:
@@ -105,7 +105,7 @@ class SavedSnapshots:
         return step
 
     def missing(self) -> str:
-        """What `go_back` lacks when it returns None, for a message."""
+        """Returns what `go_back` is missing when it returns None, for a message."""
         return (
             f"intact checkpoint of step {self._confirmed} or earlier in {self._directory} to return to: let Checkpoint "
             "keep more."

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class Resumed:
-    """Where a resumed run continues.
+    """The position at which a resumed run continues.
 
     Attributes:
         batches: number of batches done in all epochs. in_epoch: number of batches done in an unfinished epoch, else 0.

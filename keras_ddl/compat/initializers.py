@@ -26,7 +26,7 @@ _plain_initializers = Setting("plain_initializers", False)
 
 
 def with_initializer(change: Callable[[tf.Operation, Any], tf.Operation]) -> None:
-    """From now on `variable.initializer` of a graph's variable is `change(op, variable)`, where op is the original.
+    """Makes a graph variable's `initializer` be `change(op, variable)` from now on, where op is the original.
 
     Lists of variables (with_initializers) and saved graphs still use the variable's original initializer.
     """
@@ -47,7 +47,7 @@ def _plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
-    """From now on `change(op, variables)` initializes `variables`, where op is the original.
+    """Makes `change(op, variables)` initialize `variables` from now on, where op is the original.
 
     All of tf.compat.v1's initializers call this, including global_variables_initializer and that of a Scaffold.
     """

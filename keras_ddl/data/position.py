@@ -43,7 +43,7 @@ class Reading:
         self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
         self._ends: list[dict[str, Any]] = []  # before every on_epoch_end of a PyDataset, which may shuffle
         self._target: dict[str, Any] | None = None
-        # If rank 0 alone reads: whether it decided to read earlier epochs again; None: every rank reads.
+        # Whether rank 0, if it alone reads, decided to read earlier epochs again; None: every rank reads.
         self._rereads: bool | None = getattr(iterator, "rereads", None)
         self._note_epoch_ends()
 

@@ -90,7 +90,7 @@ def connect(address: Address, *, timeout: float = 30.0) -> socket.socket:
             raise LaunchError(
                 f"The launcher must be running while its ranks start. Received: {address.path}: {error}."
             ) from None
-    # On another host, 127.0.0.1 is that host.
+    # On another host, 127.0.0.1 would be that host itself.
     here = address.hostname == socket.gethostname()
     candidates = [a for a in address.addresses if here or not a.startswith("127.")] or list(address.addresses)
     deadline = time.monotonic() + timeout

@@ -235,7 +235,7 @@ def make(
         indices = [index for index, host in enumerate(parsed) for _ in range(host.slots)] or [0] * num_ranks
         if parsed or not mpirun_module.in_allocation(os.environ):
             parse_mode(mode, indices[:num_ranks])
-    # Otherwise Python would write its output to the pipe in blocks of 8 KB, late.
+    # Without this, Python would write its output to the pipe in blocks of 8 KB, late.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment["PYTHONHASHSEED"] = _hash_seed(environment.get("PYTHONHASHSEED", ""))
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
@@ -277,7 +277,7 @@ def _hash_seed(chosen: str) -> str:
 
 @dataclass
 class JobResult:
-    """How a job ended.
+    """The result of a job.
 
     Attributes:
         outcomes: one per rank.

@@ -71,7 +71,7 @@ class RankLink:
         """Sends queued frames."""
         assert self.channel is not None
         self.channel.write()
-        # In chunks: the call may be large, and there may be many ranks.
+        # Send in chunks, because the call may be large, and there may be many ranks.
         while self._sends_call and self.channel.backlog < _CHUNK_BYTES and not self.channel.closed:
             assert self._call is not None
             chunk, self._call = self._call[:_CHUNK_BYTES], self._call[_CHUNK_BYTES:]

@@ -36,7 +36,7 @@ def _specs(variables: Sequence[tf.Variable]) -> list[str]:
 
 
 def _shapes(variables: Sequence[tf.Variable]) -> list[str]:
-    # Without names, because Keras numbers them per process, and a rank may have built another model before.
+    # Leave out names, because Keras numbers them per process, and a rank may have built another model before.
     return [f"{v.dtype.name}{v.shape.as_list()}" for v in variables]
 
 

@@ -95,7 +95,7 @@ def show(found: Sequence[Row], chosen: argparse.Namespace, draw: Callable[[Any, 
         with matplotlib.rc_context({"svg.hashsalt": chosen.plot.stem, "svg.fonttype": "none"}):
             figure = Figure(figsize=(8, 5), layout="constrained")
             draw(figure, found)
-            # Without a date, so that the same rows make the same file.
+            # Without a date, equal rows give equal files.
             figure.savefig(chosen.plot, dpi=150, metadata={"Date": None} if chosen.plot.suffix == ".svg" else None)
         print(f"picture: {chosen.plot}")
 

@@ -40,7 +40,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two compared queries
 
 
 def mark_polling_thread() -> None:
-    """Called by a thread of keras_ddl that polls: its time does not count as work."""
+    """Marks the calling thread as a polling thread of keras_ddl, whose time does not count as work."""
     _polling.add(str(threading.get_native_id()))
 
 

@@ -107,7 +107,7 @@ class Node:
 
     @property
     def definition(self) -> attributes.NodeDef:
-        # Not cached for constants, because theirs may be large.
+        # Constants are not cached, because their definitions may be large.
         return self.operation.node_def if self.type == "Const" else self._definition
 
     @functools.cached_property

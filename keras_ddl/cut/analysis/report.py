@@ -100,11 +100,11 @@ class Report:
         return [each for each, of_batch in self.kept.items() if of_batch]
 
     def intends_gather(self, node: Node, why: str) -> None:
-        """Notes that the rule of `node` gathers its operands because there is no cheaper way."""
+        """Records that the rule of `node` gathers its operands because there is no cheaper way."""
         self._intended[node.position] = why
 
     def gathered(self, value: Value, reader: Node | None) -> None:
-        """Notes that a value's shards were gathered because `reader` needs all rows."""
+        """Records that a value's shards were gathered because `reader` needs all rows."""
         why = self._intended.get(reader.position) if reader is not None else None
         reason = "is a result" if reader is None else f"{reader.type} needs all rows"
         entry = Entry("gather", bytes_of(value), [value.key], why or reason, line_of(reader or value.node))
@@ -115,7 +115,7 @@ class Report:
     def bucketed(
         self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
-        """Notes that values were combined in one collective; `compressed`: rounded to 16 bits between hosts.
+        """Records that values were combined in one collective; `compressed`: rounded to 16 bits between hosts.
 
         kind: the op of a reduction, "reduce_scatter" into flat shards, or "all_gather" of flat shards.
         """
@@ -125,7 +125,7 @@ class Report:
         self.entries.append(Entry(kind, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
 
     def gathered_weight(self, value: Value, reader: Node | None, *, is_again: bool) -> None:
-        """Notes that a weight in shards was gathered for operations that need all of it at this place of the step."""
+        """Records that a weight in shards was gathered for operations that need all of it at this place of the step."""
         kind = "results" if reader is None else reader.type
         why = self._intended.get(reader.position) if reader is not None else None
         reason = f"of a weight's shards {'again, ' if is_again else ''}for {kind}" + (f", {why}" if why else "")
@@ -134,7 +134,7 @@ class Report:
     def moved_rows(
         self, nodes: Sequence[Node], values: Sequence[Value], bytes_: int | None, tables: Sequence[int], count: int
     ) -> None:
-        """Notes that rows of tables in shards moved between ranks and the rows' owners, so that the tables did not.
+        """Records that rows of tables in shards moved between ranks and the rows' owners, so that the tables did not.
 
         values: the rows, or the indices by which they were looked up, for `nodes`. bytes_: upper bound. tables: the
         different sizes of the tables, in bytes; none: indices moved, not rows. count: number of collectives.
@@ -145,19 +145,19 @@ class Report:
         self.entries.append(Entry("all_to_all", bytes_, [v.key for v in values], reason, line_of(nodes[0]), count))
 
     def gathered_rows(self, node: Node, indices: Value, bytes_: int, table: int) -> None:
-        """Notes that all ranks got rows of a table in shards. `bytes_`: bytes of a row; `table`: bytes of the table."""
+        """Records that all ranks got rows of a table in shards. `bytes_`: of a row; `table`: of the table."""
         known = indices.shape.num_elements() if indices.shape.is_fully_defined() else None
         reason = f"rows of a table of {table:,} bytes, which all ranks need, for {node.type}"
         size = None if known is None else known * bytes_
         self.entries.append(Entry("all_gather", size, [indices.key], reason, line_of(node)))
 
     def mirrored(self, bytes_: int, count: int) -> None:
-        """Notes that each rank sent new values of `count` shards to the rank with their mirrors, in one collective."""
+        """Records that each rank sent new values of `count` shards to their mirrors, in one collective."""
         reason = "of shards, kept on another rank in case this rank is lost"
         self.entries.append(Entry("mirror", bytes_, ["shard"] * count, reason, ""))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
-        """Notes that an operation is built unchanged because it is `reason`. `of_batch`: depends on the batch."""
+        """Records that an operation is built unchanged because it is `reason`. `of_batch`: depends on the batch."""
         line = line_of(node)
         key = node.type + (f" ({line})" if line else ""), reason
         self.kept[key] = self.kept.get(key, False) or of_batch
@@ -165,21 +165,21 @@ class Report:
             self.replicated_operations.append(node.operation)
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
-        """Notes that rank 0 sent results in `count` messages to all ranks, which lack them or have others."""
+        """Records that rank 0 sent results in `count` messages to all ranks, which lack them or have others."""
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, bytes_of(*node.outputs), values, reason, line_of(node), count))
 
     def gathered_argument(self, kind: str, tensors: int = 1) -> None:
-        """Notes that an argument of several tensors was gathered from all ranks."""
+        """Records that an argument of several tensors was gathered from all ranks."""
         self.entries.append(Entry("gather", None, [kind] * tensors, f"is a {kind} argument", "", tensors))
 
     def gathered_counts(self, bytes_: int) -> None:
-        """Notes that the ranks exchanged how many rows each has."""
+        """Records that the ranks exchanged how many rows each has."""
         self.entries.append(Entry("gather", bytes_, ["rows"], "is the number of rows of each rank", ""))
 
     def replicated_op(self, node: Node, sharded: Sequence[Value]) -> None:
-        """Notes that an operation was built from replicated operands, for lack of a rule for its sharded operands."""
+        """Records that an operation was built from replicated operands, for lack of a rule for its sharded operands."""
         if sharded and node.position not in self._intended:
             self.replicated[node.type] += 1
             self.replicated_operations.append(node.operation)

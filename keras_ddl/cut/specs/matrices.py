@@ -45,7 +45,7 @@ for _types, _ranks, _keeps_shape in _TYPES:
 
 @spec("Svd", "SelfAdjointEigV2")
 def _spectra(known: Extents, node: Node) -> Factors:
-    """Without vectors, the other results are empty and have none of the axes."""
+    """Returns the labels. Without vectors, the other results are empty and have none of the axes."""
     if not node.attr("compute_uv" if node.type == "Svd" else "compute_v", bool):
         raise Uncertain
     return _each(known, node, [2])

@@ -115,7 +115,7 @@ def prepare_start(environment: dict[str, str], *, is_spare: bool) -> None:
 
 def python_path() -> str:
     """Returns the PYTHONPATH that lets another python import this keras_ddl; "" if none is needed."""
-    # Without site-packages, whose backports would precede the standard library in PYTHONPATH.
+    # Leave out site-packages, whose backports would precede the standard library in PYTHONPATH.
     here = str(Path(__file__).resolve().parents[3])
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     paths = [] if here in installed else [here]

@@ -46,7 +46,7 @@ class RankProgram:
                 stdin=subprocess.PIPE if reads_stdin else subprocess.DEVNULL,
                 stdout=ends[0],
                 stderr=ends[1],
-                # So that all its processes can be signalled. Not a session: see rank_process.main.
+                # A group, so that all its processes can be signaled, but no session: see rank_process.main.
                 process_group=0,
                 close_fds=False,  # MPICH hands the rank a file descriptor (PMI_FD)
                 preexec_fn=_between_fork_and_exec,

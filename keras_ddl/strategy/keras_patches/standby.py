@@ -132,7 +132,7 @@ class Standby(StandIn):
         if hook.endswith("_begin"):
             self._open[hook] = args
             return
-        # Of a derived class the stand-in hears few begins.
+        # For a subclass, the stand-in receives few "begin" hooks.
         if self._open.pop(hook.removesuffix("_end") + "_begin", None) is not None:
             self._is_over = not self._open
 

@@ -119,7 +119,7 @@ class IteratorFunction(_KerasFunction):
     def __init__(self, model: Any, program_step: Any, strategy: BaseStrategy, make: Callable[..., Any]) -> None:
         super().__init__(model, name_of_step(model, program_step), strategy)
         self._program_step, self._make = program_step, make
-        # By iterator: its execution, and an iterator of the execution's types, or None for the iterator itself.
+        # Iterator -> its execution, and an iterator of the execution's types (None: the iterator itself).
         self._by_iterator: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, iterator: Any) -> Any:

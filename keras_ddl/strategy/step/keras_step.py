@@ -45,7 +45,7 @@ class RowsTrained:
     """
 
     def __init__(self) -> None:
-        # Not made in the first step, because a tf.function that makes a variable is traced again.
+        # Make it before the first step, because a tf.function that makes a variable is traced again.
         self._count = process_variable("rows_trained")
 
     def add(self, counts: tf.Tensor) -> None:
