@@ -29,6 +29,6 @@ def options_of(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Nam
 
 
 def lacking(program: str, what: object) -> int:
-    """Prints what the machine lacks for this program, and returns LACKING."""
+    """Prints the machine's missing requirement for this program, and returns LACKING."""
     print(f"{program}: {what}", file=sys.stderr)
     return LACKING

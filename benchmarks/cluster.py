@@ -38,7 +38,7 @@ MARK = "CLUSTER-RESULT "
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 SLACK = (0.97, 1.08)
-SHARE_OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each sends, as a share of the expected bytes
+SHARE_OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # share of the expected bytes that each sends
 
 
 def parse_size(text: str) -> int:
@@ -82,7 +82,7 @@ def launch(
     words = [mpirun or "mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
     # All "hosts" share this machine's cores, so MPI must not spin on a core that another rank needs.
     words += ["--mca", "mpi_yield_when_idle", "1"]
-    # Without this, each of mpirun's daemons would create a session. Linux shares a core among sessions first (sessions.py), so
+    # Without this, each daemon of mpirun creates a session. Linux shares a core among sessions first (sessions.py), so
     # threads of one session may wait for seconds while a thread of another polls. Real hosts do not share cores.
     words += ["--leave-session-attached"]
     words += ["--prtemca", "plm_ssh_agent", str(cluster.agent), "--host", slots, "-np", str(sum(ranks))]

@@ -42,7 +42,7 @@ CONTESTANTS = ("bare", "exact")
 
 
 def bare_model(network: keras.Model, bucket_size: object) -> keras.Model:
-    """Returns the network with a train_step that averages gradients and otherwise does what one rank would do."""
+    """Returns the network with a train_step that averages gradients and is otherwise the step of one rank."""
 
     class Bare(keras.Model):
         def train_step(self, data):

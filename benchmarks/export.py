@@ -10,7 +10,7 @@ Contestants take turns in one run. The program prints medians, and medians of th
                                         new Python, which imports TensorFlow
 
 keras_ddl's export uses the graph that was written when training began, and the weights of a checkpoint. The line above
-the table shows what the graph costs once and what each checkpoint costs.
+the table shows the cost of the graph, which is paid once, and of each checkpoint.
 """
 
 from __future__ import annotations

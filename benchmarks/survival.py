@@ -1,4 +1,4 @@
-"""Measures how soon the other ranks continue after a rank is killed, and what that ability costs without failures.
+"""Measures how soon the other ranks continue after a rank is killed, and the cost of that ability without failures.
 
     python benchmarks/survival.py                          # all tables, all networks, 3 ranks
     python benchmarks/survival.py --networks mlp,lstm --kills 20 --part recovery

@@ -1,4 +1,4 @@
-"""Kills a rank under keras_ddl and under torchft, and compares how soon the others continue and what is lost.
+"""Kills a rank under keras_ddl and under torchft, and compares how soon the others continue and which steps are lost.
 
     pip install torchft      # 0.2; needs PyTorch
     python benchmarks/survival_peers.py --kills 5

@@ -155,7 +155,7 @@ def take(
         record={
             "weights": table(variables),
             "optimizer": table(slots) if slots else None,
-            # Include the variables that each optimizer was built for: a resumed run must build those that Keras does not.
+            # Variables that each optimizer was built for; a resumed run must build optimizers that Keras does not.
             "optimizers": [
                 [name, len(each.variables), [names.get(id(variable)) for variable in trained[name]]]
                 for name, each in built.items()

@@ -21,7 +21,7 @@ The core asks for:
     resilience: how training continues when ranks are lost or join (strategy/resilience.py).
     in_ranks: called without arguments when keras_ddl is imported in a rank.
     run_options: a module of options for `keras-ddl run` (cli/part_options.py).
-    training_figures: counts what a rank trains (strategy/figures.py).
+    training_figures: counts a rank's steps and rows (strategy/figures.py).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _ALSO_CALLED = {
 
 @dataclass(frozen=True)
 class Part:
-    """Holds what the part.toml of an installed part declares."""
+    """The declarations in an installed part's part.toml."""
 
     name: str
     folder: Path
@@ -111,7 +111,7 @@ def public() -> list[str]:
 
 
 def provided(what: str) -> list[Any]:
-    """Imports and returns what the installed parts provide under this name: one object, or module, per part."""
+    """Imports and returns the objects (or modules) that installed parts provide under this name, one per part."""
     return [_imported(part.provides[what]) for part in installed() if what in part.provides]
 
 

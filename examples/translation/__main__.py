@@ -34,7 +34,7 @@ def newest_export(output: Path) -> Path:
     if not (output / "averaged").exists():
         steps = ["python -m translation.corpus data", f"python -m translation.training data --output {output}", *steps]
     raise FileNotFoundError(
-        f"{folder} holds what a training has exported, as numbered versions. Received: none. Make one:\n  "
+        f"{folder} must contain the exported model, in numbered versions. Received: none. Make one:\n  "
         + "\n  ".join(steps)
     )
 

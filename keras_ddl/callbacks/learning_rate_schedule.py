@@ -25,7 +25,7 @@ class LearningRateSchedule(LearningRateFactor):
         LearningRateSchedule(0.1, start_epoch=30, end_epoch=60),
         LearningRateSchedule(0.01, start_epoch=60),
 
-    If `multiplier` is a schedule object of Keras or `keras_ddl.schedules`, the rate is what the object returns for the
+    If `multiplier` is a schedule object of Keras or `keras_ddl.schedules`, the rate is the object's value for the
     step, as in an optimizer, times the warm-up's factor. Steps count from start_epoch, so a run that begins at a later
     epoch gets the rate of that epoch. Warm-up, momentum correction and ReduceLROnPlateau work with it.
 

@@ -103,7 +103,7 @@ def machine() -> list[tuple[str, str]]:
 
 
 def gpus() -> list[tuple[str, str]]:
-    """Returns the GPUs with the rank that takes each, what the driver says, and what TensorFlow lacks to use them."""
+    """Returns the GPUs with the rank that uses each, the driver's report, and why TensorFlow cannot use them, if so."""
     from keras_ddl.launch.checks import gpus as gpu_checks
 
     found = gpu_checks.check_host()

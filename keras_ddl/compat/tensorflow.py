@@ -1,7 +1,7 @@
 """Imports TensorFlow, checks it, and loads keras_ddl's ops; the only module that imports tensorflow.python.
 
 Written for TensorFlow 2.21. Other modules write `from keras_ddl.compat.tensorflow import tf`, so that an environment in
-which keras_ddl cannot work ends in a DependencyError that says what to install.
+which keras_ddl cannot work ends in a DependencyError with the remedy.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def variable_kind(handle: tf.Tensor) -> tuple[tf.TensorShape, tf.DType]:
 
 
 def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what each branch of a tf.cond or tf.switch_case returns for `tensor`; [] if it does not come from one."""
+    """Returns, for a result of tf.cond or tf.switch_case, the value in each branch; [] for other tensors."""
     if is_eager(tensor):
         return []
     while tensor.op.type == "Identity":
@@ -382,7 +382,7 @@ def session_callable(session: Any, options: Any) -> Callable[..., Any]:
 
 
 def after_checkpoint(path: str, options: tf.train.CheckpointOptions | None) -> None:
-    """Does what TensorFlow does after writing a tf.train.Checkpoint: records its number and deletes old checkpoints."""
+    """Like TensorFlow after writing a tf.train.Checkpoint, records its number and deletes old checkpoints."""
     for callback in (options and options.experimental_write_callbacks) or ():
         if inspect.signature(callback).parameters:
             callback(path)

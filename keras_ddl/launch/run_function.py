@@ -54,7 +54,7 @@ def run(
             (docs/launch.md).
         verbose: show the mpirun command, mpirun's output, and TensorFlow's messages at its import.
 
-    Returns: a list; result r is what rank r returned.
+    Returns: the list of results, by rank.
 
     Raises:
         the exception of the rank that failed first; its cause is a RankError with that rank's traceback.

@@ -70,14 +70,14 @@ class Channel:
         return len(self._outgoing)
 
     def send(self, kind: Kind, payload: bytes | Mapping[str, Any] = b"") -> None:
-        """Queues a frame and sends what the socket takes now."""
+        """Queues a frame, and sends as much as the socket accepts now."""
         if self.closed:
             return
         self._outgoing += encoded(kind, payload)
         self.write()
 
     def write(self) -> None:
-        """Sends as much of the backlog as the socket takes."""
+        """Sends as much of the backlog as the socket accepts."""
         while self._outgoing and not self.closed:
             try:
                 sent = self.sock.send(self._outgoing[:_READ_BYTES])

@@ -70,7 +70,7 @@ class Strategy(BaseStrategy):
         reader: which ranks read the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every
             rank, so the data must be the same on all ranks. "rank0": rank 0 reads ahead of the steps and sends each
             rank its rows, for data that differs each time it is read (docs/strategy.md). Rank 0's setting is used.
-        gather_predictions: what `model.predict` returns. "all": all rows, on every rank. "rank0": all rows on rank 0,
+        gather_predictions: the result of `model.predict`. "all": all rows, on every rank. "rank0": all rows on rank 0,
             and a rank's own rows on every other rank, for predictions too large for the memory of every rank.
         positional, removed: arguments of other strategies and of earlier versions; an error names the replacement.
     Raises:
@@ -78,7 +78,7 @@ class Strategy(BaseStrategy):
     COLLECTIVE over all ranks.
     """
 
-    is_keras_ddl = True  # tells compat.keras what this is without an import of this module
+    is_keras_ddl = True  # lets compat.keras recognize a Strategy without importing this module
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Strategy(BaseStrategy):
 
         A model's train_step, test_step or predict_step gives the result of one process, as in `fit`.
 
-        Returns: what `fn` returns on this rank.
+        Returns: the result of `fn` on this rank.
         Raises: RankMismatchError: ranks disagree. RankLostError: a rank is lost.
         """
         with order.translate_errors():
@@ -251,7 +251,7 @@ class Strategy(BaseStrategy):
         )
 
     def explain(self, model: Any) -> str:
-        """Returns what a model's traced steps (of fit, evaluate and predict) move between ranks.
+        """Describes the communication of a model's traced steps (of fit, evaluate and predict).
 
         The result has a table for each trace, with bytes, reason and the program's line of each collective. Not
         collective. For a step of `function` call `train_step.explain()`.

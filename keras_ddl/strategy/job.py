@@ -35,7 +35,7 @@ class Settings:
 
 @dataclass(eq=False)
 class Job:
-    """The ranks that share each batch, and what they have agreed on.
+    """The ranks that share each batch, and the settings that they have agreed on.
 
     Attributes:
         rank: this process's rank. size: the number of ranks.

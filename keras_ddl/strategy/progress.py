@@ -80,7 +80,7 @@ def capture(
 
 
 def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns what `capture` returned for a checkpoint, or None if the checkpoint has no such state."""
+    """Returns the result of `capture` for a checkpoint, or None if the checkpoint has no such state."""
     if not (folder / RECORD).exists():
         return None
     arrays = {}
@@ -108,7 +108,7 @@ class Restoration:
             keras_compat.make_global_seed_generator().state.assign(self._record["seed"])
 
     def at_epoch_begin(self, others: Sequence[Any]) -> None:
-        """Restores, before the first epoch, what fit and the other callbacks' on_train_begin have reset."""
+        """Restores, before the first epoch, the state that fit and the other callbacks' on_train_begin have reset."""
         callbacks = callback_state.with_state(others)
         callback_state.set_states(callbacks, self._record["callbacks"])
         for name, one in callbacks.items():

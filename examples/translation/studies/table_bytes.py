@@ -101,7 +101,7 @@ def draw(figure: Any, found: Sequence[Row]) -> None:
     """Draws the size of the gradient on a rank, in tables, over the number of ranks."""
     axes = figure.subplots()
     ranks = sorted({each["ranks"] for each in found})
-    axes.plot(ranks, [1] * len(ranks), color="tab:gray", label="one table: what keras_ddl.Strategy holds")
+    axes.plot(ranks, [1] * len(ranks), color="tab:gray", label="one table, as under keras_ddl.Strategy")
     for how, table in dict.fromkeys((each["how"], each["table"]) for each in found):
         some = [each for each in found if (each["how"], each["table"]) == (how, table)]
         points = sorted((each["ranks"], each["times less"]) for each in some)

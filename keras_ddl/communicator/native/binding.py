@@ -207,7 +207,7 @@ class NativeCommunicator(Requests):
             core().ddl_release(self._comm)
 
     def describe(self) -> str:
-        """Describes what this communicator runs on."""
+        """Describes this communicator's topology and memory."""
         text: bytes = core().ddl_describe(self._comm)
         return text.decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Records what the ranks of a job have exchanged, so that a newcomer can run the same program up to their position.
+"""Records the results that ranks have exchanged, so that a newcomer can run the same program up to their position.
 
 A newcomer begins at the first line of the script. Its collectives, and its calls of `fit` that the other ranks have
 already finished, return the results of the other ranks (`Replay`). So if a job may have newcomers, its members
@@ -209,7 +209,7 @@ def including_own(gathered: list[T], own: T) -> list[T]:
 
 
 def begin(history: Record | Replay | None) -> None:
-    """Sets what `current` returns."""
+    """Sets the result of `current`."""
     global _of_job
     _of_job = history
 

@@ -84,7 +84,7 @@ class _Patience:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._launcher_knows = False  # whom this rank waits for
+        self._launcher_knows = False  # whether the launcher knows the ranks that this rank waits for
         self._begun = time.monotonic()
         self._warn_after, self._deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
 

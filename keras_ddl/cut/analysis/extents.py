@@ -74,7 +74,7 @@ class Extents:
         return certain(self._numbers[value])
 
     def content(self, value: Value) -> Content:
-        """Returns what is known about the elements of a list. Raises: Uncertain: nothing is known."""
+        """Returns the known facts about the elements of a list. Raises: Uncertain: nothing is known."""
         if value not in self._contents:
             rule = _contents.get(value.node.type)
             self._contents[value] = if_certain(rule, self, value.node) if rule is not None else None
@@ -131,7 +131,7 @@ _Rule = TypeVar("_Rule", ExtentsRule, NumbersRule, ContentsRule)
 
 
 def merged(output: Value, inferred: Sequence[Dim | None] | None) -> Dims | None:
-    """Returns inferred extents of an output, corrected by what tracing knows for certain."""
+    """Returns inferred extents of an output, corrected by the certain facts from tracing."""
     if output.rank is None:
         return None if inferred is None or None in inferred else tuple(each for each in inferred if each is not None)
     if inferred is None or len(inferred) != output.rank:

@@ -1,4 +1,4 @@
-"""Reports what a cut step sends between ranks, and why: `explain()`."""
+"""Reports the communication of a cut step and its reasons, for `explain()`."""
 
 from __future__ import annotations
 

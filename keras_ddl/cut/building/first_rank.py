@@ -16,7 +16,7 @@ from keras_ddl.errors import ConfigError
 
 
 def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
-    """Raises ConfigError if a result of `node` cannot be sent from rank 0 to the others. `kind`: what `node` is."""
+    """Raises ConfigError if a result of `node` cannot be sent from rank 0. `kind`: describes `node`."""
     other = next((each.dtype for each in node.outputs if not _travels(each.dtype)), None)
     if other is not None:
         raise ConfigError(

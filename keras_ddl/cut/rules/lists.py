@@ -1,7 +1,7 @@
 """Lists of tensors, which loops read and write: elements of a sharded list are the rank's shards of each element.
 
 An Optional is a list of at most one element. Each type of operation has a signature, a letter for each operand and
-result, which decides how it is built (`list_operation`) and what is known about its results:
+result, which determines how it is built (`list_operation`) and the facts about its results:
 
     L  a list    E  one of its elements    T  all of them, along a new axis 0    S  the shape of an element    n  other
 """

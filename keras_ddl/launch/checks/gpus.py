@@ -71,7 +71,7 @@ def identity_of(index: int) -> str:
 
 
 def check_host(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Finding | None:
-    """Returns what stops TensorFlow from using this host's GPUs, or names them; None: the host has none.
+    """Returns the reason why TensorFlow cannot use this host's GPUs, or their names; None: the host has none.
 
     Imports no TensorFlow, so a CUDA library that TensorFlow will not find goes unnoticed: see `check_tensorflow`.
     """

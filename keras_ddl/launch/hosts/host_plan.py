@@ -16,7 +16,7 @@ class HostPlan:
     Args:
         hosts: hosts at the start; ranks fill one after the other.
         num_ranks: number of ranks at the start; spares follow them.
-        min_ranks: number of ranks that stay, whatever the file says.
+        min_ranks: number of ranks that stay, regardless of the file.
         max_ranks: upper limit on ranks; None: limited only by the hosts' slots.
     """
 

@@ -1,7 +1,7 @@
 """Compares variables of the ranks by checksums. Each variable is read once, at the speed of memory.
 
 If a layout cuts a variable along the model axis, each slice is compared between the ranks that have it. Each chunk of a
-variable in shards is on one rank only, so the ranks compare what the program has assigned to the variable instead.
+variable in shards is on one rank only, so the ranks compare the values that the program assigned instead.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Held:
 
 
 def follow_before_training(model: Any, job: Job, before: Held) -> None:
-    """Gives all ranks rank 0's variables when fit begins, including what callbacks have restored there. COLLECTIVE.
+    """Gives all ranks rank 0's variables when fit begins, even those restored by callbacks. COLLECTIVE.
 
     before: this rank's variables before the callbacks began; if ranks already differed then, rank 0 warns.
     """

@@ -171,7 +171,7 @@ class CallbackList(_KerasList):
                 saves.become_first()
 
     def flush(self, within_epoch: bool = False) -> None:
-        """Writes what TensorBoard has in memory, so that it is not lost with rank 0 in a job that continues."""
+        """Flushes TensorBoard's data, so that it is not lost with rank 0 in a job that continues."""
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
             for callback in self.callbacks:
@@ -244,7 +244,7 @@ class CallbackList(_KerasList):
             strategy.resilience.joining.end_fit()
 
     def agreed_state(self) -> list[Any]:
-        """Returns the objects whose plain attributes hold what the ranks have agreed on in this fit."""
+        """Returns the objects whose plain attributes hold the state that the ranks have agreed on in this fit."""
         return [each for each in (self._drift, self._saves) if each is not None]
 
     def checksums(self) -> dict[str, int]:
@@ -294,8 +294,8 @@ class CallbackList(_KerasList):
         self._step_begin = time.monotonic() if recording.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Before the callbacks, gathers what rank 0 is about to save. After them, if a callback could have asked to
-        stop, stops on all ranks if any rank wants to.
+        """Before the callbacks, gathers the variables that rank 0 is about to save. After them, if a callback could have
+        asked to stop, stops on all ranks if any rank wants to.
         """
         if self._step_begin is not None:
             recording.add_span(f"step {batch}", self._step_begin)

@@ -47,7 +47,7 @@ class Saves:
             track_best_only(self._callback, *args, **kwargs)
 
     def become_first(self) -> None:
-        """Called when this rank becomes rank 0: removes what the lost rank 0 has not completed."""
+        """Called when this rank becomes rank 0: removes incomplete saves of the lost rank 0."""
         path = keras_callbacks.path_of_saves(self._callback)
         sweep_temporaries(path.parent)
         sweep_temporaries(path)

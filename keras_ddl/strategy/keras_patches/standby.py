@@ -213,7 +213,7 @@ class _Rows(Standby):
 
 
 def _make_equal(path: str, begin: int, text: bytes) -> None:
-    """Makes `text` the content of a file from byte `begin` on, and rewrites only what differs."""
+    """Makes `text` the content of a file from byte `begin` on, and rewrites only the part that differs."""
     written = b""
     if tf.io.gfile.exists(path):
         with tf.io.gfile.GFile(path, "rb") as file:

@@ -181,6 +181,6 @@ def stop_on_all_ranks(model: Any) -> None:
         fit.agreed_stop = True
 
 
-# Inside fit, reading returns what the ranks have agreed on. Otherwise a rank that sets it, at any moment and in any
+# Inside fit, reading returns the agreed value. Otherwise a rank that sets it, at any moment and in any
 # thread, would stop early and leave the others waiting.
 STOP_TRAINING = property(_get_stop_training, _set_stop_training)

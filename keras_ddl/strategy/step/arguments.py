@@ -140,7 +140,7 @@ class Arguments:
         kept.tensors = []
         return kept
 
-    # ---- what the step is traced on
+    # ---- the global arguments, for tracing
 
     def specs(self, rows: int | None, of_batch: Sequence[Any] | None = None) -> list[Any]:
         """Returns the type of each tensor (one for a ragged or sparse one), for a batch of `rows` rows.
@@ -176,7 +176,7 @@ class Arguments:
 
         return components_of
 
-    # ---- what this rank's graph is built on
+    # ---- this rank's arguments, for its graph
 
     def sharded(self) -> Iterator[tuple[int, int]]:
         """Yields, for each sharded tensor, the number of its batch and its place among the components."""

@@ -210,7 +210,7 @@ class CutStep:
     ) -> ConcreteFunction:
         """Returns `step` as a concrete function of the global batch. COLLECTIVE.
 
-        All ranks compare their traces and what these read (same_step.py). Variables that no step has used before get
+        All ranks compare their traces and the values that these read (same_step.py). Variables that no step has used before get
         rank 0's values, however the script made them.
 
         Args:
@@ -418,7 +418,7 @@ class Outputs:
         self._leaves = tf.nest.flatten(self._structure, expand_composites=True)
 
     def packed(self, tensors: Iterable[tf.Tensor]) -> Any:
-        """Returns what the step returns, with these tensors."""
+        """Returns the step's result with these tensors."""
         rest = iter(tensors)
         leaves = [next(rest) if tf.is_tensor(each) else each for each in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
