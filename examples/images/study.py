@@ -5,7 +5,7 @@
     python examples/images/study.py time               # on an idle machine: 1, 2 and 4 ranks to an accuracy
     python examples/images/study.py figures            # draws all pictures from study.json, and prints the tables
 
-Each of the 10 trainings took about a minute of a core, and two pieces may run at the same time. --json names another
+Each of the 10 runs took about a minute of a core, and two pieces may run at the same time. --json names another
 file; the pictures are written to its directory.
 """
 
@@ -57,7 +57,7 @@ def done(file: Path) -> dict[str, Any]:
 
 
 def accuracy(file: Path, batches: Sequence[int], options: Sequence[str]) -> None:
-    """Runs trainings that have no results yet. options: additional options of train.py."""
+    """Runs the training jobs that have no results yet. options: additional options of train.py."""
     # Use one core each, so that two pieces can run at the same time. This does not change the accuracy.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     import train

@@ -16,11 +16,11 @@ The models and their training:
     lstm.py           the recurrent model
     transformer.py    the Transformer, with one shared table
     losses.py         cross-entropy per token, with label smoothing
-    settings.py       sizes, data and optimizer of a training: presets and flags
-    training.py       the training on one rank or many, and its command
+    settings.py       sizes, data and optimizer of a run: presets and flags
+    training.py       training on one rank or many, and its command
     averaging.py      the mean of the last checkpoints
     history.py        records and draws the speed, loss and scores of each epoch
-    run_directory.py  the files of a training, and the model in them
+    run_directory.py  the files of a training run, and the model in them
 
 Evaluation and inference, with the same weights:
 

@@ -1,4 +1,4 @@
-"""Translates with the exported model of a training.
+"""Translates with the exported model of a training run.
 
     python -m translation "twenty-third of May, 1997" "the third of June"
     python -m translation < sentences.txt
@@ -80,7 +80,7 @@ def main() -> int:
     )
     parser.add_argument("phrases", nargs="*", metavar="PHRASE")
     parser.add_argument(
-        "--output", type=Path, default=Path(DEFAULT_OUTPUT), help="directory of the training (%(default)s)"
+        "--output", type=Path, default=Path(DEFAULT_OUTPUT), help="directory of the training run (%(default)s)"
     )
     parser.add_argument("--scores", action="store_true", help="print a score and a tab before each line; 0 is certain")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Averages the last checkpoints of a training, like the Transformer's authors (arXiv 1706.03762, section 6.1).
+"""Averages the last checkpoints of a training run, like the Transformer's authors (arXiv 1706.03762, section 6.1).
 
 Near the end of training the weights still wander around a good point, and their mean is closer to it than the last
 weights.

@@ -3,7 +3,7 @@
     python -m translation.evaluation data
     keras-ddl run -np 2 python -m translation.evaluation data --part dev --beam 1 --write translations.txt
 
-It evaluates the training in translation-output, or in --output.
+It evaluates the model in translation-output, or in --output.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="directory of dev.en and dev.de, test.en and test.de (or .gz)")
     add_languages(parser)
-    parser.add_argument("--output", type=Path, default=DEFAULT, help="directory of the training (%(default)s)")
+    parser.add_argument("--output", type=Path, default=DEFAULT, help="directory of the training run (%(default)s)")
     parser.add_argument("--part", default="test", choices=["dev", "test"], help="(%(default)s)")
     parser.add_argument("--beam", type=int, default=4, help="hypotheses per sentence; 1 is greedy (%(default)s)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the translations to FILE, one per line")

@@ -44,7 +44,7 @@ class RunDirectory:
         subwords.save(self.subwords)
 
     def earlier_settings(self) -> Settings | None:
-        """Returns the settings of the training in this directory, or None."""
+        """Returns the settings of the run in this directory, or None."""
         return Settings.load(self.path) if (self.path / FILE).exists() else None
 
     def load_on_all_ranks(self) -> tuple[keras.Model, Subwords, Settings]:

@@ -60,7 +60,7 @@ class Settings:
         for name in ("model", *own, "layers", "vocabulary", "longest"):
             if earlier is not None and getattr(self, name) != getattr(earlier, name):
                 raise ValueError(
-                    f"A resumed training must keep its sizes. Received: {name}={getattr(self, name)}, but the training "
+                    f"A resumed run must keep its sizes. Received: {name}={getattr(self, name)}, but the run "
                     f"began with {getattr(earlier, name)}. Leave out --{name}, or train anew without --resume."
                 )
 
@@ -80,7 +80,7 @@ class Settings:
         )
 
     def make_schedule(self, steps: int) -> Any:
-        """Returns the learning rate for a training of `steps` steps: a Keras schedule, or a number."""
+        """Returns the learning rate for a run of `steps` steps: a Keras schedule, or a number."""
         rate, warmup = self.learning_rate, self.warmup
         if self.decay == "inverse_square_root":
             return schedules.InverseSquareRootDecay(rate, warmup)

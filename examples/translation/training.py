@@ -39,7 +39,7 @@ Paths = Sequence[Path]
 def make_subwords(paths: Paths, vocabulary: int, file: Path | None = None) -> Subwords:
     """Returns subwords of both languages, which rank 0 learns for all ranks. COLLECTIVE.
 
-    file: the subwords of a training that is resumed.
+    file: the subwords of a resumed run.
     """
     subwords = None
     if keras_ddl.rank() == 0 and file is not None and file.exists():
@@ -80,7 +80,7 @@ def train(
             nothing.
         verbose: as for `fit`: 1 for a progress bar, 2 for a line per epoch, 0 for silence.
     Returns: the final scores on "test" if there is one, else on "dev".
-    Raises: ValueError: the training to resume has another model or other subwords.
+    Raises: ValueError: the run to resume has a different model or different subwords.
     """
     strategy = keras_ddl.Strategy(seed=settings.seed)
     run = RunDirectory(output)

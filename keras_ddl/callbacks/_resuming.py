@@ -104,7 +104,7 @@ def restore_on_all_ranks(
     *,
     seeds: str = "all",
 ) -> T | None:
-    """Restores a checkpoint in `dir` on all ranks. Rank 0 reads and sends all that is not spread over ranks. COLLECTIVE.
+    """Restores a checkpoint in `dir` on all ranks. Rank 0 reads and sends all that is not spread. COLLECTIVE.
 
     Args:
         which: called on rank 0; returns which checkpoint to restore, as `restore_checkpoint` takes it, or None.

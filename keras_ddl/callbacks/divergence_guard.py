@@ -1,4 +1,4 @@
-"""DivergenceGuard: stops a training that diverges, or continues it from an earlier state with a lower rate."""
+"""DivergenceGuard: stops training that diverges, or continues it from an earlier state with a lower rate."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class DivergenceGuard(JobCallback):
 
 
 class LossJudge:
-    """Decides from the losses of windows alone whether a training diverges, so all ranks agree.
+    """Decides from the losses of windows alone whether training diverges, so all ranks agree.
 
     Args: as for DivergenceGuard.
 

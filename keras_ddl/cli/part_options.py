@@ -30,7 +30,7 @@ class RunOptions:
         return env
 
     def wants_figures(self, values: Mapping[str, Any]) -> bool:
-        """Returns whether a watcher of this part wants the figures of the training."""
+        """Returns whether a watcher of this part wants the training figures."""
         return False
 
     @contextlib.contextmanager

@@ -29,7 +29,7 @@ class Watchers:
     """All watchers of a job, across its restarts.
 
     Attributes:
-        want_figures: whether a watcher wants the figures of the training.
+        want_figures: whether a watcher wants the training figures.
     """
 
     def __init__(self, watchers: Sequence[Watcher] = (), *, figures: bool = False) -> None:

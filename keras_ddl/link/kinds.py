@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
     REPORT = 17  # P JSON: the uncaught exception that ends the program (error_report.py)
     IN_JOB = 18  # P JSON: in_job: whether the program is between init and shutdown, so that its end is a loss
     CHECKPOINT = 19  # P JSON: path, step, resume, is_new: the last complete checkpoint
-    FIGURES = 20  # P JSON: figures of the training (strategy/figures.py), if the job has a watcher
+    FIGURES = 20  # P JSON: training figures (strategy/figures.py), if the job has a watcher
     HOSTS_CHANGED = 21  # L empty: the job would be started on other hosts now (host_watch.py)
     QUESTION = 22  # P JSON: about the other ranks (membership.py, board.py)
     ANSWER = 23  # L JSON: to a QUESTION; for a membership: epoch, members, ended, and with several hosts doors, secret

@@ -5,7 +5,7 @@ when it first needs it, and keeps it. The wrapper's first frame, WELCOME, tells 
 
     regroups         the job may continue without lost ranks
     takes_newcomers  processes may join the job
-    figures          a watcher wants the figures of the training
+    figures          a watcher wants the training figures
     clock            how far the clock of this host is ahead of the launcher's, if measured
     has_question, admit_at, hosts_changed   as in the frames BOARD and HOSTS_CHANGED
 """

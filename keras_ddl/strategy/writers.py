@@ -1,7 +1,7 @@
 """Identifies callbacks of Keras and other packages that only write files, without importing those packages.
 
-Such a callback can run on rank 0 alone, because it decides nothing for other ranks (state that BackupAndRestore restores on
-rank 0 is sent to all). A program's subclass runs on all ranks, because its code may change logs or stop the training;
+Such a callback can run on rank 0 alone, because it decides nothing for other ranks (BackupAndRestore's state on
+rank 0 is sent to all). A program's subclass runs on all ranks, because its code may change logs or stop training;
 only its inherited hooks run on rank 0 alone (keras_patches/standby.py).
 """
 

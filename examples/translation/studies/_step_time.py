@@ -1,4 +1,4 @@
-"""Runs one rank of a training job that takes turns with other jobs, for trainings.py.
+"""Runs one rank of a training job that takes turns with other jobs, for training_jobs.py.
 
 Each rank computes on one core with one thread, so a single rank uses one core of several. Ranks share a core only if
 there are more ranks than cores.

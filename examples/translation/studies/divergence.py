@@ -9,7 +9,7 @@ al. 2020, arXiv 2002.04745).
 
 This command measures a small Transformer of that kind, with Adam at a constant rate. For several rates and batch sizes
 it trains without warm-up, with warm-up, and without warm-up but with keras_ddl.callbacks.DivergenceGuard, which either
-stops, or returns to the last good state and continues at a lower rate. All trainings begin with the same weights and
+stops, or returns to the last good state and continues at a lower rate. All runs begin with the same weights and
 see the same data.
 
 The final loss of a training run is the mean over the last tenth of its steps. The run has diverged if its final loss is

@@ -1,4 +1,4 @@
-"""Runs one rank of divergence.py: short trainings, one after the other, each with a new model from the same seed."""
+"""Runs one rank of divergence.py: short training runs, one after another, each with a new model from the same seed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from translation.subwords import PADDING
 from translation.training import compiled, make_batches, make_subwords
 
 WITHOUT, WITH, STOP, BACK = "without warm-up", "with warm-up", "guard: stop", "guard: go back"
-WAYS = (WITHOUT, WITH, STOP, BACK)  # trainings with the guard have no warm-up
+WAYS = (WITHOUT, WITH, STOP, BACK)  # runs with the guard have no warm-up
 BLIND = 0.98  # with a loss below this share of the loss of blind guesses, a model has learned something
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The trainings: all ways at all rates with all batch sizes.
+    """The training runs: all ways at all rates with all batch sizes.
 
     Attributes:
         tokens: tokens in a batch of all ranks.
-        steps: steps of a training.
+        steps: steps of a run.
         warmup: steps of the warm-up.
         window, grace, factor, retries: arguments of the guard.
     """
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Training:
-    """The result of a training. Lists have an entry for each step, also for steps that the guard undid.
+    """The result of a training run. Lists have an entry for each step, also for steps that the guard undid.
 
     Attributes:
         losses: losses over all ranks' tokens.
@@ -112,12 +112,12 @@ def blind_loss(batches: Batches, vocabulary: int, smoothing: float) -> float:
 
 
 def train(paths: Sequence[Path], settings: Settings, plan: Plan) -> list[Training]:
-    """Runs all trainings of the plan, on the ranks that call it. COLLECTIVE.
+    """Makes all training runs of the plan, on the ranks that call it. COLLECTIVE.
 
     Args:
         paths: files of source and target.
         settings: sizes of the model and of the vocabulary. The plan's rates and batch sizes replace theirs.
-    Raises: ValueError: the corpus has fewer batches than a training has steps.
+    Raises: ValueError: the corpus has fewer batches than a run has steps.
     """
     keras_ddl.Strategy()
     subwords, found = make_subwords(paths, settings.vocabulary), []
@@ -130,7 +130,7 @@ def train(paths: Sequence[Path], settings: Settings, plan: Plan) -> list[Trainin
                 batches = make_batches(paths, subwords, settings)
                 if len(batches) < plan.steps:
                     raise ValueError(
-                        f"steps: a training must not have more steps than the corpus has batches. Received: "
+                        f"steps: a run must not have more steps than the corpus has batches. Received: "
                         f"{plan.steps} steps, and {len(batches)} batches of {tokens} tokens. Lower --steps, or use a "
                         "larger --corpus."
                     )

@@ -23,7 +23,7 @@ The rows are
                "error" is the error of the step time.
 
 There is no such wait on this machine, because a batch is a number of tokens, and the ranks share its rows. All
-trainings start together, 13 processes by default; then they take turns, one epoch at a time. A time is the median over
+jobs start together, 13 processes by default; then they take turns, one epoch at a time. A time is the median over
 the rounds; on a busy machine it is meaningless.
 """
 
@@ -44,9 +44,9 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.cost_model import Cluster, Dimension, exchange, shared_memory
-from translation.studies import original, rows, trainings
+from translation.studies import original, rows, training_jobs
 from translation.studies.original import Links
-from translation.studies.trainings import Training
+from translation.studies.training_jobs import Training
 
 PAYLOAD = 0.95  # share of a link's rate; the rest is headers of Ethernet, IP and TCP
 UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
@@ -73,7 +73,7 @@ def copy_bandwidth(nbytes: int) -> float:
 def measure(chosen: argparse.Namespace) -> list[rows.Row]:
     """Returns the rows for this machine."""
     with tempfile.TemporaryDirectory() as folder:
-        here, emulated, unavailable = trainings.run(Path(folder), chosen)
+        here, emulated, unavailable = training_jobs.run(Path(folder), chosen)
     if unavailable:
         print(f"Nothing is emulated: {unavailable}")
     nbytes, cores = here[1].gradient_bytes, len(os.sched_getaffinity(0))
@@ -152,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
     add("--emulated-latency", type=float, default=100e-6, help="ASSUMED seconds per message (default: %(default)g)")
     add("--tokens", type=int, default=1024, help="tokens in a rank's part of a batch (default: %(default)s)")
     add("--pairs", type=int, default=400, help="pairs of phrases per rank and epoch (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="measured epochs of each training (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="measured epochs of each job (default: %(default)s)")
     add = result.add_argument_group("the original's machines").add_argument
     add("--device-link", type=float, default=Links.device, help="bytes/s of a device's link (default: %(default)g)")
     add("--host-link", type=float, default=Links.host, help="bytes/s of a host's link (default: 100 Gbit/s)")
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = []
     if chosen.ranks or chosen.hosts:
         chosen.ranks = sorted({1, *chosen.ranks})  # the predictions need the time of a single rank
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends trainings and the emulated cluster, like Ctrl-C
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the jobs and the emulated cluster, like Ctrl-C
         found = measure(chosen)
     found += original.table(Links(chosen.device_link, chosen.host_link, chosen.latency), chosen.overlap)
     rows.show(found, chosen, draw)

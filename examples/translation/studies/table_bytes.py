@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=PAPER["lookups"] // 10,
         help="tokens of a rank's batch, in both languages (%(default)s)",
     )
-    parser.add_argument("--steps", type=int, default=3, help="steps of each training (%(default)s)")
+    parser.add_argument("--steps", type=int, default=3, help="steps of each run (%(default)s)")
     options = rows_of.parse(parser, arguments)
     rows_of.show(study(options), options, draw)
 

@@ -1,4 +1,4 @@
-"""Broadcasts the variables of a model and its optimizers, which must be equal on all ranks of a training."""
+"""Broadcasts the variables of a model and its optimizers, which must be equal on all ranks that train together."""
 
 from __future__ import annotations
 

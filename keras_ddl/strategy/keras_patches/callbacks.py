@@ -294,7 +294,7 @@ class CallbackList(_KerasList):
         self._step_begin = time.monotonic() if recording.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Before the callbacks, gathers the variables that rank 0 is about to save. After them, if a callback could have
+        """Before the callbacks, gathers variables that rank 0 is about to save. After them, if a callback could have
         asked to stop, stops on all ranks if any rank wants to.
         """
         if self._step_begin is not None:

@@ -55,7 +55,7 @@ class StandIn:
             keras_callbacks.follow_tensorboard(self.writer, hook)
 
     def begin_late(self) -> None:
-        """Called when this rank joins a running training. Rank 0 has written the earlier part."""
+        """Called when this rank joins a running job. Rank 0 has written the earlier part."""
 
     def become_writer(self, params: Any, *, may_lack_last: bool, has_begun: bool) -> None:
         """Lets the writer write from now on.
@@ -82,7 +82,7 @@ def _hearing(stand_in: StandIn, hook: str) -> Callable[..., None]:
 
 
 class Standby(StandIn):
-    """Follows the training in place of `writer`.
+    """Follows training instead of `writer`.
 
     finished: returns how many calls this rank has finished together with all others.
     """

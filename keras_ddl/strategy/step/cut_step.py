@@ -210,7 +210,7 @@ class CutStep:
     ) -> ConcreteFunction:
         """Returns `step` as a concrete function of the global batch. COLLECTIVE.
 
-        All ranks compare their traces and the values that these read (same_step.py). Variables that no step has used before get
+        All ranks compare traces and the values read in them (same_step.py). Variables that no step has used before get
         rank 0's values, however the script made them.
 
         Args:

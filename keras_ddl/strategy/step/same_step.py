@@ -1,6 +1,6 @@
 """Checks, before a step first runs, that all ranks have traced the same step, which reads the same values.
 
-Ranks compare one digest of a step: its operations with attributes and constants, and the values that it reads besides its
+Ranks compare one digest of a step: its operations with attributes and constants, and the values it reads besides its
 arguments (captured_values.py). Numeric variables are left out, because they get rank 0's values. If digests differ,
 ranks look for the first difference, to name it.
 """

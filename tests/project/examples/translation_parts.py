@@ -40,7 +40,7 @@ from translation.studies import (
     scaling,
     strong_scaling,
     table_bytes,
-    trainings,
+    training_jobs,
 )
 from translation.text import GraphSubwords
 from translation.transformer import Transformer
@@ -76,7 +76,7 @@ __all__ = [
     "subwords",
     "table_bytes",
     "training",
-    "trainings",
+    "training_jobs",
     "translated",
     "words",
 ]

@@ -94,11 +94,11 @@ class Training:
 
 
 def run(folder: Path, chosen: Any) -> tuple[dict[int, Training], dict[int, Training], str | None]:
-    """Starts all trainings at once. After their first epochs, only one of them computes at a time.
+    """Starts all jobs at once. After their first epochs, only one of them computes at a time.
 
     Args:
         folder: a folder for temporary files.
-        chosen: options as for Training; `ranks` and `hosts` have a number for each training, and `rate` is the rate of
+        chosen: options as for Training; `ranks` and `hosts` have a number for each job, and `rate` is the rate of
             the hosts' links.
     Returns: ranks -> training on this machine, hosts -> training on emulated hosts, and why no hosts were emulated.
     """
