@@ -70,17 +70,17 @@ class RankOutcome:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a signal or the loss of its host ended it, or it sent no report. Its own errors are not a loss."""
+        """Whether the rank was lost: by a signal, with its host, or without a report. Its own errors are not a loss."""
         return self.stopped_by is None and (self.status is None or self.status < 0 or self.has_vanished)
 
     @property
     def has_vanished(self) -> bool:
-        """Whether it ended with status 0 in the middle of a job (os._exit) that can continue without it."""
+        """Whether the rank ended with status 0 in the middle of a job (os._exit) that can continue without it."""
         return self.status == 0 and self.in_job
 
     @property
     def gives_up(self) -> bool:
-        """Whether it is a newcomer that cannot join the others."""
+        """Whether the rank is a newcomer that cannot join the others."""
         return bool((self.report or {}).get("gives_up"))
 
     @property
@@ -113,7 +113,7 @@ class RankOutcome:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed only because another rank failed, or because it was asked to end."""
+        """Whether the rank failed only because another rank failed, or because it was asked to end."""
         if self.missed is not None:
             return True
         if "failed_rank" in (self.report or {}):
@@ -121,7 +121,7 @@ class RankOutcome:
         return self.stopped_by is not None and (not self.error or self.error.partition(":")[0] == "KeyboardInterrupt")
 
     def has_failed_like(self, other: RankOutcome) -> bool:
-        """Whether it failed on its own with the same error as `other`. Numbers, such as the rank, may differ."""
+        """Whether the rank failed on its own with the same error as `other`. Numbers, such as the rank, may differ."""
         if self is other or (self.report or {}).get("failed_alike"):
             return True
         if not self.error and not other.error:  # such as "No module named train", printed by Python itself
