@@ -127,7 +127,7 @@ def build_step(
     if batch_statistics == "rank":
         calls, others = detection.find(program)
         builder.override = OwnStatistics(calls)
-        builder.report.own_statistics, builder.report.statistics_left = len(calls), others
+        builder.report.own_statistics, builder.report.global_statistics = len(calls), others
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)

@@ -110,7 +110,7 @@ class ProgramLink:
         with self._reading:
             self._answer = None
             self.send(Kind.QUESTION, question)
-            self._wait(lambda: self._answer is not None or is_over())
+            self._wait(lambda: is_over() or self._answer is not None)  # `is_over` may look, and take the answer
             if self._answer is None:
                 self._close()  # so that the wrapper drops a late answer
             return self._answer

@@ -8,7 +8,7 @@
 namespace ddl_cuda {
 namespace {
 
-// How long an orderly end may take, because it waits for ranks that leave at other times.
+// The time limit of an orderly end, which waits for ranks that leave later.
 constexpr int kFinalizePolls = 1000;
 constexpr unsigned kFinalizePollUs = 1000;
 

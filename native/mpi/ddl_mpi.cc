@@ -312,7 +312,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
     return DDL_FAILED_PRECONDITION;
   }
 
-  ddl_mpi::FreeWhatAllHaveLeft();
+  ddl_mpi::FreeLeftCommunicators();
   MPI_Comm comm = MPI_COMM_NULL;
   const int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
   const int filled = ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
@@ -322,7 +322,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
 
 int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,
                   char* error, size_t error_bytes) {
-  ddl_mpi::FreeWhatAllHaveLeft();
+  ddl_mpi::FreeLeftCommunicators();
   const MPI_Comm whole = static_cast<ddl_mpi::Transport*>(parent->self)->comm();
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Group all = MPI_GROUP_NULL;

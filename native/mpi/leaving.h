@@ -13,7 +13,7 @@ void Leave(MPI_Comm comm, bool clean);
 
 // Tells the other ranks which communicators this rank has left, and frees the communicators that all ranks have left.
 // It is called when a communicator is made, so that a program that only ends sends nothing. Never blocks; any thread.
-void FreeWhatAllHaveLeft();
+void FreeLeftCommunicators();
 
 }  // namespace ddl_mpi
 #endif  // KERAS_DDL_MPI_LEAVING_H_

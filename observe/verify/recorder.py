@@ -77,14 +77,14 @@ class Recorder:
 
     # ---- what the Strategy calls
 
-    def begin_step(self, of: str, model: Any) -> None:
+    def begin_step(self, owner: str, model: Any) -> None:
         if self._steps >= self._plan.steps:
             self._end_program()
-        if model is not None and of not in self._begun and self._plan.last_bit and models.is_built(model):
+        if model is not None and owner not in self._begun and self._plan.last_bit and models.is_built(model):
             self._change_last_bits(each.value for each in model.trainable_variables)
-        self._begun.add(of)
+        self._begun.add(owner)
 
-    def end_step(self, of: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
+    def end_step(self, owner: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
         self._steps += 1
         if model is None:
             strategy = one_per_job.alive()[0]
@@ -115,7 +115,7 @@ class Recorder:
         for name, array in _outputs(returned).items():
             arrays[f"returned {name}"] = array
             kinds[f"returned {name}"] = COUNTS if _counts_rows(model, name) else "returned"
-        self._add(Event(0, "step", of, self._steps, kinds), arrays)
+        self._add(Event(0, "step", owner, self._steps, kinds), arrays)
 
     def end_epoch(self, model: Any, logs: Any) -> None:
         arrays = {f"log {name}": array for name, array in _outputs(logs).items()}

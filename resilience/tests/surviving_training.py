@@ -3,9 +3,9 @@
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
     MODEL: mlp, cnn, lstm, attention, tables, and of the mlp shards, weights (in shards, too), accumulation, eager,
         compiled (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at
-        first), teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, when rank
-        1 is lost while step 5 is being committed: committed 1:5), saving; A+B is both. With meshM: on a mesh with a
-        model axis of M, whose layout cuts what M divides; with chosen keras_ddl chooses the layout
+        first), teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, when
+        rank 1 is lost while step 5 is being committed: committed 1:5), saving; A+B is both. With meshM: on a mesh with
+        a model axis of M, whose layout cuts what M divides; with chosen keras_ddl chooses the layout
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it

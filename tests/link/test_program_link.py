@@ -101,6 +101,21 @@ def test_a_question_that_is_given_up_gets_no_answer_later(launcher: Launcher) ->
     assert link.ask({"join": False}) == {"join": False}
 
 
+def test_an_answer_that_arrives_before_the_wait_ends_it(launcher: Launcher) -> None:
+    link = launcher.wrapper.program()
+
+    def looks_late() -> bool:
+        assert link._answer is not None or eventually(lambda: link._arrived.poll(0))
+        link.look()
+        return link.record is not None
+
+    late = threading.Timer(5.0, launcher.wrapper.send, [Kind.RECORD, b"too late"])
+    late.start()
+    assert link.ask_until({"join": True}, looks_late) == {"join": True}
+    assert link.record is None, "it has waited for the next frame"
+    late.cancel()
+
+
 @pytest.mark.parametrize("name", ["read", "write"])
 def test_an_interrupted_call_leaves_no_part_of_a_frame(
     name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ Tensor = Any
 
 @tf.custom_gradient
 def assumed_sparse(table: Tensor) -> tuple[Tensor, Any]:
-    """Returns the table. Its gradient becomes slices of all rows, as in TensorFlow 1, which added them to lookups'."""
+    """Returns the table, and makes its gradient slices of all rows, which TensorFlow 1 added to those of lookups."""
     rows = table.shape[0]
     shape = tf.constant(list(table.shape))
     return tf.identity(table), lambda gradient: tf.IndexedSlices(gradient, tf.range(rows), shape)

@@ -1,7 +1,7 @@
 """Tells ranks between steps about newcomers and leaving ranks, and lets newcomers reach rank 0.
 
-The launcher passes on all of this (launch/regroup/), on one host as on several: it sends newcomers' questions to
-the present rank 0, sends rank 0's answers back, and tells all ranks when they meet newcomers or let ranks leave.
+The launcher forwards these messages (launch/regroup/), on one host as on several: newcomers' questions to the present
+rank 0, rank 0's answers back to them, and to all ranks the call after which they meet newcomers or let ranks leave.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Board:
 
     @property
     def admit_at(self) -> int:
-        """The number of calls after which all ranks meet newcomers or let ranks leave; different each time."""
+        """The number of calls after which all ranks meet newcomers or let ranks leave; it changes for each meeting."""
         self._link.look()
         return self._link.admit_at
 
     @admit_at.setter
     def admit_at(self, calls: int) -> None:
-        """Called by rank 0: sets the value on the boards of all ranks, and returns when it is there."""
+        """Sets the value on the boards of all ranks, and returns when all boards have it. Only rank 0 calls it."""
         self._link.ask({"admit_at": calls})
 
     def ask(self, what: str, text: str = "") -> None:

@@ -30,7 +30,7 @@ class Entry:
     reason: str
     line: str
     count: int = 1  # collectives
-    is_intentional: bool = False  # the fewest bytes to move, and not for lack of a rule
+    is_intentional: bool = False  # moves the fewest bytes possible, so no rule is missing
     few_rows_bytes: int = 0  # bytes with FEW_ROWS rows, if `bytes` is None
 
 
@@ -44,7 +44,7 @@ class Report:
     replicated_operations: list[tf.Operation] = field(default_factory=list)
     kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
-    statistics_left: int = 0  # calls that could not be
+    global_statistics: int = 0  # calls that use the statistics of the global batch
     commits: bool = False  # whether a further collective ends the step; see commit/writes.py
     copies: Counter[str] = field(default_factory=Counter)  # why variables are copied before they are written
     lasting: Counter[str] = field(default_factory=Counter)  # types of operations that a failed step does not undo
@@ -66,10 +66,10 @@ class Report:
         known = sum(each.bytes or 0 for each in self.entries)
         rest = ", plus sizes known only when it runs" if any(each.bytes is None for each in self.entries) else ""
         lines.append(f"{count} collectives per step, {known:,} bytes{rest}")
-        if self.own_statistics or self.statistics_left:
+        if self.own_statistics or self.global_statistics:
             lines.append(
                 f"BatchNormalization with each rank's own rows: {self.own_statistics} calls; with the global batch, "
-                f"because using its own rows could not be proved safe: {self.statistics_left}"
+                f"because using its own rows could not be proved safe: {self.global_statistics}"
             )
         if self.replicated:
             lines.append(f"replicated on every rank, for lack of a rule: {_counted(self.replicated)}")
@@ -136,8 +136,8 @@ class Report:
     ) -> None:
         """Notes that rows of tables in shards moved between ranks and the rows' owners, so that the tables did not.
 
-        values: the rows, or the indices by which they were looked up, for `nodes`. bytes_: at most. tables: bytes
-        that one or another of the tables has; none: the indices moved. count: of collectives.
+        values: the rows, or the indices by which they were looked up, for `nodes`. bytes_: upper bound. tables: the
+        different sizes of the tables, in bytes; none: indices moved, not rows. count: number of collectives.
         """
         sizes = " or ".join(f"{each:,}" for each in tables)
         what = f"rows of tables of {sizes} bytes" if tables else "indices of rows"

@@ -154,7 +154,7 @@ class Context(PlacedValues):
         if self.everyone is None:  # the result will be cut again, which looks into functions
             tf_compat.lend_functions(operation, graph)
         with tf.device(device) if device is not None else contextlib.nullcontext():
-            if sums_in_order.is_of_many(node):
+            if sums_in_order.is_long_sum(node):
                 operations = sums_in_order.added(list(inputs), name)
             else:
                 results = [each.dtype for each in operation.outputs]

@@ -20,7 +20,7 @@ from keras_ddl.cut.operations.propagation import propagate
 from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.values.local_shapes import Scalar
 
-# Built of replicated operands they give a list that can be sharded later, when a shard is put into it.
+# Operations whose result, built from replicated operands, can become sharded later, when a shard is put into it.
 _NEW = {
     "TensorListReserve": "Sn->L",
     "EmptyTensorList": "Sn->L",

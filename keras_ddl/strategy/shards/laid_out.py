@@ -1,9 +1,9 @@
 """Variables that a layout cuts along the model axis: each rank has a slice.
 
-When Keras makes such a variable, its value becomes a `LaidOutVariable`: for Keras a variable of the full shape, which
-has no memory of its own, and beside it this rank's slice. A step that is traced on the global batch reads and assigns
-it as usual, and the cut computes with the slices (cut/axes/model_axis.py). Outside of steps the variable can be read if
-it has been gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
+When Keras makes such a variable, its value becomes a `LaidOutVariable`: this rank's slice, and a variable of the full
+shape for Keras, which uses no memory. A step that is traced on the global batch reads and assigns the latter as usual,
+and the cut computes with the slices (cut/axes/model_axis.py). Outside of steps the variable can be read if it has been
+gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
 
 A rank makes only its slice of the value of one of Keras's initializers (first_values.py). Values of other initializers
 are made in full and sliced one by one, so no rank ever has two of them.
@@ -44,7 +44,7 @@ from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 _made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
-# The weight for which an optimizer makes a slot: it is cut as the weight is.
+# The weight for which an optimizer makes a slot. The slot is cut in the same way as the weight.
 following: Setting[Any] = Setting("reference_of_slot", None)
 
 
@@ -55,8 +55,8 @@ class LaidOutVariable(ShardedWeight):
     (`is_complete`).
 
     Attributes:
-        axis: the axis that is cut; None: none (undecided.py).
-        initial: as of a ShardedVariable, for optimizer variables.
+        axis: the axis that is cut; None: no axis yet (undecided.py).
+        initial: for optimizer variables, as in ShardedVariable.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LaidOutVariable(ShardedWeight):
         return Slices(tuple(self.shape.as_list()), place.model.size, self.axis), place.model
 
     def local_part(self) -> LocalPart:
-        """Returns what this rank has of the variable, for the cut along the model axis."""
+        """Returns this rank's part of the variable, for the cut along the model axis."""
         return LocalPart(self.chunk.handle, self.layout.placement)
 
     def _refusal(self, what: str) -> ConfigError:
@@ -248,6 +248,6 @@ def slice_of(variable: Any) -> tf.Variable | None:
 
 
 def local_part(outer: tf.Tensor) -> LocalPart:
-    """Returns what this rank has of a tensor that a step captures, for the cut along the model axis."""
+    """Returns this rank's part of a tensor that a step captures, for the cut along the model axis."""
     variable = sharded_variable_of_handle(outer)
     return variable.local_part() if isinstance(variable, (LaidOutVariable, MeshSlot)) else LocalPart(outer)

@@ -4,8 +4,8 @@
 Until then each rank has the complete variable. Slots of a weight are made while that step is traced and have no memory
 before the choice, so no rank ever has a complete slot if it is cut.
 
-In a job that continues when a rank is lost, a choice that any of the other ranks has made stands, and newcomers follow
-it (`follow_choices`). If no rank has made it, the others choose for the mesh that they form.
+In a job that continues when a rank is lost, a choice that any remaining rank has made is kept, and newcomers follow it
+(`follow_choices`). If no rank has made one, the remaining ranks choose for the mesh that they form.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 class UndecidedVariable(LaidOutVariable):
-    """A variable that is complete on every rank until it is decided whether, and along which axis, it is cut.
+    """A variable that is complete on every rank until a layout cuts it along an axis, or leaves it complete for good.
 
     Args:
-        initial: returns its first value, equal on all ranks.
+        initial: function that returns the first value, which is equal on all ranks.
         path: path of the Keras variable.
         weight: the weight whose slot it is; None: it is not a slot.
-        is_deferred: it gets memory only when it is decided or first read.
-        begins_anew: `initial` needs no other rank.
+        is_deferred: whether it gets memory only when it is decided or first read.
+        begins_anew: whether `initial` works without other ranks.
     Attributes:
-        is_decided: whether it is complete, or cut, for good.
+        is_decided: whether the layout of the variable has been chosen.
     """
 
     def __init__(

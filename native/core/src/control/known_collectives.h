@@ -15,7 +15,7 @@
 
 namespace ddl {
 
-// All of an announcement but its step, as bytes.
+// Returns an announcement without its step, as bytes.
 std::string ContentsOf(const Announcement& announcement);
 
 class KnownCollectives {

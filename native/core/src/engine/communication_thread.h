@@ -13,7 +13,7 @@ namespace ddl {
 
 class CommunicationThread {
  public:
-  // `queue` is that of `endpoint`; both must outlive this.
+  // `queue` belongs to `endpoint`; both must outlive this.
   CommunicationThread(Endpoint& endpoint, Queue& queue) : endpoint_(endpoint), queue_(queue) {}
   ~CommunicationThread() { Close(); }
   CommunicationThread(const CommunicationThread&) = delete;

@@ -17,7 +17,7 @@
 namespace ddl {
 namespace {
 
-// How long the library may take to connect, and after how long ranks tell each other how far they are.
+// The library's time limit for connecting, and the interval at which ranks exchange whether it has connected.
 constexpr double kConnectSeconds = 120.0;
 constexpr double kConnectSliceSeconds = 0.1;
 constexpr double kLostRankSeconds = 2.0;
@@ -42,7 +42,7 @@ std::vector<Range> RangesOf(const std::vector<T>& rows, uint64_t row_count) {
   return ranges;
 }
 
-// Allocates the request's output, for this many rows of each rank.
+// Allocates the request's output. `rows`: numbers of rows by rank.
 Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out) {
   *out = static_cast<char*>(request.allocate(request.user, rows.data(), static_cast<int>(rows.size())));
   const uint64_t count = RangesOf(rows, request.announcement.row_count).back().end;
@@ -100,7 +100,7 @@ Status Executor::RunWithMemory(const Request& request, const Decision& decision)
 
 Status Executor::RunOnDevice(const Request& request, const Decision& decision) {
   Staging& staging = *request.staging;
-  // A rank that has joined has no device memory, so the other ranks' data passes through the host, too.
+  // A rank that has joined has no device memory, so all ranks send their data through the host.
   const bool all_submitted = decision.joined.empty();
   const std::vector<uint64_t>& rows = decision.rows;
   const bool equal_rows = std::all_of(rows.begin(), rows.end(), [&](uint64_t n) { return n == rows.front(); });
@@ -119,7 +119,7 @@ Status Executor::ConnectLibrary(Device& device) {
   const double start = Now();
   Status connected = device.Connect(transport_.rank, transport_.size);
   enum : int32_t { kDone, kUnderWay, kFailed } state = kUnderWay;
-  // A rank that waits in the library does not learn there that another rank has failed.
+  // The library does not tell a waiting rank that another rank has failed.
   for (int32_t worst = kUnderWay; worst == kUnderWay;) {
     bool ready = false;
     if (connected.ok()) connected = device.WaitUntilReady(waiter_, "connecting", kConnectSliceSeconds, &ready);
@@ -156,7 +156,7 @@ Status Executor::RunByLibrary(const Request& request, const Decision& decision) 
                                          buffers.data()};
   Device& device = request.staging->device();
   const Status status = device.Run(collective, request.staging->ready(), waiter_);
-  // The library notices a rank that has died, but not which. The host finds out, too, within a moment.
+  // The library notices that a rank has died, but does not name it. The host's own checks name it a moment later.
   for (const double start = Now(); !status.ok() && Now() - start < kLostRankSeconds; usleep(kLostRankPollUs)) {
     DDL_RETURN_IF_ERROR(waiter_.Health());
   }

@@ -48,11 +48,11 @@ class Datagrams {
   // Opens the socket `key`.`rank` in `directory`, which must be private to this user.
   Status Open(const std::string& directory, const std::string& key, int rank);
 
-  // Never blocks. Other errors than those of Delivery are returned.
+  // Never blocks. Returns only errors that Delivery does not have.
   Status Send(int peer, const DatagramHeader& header, const void* bytes, size_t length, Delivery* delivery);
   // Takes the next datagram; *length < 0: there is none. `bytes` has room for kDatagramBytes.
   Status Receive(DatagramHeader* header, void* bytes, ptrdiff_t* length);
-  // Waits at most that long until there is a datagram, or `other` is readable (-1: none).
+  // Waits until there is a datagram, `other` is readable (-1: none), or `timeout_ms` has passed.
   void Wait(int timeout_ms, int other) const;
 
  private:

@@ -48,8 +48,8 @@ class Ring {
   Status Broadcast(int root, WireMemory& memory, char* data, uint64_t bytes);
 
  private:
-  // Sends to the position `distance` ahead and at the same time receives from the one as far behind, in segments.
-  // on_segment(data, offset, bytes) is called in order for what has arrived.
+  // Sends to the position `distance` ahead, and at the same time receives from the position `distance` behind, in
+  // segments. on_segment(data, offset, bytes) is called for each received segment, in order.
   Status Exchange(int distance, const char* send, uint64_t send_bytes, uint64_t receive_bytes,
                   const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment);
   // Waits until the oldest of these messages has finished.
