@@ -177,7 +177,7 @@ def span(draw: Random) -> Pair:
 
 
 def ordered(draw: Random) -> Pair:
-    """ "the twenty-third day", "in the nineteenth century"."""
+    """Returns a thing with an ordinal: "the twenty-third day", "in the nineteenth century"."""
     place = draw.randrange(len(_ORDERED))
     value = draw.randrange(1, 1000 if place < 4 else 100)
     return _in_frame(_ORDERED[place], ordinal(value, "en"), ordinal(value, "de"))

@@ -69,11 +69,11 @@ class RestartLoop:
         self._hosts_seconds, self._stdin, self._terminals = hosts_seconds, stdin, terminals
         self._watchers = watchers or Watchers()
         self._attempt_number = 0  # attempts before this one
-        self._failures = 0  # of them, those that failed
+        self._failures = 0  # failed attempts before this one
         self._hosts_change_announced = False  # the ranks know that the hosts have changed
-        self._restart_requested = False  # the ranks exited because of that
+        self._restart_requested = False  # the ranks exited because the hosts have changed
         self._began = self._attempt_began = time.monotonic()
-        self._hosts: tuple[Host, ...] = ()  # of this attempt
+        self._hosts: tuple[Host, ...] = ()  # hosts of this attempt
         self._num_ranks = job.num_ranks
         self._restart_reason = ""  # why the next attempt begins
         self._early_failure: tuple[int, str] | None = None

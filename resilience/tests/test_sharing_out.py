@@ -463,9 +463,9 @@ def test_a_copy_of_shards_is_of_no_use_when_they_were_shared_out_anew(monkeypatc
         return [each for slot in ranks.slots[0] for each in sharded_slots.local_variables(slot)]
 
     copy = _last_good._Copy(1, [(each, each.numpy()) for each in stored()])
-    assert len(copy.values) == 2 * len(FLAT) and not copy.has_shards_of_before(stored())
+    assert len(copy.values) == 2 * len(FLAT) and not copy.has_old_shards(stored())
     ranks.share_out(0, 2)
-    assert copy.has_shards_of_before(stored())
+    assert copy.has_old_shards(stored())
 
 
 @pytest.mark.parametrize(

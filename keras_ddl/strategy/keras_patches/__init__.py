@@ -1,10 +1,9 @@
 """Lists what a Strategy replaces in Keras: how fit reads data, calls callbacks and saves, but no mathematics.
 
-A patch is a function of Keras's original and of the arguments of a call, or a class in place of Keras's. Patches are
-installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy and
-otherwise does what Keras does. A version of Keras that the patches were not written for gives a warning; a version that
-lacks something that they replace is refused. No patch changes what is computed: losses, metrics, optimizers and layers
-stay as Keras made them.
+A patch is a function of Keras's original and of the arguments of a call, or a class that replaces Keras's. Patches are
+installed when the first Strategy is made. For a model without a keras_ddl.Strategy, each patch calls Keras's original.
+A version of Keras that the patches were not written for gives a warning; a version that lacks something that they
+replace is refused. No patch changes a computed value: losses, metrics, optimizers and layers stay as Keras made them.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _install() -> None:
             f"Keras {keras.__version__}. Compare a short run with a run on one rank, or install a tested version."
         )
     replacing.replace([*_table(), *other_files.table()])
-    TFTrainer.stop_training = trainer.STOP_TRAINING  # which Keras does not have as a property
+    TFTrainer.stop_training = trainer.STOP_TRAINING  # Keras has no such property
 
 
 @functools.cache

@@ -315,7 +315,7 @@ class PredictFunction(_KerasFunction):
 
 
 def name_of_step(model: Any, function: Any) -> str:
-    """Returns the name of the step that a function is, even if the program has replaced the method."""
+    """Returns the name of a step's method, given the function, even if the program has replaced the method."""
     for name in ("train_step", "test_step"):
         if function == getattr(model, name):  # bound methods are equal but not identical
             return name

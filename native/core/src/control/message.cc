@@ -37,7 +37,7 @@ class Writer {
     for (const T& value : values) Put(value);
     return *this;
   }
-  // One value if all are equal.
+  // Writes one value if all are equal.
   Writer& PutAlike(const std::vector<uint64_t>& values) {
     const auto differs = [&](uint64_t value) { return value != values[0]; };
     if (values.size() < 2 || std::any_of(values.begin(), values.end(), differs)) return Put(values);

@@ -1,8 +1,8 @@
-// HostTransport: ddl_host.h's transport, one rank's end of it.
+// HostTransport: one rank's end of the transport in ddl_host.h.
 //
-// Streams connect ranks of other hosts, and sockets with names in a directory connect ranks of this host. Messages
-// travel in datagrams, one message after the other to each rank. Messages that nobody waits for yet are kept here.
-// There is no thread: the callers do all work.
+// Streams connect ranks of other hosts, and sockets with names in a directory connect ranks of this host. Messages are
+// sent in datagrams, one message after the other to each rank. Messages are kept here until a receive asks for them.
+// There is no thread: all work is done in the callers' threads.
 #ifndef KERAS_DDL_CORE_HOST_TRANSPORT_H_
 #define KERAS_DDL_CORE_HOST_TRANSPORT_H_
 
@@ -61,7 +61,7 @@ class HostTransport {
     size_t arrived = 0;
     Operation* receive = nullptr;  // its buffer receives the message
     std::unique_ptr<char[]> kept;  // receives the message if there is no receive yet
-    bool dropped = false;          // nobody wants it any more
+    bool dropped = false;          // nobody receives it: its bytes are discarded
   };
   struct Peer {
     std::deque<Operation*> sends;
@@ -88,7 +88,7 @@ class HostTransport {
   bool HasUnsent() const;
   void Wait(int timeout_ms) const;
   Status GatherOn(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived);
-  // Finds out which ranks that operations wait for have gone.
+  // Finds the ranks that operations wait for and that no longer exist.
   Status LookForGone();
 
   const int rank_;
@@ -103,22 +103,22 @@ class HostTransport {
   std::list<Operation*> receives_;  // receives without a message, in order
   std::unordered_set<Operation*> operations_;
   std::vector<char> scratch_;
-  std::vector<Operation*> gather_;  // of an all_gather that has begun: a receive from each rank, then a send to each
+  std::vector<Operation*> gather_;  // operations of a running all_gather: a receive from, then a send to each rank
 };
 
 struct HostTransport::Operation {
   bool sends;
   int peer;
   int tag;
-  const char* from;  // of a send
-  char* into;        // of a receive
-  size_t bytes;      // of the buffer
+  const char* from;  // the buffer of a send
+  char* into;        // the buffer of a receive
+  size_t bytes;      // size of the buffer
   size_t sent = 0;
-  bool started = false;  // the first datagram of a send has gone
+  bool started = false;  // the first datagram of a send was sent
   bool finished = false;
   Message* message = nullptr;  // the message that goes into this receive
   Status status;
-  // The unsent rest of a send that was cancelled halfway, and that its caller has forgotten.
+  // The unsent rest of a send that was cancelled halfway, whose caller may have freed the buffer.
   std::unique_ptr<char[]> rest;
 };
 
