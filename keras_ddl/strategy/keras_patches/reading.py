@@ -77,7 +77,9 @@ class EpochIterator(_KerasIterator):
             loop.iterator = self
             if isinstance(loop, fits.Fit):
                 strategy = strategy_of(loop.model)
-                self._reading = loop.reading = Reading(self, None if strategy is None else strategy.random_state)
+                self._reading = loop.reading = Reading(
+                    self, None if strategy is None else strategy.random_state.shuffles
+                )
 
     @property
     def element_spec(self) -> Any:
