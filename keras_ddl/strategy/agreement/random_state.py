@@ -35,7 +35,8 @@ class RandomState:
 
     Python's and NumPy's generators follow rank 0. TensorFlow's global seed is the script's if it has set one on all
     ranks; else this class sets a fresh seed, equal on all ranks ("own"). Under a global seed Keras shuffles arrays in
-    the same order in every epoch, so with an own seed arrays are shuffled from `next_shuffle_seed` instead, which draws from `shuffles`.
+    the same order in every epoch, so with an own seed arrays are shuffled from `next_shuffle_seed` instead, which draws
+    from `shuffles`.
     """
 
     _own_seeds: ClassVar[set[int]] = set()
