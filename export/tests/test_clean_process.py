@@ -12,7 +12,8 @@ from keras_ddl import export, model_state
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ExportError
 from keras_ddl.export import warmup
-from keras_ddl.export.proof import clean_process, replay
+from keras_ddl.export.inference import replay
+from keras_ddl.export.proof import clean_process
 from keras_ddl.export.proof.validate import CleanProcess
 
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "bfloat16", "float64", "complex64")

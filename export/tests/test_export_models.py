@@ -18,8 +18,8 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_ddl import checkpoint, export, model_state
 from keras_ddl.errors import ExportError
+from keras_ddl.export.inference.isolation import layers_of
 from keras_ddl.export.proof import validate
-from keras_ddl.export.tracing.isolation import layers_of
 
 HERE = Path(__file__).parent
 

@@ -16,11 +16,11 @@ from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest
+from keras_ddl.export.inference.inputs import find_inputs
+from keras_ddl.export.inference.isolation import isolated
+from keras_ddl.export.inference.replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.proof import validate
-from keras_ddl.export.proof.replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.signatures import METHODS, Classify, Regress, declarations
-from keras_ddl.export.tracing.inputs import find_inputs
-from keras_ddl.export.tracing.isolation import isolated
 from keras_ddl.export.tracing.tracer import Elsewhere, Traced, Tracer, answer
 from keras_ddl.files import durable
 
