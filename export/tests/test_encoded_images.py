@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from asking import ask, exported
+from export_helpers import ask, exported
 from export_zoo import rows
 from keras import layers
 from PIL import Image

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from asking import ask
+from export_helpers import ask
 from export_zoo import ZOO, disturb
 from tensorflow_serving.apis import prediction_log_pb2
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from asking import ask, exported
+from export_helpers import ask, exported
 from export_zoo import ZOO
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from asking import ask, exported
+from export_helpers import ask, exported
 from export_zoo import ZOO
 from keras import layers
 

@@ -226,7 +226,7 @@ def check_graph_optimizer_refuses_to_sum_changed_tape_gradients_again():
     raises(ConfigError, "'Variable:0'.*may have reduced.*op=Sum", lambda: summing.apply_gradients([(clipped, w)]))
     summing.apply_gradients([(tape_gradient(op=hvd.Sum), w)])
     np.testing.assert_allclose(everywhere(w.numpy()), [-total])
-    summing.apply_gradients([(tf2.constant([RANK + 1.0]), w)])  # applies the tape's gradients; this one is another
+    summing.apply_gradients([(tf2.constant([RANK + 1.0]), w)])  # not the gradient of the tape
     np.testing.assert_allclose(everywhere(w.numpy()), [-2 * total])
     distributed().apply_gradients([(tape_gradient(op=hvd.Sum) / 2, w)])  # the mean of equal values
     np.testing.assert_allclose(everywhere(w.numpy()), [-2.5 * total])

@@ -1,7 +1,7 @@
 """Checks every public name of horovod.tensorflow, as Horovod's documentation uses it. Run by test_horovod.py.
 
-The part's docs/horovod-names.md is generated from these rows (tests/harness/name_tables.py); train_name_checks.py has those of
-optimizers, tapes, layers and Keras.
+The part's docs/horovod-names.md is generated from these rows (tests/harness/name_tables.py).
+train_name_checks.py has the rows of optimizers, tapes, layers and Keras.
 """
 
 import functools

@@ -98,7 +98,7 @@ def check_horovod_broadcasts_variables_in_a_session():
     expected = [SIZE - 1 + 10.0 * n for n in range(3)]
     returned, held = in_a_session(lambda variables: hvd.broadcast_(variables, SIZE - 1))
     assert returned == held == expected, (returned, held)
-    _, held = in_a_session(lambda variables: [hvd.broadcast_(each, SIZE - 1) for each in variables])  # broadcast at once
+    _, held = in_a_session(lambda variables: [hvd.broadcast_(each, SIZE - 1) for each in variables])
     assert held == expected
     for broadcast in (hvd.broadcast_variables, lambda _, root: hvd.broadcast_global_variables(root)):
         _, held = in_a_session(lambda variables, broadcast=broadcast: broadcast(variables, SIZE - 1))
@@ -126,7 +126,7 @@ def check_horovod_compression():
             ):
                 expected = sum(tf.cast(tf.constant([0.5, 2.0, -3.0]) * (rank + 1), dtype) for rank in range(SIZE))
                 assert_equal(result, tf.cast(expected, tf.float64), dtype, what=compression)
-        # Shows that 16 bits are sent: in them, this cannot be told from 1.
+        # With 16 bits sent, this value is rounded to 1.
         lost = hvd.allreduce(tf.constant([1 + 2.0**-12]), op=hvd.Average, compression=compression)
         np.testing.assert_array_equal(lost, [1.0])
     # The sum exceeds float16; the average does not.

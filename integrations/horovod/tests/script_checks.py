@@ -97,7 +97,7 @@ def check_tape_with_adaptive_sum():
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(value[RANK]) * (RANK + 1.0)
     gradient = DistributedGradientTape(tape, op=ddl_hvd.Adasum).gradient(loss, value)
-    np.testing.assert_allclose(gradient, np.arange(1.0, SIZE + 1)[:, np.newaxis] * [1, 1])  # orthogonal gradients are added
+    np.testing.assert_allclose(gradient, np.arange(1.0, SIZE + 1)[:, np.newaxis] * [1, 1])  # orthogonal: their sum
     table = tf.Variable(tf.zeros([SIZE, 2]))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(table, [RANK]))

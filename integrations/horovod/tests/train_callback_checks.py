@@ -102,7 +102,7 @@ def check_steps_that_do_not_count_rows_have_equal_weights():
 def normalised(layer):
     keras.utils.set_random_seed(9)
     inputs = keras.Input((5, 6))
-    x = keras.layers.Dense(4, use_bias=False)(inputs)  # no bias: BatchNormalization has one, so this one's gradient would be noise
+    x = keras.layers.Dense(4, use_bias=False)(inputs)  # without bias, whose gradient would be noise
     outputs = keras.layers.Dense(2)(keras.layers.Flatten()(layer(x)))
     return keras.Model(inputs, outputs)
 

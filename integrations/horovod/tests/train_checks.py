@@ -74,7 +74,7 @@ def check_iterations_count_batches_as_in_horovod():
             each.apply([tf.ones([1], variable.dtype)], [variable])
         assert (int(optimizer.iterations), int(by_hand.iterations)) == (batch + 1, batch + 1)
         assert int(plain.iterations) == (batch + 1) // 2  # plain Keras is unchanged
-        if batch == 3:  # by the mean of two gradients that are equal, or by their sum: Nadam does not mind
+        if batch == 3:  # by the mean or the sum of two equal gradients: Nadam gives the same
             np.testing.assert_allclose(variables[0].numpy(), variables[2].numpy(), rtol=1e-4)
     np.testing.assert_allclose(variables[1].numpy(), [1.0 - 2 * 0.5 - 2 * 0.5 - 2 * 0.25])
     assert float(optimizer.learning_rate) == 0.25
