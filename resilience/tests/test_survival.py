@@ -253,7 +253,7 @@ def test_a_job_after_shutdown_has_its_own_record(monkeypatch: pytest.MonkeyPatch
         jobs.append(job.of_job())
         assert job.of_job() is jobs[-1] and jobs[-1].joining._record is record
         history.end()  # as keras_ddl.shutdown() does
-    assert jobs[0] is not jobs[1] and history.of_job() is None
+    assert jobs[0] is not jobs[1] and history.current() is None
 
 
 TWO_JOBS = """
