@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.errors import are_alike
-from keras_ddl.files import last_checkpoint
-
-# EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
-RESTART_STATUS = 75
+from keras_ddl.link import last_checkpoint
+from keras_ddl.link.program import RESTART_STATUS
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 # The MPI library adds these to a rank's stderr when the rank aborts.
@@ -43,7 +41,7 @@ class RankOutcome:
     survived: the other ranks continued without it (membership.py).
     in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
     is_missed: as `in_job`, and the other ranks wait for it and cannot continue.
-    checkpoint: the last complete checkpoint that it knows (files/last_checkpoint.py).
+    checkpoint: the last complete checkpoint that it knows (link/last_checkpoint.py).
     failed_at: the launcher's time.monotonic() when the error happened; infinity if unknown.
     """
 
