@@ -20,6 +20,7 @@ from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.direction import resolve_direction
+from keras_ddl.checkpoint.listing import path_of
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
 from keras_ddl.checkpoint.tensor_bundle import Part
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
@@ -317,7 +318,7 @@ class Checkpoint(JobCallback):
 
     def _note(self, step: int, *, is_news: bool = False) -> None:
         """Records the last complete checkpoint, for the message when the job fails. `is_news`: it was just written."""
-        path = ckpt.path_of(self.dir, step)
+        path = path_of(self.dir, step)
         if (noted := last_checkpoint.note(path, step, self.resume)) is not None:
             program.tell(Kind.CHECKPOINT, noted | {"is_new": is_news})
 
