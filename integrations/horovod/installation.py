@@ -75,7 +75,7 @@ def explain(error: BaseException) -> None:
         is_in_tensorflow = getattr(owner, "__name__", "") == "tensorflow" and hasattr(old, str(name))
     elif isinstance(error, ImportError) and re.match(r"(tensorflow\.)?keras", error.name or ""):
         match = re.match(r"cannot import name '(\w+)'", str(error))  # Python 3.11 has the name only here
-        name = error.name_from if sys.version_info >= (3, 12) else match and match[1]
+        name = getattr(error, "name_from", match and match[1])
         is_in_tensorflow = False
     else:
         return

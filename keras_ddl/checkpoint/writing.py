@@ -10,19 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_ddl.checkpoint import listing
 from keras_ddl.checkpoint.choosing import best, has_finite
 from keras_ddl.checkpoint.direction import resolve_mode
-from keras_ddl.checkpoint.listing import (
-    FORMAT,
-    NAME,
-    STATE,
-    Checkpoint,
-    base_directory,
-    list_bases,
-    list_checkpoints,
-    path_of,
-    read_checkpoint,
-)
+from keras_ddl.checkpoint.listing import Checkpoint
 from keras_ddl.errors import CheckpointError
 from keras_ddl.files import digests, durable
 
@@ -52,9 +43,9 @@ def write(
     Raises: CheckpointError: the directory cannot be created or written, or the disk is full; nothing is left behind.
     """
     root = durable.make_directory(Path(ckpt_dir), _WHAT, CheckpointError)
-    final = path_of(root, step)
+    final = listing.path_of(root, step)
     state: dict[str, Any] = {
-        "format": FORMAT,
+        "format": listing.FORMAT,
         "step": int(step),
         "epoch": None if epoch is None else int(epoch),
         "metrics": {name: _storable(name, value) for name, value in (metrics or {}).items()},
@@ -71,11 +62,11 @@ def write(
         with durable.staging_directory(root, staged) as folder:
             state.update(fill(folder) or {})
             state["files"] = digests.inventory(folder)
-            (folder / STATE).write_text(json.dumps(digests.sealed(state), indent=1))
+            (folder / listing.STATE).write_text(json.dumps(digests.sealed(state), indent=1))
             durable.publish(folder, final, replace=True, synced=synced)
     except OSError as error:
         raise CheckpointError(durable.explain(error, _WHAT, final)) from error
-    return read_checkpoint(final, step)
+    return listing.read_checkpoint(final, step)
 
 
 def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = None) -> list[int]:
@@ -88,7 +79,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
     """
     if keep < 1:
         raise CheckpointError(f"keep must be the number of checkpoints to keep, 1 or more. Received: keep={keep!r}.")
-    everything = list_checkpoints(ckpt_dir)
+    everything = listing.list_checkpoints(ckpt_dir)
     intact = [each for each in everything if each.problem is None]
     stay = {each.step for each in intact[-keep:]}
     if keep_best and any(has_finite(each, keep_best[0]) for each in intact):
@@ -116,7 +107,7 @@ def set_aside(ckpt_dir: str | Path) -> Path | None:
     root = Path(ckpt_dir)
     entries = sorted(root.iterdir()) if root.is_dir() else []
     moving = next((entry for entry in entries if re.fullmatch(r"previous-\d+\.moving", entry.name)), None)
-    names = [entry for entry in entries if NAME.match(entry.name)]
+    names = [entry for entry in entries if listing.NAME.match(entry.name)]
     if not names and moving is None:
         return None
     try:
@@ -124,7 +115,7 @@ def set_aside(ckpt_dir: str | Path) -> Path | None:
             taken = [int(match[1]) for entry in entries if (match := re.fullmatch(r"previous-(\d+)", entry.name))]
             moving = root / f"previous-{max(taken, default=0) + 1}.moving"
             moving.mkdir()
-        for entry in [*names, *(root / base_directory(name) for name in list_bases(root))]:
+        for entry in [*names, *(root / listing.base_directory(name) for name in listing.list_bases(root))]:
             if entry.exists():
                 entry.rename(moving / entry.name)
         durable.sync_file(moving)
