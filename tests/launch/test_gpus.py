@@ -7,6 +7,7 @@ import pytest
 from keras_ddl import packages
 from keras_ddl.launch.checks import gpus
 from keras_ddl.launch.checks.finding import Severity
+from keras_ddl.packages import nvidia_driver
 
 DRIVER = """
 #include <cstring>
@@ -30,7 +31,7 @@ def driver(tmp_path, monkeypatch):
         path = tmp_path / f"libcuda{fails}.so"
         command = ["g++", "-shared", "-fPIC", f"-DFAILS={fails}", "-x", "c++", "-", "-o", path]
         subprocess.run(command, input=DRIVER, text=True, check=True)
-        monkeypatch.setattr(gpus, "_DRIVER", str(path))
+        monkeypatch.setattr(nvidia_driver, "_DRIVER", str(path))
 
     return make
 
@@ -47,10 +48,10 @@ def root(tmp_path, monkeypatch):
 
 def test_driver_tells_the_gpus_or_why_there_are_none(driver):
     driver()
-    assert gpus.ask_driver() == gpus.Driver("", (12, 8), ("A100", "H100"), ("07" * 16, "08" * 16))
-    assert (gpus.identity_of(1), gpus.identity_of(2)[:4]) == ("08" * 16, "2 of")
+    assert nvidia_driver.ask_driver() == nvidia_driver.Driver("", (12, 8), ("A100", "H100"), ("07" * 16, "08" * 16))
+    assert (nvidia_driver.identity_of(1), nvidia_driver.identity_of(2)[:4]) == ("08" * 16, "2 of")
     driver(fails=100)
-    assert gpus.ask_driver().problem == "the driver fails: error 100, CUDA_ERROR_NO_DEVICE"
+    assert nvidia_driver.ask_driver().problem == "the driver fails: error 100, CUDA_ERROR_NO_DEVICE"
 
 
 def test_host_names_its_gpus(root, driver):
@@ -66,7 +67,7 @@ def test_host_says_that_the_environment_hides_gpus(root, visible):
 
 
 def test_host_says_what_is_missing(root, driver, monkeypatch):
-    monkeypatch.setattr(gpus, "_DRIVER", "no-such-library.so")
+    monkeypatch.setattr(nvidia_driver, "_DRIVER", "no-such-library.so")
     found = gpus.check_host({}, root)
     assert "no-such-library.so" in found.found and "Install NVIDIA's driver" in found.remedy
     driver(fails=100)

@@ -19,12 +19,13 @@ from keras_ddl.launch.hosts import Host, parse_hosts
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.mpi import mpirun, native_mpi
 from keras_ddl.launch.mpi.mpirun import HYDRA, OPEN_MPI, Mpirun
-from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
+from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
 from keras_ddl.launch.rank.job_folder import remove_job_folder
 from keras_ddl.launch.rank.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.kinds import Kind
+from keras_ddl.link.program import RESTART_STATUS
 from launch.launching import write_script
 
 
