@@ -172,9 +172,7 @@ def test_host_slots_are_filled_host_by_host() -> None:
         rounds._part("h0:2,h1", 4)
 
 
-def test_function_with_wrong_result_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_function_with_wrong_result_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wrong_subject.py").write_text(SUBJECT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -63,8 +63,11 @@ def test_doctor_names_each_ranks_gpu():
 
 @pytest.mark.parametrize("offset, error, is_found", [(1.3, 0.1, True), (1.3, 0.4, False), (-1.3, 0.1, True)])
 def test_doctor_reports_clock_differences_beyond_the_round_trip(offset, error, is_found):
-    facts = [{"host": "h0", "offset": 0.0, "offset_error": 0.0}, {"host": "h1", "offset": offset, "offset_error": error}]
-    assert bool(list(host_facts.compare_clocks(facts))) is is_found
+    clocks = [
+        {"host": "h0", "offset": 0.0, "offset_error": 0.0},
+        {"host": "h1", "offset": offset, "offset_error": error},
+    ]
+    assert bool(list(host_facts.compare_clocks(clocks))) is is_found
 
 
 def test_clock_offset_is_bounded_by_the_round_trip():

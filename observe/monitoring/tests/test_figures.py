@@ -121,7 +121,7 @@ def test_exposed_communication_of_a_step_matches_its_timeline(
     times = iter([10.0, 11.0, 11.5])
     monkeypatch.setattr(sampling.time, "monotonic", lambda: next(times))
     sample = StepSample()
-    # Two collectives of a round: the rank waits from the last submission. A collective of the step before does not count.
+    # Two collectives of a round: the rank waits from the last submission. Earlier steps do not count.
     kept += [("before", 4, 9.0, 9.0, 9.0, 9.9), ("a", 4, 10.1, 10.2, 10.2, 10.7), ("b", 4, 10.5, 10.5, 10.5, 10.75)]
     sample.step_ended()
     assert sample.end() == pytest.approx(0.25)
@@ -141,7 +141,7 @@ def test_sample_does_not_take_collectives_from_the_program(collectives: list[Any
     assert sample.end() is None and asked == [7, 0, 4096, 7]
 
 
-def test_sample_of_the_last_step_ends_with_the_fit(job_figures: Figures, collectives: list[Any], two_ranks: None) -> None:
+def test_last_sample_ends_with_the_fit(job_figures: Figures, collectives: list[Any], two_ranks: None) -> None:
     own = job_figures.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
     job_figures._steps_until_sample = 0
     job_figures.begin_step()

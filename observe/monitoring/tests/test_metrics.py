@@ -210,5 +210,5 @@ def test_metrics_without_prometheus_client_name_the_package_to_install(monkeypat
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=rf"Install it: .*pip install '{needs}'$"):
         MetricsServer("127.0.0.1", 0)
-    assert needs in extras["serving"] and "serving" in extras["cpu"][0] and "serving" in extras["gpu"][0]  # as the message says
+    assert needs in extras["serving"] and "serving" in extras["cpu"][0] and "serving" in extras["gpu"][0]
     assert "pip install '.[metrics]'" in PAGE.read_text()

@@ -28,7 +28,7 @@ class Loop:
 
 
 @pytest.mark.parametrize("name", ["KERAS_MAX_STEPS_PER_EPOCH", "PYTHONHASHSEED"])
-def test_variables_of_the_environment_take_precedence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_environment_takes_precedence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setattr(runs, "RestartLoop", Loop)
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""The directory in which a verified program runs: the program finds its files there, and cannot change the originals."""
+"""The copy of the working directory: a program finds its files there, and cannot change the originals."""
 
 from __future__ import annotations
 
