@@ -225,7 +225,7 @@ def tell(kind: Kind, message: Mapping[str, Any]) -> None:
 
 def hosts_changed() -> bool:
     """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
-    if (link := of_process()) is None:
+    if (link := current()) is None:
         return False
     link.look()
     return link.hosts_changed
