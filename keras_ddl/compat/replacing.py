@@ -1,6 +1,6 @@
-"""Replaces attributes of other packages, for the rest of the process, and methods of one object, for a while.
+"""Replaces attributes of other packages, for the rest of the process, and methods of single objects temporarily.
 
-For a while the object has a class that is derived from its own. So no class of another package changes, and `super()`
+Meanwhile, the object has a class that is derived from its own. So no class of another package changes, and `super()`
 in a class of the program finds the replacement, too.
 """
 
@@ -77,11 +77,11 @@ def replace_on(owner: Any, methods: Mapping[str, Any], inherited_from: type | No
             place of those that its class inherits from that class.
     """
     own, current = class_of(owner), type(owner)
-    # A program may pickle the object later.
+    # The program may pickle the object later.
     named = {_OWN: own, "__module__": own.__module__, "__reduce_ex__": _reduce, **methods}
     if inherited_from is None or inherited_from is own:
         bases: tuple[type, ...] = (current,)
-    else:  # which comes before `inherited_from` and after the program's class
+    else:  # a class between the program's class and `inherited_from`
         bases = (current, _derived((inherited_from,), methods))
         named = {name: value for name, value in named.items() if name not in methods}
     owner.__class__ = _derived(bases, named)
