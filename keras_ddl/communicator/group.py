@@ -7,7 +7,6 @@ meet, and do not wait for each other.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import pickle
@@ -15,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import config
 from keras_ddl.communicator.native import binding, requests
@@ -40,38 +39,7 @@ _open: dict[int, Communicator] = {}
 _splits = itertools.count(1)
 
 
-_Method = TypeVar("_Method", bound="Callable[..., Any]")
-
-
-def _collective_of_all_ranks(place: int) -> Callable[[_Method], _Method]:
-    """Marks a collective whose result is equal on all ranks.
-
-    It is recorded for newcomers, and repeated on the communicator of the remaining ranks when ranks are lost. place:
-    the position of its argument `name`.
-    """
-
-    def decorate(method: _Method) -> _Method:
-        @functools.wraps(method)
-        def wrapper(self: Communicator, *args: Any, **kwargs: Any) -> Any:
-            if self.id != binding.WORLD:
-                return method(self, *args, **kwargs)
-
-            def run() -> Any:
-                return history.repeated(lambda comm: method(comm, *args, **kwargs), self)
-
-            if history.current() is None:
-                return run()
-            name = kwargs.get("name", args[place] if len(args) > place else None)
-            result = history.recorded(f"{method.__name__} {name or ''}", run)
-            out = kwargs.get("out")
-            if out is not None and out is not result:
-                out[...] = result
-                return out
-            return result
-
-        return cast("_Method", wrapper)
-
-    return decorate
+_of_all_ranks = history.collective(lambda comm: comm.id == binding.WORLD)
 
 
 class Communicator:
@@ -158,10 +126,10 @@ class Communicator:
         return self._of(ranks, number, name or match.rpartition("/")[2])
 
     def of_ranks(self, ranks: Sequence[int], *, name: str, deadline_seconds: float | None = None) -> Communicator:
-        """Returns the communicator of the given ranks. COLLECTIVE over only these ranks, with equal arguments.
+        """Returns the communicator of some ranks. COLLECTIVE over these ranks alone, with equal arguments.
 
         Args:
-            ranks: the ranks in their new order; this one must be among them.
+            ranks: the ranks, in the order of the new ranks; this one must be among them.
             name: unique among open communicators.
             deadline_seconds: replaces KERAS_DDL_DEADLINE_SECONDS.
         """
@@ -186,7 +154,7 @@ class Communicator:
         return comm
 
     def without_peers(self, ranks: Sequence[int], *, name: str) -> Communicator:
-        """Returns, for a newcomer, a communicator with the topology of some ranks but no collectives."""
+        """Returns a communicator of some ranks that has their topology and no collectives, for a newcomer."""
         world_ranks = tuple(self.world_ranks[r] for r in ranks)
         comm = Communicator(None, part_of(self.topology, ranks), name, world_ranks, _id(f"{self.id} {ranks} {name}"))
         comm._why_closed = f"Communicator {name!r} has no collectives before this rank has joined the others."
@@ -206,7 +174,7 @@ class Communicator:
         """See `keras_ddl.communicator.describe`."""
         return self.native().describe()
 
-    @_collective_of_all_ranks(0)
+    @_of_all_ranks
     def barrier(self, name: str | None = None) -> None:
         """See `keras_ddl.barrier`."""
         native = self.native()
@@ -220,7 +188,7 @@ class Communicator:
             self._calls.clear()
         return last
 
-    @_collective_of_all_ranks(2)
+    @_of_all_ranks
     def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
         """See `keras_ddl.broadcast_object`."""
         native = self.native()
@@ -230,12 +198,12 @@ class Communicator:
         parts = native.all_gather_bytes(mine, match, detail=f"broadcast_object from root {root}")
         return obj if self.rank == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
 
-    @_collective_of_all_ranks(1)
+    @_of_all_ranks
     def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
         """See `keras_ddl.all_gather_object`."""
         return self._gather(obj, self._name("all_gather_object", name))
 
-    @_collective_of_all_ranks(2)
+    @_of_all_ranks
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -281,7 +249,7 @@ class Communicator:
             )
         return array
 
-    @_collective_of_all_ranks(2)
+    @_of_all_ranks
     def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
         """See `keras_ddl.communicator.broadcast_array`."""
         import numpy as np
@@ -306,7 +274,7 @@ class Communicator:
     def meet_after_alarm(self, obj: Any) -> list[Any]:
         """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
 
-        Afterwards collectives work as before, even unnamed ones that some ranks had called less often.
+        Afterwards collectives work as before, even unnamed ones of which some ranks had made fewer calls.
         """
         with self._lock:
             calls = dict(self._calls)
@@ -423,7 +391,7 @@ def _pickle(obj: Any) -> bytes:
         try:
             return _PICKLED + pickle.dumps(obj, protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):
-            from keras_ddl.communicator import by_value  # for lambdas, closures, and functions of a script or notebook
+            from keras_ddl.communicator import by_value  # for functions of a script or notebook, lambdas, closures
 
             return _PICKLED + by_value.dumps(obj)
     except Exception as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_ddl.errors import DependencyError
 
 Table = Sequence[tuple[Any, str, Any]]
-_OWN = "keras_ddl_own_class"  # an attribute of derived classes: the object's original class
+_MISSING = object()
+_OWN = "keras_ddl_own_class"  # an attribute of derived classes: the class that the program has given the object
 
 
 def replace(table: Table) -> None:
@@ -50,6 +51,22 @@ def _replacement(original: Any, patch: Any) -> Any:
         return patch(original, *args, **kwargs)
 
     return replacement
+
+
+def set_values(table: Table) -> Callable[[], None]:
+    """Sets attributes, also new ones: rows of (owner, name, value). Returns a function that undoes it."""
+    before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in table]
+    for owner, name, value in table:
+        setattr(owner, name, value)
+
+    def undo() -> None:
+        for owner, name, value in before:
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+    return undo
 
 
 def replace_on(owner: Any, methods: Mapping[str, Any], inherited_from: type | None = None) -> None:

@@ -16,7 +16,7 @@ from keras_ddl.communicator.newcomers import history
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.launch.checks import gpus
+from keras_ddl.packages import nvidia_driver
 from keras_ddl.topology import Topology
 
 
@@ -96,7 +96,7 @@ def _ranks_on(own: tf.config.PhysicalDevice | None, topology: Topology) -> list[
     """Returns the ranks that compute on this rank's GPU, itself included. COLLECTIVE."""
     if topology.size == 1 and not history.takes_newcomers():
         return [topology.rank]
-    identity = None if own is None else gpus.identity_of(int(own.name.rpartition(":")[2]))
+    identity = None if own is None else nvidia_driver.identity_of(int(own.name.rpartition(":")[2]))
     identities = communicator.all_gather_object(identity, name="keras_ddl/gpus")
     mine = topology.hosts[topology.rank]
     return [rank for rank, each in enumerate(identities) if each == identity and topology.hosts[rank] == mine]

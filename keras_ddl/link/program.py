@@ -17,10 +17,11 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from keras_ddl import config
 from keras_ddl.errors import RankLostError
@@ -30,6 +31,8 @@ from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, WRITE
 
 SOCKET = "link"  # in KERAS_DDL_RUN_DIR
+# EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
+RESTART_STATUS = 75
 
 
 class LinkLost(RankLostError):
@@ -218,6 +221,19 @@ def tell(kind: Kind, message: Mapping[str, Any]) -> None:
     """Sends the launcher a frame; does nothing without a launcher."""
     with contextlib.suppress(LinkLost):
         opened().send(kind, message)
+
+
+def hosts_changed() -> bool:
+    """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
+    if (link := current()) is None:
+        return False
+    link.look()
+    return link.hosts_changed
+
+
+def exit_for_restart() -> NoReturn:
+    """Ends this rank so that the job is restarted. All ranks must call it once `hosts_changed()` is true on one."""
+    sys.exit(RESTART_STATUS)
 
 
 def _in_forked_child() -> None:

@@ -27,6 +27,7 @@ from keras_ddl.files import foreign
 from keras_ddl.state import callback_state
 from keras_ddl.state.plan import MissingBoxError
 from keras_ddl.strategy import fits
+from keras_ddl.strategy.agreement.training_state import gather
 from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
 RECORD = "progress.json"
@@ -221,12 +222,6 @@ def _gathered(best: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
         except MissingBoxError:
             lost.add(key.rpartition("/")[0])
     return complete, lost
-
-
-def gather(value: Any, what: str) -> list[Any]:
-    if not communicator.is_initialized() or communicator.size() == 1:
-        return [value]
-    return communicator.all_gather_object(value, name=f"Checkpoint/{what}")
 
 
 def build_for_data(model: Any) -> None:

@@ -190,6 +190,16 @@ def test_two_of_three_are_killed_at_random_moments(
     check(tmp_path, model, data, "moment", f"{first}:{moment}", rng.choice([apart, f"{second}:{moment}", recovering]))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("model", "data"), [("shards", "arrays"), ("weights", "dataset")])
+def test_one_of_three_with_shards_is_killed_at_a_random_moment(
+    model: str, data: str, seed: int, tmp_path: Path
+) -> None:
+    rng = random.Random(f"{model} {data} {seed}")
+    check(tmp_path, model, data, "moment", f"{rng.randrange(3)}:{rng.randrange(200)}")
+
+
 DRIFTED = """
 import os, signal
 import keras, numpy as np

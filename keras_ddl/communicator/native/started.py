@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from keras_ddl.communicator.native.native_library import Request, core
+from keras_ddl.communicator.reporting.idleness import waits_for_collectives
 from keras_ddl.errors import KerasDdlError
 
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
@@ -42,6 +43,7 @@ class Started:
         """Whether it has ended, successfully or not."""
         return self.wait(0)
 
+    @waits_for_collectives
     def wait(self, seconds: float | None = None) -> bool:
         """Waits at most `seconds` until it has ended; returns whether it has. Handles signals while it waits."""
         end = math.inf if seconds is None else time.monotonic() + seconds

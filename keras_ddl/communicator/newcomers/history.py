@@ -5,21 +5,26 @@ already finished, return the results of the other ranks (`Replay`). So if a job 
 record the results (`Record`) of the main thread's collectives that are equal on all ranks, and of calls of the trainer,
 which replace the results of the collectives inside the call. Newcomers ask rank 0 for the record through their boards
 (board.py).
+
+The same collectives of all ranks are repeated when a job continues after ranks were lost (`repeated`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from keras_ddl.communicator.newcomers.board import Board
 from keras_ddl.errors import CollectiveError
 
 T = TypeVar("T")
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 _MAX_BYTES = 256 << 20  # limit of a record; a job that has exchanged more takes no newcomers
 
@@ -282,7 +287,44 @@ def not_recorded(what: str, make: Callable[[], T]) -> T:
     if isinstance(current(), Replay):
         raise CollectiveError(
             "A rank that joins a running job repeats the calls before fit with the recorded results of the other "
-            f"ranks. Received: {what}, whose results differ between ranks. Leave out this call, or start the job "
-            "without --spares."
+            f"ranks. Received: {what.split()[0]}, whose results differ between ranks. Leave out this call, or start "
+            "the job without --spares."
         )
     return make()
+
+
+def collective(
+    is_of_all_ranks: Callable[[Any], bool], for_newcomers: Callable[..., Any] = recorded
+) -> Callable[[_Function], _Function]:
+    """Decorates a collective, so that newcomers get its result, and that it is repeated when ranks are lost.
+
+    Args:
+        is_of_all_ranks: whether a call on this communicator needs that: the method's `self`, or the argument `comm`.
+        for_newcomers: `recorded`, `not_recorded`, or `left_to_join`, which returns the first argument in a newcomer.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        parameters = list(inspect.signature(function).parameters)
+        is_method, place = parameters[0] == "self", parameters.index("name")
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            own = args[0] if is_method else kwargs.pop("comm", None)
+
+            def call(comm: Any) -> Any:
+                return function(comm, *args[1:], **kwargs) if is_method else function(*args, comm=comm, **kwargs)
+
+            if not is_of_all_ranks(own):
+                return call(own)
+            name = kwargs.get("name", args[place] if len(args) > place else None)
+            label = (lambda: args[0]) if for_newcomers is left_to_join else f"{function.__name__} {name or ''}"
+            result = for_newcomers(label, lambda: repeated(call, own))
+            out = kwargs.get("out")
+            if out is not None and out is not result:
+                out[...] = result
+                return out
+            return result
+
+        return cast("_Function", wrapper)
+
+    return decorate

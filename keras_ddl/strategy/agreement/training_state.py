@@ -19,7 +19,6 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import accumulation, agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
-from keras_ddl.strategy.progress import gather
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
@@ -162,3 +161,10 @@ def _name(model: keras.Model, variable: keras.Variable) -> str:
     return (
         repr(variable.path) if layer is None else f"{variable.name!r} of layer {layer.name!r} ({type(layer).__name__})"
     )
+
+
+def gather(value: Any, what: str) -> list[Any]:
+    """Returns the value of every rank, for a checkpoint. COLLECTIVE."""
+    if not communicator.is_initialized() or communicator.size() == 1:
+        return [value]
+    return communicator.all_gather_object(value, name=f"Checkpoint/{what}")

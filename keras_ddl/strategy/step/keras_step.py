@@ -34,8 +34,6 @@ from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.tracing import as_one_process, sees_global_batch
 
 _STEPS = ("train_step", "test_step", "predict_step")
-# Names of the exchange that begins a step. The timeline learns from them when the batch arrived, and whether the step
-# must wait for the counts.
 
 
 class RowsTrained:
