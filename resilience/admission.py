@@ -28,12 +28,12 @@ class Admission(JoiningInFit):
         super().__init__(survival)
         self._record, self._board = record, record.board
         self._admitted_at = 0
-        # Of rank 0: newcomers that want to come, and those that it has told to. The others would wait for one that has
-        # not been told, and it for rank 0.
+        # Used on rank 0: newcomers that want to join, and those that rank 0 has called. The others must not wait for a
+        # newcomer that was not called, because it waits for rank 0.
         self._wanting: set[str] = set()
         self._called: set[str] = set()
-        self._leaving: dict[int, str] = {}  # ranks that are to leave, as rank 0 knows, and why
-        self._steps = 0  # since newcomers have come, or since fit has begun
+        self._leaving: dict[int, str] = {}  # on rank 0: {rank to leave: reason}
+        self._steps = 0  # since newcomers joined or fit began
         self._begins_epoch = False
 
     @classmethod
@@ -124,13 +124,13 @@ class Admission(JoiningInFit):
             self._begin_anew(callbacks)
             self.agree_on_trace(callbacks, caller)
         for name in called:
-            board.forget("join", name)  # of one that was lost
-        board.has_question = True  # of those that still wait; rank 0 may be another one now
+            board.forget("join", name)  # in case the newcomer was lost
+        board.has_question = True  # others may still wait, and rank 0 may have changed
 
     def begin_fit(self, callbacks: CallbackList) -> None:
         super().begin_fit(callbacks)
         self._steps = 0
-        self._board.has_question = True  # newcomers may have come before
+        self._board.has_question = True  # newcomers may have asked earlier
 
     def begin_epoch(self) -> bool:
         """Like `Newcomer.begin_epoch`."""

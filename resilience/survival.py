@@ -31,7 +31,13 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
 from keras_ddl.resilience import remeshing, sharing_out
 from keras_ddl.resilience.joining_base import Joining, give_up
-from keras_ddl.resilience.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
+from keras_ddl.resilience.survival_errors import (
+    OWN_COLLECTIVE,
+    PREDICTIONS,
+    TooFewError,
+    gathers_on_rank_0,
+    with_reason,
+)
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
 from keras_ddl.strategy import one_per_job, trainer_calls
@@ -53,11 +59,13 @@ class Report(NamedTuple):
     """What a rank reports when the remaining ranks meet.
 
     Attributes:
-        rank: its number before. finished: how many calls it has finished; None: it is a newcomer without state.
-        has_traced: the failed call may have traced; None: others had finished the call, so this rank has finished it,
-            too, and has not begun the next one. has_met_newcomers: in the current admission. is_on_trial: it has come
-            as a newcomer. leaving: ranks that are to leave the job, as the launcher numbers them, and why; rank 0
-            knows it.
+        rank: its earlier number.
+        finished: how many calls it has finished; None: it is a newcomer without state.
+        has_traced: the failed call may have traced; None: this rank has finished the call, because others had, and has
+            not begun the next one.
+        has_met_newcomers: in the current admission.
+        is_on_trial: it has come as a newcomer.
+        leaving: {launcher's number of a rank to leave: reason}, known to rank 0.
     """
 
     rank: int
@@ -73,7 +81,7 @@ class Survival(Resilience):
 
     Attributes:
         joining: how newcomers join.
-        has_met_newcomers: in the last admission.
+        has_met_newcomers: whether the last admission met newcomers.
         on_trial: present numbers of ranks that have come as newcomers. Nobody can know whether they have state that the
             program itself keeps, for example in a closure. So they leave if they turn out to differ, and the others
             continue. Empty if no other ranks are left, because then the newcomers are the job.
@@ -83,8 +91,8 @@ class Survival(Resilience):
 
     def __init__(self) -> None:
         self._finished: int | None = 0  # calls; None: a newcomer without state
-        self._compares_at: int | None = None  # so many calls that all ranks have finished
-        self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
+        self._compares_at: int | None = None  # number of finished calls at which ranks compare weights
+        self._written: Callable[[], list[Any]] = list  # returns variables that the last call may have written
         self._returned: Any = None
         self._place, self._epoch = communicator.topology(), communicator.epoch()
         self.joining = Joining()
@@ -111,11 +119,11 @@ class Survival(Resilience):
             return run()
         if self._finished is None:
             error = CollectiveError(_ALONE)
-            if not isinstance(history.current(), history.Replay):  # it is one of the ranks already
+            if not isinstance(history.current(), history.Replay):  # it has already joined
                 give_up(error)
             raise error
         self.joining.look()
-        if caller is None:  # a call within hooks: standbys take what was to be written before it for written
+        if caller is None:  # a call inside hooks: standbys count earlier writes as done
             for each in trainer_calls.followers():
                 each.flush()
         with setting(_in_call, True):
@@ -129,7 +137,7 @@ class Survival(Resilience):
                     if not is_lost and not self._may_be_of_newcomers(error):
                         raise
                     if self.is_on_trial and not isinstance(error, RankLostError):
-                        give_up(error)  # and the others go on without it
+                        give_up(error)  # the others continue without it
                     if not self._go_on(error, variables, caller):
                         continue
                 else:
@@ -167,7 +175,7 @@ class Survival(Resilience):
         self._written, self._returned = variables, returned
 
     def room_for(self, waiting: int, leaving: int) -> int:
-        """Returns how many of the newcomers that wait have a place once a number of ranks have left."""
+        """Returns how many of `waiting` newcomers have a place after `leaving` ranks have left."""
         return sharing_out.room_for(waiting, leaving, self._strategies())
 
     def admit(self, newcomers: Sequence[int], leaving: Mapping[int, str], caller: Caller) -> bool:
@@ -248,8 +256,8 @@ class Survival(Resilience):
         return [each for each in one_per_job.alive() if each.topology is place]
 
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
-        """Continues with the remaining ranks. Returns whether others had finished the call, so that this rank has now,
-        too."""
+        """Continues with the remaining ranks. Returns whether the call is finished because other ranks had finished
+        it."""
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         is_on_trial = self.is_on_trial
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
@@ -257,12 +265,12 @@ class Survival(Resilience):
         mesh = remeshing.layout_of(self._strategies())
         while reason is None:
             try:
-                in_call = self.finished() == begun  # else others were lost after it had been finished
+                in_call = self.finished() == begun  # False: others were lost after the call was finished
                 mine = Report(before, self._finished, has_traced if in_call else None, is_on_trial=is_on_trial)
                 reports = self._meet(None, mine)
                 old = sorted(each.rank for each in reports if each.finished is not None)
-                # Nobody was lost; or one has left by itself: then the program is wrong, and would be again. (One that
-                # meets the others has left, too.)
+                # No rank was lost, or one left by itself: the program is wrong, and repeating the call would not help.
+                # (A rank that left may still meet the others.)
                 if len(old) == size or (getattr(error, "has_left", False) and communicator.some_have_ended()):
                     break
                 if old[0] != 0 and gathers_on_rank_0():
@@ -272,7 +280,7 @@ class Survival(Resilience):
                 reason = self._share_out({})
                 if reason is None:
                     is_finished = self.finished() > begun
-                    # Where some have finished this call, rank 0 had begun it, and had written all that came before.
+                    # If some ranks had finished this call, rank 0 had begun it and written everything before it.
                     self._succeed(before, may_lack_last=not is_finished)
                     remeshing.say(mesh, sorted({*range(size)} - {*old}), remeshing.layout_of(self._strategies()))
                     return is_finished
@@ -347,7 +355,7 @@ class Survival(Resilience):
     def _share_last_call(
         self, root: int, is_behind: bool, variables: Callable[[], list[Any]], caller: Caller | None
     ) -> None:
-        """Gives ranks that are behind (perhaps this one) what rank `root` has written and returned."""
+        """Sends the writes and the result of rank `root` to ranks that are behind (perhaps this one)."""
         written = variables() if is_behind else self._written()
         written = sharded_slots.whole(written)
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
@@ -355,18 +363,18 @@ class Survival(Resilience):
             replicate(written, root)
             returned = tf.nest.map_structure(_sent, self._returned) if communicator.rank() == root else None
             returned = communicator.broadcast_object(returned, root, name="keras_ddl/survival/returned")
-        except BaseException:  # the root is lost, too: what has come of its state may never be complete
+        except BaseException:  # the root is lost, too, and its state has arrived only in part
             for variable, value in before:
                 variable.assign(value)
             raise
         if is_behind:
             if caller is not None:
-                caller.cut_step.complete()  # of variables in shards no other rank has this one's
+                caller.cut_step.complete()  # no other rank has this rank's shards
             self._finish(variables, tf.nest.map_structure(_received, returned))
 
 
 def _prepare_plans() -> None:
-    """Raises: RankLostError: meanwhile another rank is lost or stands still; the engine does not say which."""
+    """Raises: RankLostError: another rank was lost or hangs; the engine does not say which."""
     try:
         communicator.prepare_plans()
     except CollectiveError as error:
