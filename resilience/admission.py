@@ -37,7 +37,7 @@ class Admission(JoiningInFit):
         self._begins_epoch = False
 
     @classmethod
-    def of_newcomer(cls, record: history.Record, newcomer: JoiningInFit, admitted_at: int) -> Admission:
+    def for_newcomer(cls, record: history.Record, newcomer: JoiningInFit, admitted_at: int) -> Admission:
         """Returns the Admission of a newcomer that has become a rank."""
         admission = cls(record, newcomer._survival)
         admission._admitted_at = admitted_at

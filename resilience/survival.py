@@ -56,7 +56,7 @@ _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=F
 
 
 class Report(NamedTuple):
-    """What a rank reports when the remaining ranks meet.
+    """A rank's report when the remaining ranks meet.
 
     Attributes:
         rank: its earlier number.
@@ -214,7 +214,7 @@ class Survival(Resilience):
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
-        """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all ranks."""
+        """Gets the state, as a newcomer, from the ranks that it meets. COLLECTIVE over all ranks."""
         with setting(_in_call, True):
             while True:
                 try:
@@ -337,8 +337,8 @@ class Survival(Resilience):
     def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> None:
         """Finishes the call if other ranks have finished it; otherwise all must repeat it. Newcomers get the state of
         the job."""
-        of_newcomers = {number for number, each in enumerate(reports) if each.is_on_trial or each.finished is None}
-        self.on_trial = frozenset(of_newcomers if len(of_newcomers) < len(reports) else ())
+        newcomer_ranks = {number for number, each in enumerate(reports) if each.is_on_trial or each.finished is None}
+        self.on_trial = frozenset(newcomer_ranks if len(newcomer_ranks) < len(reports) else ())
         calls = [each.finished for each in reports]
         if calls.count(None) == len(calls):
             raise RankLostError("All ranks that had the state of the training are lost.")

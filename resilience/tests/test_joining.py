@@ -108,8 +108,8 @@ def test_spare_with_differing_state_leaves_and_others_continue(kind: str, leaves
     ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.splitlines()[0] == alone.out.strip(), (alone, ended)
     assert "rank 2 has joined; 2 ranks continue." in ended.err, ended
-    said = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
-    assert len(said) == (leaves is not None) and (leaves is None or leaves in said[0]), ended
+    messages = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
+    assert len(messages) == (leaves is not None) and (leaves is None or leaves in messages[0]), ended
 
 
 def test_unused_spares_end_with_the_job(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shards and slices are redistributed bit by bit when ranks are lost or join, whoever is lost meanwhile; no ranks."""
+"""Redistribution of shards and slices when ranks are lost or join, and when more are lost meanwhile; needs no ranks."""
 
 from __future__ import annotations
 
@@ -427,19 +427,19 @@ def test_newcomer_numbers_its_slots_like_the_others(monkeypatch: pytest.MonkeyPa
     theirs, mine = (FlatRanks(monkeypatch, [0] * 2).slots[0] for _ in range(2))
     for number, slot in enumerate(theirs):
         slot.number = 10 - number
-    of_others = sharded_slots.numbers_in([theirs[0], tf.Variable(1.0), *theirs[1:]])
-    assert of_others[0] == [10, None, 9, 8]
-    assert not sharded_slots.number_as([*mine[:2], tf.Variable(1.0), mine[2]], of_others)
-    assert sharded_slots.number_as([mine[0], tf.Variable(1.0), *mine[1:]], (of_others[0], 20))
+    other_numbers = sharded_slots.numbers_in([theirs[0], tf.Variable(1.0), *theirs[1:]])
+    assert other_numbers[0] == [10, None, 9, 8]
+    assert not sharded_slots.number_as([*mine[:2], tf.Variable(1.0), mine[2]], other_numbers)
+    assert sharded_slots.number_as([mine[0], tf.Variable(1.0), *mine[1:]], (other_numbers[0], 20))
     assert [each.number for each in mine] == [10, 9, 8]
     assert FlatRanks(monkeypatch, [0]).slots[0][0].number == 0 and sharded_slots.numbers_in([])[1] == 23
 
 
 def test_slots_made_only_on_some_ranks_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0] * 3)
-    of_1 = ranks.slots[1].pop()
+    extra_slot = ranks.slots[1].pop()
     assert ranks.share_out(0, 1) == [None] * 2
-    ranks.slots[1].append(ranks.slot(of_1.number, np.zeros_like(FLAT[2]), ranks.strategies[1].job))
+    ranks.slots[1].append(ranks.slot(extra_slot.number, np.zeros_like(FLAT[2]), ranks.strategies[1].job))
     ranks.check([*FLAT[:2], np.zeros_like(FLAT[2])])
 
 

@@ -91,6 +91,6 @@ def test_errors_say_why_a_job_ends(kind: str, tmp_path: Path) -> None:
     where = "collective" if kind == "collective" else "step"
     ended = run(["run", "-np", "1:3", "python", PROGRAM, kind, "-", where, "1:5"], tmp_path)
     assert ended.status != 0, ended
-    told = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: ranks 0, 2: ")]
-    assert told and "The other ranks do not continue without rank 1. " in told[-1], ended
-    assert WHY[kind] in told[-1] and "--restarts" in told[-1], ended
+    messages = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: ranks 0, 2: ")]
+    assert messages and "The other ranks do not continue without rank 1. " in messages[-1], ended
+    assert WHY[kind] in messages[-1] and "--restarts" in messages[-1], ended

@@ -174,8 +174,8 @@ def test_schedule_in_the_optimizer_or_as_a_callback_trains_alike(name, tmp_path)
             np.testing.assert_array_equal(one, two)
             np.testing.assert_array_equal(one, three)
         if kind == "object":
-            of_object = whole.get_weights()
-    for one, two in zip(of_object, whole.get_weights()):
+            expected_weights = whole.get_weights()
+    for one, two in zip(expected_weights, whole.get_weights()):
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 

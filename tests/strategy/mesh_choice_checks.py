@@ -107,7 +107,7 @@ def check_model_with_nothing_to_cut_trains_replicated_with_a_warning():
 
 
 class TwoHeads(keras.Model):
-    """A model with two heads, of which training uses one."""
+    """A model with two heads, only one of which is trained."""
 
     def __init__(self) -> None:
         super().__init__()

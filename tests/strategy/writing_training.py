@@ -120,8 +120,8 @@ seen = model.evaluate(x[:50], y[:50], batch_size=10, verbose=0, callbacks=[Kills
 predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills("alone")])
 weights = [np.asarray(each).ravel().tolist() for each in (*model.variables, *model.optimizer.variables)]
 if strategy is not None and strategy.size > 1:
-    of_ranks = communicator.all_gather_object(repr(weights))
-    assert all(each == of_ranks[0] for each in of_ranks), "the ranks' weights are not the same"
+    all_weights = communicator.all_gather_object(repr(weights))
+    assert all(each == all_weights[0] for each in all_weights), "the ranks' weights are not the same"
 if strategy is None or strategy.rank == 0:
     result = {"history": history.history, "seen": seen, "predicted": predicted.tolist(), "weights": weights}
     (FOLDER / "result.json").write_text(json.dumps(result))

@@ -13,7 +13,7 @@ from keras_ddl.compat.tensorflow import tf
 raw = tf.raw_ops
 
 
-def _of_complex_numbers(kind: str) -> Callable[[Any], Any]:
+def _complex_program(kind: str) -> Callable[[Any], Any]:
     def program(x: Any) -> Any:
         value = tf.cast(x, tf.complex128)
         more = {"Tout": tf.float64} if kind != "Conj" else {}
@@ -25,7 +25,7 @@ def _of_complex_numbers(kind: str) -> Callable[[Any], Any]:
 
 
 for _kind in sorted(operands.COMPLEX):
-    case(_kind)(_of_complex_numbers(_kind))
+    case(_kind)(_complex_program(_kind))
 
 
 @case("Mul", "RealDiv")
