@@ -121,7 +121,7 @@ class Admission(JoiningInFit):
             pass
         if survival.has_met_newcomers:
             self._steps, self.has_newcomers = 0, True
-            self._begin_anew(callbacks)
+            self._forget_state(callbacks)
             self.agree_on_trace(callbacks, caller)
         for name in called:
             board.forget("join", name)  # in case the newcomer was lost

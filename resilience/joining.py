@@ -74,7 +74,7 @@ class Newcomer(JoiningInFit):
                 raise CallHasEnded
             try:
                 topology = communicator.join_others(replay.board.has_answer)
-            except Exception as error:  # the launcher may count it as one of the ranks already
+            except Exception as error:  # the launcher may already count it as a rank
                 give_up(error)
             if topology is not None:
                 break
@@ -95,7 +95,7 @@ class Newcomer(JoiningInFit):
         assert callbacks is not None
         self._take(communicator.broadcast_object(None, giver, name=STATE), callbacks)
         share_variables(callbacks.model, giver)
-        self._begin_anew(callbacks)
+        self._forget_state(callbacks)
 
     def begin_epoch(self) -> bool:
         """Called when an epoch begins. Returns whether it is the epoch that the others are in."""

@@ -64,7 +64,7 @@ class JoiningInFit(Joining):
             self._callbacks = callbacks
             self._changes = Changes(callbacks.callbacks)
 
-    def _begin_anew(self, callbacks: CallbackList) -> None:
+    def _forget_state(self, callbacks: CallbackList) -> None:
         """Forgets state that a newcomer cannot have.
 
         All ranks that have met a newcomer do this between the same two calls, even if it is lost meanwhile.

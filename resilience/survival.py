@@ -138,7 +138,7 @@ class Survival(Resilience):
                         raise
                     if self.is_on_trial and not isinstance(error, RankLostError):
                         give_up(error)  # the others continue without it
-                    if not self._go_on(error, variables, caller):
+                    if not self._continue(error, variables, caller):
                         continue
                 else:
                     self._finish(variables, returned)
@@ -202,7 +202,7 @@ class Survival(Resilience):
                     self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
                     self._catch_up(reports, list, caller)
                     reason = self._share_out(reports[0].leaving)
-                    self._succeed(before, may_lack_last=True)
+                    self._take_over(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.repeat_obstacle()
                     if not communicator.is_initialized() or reason is not None:
@@ -255,7 +255,7 @@ class Survival(Resilience):
         place = communicator.topology()
         return [each for each in one_per_job.alive() if each.topology is place]
 
-    def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
+    def _continue(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
         """Continues with the remaining ranks. Returns whether the call is finished because other ranks had finished
         it."""
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
@@ -281,7 +281,7 @@ class Survival(Resilience):
                 if reason is None:
                     is_finished = self.finished() > begun
                     # If some ranks had finished this call, rank 0 had begun it and written everything before it.
-                    self._succeed(before, may_lack_last=not is_finished)
+                    self._take_over(before, may_lack_last=not is_finished)
                     remeshing.say(mesh, sorted({*range(size)} - {*old}), remeshing.layout_of(self._strategies()))
                     return is_finished
             except TooFewError:
@@ -313,7 +313,7 @@ class Survival(Resilience):
         self.on_trial = frozenset(rank for rank, number in enumerate(communicator.members()) if number in on_trial)
         return reason
 
-    def _succeed(self, before: int, *, may_lack_last: bool) -> None:
+    def _take_over(self, before: int, *, may_lack_last: bool) -> None:
         """If this rank, whose number was `before`, is now rank 0, it writes from now on."""
         if communicator.rank() == 0 and before != 0:
             self.joining.become_first()

@@ -50,7 +50,7 @@ def fit(
                 "fit", model, lambda first=first, end=end: _fit(model, first, end, collectives)
             )
             if regroups and rank.number == rank.job.size - 1:
-                _die_when_the_others_wait_in(rank, "between")
+                _die_while_others_wait_in(rank, "between")
             if regroups:
                 try:
                     communicator.barrier("between")
@@ -62,7 +62,7 @@ def fit(
     return program
 
 
-def _die_when_the_others_wait_in(rank: Rank, name: str) -> None:
+def _die_while_others_wait_in(rank: Rank, name: str) -> None:
     others = [rank.job.ranks[each] for each in rank.job.regrouping.membership.members if each != rank.number]
     rank.pause(("look", lambda: all(each.at and f"barrier/{name}" in str(each.at) for each in others)))
     rank.die()

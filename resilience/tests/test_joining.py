@@ -71,7 +71,7 @@ class Own(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = self.random.uniform(1e-4, 1e-2)
         if KIND == "closure":
             seen.append(batch)
-            self.model.optimizer.learning_rate = 1e-3 * (1 + 0.01 * len(seen))  # never again the same
+            self.model.optimizer.learning_rate = 1e-3 * (1 + 0.01 * len(seen))  # differs in every step
     def on_epoch_begin(self, epoch, logs=None):
         if KIND == "layer" and epoch > 0 and NUMBER != 2:
             self.model.layers[0].activation = keras.activations.relu

@@ -91,13 +91,13 @@ def check_ended(ended: Ended, ranks: list[int], program: str, model: str, data: 
         np.testing.assert_allclose(made, predicted, rtol=1e-10, atol=1e-12)
 
 
-def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     """The only real kill in `make test`; test_survival_model.py simulates all schedules."""
     check(tmp_path, "mlp", "arrays", "step", "1:7")
 
 
 @pytest.mark.long
-def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
+def test_spare_replaces_a_killed_rank(tmp_path: Path) -> None:
     ended = check(tmp_path, "mlp", "arrays", "step", "1:7", spares=1, epochs=12)
     assert "spare rank 3 takes the place of rank 1." in ended.err
     assert (
@@ -251,7 +251,7 @@ def test_partially_received_state_is_undone(monkeypatch: pytest.MonkeyPatch) -> 
     assert [float(each) for each in variables] == [1.0, 2.0]
 
 
-def test_a_job_after_shutdown_has_its_own_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_after_shutdown_has_its_own_record(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("topology", lambda: None), ("epoch", lambda: 0), ("rank", lambda: 0)):
         monkeypatch.setattr(survival.communicator, name, value)
     monkeypatch.setattr(history, "_recover", None)

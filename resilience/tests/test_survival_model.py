@@ -84,9 +84,8 @@ class Case:
         for number, steps in job.board.asked_to_join.items() if job.board and has_trained else ():
             is_rank = isinstance(job.ranks[number].record, Record)
             left_in_fit = self.calls // self.fits - steps
-            has_time = (
-                left_in_fit > STEPS_TO_JOIN and not self.model_size
-            )  # on a mesh it may have to wait for more newcomers
+            # On a mesh it may have to wait for more newcomers.
+            has_time = left_in_fit > STEPS_TO_JOIN and not self.model_size
             assert is_rank or ("kill", number) in done or not has_time, f"{number} did not join"
             if rank.ended == "left":
                 has_place = not self.model_size  # another rank was lost while this one joined a mesh

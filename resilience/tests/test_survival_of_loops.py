@@ -13,7 +13,7 @@ PROGRAM = str(Path(__file__).with_name("surviving_loop.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
-def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "steps", "-", "step", "1:5", program=PROGRAM)
 
 

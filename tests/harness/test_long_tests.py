@@ -73,7 +73,7 @@ def test_imported_modules_count_and_other_folders_do_not(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("file", "part"), [("tests/cut/test_specs.py", "keras_ddl/cut"), ("tests/project/docs/test_docs.py", "docs")]
 )
-def test_a_file_covers_its_folder_and_the_native_core(file: str, part: str) -> None:
+def test_file_covers_its_folder_and_the_native_core(file: str, part: str) -> None:
     paths = {path.relative_to(ROOT).as_posix() for path in long_tests.covered(ROOT, ROOT / file)}
     assert {file, "native/core/src/api/ddl.cc", "keras_ddl/errors.py", "conftest.py"} <= paths
     assert any(path.startswith(f"{part}/") for path in paths)

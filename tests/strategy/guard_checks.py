@@ -41,7 +41,7 @@ def fit_guarded(model, guard, *parts, **arguments):
     return history, warned
 
 
-def check_divergence_stops_all_ranks_with_a_message():
+def check_divergence_stops_all_ranks_with_a_warning():
     for validation in ({}, {"validation_data": (X, TARGETS)}):
         model = regression(2.5)
         history, warned = fit_guarded(model, callbacks.DivergenceGuard(window=2), **validation)

@@ -81,7 +81,7 @@ def check_initial_slices_equal_one_process():
 
 
 @long
-def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
+def check_transformer_equals_one_process():
     def trained(strategy: Any) -> tuple[keras.Model, list[Any]]:
         set_precision("float64")  # the loss uses it, too
         adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731

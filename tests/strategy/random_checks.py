@@ -13,7 +13,7 @@ layers, ops, random = keras.layers, keras.ops, keras.random
 
 @long
 @case()
-def check_layers_that_drop_and_add_noise(scope):
+def check_dropout_and_noise_layers(scope):
     with scope:
         elementwise = [layers.Dropout(0.3), layers.GaussianNoise(0.1), layers.GaussianDropout(0.2, seed=3)]
         row_dropout = [layers.SpatialDropout1D(0.3), layers.Dropout(0.3, noise_shape=(None, 1, None))]

@@ -87,7 +87,7 @@ def check_per_row_gradients_are_clipped(scope):
 
 @long
 @case(tolerance=1e-12)
-def check_inner_step_of_maml(scope):
+def check_maml_inner_step(scope):
     class Adapted(ByHand):
         def train_step(self, batch):
             x, y = batch

@@ -29,7 +29,7 @@ for _kind in sorted(operands.COMPLEX):
 
 
 @case("Mul", "RealDiv")
-def counts_that_are_infinite(x: Any) -> Any:
+def infinite_counts(x: Any) -> Any:
     s, count = tf.reduce_sum(x, 0), tf.shape(x)[0] * 70000
     found = [s * tf.cast(tf.cast(count, tf.float16), tf.float64), s * tf.cast(count, tf.float64)]
     return [*found, s / tf.cast(count, tf.float64)]
