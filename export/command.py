@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from keras_ddl.checkpoint import list_bases
+from keras_ddl.checkpoint.listing import list_bases
 from keras_ddl.cli.sizes import size_text
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import CheckpointError, ConfigError

@@ -33,7 +33,7 @@ def translations(translator: Translator, sentences: Sequence[str], ranks: Ranks)
 
 
 def evaluate(translator: Translator, paths: Sequence[str | Path], *, limit: int | None = None) -> dict[str, float]:
-    """Returns {"exact": share of translations that are right to the letter, "bleu": 0 to 100}. COLLECTIVE.
+    """Returns {"exact": share of translations that match exactly, "bleu": 0 to 100}. COLLECTIVE.
 
     Args: paths: files of source and of references. limit: evaluate only the first `limit` sentences.
     """

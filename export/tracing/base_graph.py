@@ -14,6 +14,7 @@ from typing import Any
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.listing import base_directory
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest
 from keras_ddl.export.inference.inputs import find_inputs
@@ -134,7 +135,7 @@ def write_base_graph(
     from keras_ddl.compat.models import has_call  # imports Keras
 
     root = durable.make_directory(Path(ckpt_dir), _WHAT, ExportError)
-    path = root / ckpt.base_directory(name)
+    path = root / base_directory(name)
     if not has_call(model):
         raise ExportError(
             f"A base graph needs a model that can be called. Received: {type(model).__name__} {model.name!r}, "

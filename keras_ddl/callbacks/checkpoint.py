@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import numbers
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,16 +20,15 @@ from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.direction import resolve_direction
+from keras_ddl.checkpoint.listing import path_of
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
 from keras_ddl.checkpoint.tensor_bundle import Part
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.models import optimizers_of, steps_taken, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
-from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import make_directory
-from keras_ddl.launch.outcome import RESTART_STATUS
-from keras_ddl.link import program
+from keras_ddl.link import last_checkpoint, program
 from keras_ddl.link.kinds import Kind
 from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import fits, keras_patches
@@ -320,7 +318,7 @@ class Checkpoint(JobCallback):
 
     def _note(self, step: int, *, is_news: bool = False) -> None:
         """Records the last complete checkpoint, for the message when the job fails. `is_news`: it was just written."""
-        path = ckpt.path_of(self.dir, step)
+        path = path_of(self.dir, step)
         if (noted := last_checkpoint.note(path, step, self.resume)) is not None:
             program.tell(Kind.CHECKPOINT, noted | {"is_new": is_news})
 
@@ -331,9 +329,10 @@ class Checkpoint(JobCallback):
         if is_first_rank():
             known = last_checkpoint.known()
             assert known is not None
-            print(f"Checkpoint: {signal_name} on rank {rank}: saved, and this run ends with status {RESTART_STATUS}.")
+            status = program.RESTART_STATUS
+            print(f"Checkpoint: {signal_name} on rank {rank}: saved, and this run ends with status {status}.")
             print(f"Checkpoint: {last_checkpoint.resume_hint(known)}", flush=True)
-        sys.exit(RESTART_STATUS)
+        program.exit_for_restart()
 
     def _save(
         self,

@@ -16,17 +16,10 @@ from keras_ddl.launch.hosts import Host, parse_hosts
 from keras_ddl.launch.hosts.placement import HostFile, ranks_by_host
 from keras_ddl.launch.mpi import mpirun as mpirun_module
 from keras_ddl.launch.mpi.mpirun import Mpirun
-from keras_ddl.launch.outcome import (
-    RESTART_STATUS,
-    RankOutcome,
-    explain,
-    first_failure,
-    resume_hint,
-    status_text,
-    vanished,
-)
+from keras_ddl.launch.outcome import RankOutcome, explain, first_failure, resume_hint, status_text, vanished
 from keras_ddl.launch.rank import job_folder
 from keras_ddl.launch.rank.rank_environment import python_path, tune_malloc
+from keras_ddl.link.program import RESTART_STATUS
 from keras_ddl.topology import parse_mode
 from keras_ddl.topology.launcher import allocation_size
 

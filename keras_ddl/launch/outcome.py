@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.errors import are_alike
-from keras_ddl.files import last_checkpoint
-
-# EX_TEMPFAIL of sysexits.h: the ranks ended in order to be started again.
-RESTART_STATUS = 75
+from keras_ddl.link import last_checkpoint
+from keras_ddl.link.program import RESTART_STATUS
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 # The MPI library adds these to a rank's stderr when the rank aborts.
@@ -42,8 +40,8 @@ class RankOutcome:
     stopped_by: what ended it ("the launcher", "mpirun", "the loss of the launcher"); None: it ended by itself.
     survived: the other ranks continued without it (membership.py).
     in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
-    is_missed: like `in_job`, but the other ranks wait for it and cannot continue.
-    checkpoint: the last complete checkpoint that it knows of (files/last_checkpoint.py).
+    is_missed: as `in_job`, and the other ranks wait for it and cannot continue.
+    checkpoint: the last complete checkpoint that it knows (link/last_checkpoint.py).
     failed_at: the launcher's time.monotonic() when the error happened; infinity if unknown.
     """
 

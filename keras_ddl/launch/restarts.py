@@ -19,13 +19,14 @@ from keras_ddl.launch.hosts.host_watch import HostWatch
 from keras_ddl.launch.hosts.placement import Placement, host_of_rank, ranks_by_host
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import JobResult, JobSpec, new_id
-from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome
+from keras_ddl.launch.outcome import RankOutcome
 from keras_ddl.launch.output import masking
 from keras_ddl.launch.output.screen import Screen
 from keras_ddl.launch.rank import job_folder
 from keras_ddl.launch.supervisor import Supervisor
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.loop import READ, serve
+from keras_ddl.link.program import RESTART_STATUS
 
 # Two equal failures in a row, both this soon after the start, are caused by the program, not by the machine.
 _EARLY_SECONDS = 60.0

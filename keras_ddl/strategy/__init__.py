@@ -96,7 +96,7 @@ class Strategy(BaseStrategy):
         cluster.check_arguments(positional, removed)
         topology = communicator.init()
         self._check_no_other_scope(topology.rank)
-        if hasattr(self, "job"):  # an existing Strategy that __new__ returned
+        if hasattr(self, "job"):  # __new__ returned an existing Strategy
             if seed is not None:
                 self.random_state = RandomState(self.size, seed)
             return

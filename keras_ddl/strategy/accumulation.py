@@ -9,7 +9,7 @@ In a job that continues when a rank is lost, a part would be lost with its rank,
 the data ranks only. In these two cases each step sums its gradients over ranks, and every rank accumulates the total.
 
 With Strategy(sharding="weights") the accumulator of a weight in shards is in shards, too: each step gives each rank its
-chunk of the sum over ranks. No rank has room for a complete one.
+chunk of the sum over ranks. No rank has memory for a complete accumulator.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks hold p
 
 
 def partial_accumulators(model: Any) -> list[Any]:
-    """Returns the accumulators in which each rank keeps its part of a sum: those that are not in shards."""
+    """Returns the accumulators that hold each rank's part of a sum, that is, all that are not in shards."""
     return sharded_slots.whole(models.accumulators_of(model))
 
 
 def begin_step(model: Any, rank: int) -> None:
     """Prepares a training step of fit that accumulates parts.
 
-    The first one after `combine` clears the accumulators of all ranks but 0. Not collective.
+    The first step after `combine` clears the accumulators of all ranks but 0. Not collective.
     """
     if model in _in_parts or model.run_eagerly or not models.accumulates(model):
         return

@@ -103,7 +103,7 @@ def check_checkpoints(left: Path, one: Path, absent: tuple[int, ...] = ()) -> No
     for step, each in saved.items():
         ckpt.validate(each)
         equal_arrays(arrays(each.path), arrays(expected[step].path), each.path)
-    assert ckpt.list_bases(left) == ([] if WITHOUT_BASE else [None])
+    assert ckpt.listing.list_bases(left) == ([] if WITHOUT_BASE else [None])
 
 
 def train(tmp_path: Path, *plan: str, ranks: int = 3) -> Ended:

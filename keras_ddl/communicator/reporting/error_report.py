@@ -20,8 +20,7 @@ from typing import Any
 from keras_ddl import config
 from keras_ddl.communicator.reporting import shown_frames
 from keras_ddl.errors import lost_rank_behind
-from keras_ddl.files import last_checkpoint
-from keras_ddl.link import program
+from keras_ddl.link import last_checkpoint, program
 from keras_ddl.link.kinds import Kind
 
 _INTERRUPTED = 130

@@ -49,7 +49,7 @@ class Schedule:
     """Nodes that have not been built yet. Cost: O(log n) per node.
 
     Args:
-        nodes: nodes of one program.
+        nodes: nodes the nodes of one program.
         first: returns a node that must be built before its argument, although the argument does not read it, or None.
     """
 
@@ -124,9 +124,9 @@ class Builder(Context):
         self._done[value.node] = []
 
     def hold_weight(self, handle: Value) -> None:
-        """Makes the builder gather a variable in flat shards temporarily wherever the complete variable is needed."""
+        """Makes the builder gather a variable in flat shards temporarily, wherever the complete value is needed."""
         self._sharding.hold_weight(handle)
-        self.requests.follow_program = False  # a gather waits for the users of other weights, whichever node needs it
+        self.requests.follow_program = False  # a gather may wait for the users of other weights
 
     def is_weight(self, handle: Value) -> bool:
         return self._sharding.is_weight(handle)
@@ -159,9 +159,9 @@ class Builder(Context):
         """Called after each pass over the nodes, when no more nodes can be built."""
 
     def _request_ahead(self, missing: Mapping[Value, Placement]) -> None:
-        """Requests results that wait for side effects, as every result of a tf.function does.
+        """Requests the results that wait for side effects, as all results of a tf.function do.
 
-        So they are sent together with other values.
+        They are then sent together with other values.
         """
         for value, placement in missing.items():
             while not self.is_placed(value) and value.node.type == "Identity":
@@ -170,9 +170,9 @@ class Builder(Context):
                 self.request(value, placement)
 
     def _request_beside(self, postponed: Iterable[Node]) -> None:
-        """Requests parts to which an addition will add replicated results of postponed nodes.
+        """Requests the sums of parts that will be added to replicated results of postponed nodes.
 
-        So they are sent together with the sums that the postponed nodes wait for.
+        They are then sent together with the sums that the postponed nodes wait for.
         """
         if self.in_loop:
             return
@@ -216,7 +216,7 @@ class Builder(Context):
             self._keep(value, tensor, placement)
             self.extents.follow(value)
         self._done[node] = self._last or before
-        self._last = []  # operations built between two nodes belong to neither: nothing waits for them
+        self._last = []  # operations built between two nodes belong to neither, and nothing waits for them
         return True
 
     def _keep(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:
@@ -225,7 +225,7 @@ class Builder(Context):
             self._batch_dependent.add(value)
         if isinstance(placement, Sharded):
             dims = self.dims(value)
-            if tensor.shape.rank is None:  # Python knew the rank when the step was traced, but the operation does not
+            if tensor.shape.rank is None:  # Python knew the rank at tracing time, but the operation does not
                 shape = tf.TensorShape([each.number for each in dims])
                 tensor.set_shape(self.static_local_shape(shape, placement))
             axis = placement.axis

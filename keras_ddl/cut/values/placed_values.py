@@ -66,7 +66,7 @@ class PlacedValues(LocalShapes):
         self.requests = Requests(self.collectives, self.report, self.scope)
         self.node: Node | None = None  # the node that is being built
         self._placed: dict[Value, PlacedTensor] = {}
-        self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # in further placements
+        self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # values in additional placements
         self._forwarded: dict[Value, Value] = {}  # outputs of Identity and similar -> the value that they forward
         self._materializers: dict[Value, Materializer] = {}
         self._replicators: dict[Value, Callable[[], tf.Tensor]] = {}
@@ -86,7 +86,7 @@ class PlacedValues(LocalShapes):
         return self.extents.dims(value)
 
     def is_placed(self, value: Value) -> bool:
-        """Whether a value is in the graph already; the same on all ranks."""
+        """Whether a value is already in the graph; the same on all ranks."""
         return value in self._placed
 
     def placement(self, value: Value) -> Placement:
@@ -123,7 +123,7 @@ class PlacedValues(LocalShapes):
         return (value, REPLICATED) in self._redistributed or value in self._replicators
 
     def has_materializer(self, value: Value) -> bool:
-        """Whether this rank's shard of a replicated value can be built without the global tensor."""
+        """Whether this rank can build its shard of a replicated value without the global tensor."""
         return value in self._materializers
 
     def earlier_kind(self, node: Node) -> str | None:
@@ -190,7 +190,7 @@ class PlacedValues(LocalShapes):
         self._replicators[value] = replicator
 
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
-        """Lets a rank build its shard of a replicated value alone. The global tensor is only computed if it is read.
+        """Lets a rank build only its shard of a replicated value. The global tensor is computed only if it is read.
 
         materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
         """
@@ -343,7 +343,7 @@ class PlacedValues(LocalShapes):
     def keep_replicated(self, value: Value) -> None:
         """Replicates a value that was in flat shards, permanently. Raises: Pending."""
         tensor, origin = self.replicated(value), self.origin(value)
-        if self.placement(value) == REPLICATED:  # built again from sums rather than gathered
+        if self.placement(value) == REPLICATED:  # it was rebuilt from sums rather than gathered
             return
         self._redistributed[origin, FLAT_SHARD] = self.local(value)
         self.place_again({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})

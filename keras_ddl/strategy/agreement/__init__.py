@@ -42,7 +42,7 @@ def check_same_model(model: keras.Model) -> None:
 
 
 def build_optimizers_as_rank_0(model: keras.Model) -> None:
-    """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (say, by restoring it).
+    """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (e.g. by restoring it).
 
     The first step builds all other optimizers, as in one process.
     """
@@ -56,7 +56,7 @@ def build_optimizers_as_rank_0(model: keras.Model) -> None:
 def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
     """Returns, for each built optimizer, the positions of its trained variables among the model's variables.
 
-    None stands for a variable that is not the model's.
+    None stands for a variable that does not belong to the model.
     """
     place = {id(variable): number for number, variable in enumerate(model.variables)}
     return {
@@ -114,7 +114,7 @@ def name_of(model: keras.Model, what: str) -> str:
 
 
 def any_rank(flag: bool, name: str) -> bool:
-    """Whether the value is true on any rank."""
+    """Returns whether the value is true on any rank."""
     return bool(communicator.all_reduce_array(np.array(flag, np.int32), op="max", name=name))
 
 

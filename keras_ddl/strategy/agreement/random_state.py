@@ -1,4 +1,4 @@
-"""Random states that are equal on all ranks, and streams of random numbers that are not."""
+"""Keeps random states equal on all ranks, and gives ranks separate streams where they need them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SEED_STRIDE = 1_327_217_885
 
 
 def seed_offset(rank: int) -> int:
-    """Returns what to add to a random seed on `rank` if ranks are to draw different numbers; 0 on rank 0.
+    """Returns the offset to add to a seed on `rank` so that ranks draw different numbers; 0 on rank 0.
 
     Only TensorFlow's stateful operations in `strategy.run` use it. Keras's seeds are equal on all ranks.
     """

@@ -1,4 +1,4 @@
-"""The CallbackList of several ranks: writers write on rank 0, and all ranks start from one state and stop together.
+"""The CallbackList for several ranks: only rank 0 writes files, and all ranks start from one state and stop together.
 
 It replaces keras/src/callbacks/callback_list.py (3.15.1) in Keras's trainer.
 """
@@ -79,11 +79,11 @@ class CallbackList(_KerasList):
     _drift: DriftCheck | None = None  # set while a fit on several ranks trains, like _saves
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
-    _figures: figures.FitFigures | None = None  # if someone watches the job
+    _figures: figures.FitFigures | None = None  # if the job has a watcher
     position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last batch
-    _is_beginning = False  # the ranks have not agreed yet on the state that fit starts from
+    _is_beginning = False  # the ranks have not yet agreed on the state that fit starts from
     _model_saves: Sequence[Saves] = ()
-    stand_ins: Sequence[StandIn] = ()  # of the callbacks that write, on ranks other than 0
+    stand_ins: Sequence[StandIn] = ()  # for the callbacks that write, on ranks other than 0
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
     on_batch_begin = _hook("on_batch_begin")
@@ -188,7 +188,7 @@ class CallbackList(_KerasList):
     def on_train_begin(self, logs: Any = None) -> None:
         """After all callbacks, checks that ranks have one model, and gives all ranks rank 0's first epoch and values.
 
-        It runs after them because a callback may restore an earlier state on rank 0.
+        The check runs after them, because a callback may restore an earlier state on rank 0.
         """
         with sharded_slots.deferring_restored_values(True):
             self._begin_training(logs)
@@ -239,7 +239,7 @@ class CallbackList(_KerasList):
             held.follow(communicator.all_gather_object(held.digests(), name=name), "fit has ended")
 
     def _end_joining(self) -> None:
-        strategy = strategy_of(self.model)  # also if only one rank is left
+        strategy = strategy_of(self.model)  # even if only one rank is left
         if strategy is not None and fits.is_outermost(self.model):
             strategy.resilience.joining.end_fit()
 
@@ -259,7 +259,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.joining.begin_epoch():  # a joining rank: the others have done the rest
+        if strategy.resilience.joining.begin_epoch():  # on a joining rank, the others have already done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))

@@ -1,4 +1,4 @@
-"""Makes functions write each file once, whichever ranks call them; saving.py does this for Keras's models.
+"""Makes functions write each file once, no matter which ranks call them; saving.py does this for Keras's models.
 
 `ONCE` lists the public functions of Keras and TensorFlow that write files under a given name, and now write once if all
 ranks call them. `LEFT` lists the functions that stay unchanged, with the reason. tests/strategy/test_written_files.py
@@ -33,12 +33,12 @@ from keras_ddl.strategy.save_records import Call
 
 @dataclass(frozen=True)
 class Writing:
-    """How a function writes.
+    """Describes how a function writes.
 
     Attributes:
         path: names of the arguments that make up the path it writes.
-        is_whole: its result appears by one rename, as one file or directory. returns_path: it returns the path.
-        in_turn: all ranks run it, one after another; later ranks find what the first has written.
+        is_whole: its result appears by a single rename, as a file or directory. returns_path: it returns the path.
+        in_turn: all ranks run it, one after another; later ranks find the output of the first.
     """
 
     path: tuple[str, ...]

@@ -11,7 +11,7 @@ from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import first_job
 
-_LOOK_SECONDS = 0.05  # Keras redraws no more often
+_LOOK_SECONDS = 0.05  # Keras does not redraw more often
 _said: set[str] = set()  # lines that this process has printed above a bar
 
 
@@ -78,7 +78,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
 
     def show(self, params: Any) -> None:
         """Makes a silent bar visible from now on, and starts counting rows."""
-        length: int | None = self.target  # if unknown at first, known from the second epoch on
+        length: int | None = self.target  # may become known in the second epoch
         if params:
             self.set_params(params)
         if self.target is None:

@@ -8,7 +8,7 @@ from keras_ddl import cut
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.errors import ConfigError
 
-_LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
+_LARGE = 1 << 20  # gathers of this many bytes in a step cause a warning
 
 
 def warn_of_restarted_kernels(name: str, concrete: Any) -> None:
