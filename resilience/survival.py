@@ -8,9 +8,9 @@ wrote and returned. The traced program does not know how many ranks there are; i
 If rank 0 is lost, the lowest remaining rank becomes rank 0, and its callbacks write from then on
 (keras_ddl/strategy/keras_patches/standby.py). Before the next call the ranks compare their weights.
 
-On a mesh the ranks that are left, or have joined, form another mesh (remeshing.py); ranks without a place leave.
+On a mesh, the remaining ranks and newcomers form another mesh (remeshing.py); ranks without a place leave.
 
-Newcomers (joining.py) come between two steps and get the state of the job.
+Newcomers (joining.py) join between two steps and receive the state of the job.
 """
 
 from __future__ import annotations

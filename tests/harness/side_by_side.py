@@ -32,7 +32,7 @@ _ORDER = (
 )
 # Folders whose tests start their own ranks and share nothing. Many of them mostly wait, so they are distributed one by
 # one, and no worker keeps a whole file while the others have nothing to do.
-_EACH_BY_ITSELF = ("communicator", "launch")
+_DISTRIBUTED_ONE_BY_ONE = ("communicator", "launch")
 
 
 class Scheduler(LoadScopeScheduling):
@@ -71,7 +71,7 @@ def unit_of(nodeid: str) -> str:
     launch = re.fullmatch(r"(\w+)\[check_\w+?-(np\d.*)\]", test)  # rank_tests.py
     if launch:
         return f"{file}::{launch[1]}[{launch[2]}]"
-    alone = any(f"/{folder}/" in f"/{file}" for folder in _EACH_BY_ITSELF)
+    alone = any(f"/{folder}/" in f"/{file}" for folder in _DISTRIBUTED_ONE_BY_ONE)
     return nodeid if alone else file
 
 

@@ -8,7 +8,7 @@ def test_mode_p_groups_ranks_by_host():
     assert parse_mode("p", (0, 0, 1, 1)) == ((2, 2), (0, 0, 2, 2))
     assert parse_mode("p", (0, 1, 0, 1)) == ((2, 2), (0, 1, 0, 1))
     assert parse_mode("p", (0,)) == ((1, 1), (0,))
-    assert parse_mode("p", (0, 0, 1)) == ((), (0, 0, 2)), "no box where hosts differ in ranks"
+    assert parse_mode("p", (0, 0, 1)) == ((), (0, 0, 2)), "no box if hosts have different numbers of ranks"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_part_of_keeps_hosts_and_shared_memory_and_renumbers_ranks():
     assert (part.rank, part.size) == (0, 4)
     assert part.hosts == (0, 1, 0, 2)
     assert part.group == (0, 1, 0, 3)
-    assert part.dims == (), "hosts with two, one and one ranks are no box"
+    assert part.dims == (), "hosts with two, one and one ranks form no box"
     assert (part.local_rank, part.local_size, part.num_hosts) == (0, 2, 3)
     assert part_of(whole, [1, 3, 5]).dims == (1, 3)
     assert part_of(whole, [0, 1, 4, 5]).dims == (2, 2)
