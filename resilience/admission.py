@@ -28,16 +28,16 @@ class Admission(JoiningInFit):
         super().__init__(survival)
         self._record, self._board = record, record.board
         self._admitted_at = 0
-        # Of rank 0: newcomers that want to come, and those that it has told to. The others would wait for one that has
-        # not been told, and it for rank 0.
+        # Used on rank 0: newcomers that want to join, and those that rank 0 has called. The others must not wait for a
+        # newcomer that was not called, because it waits for rank 0.
         self._wanting: set[str] = set()
         self._called: set[str] = set()
-        self._leaving: dict[int, str] = {}  # ranks that are to leave, as rank 0 knows, and why
-        self._steps = 0  # since newcomers have come, or since fit has begun
+        self._leaving: dict[int, str] = {}  # on rank 0: {rank to leave: reason}
+        self._steps = 0  # since newcomers joined or fit began
         self._begins_epoch = False
 
     @classmethod
-    def of_newcomer(cls, record: history.Record, newcomer: JoiningInFit, admitted_at: int) -> Admission:
+    def for_newcomer(cls, record: history.Record, newcomer: JoiningInFit, admitted_at: int) -> Admission:
         """Returns the Admission of a newcomer that has become a rank."""
         admission = cls(record, newcomer._survival)
         admission._admitted_at = admitted_at
@@ -121,16 +121,16 @@ class Admission(JoiningInFit):
             pass
         if survival.has_met_newcomers:
             self._steps, self.has_newcomers = 0, True
-            self._begin_anew(callbacks)
+            self._forget_state(callbacks)
             self.agree_on_trace(callbacks, caller)
         for name in called:
-            board.forget("join", name)  # of one that was lost
-        board.has_question = True  # of those that still wait; rank 0 may be another one now
+            board.forget("join", name)  # in case the newcomer was lost
+        board.has_question = True  # others may still wait, and rank 0 may have changed
 
     def begin_fit(self, callbacks: CallbackList) -> None:
         super().begin_fit(callbacks)
         self._steps = 0
-        self._board.has_question = True  # newcomers may have come before
+        self._board.has_question = True  # newcomers may have asked earlier
 
     def begin_epoch(self) -> bool:
         """Like `Newcomer.begin_epoch`."""

@@ -13,7 +13,7 @@ from keras_ddl.resilience.survival import Survival
 
 
 class ContinuingJob(Survival):
-    """A Survival with the way in which ranks join the job."""
+    """Adds to Survival how ranks join the job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class ContinuingJob(Survival):
         return replayed_calls.call_of_trainer(self, method, model, call, callbacks)
 
 
-_of_job: list[ContinuingJob] = []
+_current: list[ContinuingJob] = []
 
 
-def of_job() -> ContinuingJob:
+def current() -> ContinuingJob:
     """Returns the Resilience of this job."""
-    if not _of_job or not history.recovers():  # `keras_ddl.shutdown` has ended an earlier job of this process
-        _of_job[:] = [ContinuingJob()]
-    return _of_job[0]
+    if not _current or not history.recovers():  # `keras_ddl.shutdown` has ended an earlier job of this process
+        _current[:] = [ContinuingJob()]
+    return _current[0]

@@ -74,7 +74,7 @@ class Newcomer(JoiningInFit):
                 raise CallHasEnded
             try:
                 topology = communicator.join_others(replay.board.has_answer)
-            except Exception as error:  # the launcher may count it as one of the ranks already
+            except Exception as error:  # the launcher may already count it as a rank
                 give_up(error)
             if topology is not None:
                 break
@@ -95,7 +95,7 @@ class Newcomer(JoiningInFit):
         assert callbacks is not None
         self._take(communicator.broadcast_object(None, giver, name=STATE), callbacks)
         share_variables(callbacks.model, giver)
-        self._begin_anew(callbacks)
+        self._forget_state(callbacks)
 
     def begin_epoch(self) -> bool:
         """Called when an epoch begins. Returns whether it is the epoch that the others are in."""
@@ -122,7 +122,7 @@ class Newcomer(JoiningInFit):
         order.set_passes(state.passes)
         record = history.current()
         assert isinstance(record, history.Record)
-        admission = Admission.of_newcomer(record, self, state.admitted_at)
+        admission = Admission.for_newcomer(record, self, state.admitted_at)
         self.is_on_its_way = False
         self._survival.has_joined(state.finished, admission)
         admission.agree_on_trace(callbacks, caller)
@@ -167,6 +167,6 @@ def _trace_ahead(model: Any) -> None:
             caller.trace_ahead(reading.iterator.batch_rows)
             if (traced := caller.common_trace()) is not None:
                 caller.cut_step.trace_digest(traced.concrete, [])  # the result is cached
-        gc.collect()  # else Python does so when the others wait
+        gc.collect()  # otherwise Python collects while the others wait
     except Exception:  # the program's code may lack the other ranks' state, so all ranks trace it again together
         caller.forget_traces()

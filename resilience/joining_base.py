@@ -34,9 +34,9 @@ class Joining(resilience.Joining):
 def give_up(error: Exception) -> NoReturn:
     """Ends a newcomer that cannot join: the other ranks continue without it, and the launcher says why."""
     launcher = find_launcher()
-    assert launcher is not None  # which has started it
+    assert launcher is not None  # the launcher started this rank
     error_report.write(launcher.rank, error, gives_up=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
+    os.kill(os.getpid(), signal.SIGKILL)  # any other end would end the job
     raise error

@@ -50,7 +50,7 @@ class State:
 
 
 class JoiningInFit(Joining):
-    """Base class for members and newcomers. `_callbacks`: those of the outermost fit, from its on_train_begin on."""
+    """Base class for members and newcomers. `_callbacks`: of the outermost fit, once its on_train_begin has run."""
 
     def __init__(self, survival: Survival) -> None:
         self._survival = survival
@@ -64,15 +64,15 @@ class JoiningInFit(Joining):
             self._callbacks = callbacks
             self._changes = Changes(callbacks.callbacks)
 
-    def _begin_anew(self, callbacks: CallbackList) -> None:
+    def _forget_state(self, callbacks: CallbackList) -> None:
         """Forgets state that a newcomer cannot have.
 
         All ranks that have met a newcomer do this between the same two calls, even if it is lost meanwhile.
         """
-        # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
+        # All ranks trace together from now on: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces(but=callbacks.model.train_function)  # see agree_on_trace
         order.forget_notes()
-        # The data of validation is read from its beginning, by all.
+        # All ranks read validation data from its beginning.
         epoch_iterators.forget_validation(callbacks.model)
         self._compares_batch = True
 
@@ -108,7 +108,7 @@ def remember(model: Any) -> None:
         _models.append(weakref.ref(model))
 
 
-_models: list[weakref.ref[Any]] = []  # of all calls until now, as they were first used, which is the same on all ranks
+_models: list[weakref.ref[Any]] = []  # in order of first use, which is equal on all ranks
 
 
 def share_variables(model: Any, giver: int) -> None:
@@ -124,7 +124,7 @@ def share_variables(model: Any, giver: int) -> None:
         if each is not None and all(theirs[place] == mine[place] for theirs in everyone):
             variables = [v for v in agreement.all_variables(each) if sharded_slots.slot_of(v) is None]
             agreement.broadcast_variables(variables, giver)
-    gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
+    gc.collect()  # newcomers lack the slots of deleted models, which need not be shared out
 
 
 def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:

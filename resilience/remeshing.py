@@ -15,8 +15,8 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
+from keras_ddl.resilience.survival_errors import TooFewError
 from keras_ddl.resilience.survivors import NewMesh, largest_mesh
-from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state.placements import MeshPlace, place_on_mesh
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.mesh import ranks
@@ -33,8 +33,8 @@ class NextMesh:
     """The mesh that the ranks of a topology are to form. Without a layout all ranks are along its batch axis.
 
     Args:
-        strategy: the Strategy that has a layout, if any. leaving: ranks that are to leave -> reasons. They stay if
-            otherwise too few ranks would be left for the job to continue.
+        strategy: the Strategy that has a layout, if any.
+        leaving: {rank to leave: reason}. These ranks stay if too few ranks would be left otherwise.
     """
 
     def __init__(self, strategy: BaseStrategy | None, topology: Topology, leaving: Mapping[int, str]) -> None:
@@ -43,7 +43,7 @@ class NextMesh:
 
     def arrange(self, leaves: Sequence[Any]) -> list[MeshPlace | None]:
         hosts, size = self._topology.hosts, self._topology.size
-        # The launcher's count includes ranks that have no place in a mesh, and ranks that had done their part.
+        # The launcher's count includes ranks that have no place in a mesh, and ranks that have finished.
         least = min(communicator.min_ranks(), size)
         mesh = self._largest([rank for rank in range(size) if rank not in self._leaving], leaves)
         if mesh.size < max(least, 1):
@@ -119,7 +119,7 @@ def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[MeshPlace | None]:
 
 
 def say(before: VariableLayout | None, lost: Sequence[int], after: VariableLayout | None) -> None:
-    """Prints on rank 0 which mesh continues. lost: ranks of the mesh before; none: others have joined it."""
+    """Prints on rank 0 which mesh continues. lost: ranks of the earlier mesh; if empty, ranks have joined."""
     if before is None or after is None or communicator.rank() != 0:
         return
     shapes = [f"{each.data_size} x {each.model_size}" for each in (before, after)]

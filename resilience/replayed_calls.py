@@ -1,4 +1,4 @@
-"""Calls of fit, evaluate and predict in a job that takes newcomers.
+"""Calls of fit, evaluate and predict in a job that admits newcomers.
 
 The job's record holds the result of a call instead of everything that ranks exchange during the call. A newcomer gets
 the results of all calls that the other ranks have finished (communicator/newcomers/history.py).

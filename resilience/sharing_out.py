@@ -24,8 +24,9 @@ def share_out(
     """Gives ranks their parts of all distributed variables, lets ranks leave, and forms the next mesh. COLLECTIVE.
 
     Args:
-        renew: lets the Strategies continue with the ranks of a topology. is_new: this rank has run no step yet.
-        leaving: ranks that are to leave -> reasons.
+        renew: lets the Strategies continue with the ranks of a topology.
+        is_new: this rank has run no step yet.
+        leaving: {rank to leave: reason}.
     Returns: None, or on every rank a message that says why the job cannot continue.
     Raises: as `Generations.share_out` and `NextMesh.form`. TooFewError, on every rank: the mesh is too small.
     """

@@ -8,9 +8,9 @@ wrote and returned. The traced program does not know how many ranks there are; i
 If rank 0 is lost, the lowest remaining rank becomes rank 0, and its callbacks write from then on
 (keras_ddl/strategy/keras_patches/standby.py). Before the next call the ranks compare their weights.
 
-On a mesh the ranks that are left, or have joined, form another mesh (remeshing.py); ranks without a place leave.
+On a mesh, the remaining ranks and newcomers form another mesh (remeshing.py); ranks without a place leave.
 
-Newcomers (joining.py) come between two steps and get the state of the job.
+Newcomers (joining.py) join between two steps and receive the state of the job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
 from keras_ddl.resilience import remeshing, sharing_out
 from keras_ddl.resilience.joining_base import Joining, give_up
-from keras_ddl.resilience.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
+from keras_ddl.resilience.survival_errors import (
+    OWN_COLLECTIVE,
+    PREDICTIONS,
+    TooFewError,
+    gathers_on_rank_0,
+    with_reason,
+)
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
 from keras_ddl.strategy import one_per_job, trainer_calls
@@ -50,14 +56,16 @@ _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=F
 
 
 class Report(NamedTuple):
-    """What a rank reports when the remaining ranks meet.
+    """A rank's report when the remaining ranks meet.
 
     Attributes:
-        rank: its number before. finished: how many calls it has finished; None: it is a newcomer without state.
-        has_traced: the failed call may have traced; None: others had finished the call, so this rank has finished it,
-            too, and has not begun the next one. has_met_newcomers: in the current admission. is_on_trial: it has come
-            as a newcomer. leaving: ranks that are to leave the job, as the launcher numbers them, and why; rank 0
-            knows it.
+        rank: its earlier number.
+        finished: how many calls it has finished; None: it is a newcomer without state.
+        has_traced: the failed call may have traced; None: this rank has finished the call, because others had, and has
+            not begun the next one.
+        has_met_newcomers: in the current admission.
+        is_on_trial: it has come as a newcomer.
+        leaving: {launcher's number of a rank to leave: reason}, known to rank 0.
     """
 
     rank: int
@@ -73,7 +81,7 @@ class Survival(Resilience):
 
     Attributes:
         joining: how newcomers join.
-        has_met_newcomers: in the last admission.
+        has_met_newcomers: whether the last admission met newcomers.
         on_trial: present numbers of ranks that have come as newcomers. Nobody can know whether they have state that the
             program itself keeps, for example in a closure. So they leave if they turn out to differ, and the others
             continue. Empty if no other ranks are left, because then the newcomers are the job.
@@ -83,8 +91,8 @@ class Survival(Resilience):
 
     def __init__(self) -> None:
         self._finished: int | None = 0  # calls; None: a newcomer without state
-        self._compares_at: int | None = None  # so many calls that all ranks have finished
-        self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
+        self._compares_at: int | None = None  # number of finished calls at which ranks compare weights
+        self._written: Callable[[], list[Any]] = list  # returns variables that the last call may have written
         self._returned: Any = None
         self._place, self._epoch = communicator.topology(), communicator.epoch()
         self.joining = Joining()
@@ -111,11 +119,11 @@ class Survival(Resilience):
             return run()
         if self._finished is None:
             error = CollectiveError(_ALONE)
-            if not isinstance(history.current(), history.Replay):  # it is one of the ranks already
+            if not isinstance(history.current(), history.Replay):  # it has already joined
                 give_up(error)
             raise error
         self.joining.look()
-        if caller is None:  # a call within hooks: standbys take what was to be written before it for written
+        if caller is None:  # a call inside hooks: standbys count earlier writes as done
             for each in trainer_calls.followers():
                 each.flush()
         with setting(_in_call, True):
@@ -129,8 +137,8 @@ class Survival(Resilience):
                     if not is_lost and not self._may_be_of_newcomers(error):
                         raise
                     if self.is_on_trial and not isinstance(error, RankLostError):
-                        give_up(error)  # and the others go on without it
-                    if not self._go_on(error, variables, caller):
+                        give_up(error)  # the others continue without it
+                    if not self._continue(error, variables, caller):
                         continue
                 else:
                     self._finish(variables, returned)
@@ -167,7 +175,7 @@ class Survival(Resilience):
         self._written, self._returned = variables, returned
 
     def room_for(self, waiting: int, leaving: int) -> int:
-        """Returns how many of the newcomers that wait have a place once a number of ranks have left."""
+        """Returns how many of `waiting` newcomers have a place after `leaving` ranks have left."""
         return sharing_out.room_for(waiting, leaving, self._strategies())
 
     def admit(self, newcomers: Sequence[int], leaving: Mapping[int, str], caller: Caller) -> bool:
@@ -194,7 +202,7 @@ class Survival(Resilience):
                     self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
                     self._catch_up(reports, list, caller)
                     reason = self._share_out(reports[0].leaving)
-                    self._succeed(before, may_lack_last=True)
+                    self._take_over(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.repeat_obstacle()
                     if not communicator.is_initialized() or reason is not None:
@@ -206,7 +214,7 @@ class Survival(Resilience):
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
-        """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all ranks."""
+        """Gets the state, as a newcomer, from the ranks that it meets. COLLECTIVE over all ranks."""
         with setting(_in_call, True):
             while True:
                 try:
@@ -247,9 +255,9 @@ class Survival(Resilience):
         place = communicator.topology()
         return [each for each in one_per_job.alive() if each.topology is place]
 
-    def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
-        """Continues with the remaining ranks. Returns whether others had finished the call, so that this rank has now,
-        too."""
+    def _continue(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
+        """Continues with the remaining ranks. Returns whether the call is finished because other ranks had finished
+        it."""
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         is_on_trial = self.is_on_trial
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
@@ -257,12 +265,12 @@ class Survival(Resilience):
         mesh = remeshing.layout_of(self._strategies())
         while reason is None:
             try:
-                in_call = self.finished() == begun  # else others were lost after it had been finished
+                in_call = self.finished() == begun  # False: others were lost after the call was finished
                 mine = Report(before, self._finished, has_traced if in_call else None, is_on_trial=is_on_trial)
                 reports = self._meet(None, mine)
                 old = sorted(each.rank for each in reports if each.finished is not None)
-                # Nobody was lost; or one has left by itself: then the program is wrong, and would be again. (One that
-                # meets the others has left, too.)
+                # No rank was lost, or one left by itself: the program is wrong, and repeating the call would not help.
+                # (A rank that left may still meet the others.)
                 if len(old) == size or (getattr(error, "has_left", False) and communicator.any_rank_ended()):
                     break
                 if old[0] != 0 and gathers_on_rank_0():
@@ -272,8 +280,8 @@ class Survival(Resilience):
                 reason = self._share_out({})
                 if reason is None:
                     is_finished = self.finished() > begun
-                    # Where some have finished this call, rank 0 had begun it, and had written all that came before.
-                    self._succeed(before, may_lack_last=not is_finished)
+                    # If some ranks had finished this call, rank 0 had begun it and written everything before it.
+                    self._take_over(before, may_lack_last=not is_finished)
                     remeshing.say(mesh, sorted({*range(size)} - {*old}), remeshing.layout_of(self._strategies()))
                     return is_finished
             except TooFewError:
@@ -305,7 +313,7 @@ class Survival(Resilience):
         self.on_trial = frozenset(rank for rank, number in enumerate(communicator.members()) if number in on_trial)
         return reason
 
-    def _succeed(self, before: int, *, may_lack_last: bool) -> None:
+    def _take_over(self, before: int, *, may_lack_last: bool) -> None:
         """If this rank, whose number was `before`, is now rank 0, it writes from now on."""
         if communicator.rank() == 0 and before != 0:
             self.joining.become_first()
@@ -329,8 +337,8 @@ class Survival(Resilience):
     def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> None:
         """Finishes the call if other ranks have finished it; otherwise all must repeat it. Newcomers get the state of
         the job."""
-        of_newcomers = {number for number, each in enumerate(reports) if each.is_on_trial or each.finished is None}
-        self.on_trial = frozenset(of_newcomers if len(of_newcomers) < len(reports) else ())
+        newcomer_ranks = {number for number, each in enumerate(reports) if each.is_on_trial or each.finished is None}
+        self.on_trial = frozenset(newcomer_ranks if len(newcomer_ranks) < len(reports) else ())
         calls = [each.finished for each in reports]
         if calls.count(None) == len(calls):
             raise RankLostError("All ranks that had the state of the training are lost.")
@@ -347,7 +355,7 @@ class Survival(Resilience):
     def _share_last_call(
         self, root: int, is_behind: bool, variables: Callable[[], list[Any]], caller: Caller | None
     ) -> None:
-        """Gives ranks that are behind (perhaps this one) what rank `root` has written and returned."""
+        """Sends the writes and the result of rank `root` to ranks that are behind (perhaps this one)."""
         written = variables() if is_behind else self._written()
         written = sharded_slots.whole(written)
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
@@ -355,18 +363,18 @@ class Survival(Resilience):
             replicate(written, root)
             returned = tf.nest.map_structure(_sent, self._returned) if communicator.rank() == root else None
             returned = communicator.broadcast_object(returned, root, name="keras_ddl/survival/returned")
-        except BaseException:  # the root is lost, too: what has come of its state may never be complete
+        except BaseException:  # the root is lost, too, and its state has arrived only in part
             for variable, value in before:
                 variable.assign(value)
             raise
         if is_behind:
             if caller is not None:
-                caller.cut_step.complete()  # of variables in shards no other rank has this one's
+                caller.cut_step.complete()  # no other rank has this rank's shards
             self._finish(variables, tf.nest.map_structure(_received, returned))
 
 
 def _prepare_plans() -> None:
-    """Raises: RankLostError: meanwhile another rank is lost or stands still; the engine does not say which."""
+    """Raises: RankLostError: another rank was lost or hangs; the engine does not say which."""
     try:
         communicator.prepare_plans()
     except CollectiveError as error:

@@ -1,4 +1,4 @@
-"""What lies below a simulated rank (simulated_job.py): its engine, whose collectives wait for the job's choices."""
+"""The engine of a simulated rank (simulated_job.py), whose collectives wait for the job's choices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class World:
     """The ranks of one membership, as their engines see them. Collectives are matched by name and number."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
-        self.members = members
+        """The ranks of one membership as their engines see them. Collectives are matched by name and number."""
         self.entered: dict[tuple[str, int], dict[int, Any]] = {}
         self.gone: dict[int, str] = {}  # rank -> "died", "failed" or "left"
         self.is_late = False  # a deadline has passed
 
 
 class Engine:
-    """Stands for `binding.NativeCommunicator`: the engine of one rank."""
+    """Replaces `binding.NativeCommunicator`, the engine of one rank."""
 
     def __init__(self, rank: Rank, world: World) -> None:
         self._rank, self._world = rank, world
@@ -37,10 +37,10 @@ class Engine:
         self._calls[match] = self._calls.get(match, 0) + 1
         key = match, self._calls[match]
         self._rank.calls += 1
-        assert self._rank.calls < 1000, f"rank {self._rank.number} does not come to an end"
+        assert self._rank.calls < 1000, f"rank {self._rank.number} does not end"
         if len(self._world.members) == 1:
             if self._rank.job.board is not None:
-                self._rank.pause(("board",))  # newcomers do something meanwhile
+                self._rank.pause(("board",))  # lets newcomers act
             return [mine]
         self._rank.pause(("enter", self._world, key, mine))
         return self._rank.pause(("wait", self._world, key))
@@ -49,7 +49,7 @@ class Engine:
         try:
             self.all_gather_bytes(b"", "lane")
         except (RankLostError, DeadlineError) as error:
-            raise CollectiveError(str(error)) from None  # the engine does not say which
+            raise CollectiveError(str(error)) from None  # the engine does not say which rank was lost
 
     def barrier(self, match: str) -> None:
         self.all_gather_bytes(b"", match)
@@ -60,7 +60,7 @@ class Engine:
 
 
 class Variable:
-    """A variable of a model: an integer."""
+    """A variable of a model, with an integer value."""
 
     dtype = "int64"
 

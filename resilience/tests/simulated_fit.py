@@ -1,4 +1,4 @@
-"""A training of simulated ranks (simulated_job.py): exact arithmetic, to be compared with that of one process."""
+"""A training of simulated ranks (simulated_job.py) with exact arithmetic, to compare it with one process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ROWS = 7
 def fit(
     calls: int, collectives: int, fits: int = 1, *, regroups: bool = False, model_size: int = 0
 ) -> Callable[[Rank], None]:
-    """Returns a program that makes `calls` calls of a step of so many collectives, with a collective after each, in as
-    many calls of fit. regroups: the last rank ends after the first fit; the program of the others regroups.
-    model_size: ranks of the model axis of a mesh; 0: there is none.
+    """Returns a program that calls a step `calls` times in `fits` fits; each step makes `collectives` collectives, and
+    one more follows it. regroups: the last rank ends after the first fit, and the other ranks regroup.
+    model_size: model ranks of the mesh; 0: no mesh.
     """
 
     def program(rank: Rank) -> None:
@@ -50,7 +50,7 @@ def fit(
                 "fit", model, lambda first=first, end=end: _fit(model, first, end, collectives)
             )
             if regroups and rank.number == rank.job.size - 1:
-                _die_when_the_others_wait_in(rank, "between")
+                _die_while_others_wait_in(rank, "between")
             if regroups:
                 try:
                     communicator.barrier("between")
@@ -62,7 +62,7 @@ def fit(
     return program
 
 
-def _die_when_the_others_wait_in(rank: Rank, name: str) -> None:
+def _die_while_others_wait_in(rank: Rank, name: str) -> None:
     others = [rank.job.ranks[each] for each in rank.job.regrouping.membership.members if each != rank.number]
     rank.pause(("look", lambda: all(each.at and f"barrier/{name}" in str(each.at) for each in others)))
     rank.die()
@@ -70,8 +70,8 @@ def _die_when_the_others_wait_in(rank: Rank, name: str) -> None:
 
 
 def _fit(model: simulated_newcomers.Model, first: int, end: int, collectives: int) -> list[int]:
-    """Trains on some batches; a newcomer on those that the others have not trained on. Returns what all steps have
-    returned.
+    """Trains on some batches, as a newcomer on those that the others have not trained on. Returns the results of all
+    steps.
     """
     rank = model.rank
     rank.first_batch = first
@@ -80,7 +80,7 @@ def _fit(model: simulated_newcomers.Model, first: int, end: int, collectives: in
         callbacks = simulated_newcomers.Callbacks(model)
         loop.followers.append(callbacks)
         if first:
-            communicator.barrier("begin")  # what all agree on in on_train_begin
+            communicator.barrier("begin")  # stands for what ranks agree on in on_train_begin
         own.joining.begin_fit(callbacks)
         own.joining.begin_epoch()
         for number in range(rank.first_batch, end):
@@ -93,19 +93,19 @@ def _fit(model: simulated_newcomers.Model, first: int, end: int, collectives: in
             )
             callbacks.position = 0, number + 1, None
             callbacks.seen.returned.append(returned)
-            seen = communicator.all_gather_object((number, returned))  # of a callback, say
+            seen = communicator.all_gather_object((number, returned))  # stands for a callback's collective
             assert set(seen) == {(number, returned)}, seen
         own.joining.end_fit()
         return callbacks.seen.returned
 
 
 def _step(rank: Rank, number: int, collectives: int) -> int:
-    """A step on batch `number`: each rank has some of its rows; nothing is written before the last sum."""
+    """Runs a step on this rank's rows of batch `number`; it writes nothing before the last sum."""
     rank.caller._traces_before = rank.cut_step.traces
     comm = communicator.communicator_of(None)
     traces = not rank.has_trace
-    comm.barrier(f"step {number}: {traces=}")  # what ranks agree on before they trace
-    if traces:  # ranks trace together: those that do otherwise would not meet
+    comm.barrier(f"step {number}: {traces=}")  # stands for what ranks agree on before they trace
+    if traces:  # all ranks must trace together, or their names differ
         rank.cut_step.traces += 1
         rank.has_trace = True
     total = rank.state.value
@@ -120,7 +120,7 @@ def _step(rank: Rank, number: int, collectives: int) -> int:
 
 
 def alone(calls: int, collectives: int) -> tuple[list[int], int]:
-    """Returns what one process returns, and its state."""
+    """Returns the results and the state of one process."""
     state, log = 1, []
     for number in range(calls):
         total = state

@@ -1,12 +1,12 @@
-"""A job of a few ranks in one process, whose every message is a choice: who goes on, who is killed, who gets an error.
+"""A job of a few ranks in one process in which every message is a choice: who continues, is killed, or gets an error.
 
-Each rank is a thread that runs the code of a rank: `Survival`, `keras_ddl.regroup` and `Communicator` as they are. Only
-what lies below is simulated: the collectives of the engine, and the connection to the launcher, whose part is played by
-the real `Regrouping`. One thread runs at a time, from one message to the next. So a schedule is a list of choices, and
-all of them can be tried.
+Each rank is a thread that runs a rank's real code: `Survival`, `keras_ddl.regroup` and `Communicator`. Only the layers
+below are simulated: the engine's collectives, and the connection to the launcher, for which the real `Regrouping` acts.
+One thread runs at a time, from one message to the next. So a schedule is a list of choices, and all schedules can be
+tried.
 
-A collective ends on a rank when all ranks have entered it. If one of them is lost, each of the others may still get the
-result, or an error: both are tried.
+A collective ends on a rank when all ranks have entered it. If one of them is lost, each of the others may either get
+the result or an error; both are tried.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from keras_ddl.topology import make_topology
 
 PATIENCE = 10.0
 Choice = tuple[str, int]
-_MOVES = ("go", "result", "error", "answer", "over")  # of a rank
+_MOVES = ("go", "result", "error", "answer", "over")  # choices that let a rank run
 
 
 class Rank:
-    """One rank: what the simulation has of its process."""
+    """One rank and the simulated part of its process."""
 
     def __init__(self, job: Job, number: int, program: Callable[[Rank], None]) -> None:
         self.job, self.number = job, number
         self.state, self.iterations = Variable(1), Variable(0)
         self.log: list[Any] = []
         self.has_failed = False
-        self.calls = 0  # of collectives
-        self.history = 0  # a hash of all that it has learned, of which its state is a function
-        self.at: tuple[Any, ...] | None = ("begin",)  # where it waits; None: its program has ended
+        self.calls = 0  # number of collectives
+        self.history = 0  # a hash of everything it has learned, which determines its state
+        self.at: tuple[Any, ...] | None = ("begin",)  # where it waits, or None if its program has ended
         self.ended: str | None = None  # "well", "killed" or the name of its error
         self.stopped = False
-        self.answer: list[Any] = []  # of the launcher
-        self.variable: Any = None  # of which it has slices (simulated_mesh.py)
+        self.answer: list[Any] = []  # the launcher's answers
+        self.variable: Any = None  # a sliced variable (simulated_mesh.py)
         self.record: Any = None  # what `history.current` returns
-        self.first_batch = 0  # in a newcomer: where it joins the others
+        self.first_batch = 0  # where a newcomer joins the others
         self._next: Any = None
         self._go, self._program = threading.Semaphore(0), program
         self.cut_step = SimpleNamespace(
@@ -79,12 +79,12 @@ class Rank:
         self.has_trace = False
 
     def learn(self, value: Any) -> Any:
-        """Returns `value`, on which this rank's further course depends."""
+        """Returns `value` and records that this rank's future depends on it."""
         self.history = hash((self.history, repr(value)))
         return value
 
     def pause(self, at: tuple[Any, ...]) -> Any:
-        """Waits until the job lets this rank go on; returns or raises what it is given then."""
+        """Waits until the job lets this rank continue; returns or raises what the job passes to it."""
         if self.ended is not None:
             raise Killed
         self.at = at
@@ -108,7 +108,7 @@ class Rank:
         self.go(Killed())
 
     def die(self) -> None:
-        """The others notice that this rank was killed."""
+        """Marks this rank as killed for the others."""
         self.ended = "killed"
         for world in self.job.worlds.values():
             if self.number in world.members:
@@ -123,7 +123,7 @@ class Rank:
                 self.ended = "well"
         except Killed:
             pass
-        except SystemExit:  # others go on without it
+        except SystemExit:  # the others continue without it
             self.ended = "left"
         except BaseException as error:
             self.ended = self.ended or type(error).__name__
@@ -145,7 +145,7 @@ def this_rank() -> Rank:
 
 
 class _State(threading.local):
-    """`communicator.world._state`, of each rank."""
+    """Gives each rank its own `communicator.world._state`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -155,11 +155,11 @@ class _State(threading.local):
 
 
 class Job:
-    """A job of `size` ranks, which run `program`. See `options` and `do`.
+    """A job of `size` ranks that run `program`. See `options` and `do`.
 
     Args:
-        newcomers: further ranks, that the launcher has started in the place of earlier ones. spares: further ones, that
-            it starts when a rank is lost.
+        newcomers: additional ranks that the launcher has started in place of earlier ones.
+        spares: additional ranks that it starts when a rank is lost.
     """
 
     def __init__(
@@ -170,10 +170,10 @@ class Job:
         self.errors: dict[int, BaseException] = {}
         self.is_stopping = False
         self.now = 0.0
-        self._last_moved: int | None = None  # the rank; None: any
-        self.unseen: list[int] = []  # ranks that have ended, which the launcher does not know
+        self._last_moved: int | None = None  # a rank, or None for any
+        self.unseen: list[int] = []  # ended ranks that the launcher has not noticed
         self.size = size
-        self.board: Any = None  # of newcomers (simulated_newcomers.py)
+        self.board: Any = None  # the newcomers' board (simulated_newcomers.py)
         self.ranks = [Rank(self, number, program) for number in range(size + newcomers + spares)]
         self.links = [self._link(rank) for rank in self.ranks]
         self.regrouping = regrouping.Regrouping(self.links, size, least, PATIENCE, lambda _: None)
@@ -201,7 +201,7 @@ class Job:
         )
 
     def _answer(self, rank: Rank, message: dict[str, Any]) -> None:
-        if not rank.lives:  # which the launcher has not seen
+        if not rank.lives:  # the launcher has not noticed its end
             return
         assert rank.at is not None
         if rank.number >= self.size and rank.at[0] not in ("answer", "join"):
@@ -221,13 +221,13 @@ class Job:
             world.gone |= {number: "died" for number in members if self.ranks[number].ended == "killed"}
         return self.worlds[epoch, members]
 
-    # ---- what can happen
+    # ---- possible events
 
     def options(self, victims: Sequence[int]) -> list[Choice]:
-        """Returns what can happen next; a choice whose order cannot matter is none.
+        """Returns the possible next choices, without those whose order cannot matter.
 
-        victims: who may be killed. Each is killed at once after it has done something, or not before it does something
-        again: what the others do meanwhile is the same whether it lives or not, and they can do it later as well.
+        victims: ranks that may be killed. Each is killed right after it has acted, or not before it acts again. What
+        the others do meanwhile does not depend on its death, and they can do it later as well.
         """
         awake = [rank for rank in self.ranks if rank.lives and not rank.stopped]
         for rank in awake:
@@ -248,7 +248,7 @@ class Job:
         return actual
 
     def _ends(self, rank: Rank) -> list[Choice]:
-        """Returns how the wait of a rank may end now."""
+        """Returns the ways in which a rank's wait may end now."""
         assert rank.at is not None
         if rank.at[0] == "board":
             return [("go", rank.number)]
@@ -268,7 +268,7 @@ class Job:
         return ends
 
     def do(self, choice: Choice) -> None:
-        """Lets it happen."""
+        """Carries out a choice."""
         what, number = choice
         rank = self.ranks[number]
         if what in _MOVES:
@@ -320,7 +320,7 @@ class Job:
         self.unseen.append(rank.number)
 
     def can_wait(self) -> bool:
-        """Whether anything happens when time passes: a deadline, or the launcher's patience."""
+        """Whether time passing changes anything: a deadline, or the launcher's patience."""
         return bool(self._waiting()) or bool(self.regrouping.membership.missing())
 
     def _waiting(self) -> list[World]:
@@ -349,7 +349,7 @@ class Job:
         return DeadlineError(f"{world.gone}")
 
     def key(self) -> tuple[Any, ...]:
-        """Returns what the further course depends on."""
+        """Returns everything that the future of the job depends on."""
         ranks = tuple((r.history, r.at is not None and r.at[0], r.ended, r.stopped, len(r.answer)) for r in self.ranks)
         members = self.regrouping.membership
         asking = tuple(members.is_awaited(rank.number) for rank in self.ranks)
@@ -375,14 +375,14 @@ def open_world(rank: Rank, topology: Any, world: World) -> None:
 def broadcast(variables: Sequence[Variable], root: int) -> None:
     """Gives all ranks the values of rank `root`. COLLECTIVE."""
     comm = communicator.communicator_of(None)
-    for number, variable in enumerate(variables):  # each by itself: a rank may be lost between two of them
+    for number, variable in enumerate(variables):  # one by one, because a rank may be lost between two
         values = comm.native().all_gather_bytes(variable.value, f"variable {number}")
         variable.assign(values[root])
 
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """In it, ranks are threads of this process."""
+    """Runs ranks as threads of this process inside the context."""
 
     def after(_: Any, epoch: int, admits: Sequence[int] | None = None, leaves: str | None = None) -> Any:
         rank = this_rank()
@@ -401,7 +401,7 @@ def simulated() -> Iterator[None]:
         return _jobs[-1].now
 
     here = threading.main_thread()
-    of_main = SimpleNamespace(current_thread=lambda: here, main_thread=lambda: here)
+    main_thread_only = SimpleNamespace(current_thread=lambda: here, main_thread=lambda: here)
     patches = [
         mock.patch.object(communicator.world, "_state", _State()),
         mock.patch.object(communicator.world, "find_launcher", lambda: SimpleNamespace(rank=this_rank().number)),
@@ -412,7 +412,7 @@ def simulated() -> Iterator[None]:
         ),
         mock.patch.object(replicate.ops, "broadcast_variables", broadcast),
         mock.patch.object(survival.one_per_job, "alive", lambda: [this_rank().strategy]),
-        mock.patch.object(survival, "threading", of_main),
+        mock.patch.object(survival, "threading", main_thread_only),
         mock.patch.object(history, "_recover", None),
         mock.patch.object(regrouping, "time", SimpleNamespace(monotonic=clock)),
     ]
@@ -430,7 +430,7 @@ _jobs: list[Job] = []
 
 
 def started(size: int, least: int, program: Callable[[Rank], None], newcomers: int = 0, spares: int = 0) -> Job:
-    """Returns a new job, the only one that runs."""
+    """Returns a new job, the only one that is running."""
     _jobs[:] = [job := Job.__new__(Job)]
-    job.__init__(size, least, program, newcomers, spares)  # its clock is read meanwhile
+    job.__init__(size, least, program, newcomers, spares)  # reads the job's clock
     return job

@@ -1,4 +1,4 @@
-"""The mesh of a simulated job (simulated_job.py): who has which slices of a variable, as real ranks share them out."""
+"""The mesh of a simulated job (simulated_job.py): ranks share slices of a variable as real ranks do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_ddl.state.plan import Holding, Move
 
 
 class Layout:
-    """A mesh/layout.py `VariableLayout`, of which the protocol needs the extents and names of positions."""
+    """Replaces mesh/layout.py `VariableLayout` with the extents and position names that the protocol needs."""
 
     is_to_choose = False
 
@@ -38,13 +38,13 @@ def _entries(box: Box) -> set[int]:
 
 
 class SlicedVariable:
-    """Stands for a `LaidOutVariable`: it has entries of slices, a set for each."""
+    """Replaces `LaidOutVariable`; a slice is a set of entries."""
 
     number, axis, name, numpy_dtype, can_begin_anew = 0, 0, "weight", None, False
 
     def __init__(self, job: Any, place: MeshPlace) -> None:
         self.job = job
-        self.shape = [place.model.size**2]  # which one model rank less does not divide: of 2 x 2 ranks three form 1 x 2
+        self.shape = [place.model.size**2]  # not divisible by one model rank less, so 3 of 2 x 2 ranks form 1 x 2
         self._place, self._next = place, None
         self._values = [_entries(box) for (box,) in self.held()]
 
@@ -65,7 +65,7 @@ class SlicedVariable:
             (self._place, self._values), self._next = self._next, None
 
     def forget_assignments(self) -> None:
-        """It has none."""
+        """Does nothing: there are no assignments."""
 
     def check(self) -> None:
         """Checks that this rank has all entries of its slices."""
@@ -81,7 +81,7 @@ def _exchange(
     _: Any,
     name: str,
 ) -> list[Any]:
-    """As `exchange`, of sets of entries."""
+    """Like `exchange`, but for sets of entries."""
     mine = set().union(*values()) if held[rank] else set()
     given = communicator.all_gather_object(sorted(mine), name=name) if moves else []
     for each in moves:
@@ -94,7 +94,7 @@ def _exchange(
 
 
 def begin(rank: Rank, strategy: Any, model_size: int) -> None:
-    """Puts the ranks of a job on a mesh."""
+    """Puts a rank of the job on a mesh."""
     job, topology = strategy.job, communicator.topology()
     strategy.mesh_layout = Layout(topology.size // model_size, model_size, model_size)
     rank.variable = SlicedVariable(job, place_on_mesh(topology.rank, topology.hosts, model_size))
@@ -102,7 +102,7 @@ def begin(rank: Rank, strategy: Any, model_size: int) -> None:
 
 @contextmanager
 def simulated_mesh() -> Iterator[None]:
-    """In it, `begin` may be called."""
+    """Makes `begin` available inside the context."""
     patches = [
         mock.patch.object(sharing_out, "all_slots", lambda: [this_rank().variable]),
         mock.patch.object(generations, "exchange", _exchange),

@@ -1,7 +1,7 @@
-"""What newcomers need in a simulated job (simulated_job.py): the boards, a model, and the way to the others.
+"""Newcomers in a simulated job (simulated_job.py): their boards, a model, and the exchange with other ranks.
 
-`Admission`, `Newcomer`, `Record` and `Replay` are those of a rank. Simulated are the boards as one that
-all see, the launcher's answers, and what `joining` sends of a model of Keras.
+`Admission`, `Newcomer`, `Record` and `Replay` are real. Simulated are the boards, as one that all ranks see, the
+launcher's answers, and the state that `joining` sends of a Keras model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keras_ddl.topology import make_topology
 
 
 class Board:
-    """Stands for `board.Board`: one access of a rank after the other, each a choice of the job."""
+    """Replaces `board.Board`. Ranks access it one after the other, and each access is a choice of the job."""
 
     name = ""
 
@@ -35,7 +35,7 @@ class Board:
         self._shown: dict[str, Any] = {"has_question": False, "admit_at": 0}
         self._questions: dict[tuple[str, str], str] = {}
         self._answers: dict[str, bytes] = {}
-        self.asked_to_join: dict[int, int] = {}  # by newcomer: how many steps of the fit the others had made
+        self.asked_to_join: dict[int, int] = {}  # {newcomer: steps that the others had made in the fit}
 
     def key(self) -> tuple[Any, ...]:
         questions = tuple(sorted(self._questions.items()))
@@ -51,7 +51,7 @@ class Board:
 
     @property
     def admit_at(self) -> int:
-        if communicator.rank() != 0:  # rank 0 alone writes it
+        if communicator.rank() != 0:  # only rank 0 writes it
             this_rank().pause(("board",))
         return this_rank().learn(self._shown["admit_at"])
 
@@ -90,13 +90,13 @@ class Board:
         return this_rank().learn(self._answers.pop(self.name, None))
 
     def let_leave(self, rank: int) -> None:
-        """The launcher asks this rank to leave, and no other one any more."""
+        """Asks this rank to leave on behalf of the launcher, and no other rank anymore."""
         self._questions = {each: text for each, text in self._questions.items() if each[0] != "leave"}
         self._questions["leave", str(rank)] = ""
         self._shown["has_question"] = True
 
     def forget_leaving(self, rank: int) -> None:
-        """It has left."""
+        """Forgets the request, because the rank has left."""
         self._questions.pop(("leave", str(rank)), None)
 
     def of(self, newcomer: int) -> Board:
@@ -107,14 +107,14 @@ class Board:
 
 
 class Model:
-    """Stands for a model: its variables are those of the rank."""
+    """Replaces a model; its variables are those of the rank."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.train_function = rank, None
 
 
 class Callbacks:
-    """Stands for the list of callbacks of a fit; the only one of them notes what steps have returned."""
+    """Replaces the list of callbacks of a fit; its only callback records the results of steps."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.position = model, (0, 0, None)
@@ -128,10 +128,10 @@ class Callbacks:
         return {"state": hash(self.model.rank.state.value)}
 
     def become_first(self, *, may_lack_last: bool) -> None:
-        """Nothing is written."""
+        """Does nothing, because callbacks write nothing."""
 
     def flush(self) -> None:
-        """Nothing is written."""
+        """Does nothing, because callbacks write nothing."""
 
     def compare(self) -> None:
         """Compares the weights of all ranks. COLLECTIVE."""
@@ -141,7 +141,7 @@ class Callbacks:
 
 
 class _Restoration:
-    """Stands for `progress.Restoration`."""
+    """Replaces `progress.Restoration`."""
 
     def __init__(self, model: Model, record: dict[str, Any], arrays: dict[str, Any]) -> None:
         self._rank, self._record, self._arrays = model.rank, record, arrays
@@ -155,7 +155,7 @@ class _Restoration:
 
 
 def begin(rank: Rank) -> None:
-    """Begins the program of a rank, or, once the job needs it, of a newcomer."""
+    """Starts the program of a rank, or of a newcomer once the job needs it."""
     job, members = rank.job, tuple(range(rank.job.size))
     if rank.number < job.size:
         open_world(rank, make_topology(rank.number, ["host"] * job.size), job.world(0, members))
@@ -169,7 +169,7 @@ def begin(rank: Rank) -> None:
 
 
 def _join(is_over: Callable[[], bool]) -> Membership | None:
-    """`membership.join`."""
+    """Replaces `membership.join`."""
     rank = this_rank()
     rank.pause(("ask", {"join": True}))
     members = rank.pause(("join", is_over))
@@ -179,7 +179,7 @@ def _join(is_over: Callable[[], bool]) -> Membership | None:
 
 
 def _give_up(error: Exception) -> NoReturn:
-    """`joining.give_up`."""
+    """Replaces `joining.give_up`."""
     rank = this_rank()
     rank.job.errors[rank.number] = error
     rank.die()
@@ -200,12 +200,12 @@ def _capture(model: Model, _: Any, epochs: int, batches: int, logs: Any) -> tupl
 
 
 def _begin_at(model: Model, epoch: int) -> None:
-    """`fits.begin_at`."""
+    """Replaces `fits.begin_at`."""
 
 
 @contextmanager
 def simulated_newcomers() -> Iterator[None]:
-    """In it, simulated ranks take newcomers."""
+    """Lets simulated ranks admit newcomers inside the context."""
     order = SimpleNamespace(
         digest=lambda batch: SimpleNamespace(numpy=lambda: np.asarray(batch)),
         forget_notes=lambda: None,
@@ -234,7 +234,7 @@ def simulated_newcomers() -> Iterator[None]:
         mock.patch.object(joining, "build_for_data", lambda _: None),
         mock.patch.object(joining, "_trace_ahead", lambda _: None),
         mock.patch.object(joining, "_values_of", lambda _: []),
-        # Else each step has one more exchange, which is a collective like others, and schedules are too many.
+        # Otherwise each step has another exchange, and there are too many schedules.
         mock.patch.object(admission, "TRIAL_STEPS", 1),
         mock.patch.object(joining, "number_slots", lambda *_: None),
         mock.patch.object(admission, "sharded_slots", SimpleNamespace(numbers_in=lambda _: ([], 0))),

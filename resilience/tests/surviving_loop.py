@@ -1,10 +1,11 @@
-"""A loop of `strategy.function` of which ranks are killed, and which goes on. Run by test_survival_of_loops.py.
+"""A `strategy.function` loop that survives killed ranks. Run by test_survival_of_loops.py.
 
-surviving_loop.py KIND DATA [WHERE RANK:WHEN ...]    KIND: steps, shards, gan, method, open, two; behind; and
-                                                     what ends the job: iterator, drawn, rows, collective
-                                                     DATA: is not looked at. WHERE: step, between, never
+surviving_loop.py KIND DATA [WHERE RANK:WHEN ...]
+    KIND: steps, shards, gan, method, open, two, or behind; or one that ends the job: iterator, drawn, rows, collective
+    DATA: ignored
+    WHERE: step, between, never
 
-It prints [rank at first, rank at the end, losses, weights, predictions] as JSON.
+It prints [initial rank, final rank, losses, weights, predictions] as JSON.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ optimizer, second = keras.optimizers.AdamW(0.01, global_clipnorm=1.0), keras.opt
 mean = keras.metrics.Mean()
 
 
-def update(model: keras.Model, optimizer: keras.optimizers.Optimizer, of_loss) -> tf.Tensor:
+def update(model: keras.Model, optimizer: keras.optimizers.Optimizer, loss_of) -> tf.Tensor:
     with tf.GradientTape() as tape:
-        loss = of_loss()
+        loss = loss_of()
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     return loss
 
@@ -69,7 +70,7 @@ def train_step(x, y):
     if KIND == "drawn":
         x += 0.01 * tf.random.normal(tf.shape(x), seed=1, dtype=x.dtype)
     loss = update(model, optimizer, lambda: tf.reduce_mean(tf.square(y - model(x, training=True))))
-    if KIND == "gan":  # the second update reads what the first has written
+    if KIND == "gan":  # the second update reads the first one's writes
         loss += update(
             critic,
             second,
@@ -95,7 +96,7 @@ validate = strategy.function(lambda x: tf.reduce_sum(model(x) ** 2))
 iterator = iter(tf.data.Dataset.from_tensor_slices((x, np.tanh(x))).batch(BATCH).repeat())
 
 if "behind" in KIND and ME == 2:
-    # As if rank 1 had been lost while step 5 was committed: rank 0 had committed it, and this one had not.
+    # As if rank 1 was lost while step 5 was committed: rank 0 had committed it, but this rank had not.
     run, calls = function._Traced.__call__, itertools.count()
 
     def falls_behind(traced, tensors):

@@ -1,17 +1,17 @@
-"""A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
+"""A training that survives killed ranks. Run by test_survival.py, in one process or on several ranks.
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
-    MODEL: mlp, cnn, lstm, attention, tables, and of the mlp shards, weights (in shards, too), accumulation, eager,
-        compiled (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at
-        first), teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, when
-        rank 1 is lost while step 5 is being committed: committed 1:5), saving; A+B is both. With meshM: on a mesh with
-        a model axis of M, whose layout cuts what M divides; with chosen keras_ddl chooses the layout
+    MODEL: mlp, cnn, lstm, attention, tables; variants of the mlp: shards, weights (also sharded), accumulation, eager,
+        compiled (a custom train_step that calls XLA), two (optimizers), unlike (newcomers first trace another step),
+        teacher (state that only a closure knows, and Keras's global generator), behind (rank 2, if rank 1 is lost
+        during the commit of step 5: committed 1:5), saving; A+B combines both. meshM: on a mesh with M model ranks,
+        whose layout cuts every axis that M divides; with "chosen" keras_ddl chooses the layout
     DATA: arrays, dataset, open, sequence, generator, several
-    WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
-        recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
-        has begun to admit a newcomer, or to be one)
+    WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution began);
+        recovery (milliseconds after this rank began to continue without another one); joining (milliseconds after it
+        began to admit a newcomer, or to join as one)
 
-It prints [rank at first, rank at the end, history, weights, predictions] as JSON.
+It prints [initial rank, final rank, history, weights, predictions] as JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KIND, MODEL = MODEL, next((each for each in ("cnn", "lstm", "attention", "tables
 IN_SHARDS = "shards" in KIND or "weights" in KIND
 ON_MESH = re.search(r"mesh(\d)", KIND)
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
-table_rows.USUAL_LINES = 1  # where the last batch opens extents, small tables would be gathered
+table_rows.USUAL_LINES = 1  # otherwise small tables would be gathered once the last batch makes sizes unknown
 
 
 def layout_map(model_ranks: int) -> keras.distribution.LayoutMap:
@@ -73,10 +73,10 @@ if "KERAS_DDL_RUN_DIR" in os.environ:
     sharding = "weights" if "weights" in KIND else "optimizer" if IN_SHARDS else None
     strategy = keras_ddl.Strategy(seed=3, sharding=sharding, layout=layout)
 keras.utils.set_random_seed(3)
-ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
-AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed
-UNTIL = os.environ.get("UNTIL")  # a file: as long as it does not exist, training is slow; FILE-RANK: it has begun
-PAUSE = 1.0 if AWAITED else 0.3  # seconds per step, then; more and more, for one that is late where cores are few
+ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # the launcher's number
+AWAITED = int(os.environ.get("AWAITED", "0"))  # with fewer ranks, training is slow and no further rank is killed
+UNTIL = os.environ.get("UNTIL")  # training is slow until this file exists; FILE-RANK marks the start
+PAUSE = 1.0 if AWAITED else 0.3  # seconds per slow step; grows in case a newcomer is late on few cores
 rng = np.random.default_rng(0)
 x = rng.normal(size=(ROWS, 8, 6))
 y = np.tanh(x).mean((1, 2), keepdims=True)[:, 0]
@@ -85,7 +85,7 @@ layers = keras.layers
 
 def kill(where: str, when: int) -> None:
     whose_turn = KILLED.get(ME, (0, "never"))
-    if AWAITED and where != "joining":  # some time after all of them are there
+    if AWAITED and where != "joining":  # some time after all of them have joined
         whose_turn = (when, whose_turn[1]) if whose_turn[0] <= when and strategy.size == AWAITED else (-1, "")
     if whose_turn == (when, where):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -128,7 +128,7 @@ def built(kind: str) -> list[keras.layers.Layer]:
 
 
 class Words(layers.Layer):
-    """Numbers of words, in place of numbers."""
+    """Word ids computed from the numbers."""
 
     def call(self, x):
         return tf.cast(40.0 * tf.abs(x), "int64") % 200
@@ -153,7 +153,7 @@ def data() -> dict[str, object]:
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=5).batch(BATCH)
     if DATA == "dataset":
         return {"x": dataset}
-    if DATA == "open":  # its length is not known: the first epoch ends when the data does
+    if DATA == "open":  # of unknown length: the first epoch ends with the data
         return {"x": dataset.filter(lambda rows, _: tf.shape(rows)[0] > 0)}
     if DATA == "sequence":
         return {"x": Batches()}
@@ -163,7 +163,7 @@ def data() -> dict[str, object]:
 
 
 def kill_in_gathers() -> None:
-    """Kills a rank instead of some gathering of slots, which a save begins with."""
+    """Kills a rank during a gathering of slots at the start of a save."""
     gather, calls = ops.all_to_all, itertools.count()
 
     def all_to_all(*args, **kwargs):
@@ -174,7 +174,7 @@ def kill_in_gathers() -> None:
     ops.all_to_all = all_to_all
 
 
-class Kills(keras.callbacks.Callback):
+class Killer(keras.callbacks.Callback):
     steps, has_begun, pauses = 0, False, 0
 
     def on_train_batch_end(self, batch, logs=None):
@@ -191,14 +191,14 @@ class Kills(keras.callbacks.Callback):
         if steps > 0 and not self.has_begun:
             self.has_begun = True
             kill_later("moment")
-        threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at some moment of the step
+        threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at a random moment of the step
 
     def on_test_batch_begin(self, batch, logs=None):
         kill("test", int(model.optimizer.iterations.numpy()))
 
     def on_predict_batch_begin(self, batch, logs=None):
         if KILLED.get(ME, (0, "never"))[1] in ("moment", "recovery"):
-            time.sleep(30)  # the moment is yet to come
+            time.sleep(30)  # waits for the moment
 
     def on_epoch_end(self, epoch, logs=None):
         kill("epoch", epoch)
@@ -218,7 +218,7 @@ lesson = tf.Variable("none", name="lesson")
 
 
 def taught(x):
-    """Returns noisy rows, with what a teacher has noted of earlier ones."""
+    """Returns noisy rows plus the teacher's notes on earlier rows."""
     noisy = x + 0.01 * keras.random.normal(tf.shape(x)) + teacher
     teacher.assign(0.5 * teacher + 0.01 * tf.reduce_mean(noisy, 0))
     lesson.assign(tf.strings.as_string(tf.reduce_sum(teacher), precision=6))
@@ -226,7 +226,7 @@ def taught(x):
 
 
 class OwnStep(keras.Sequential):
-    """A train_step that updates twice, with two optimizers: the second update reads what the first has written."""
+    """A train_step with two updates by two optimizers; the second reads the first one's writes."""
 
     def __init__(self, layers):
         super().__init__(layers)
@@ -252,8 +252,8 @@ class OwnStep(keras.Sequential):
 
 
 with strategy.scope() if strategy is not None else contextlib.nullcontext():
-    of_class = OwnStep if {"two", "compiled", "unlike", "teacher"} & set(KIND.split("+")) else keras.Sequential
-    model = of_class([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1, name="last")])
+    model_class = OwnStep if {"two", "compiled", "unlike", "teacher"} & set(KIND.split("+")) else keras.Sequential
+    model = model_class([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1, name="last")])
     several = {"gradient_accumulation_steps": 3} if "accumulation" in KIND else {}
     model.compile(
         keras.optimizers.AdamW(0.01, global_clipnorm=1.0, **several),
@@ -264,7 +264,7 @@ with strategy.scope() if strategy is not None else contextlib.nullcontext():
         run_eagerly="eager" in KIND,
     )
 if "behind" in KIND and strategy is not None:
-    # Rank 1 is lost while step 5 is being committed: rank 0 has committed it, and rank 2 has not.
+    # Rank 1 is lost during the commit of step 5, when rank 0 has committed it and rank 2 has not.
     run, calls = Execution.run, itertools.count()
     has_committed = Path("rank-0-has-committed")
 
@@ -288,21 +288,21 @@ if "behind" in KIND and strategy is not None:
 
     Execution.run = falls_behind
 
-kills = Kills()
+kills = Killer()
 callbacks = [kills]
 if "saving" in KIND:
     kill_in_gathers()
-    folder = tempfile.TemporaryDirectory() if strategy is None else None  # else in that of the test
+    folder = tempfile.TemporaryDirectory() if strategy is None else None  # otherwise in the test's folder
     saved_at = "saved.keras" if folder is None else f"{folder.name}/saved.keras"
     callbacks.append(keras.callbacks.ModelCheckpoint(saved_at))
 in_shards = IN_SHARDS and strategy is not None and strategy.size > 1
 history = model.fit(
     **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=callbacks
 )
-history.history["steps"] = [kills.steps]  # a callback of the program that counts
-predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
-if AWAITED:  # newcomers have traced the training step before they came, and the others have kept it
-    expected = 2 if "unlike" in KIND or (IN_SHARDS and ME < AWAITED) else 1  # shards: nobody traces ahead
+history.history["steps"] = [kills.steps]  # like a counting callback of the program
+predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Killer()])
+if AWAITED:  # newcomers traced the step before joining, and the others kept their trace
+    expected = 2 if "unlike" in KIND or (IN_SHARDS and ME < AWAITED) else 1  # with shards no rank traces ahead
     assert traces(model) == expected, (ME, traces(model))
 if in_shards:
     assert gathered_slots.slots_of(model)

@@ -1,4 +1,4 @@
-"""A spare takes the place of a killed rank, and all end with the weights, history and predictions of one process."""
+"""A spare replaces a killed rank, and all ranks end with the weights, history and predictions of one process."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_data(data: str, tmp_path: Path) -> None:
     ("killed", "spares"),
     [("0:3 1:10 2:17", 3), ("1:5 3:30", 2), ("1:5 2:0:joining", 2), ("1:5 0:250:joining", 2), ("1:5 3:400:joining", 1)],
 )
-def test_others_are_killed_before_and_while_a_spare_gets_its_shards(killed: str, spares: int, tmp_path: Path) -> None:
-    """The last one: the spare itself."""
+def test_ranks_are_killed_before_and_while_a_spare_gets_its_shards(killed: str, spares: int, tmp_path: Path) -> None:
+    """In the last case, the spare itself is killed."""
     check(tmp_path, "shards", "arrays", "step", *killed.split(), spares=spares, epochs=8 + 8 * spares)
 
 
 @pytest.mark.parametrize("kind", ["shards", "weights"])
-def test_a_spare_joins_the_last_rank_which_had_all_that_is_in_shards(kind: str, tmp_path: Path) -> None:
+def test_spare_joins_the_last_rank_with_all_shards(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "arrays", "step", "1:7", ranks=2, spares=1, epochs=EPOCHS)
 
 
@@ -71,7 +71,7 @@ class Own(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = self.random.uniform(1e-4, 1e-2)
         if KIND == "closure":
             seen.append(batch)
-            self.model.optimizer.learning_rate = 1e-3 * (1 + 0.01 * len(seen))  # never again the same
+            self.model.optimizer.learning_rate = 1e-3 * (1 + 0.01 * len(seen))  # differs in every step
     def on_epoch_begin(self, epoch, logs=None):
         if KIND == "layer" and epoch > 0 and NUMBER != 2:
             self.model.layers[0].activation = keras.activations.relu
@@ -102,18 +102,16 @@ print("trained", len(history.epoch), *(f"{each:.4f}" for each in np.ravel(model.
         ("generator", None),
     ],
 )
-def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_go_on(
-    kind: str, leaves: str | None, tmp_path: Path
-) -> None:
+def test_spare_with_differing_state_leaves_and_others_continue(kind: str, leaves: str | None, tmp_path: Path) -> None:
     program = write_program(tmp_path, OWN_STATE.replace("KIND", repr(kind)))
     alone = run(["run", "-np", "1", "python", program], tmp_path)
     ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.splitlines()[0] == alone.out.strip(), (alone, ended)
     assert "rank 2 has joined; 2 ranks continue." in ended.err, ended
-    said = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
-    assert len(said) == (leaves is not None) and (leaves is None or leaves in said[0]), ended
+    messages = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
+    assert len(messages) == (leaves is not None) and (leaves is None or leaves in messages[0]), ended
 
 
-def test_spares_that_nobody_needs_end_with_the_job(tmp_path: Path) -> None:
+def test_unused_spares_end_with_the_job(tmp_path: Path) -> None:
     ended = run(["run", "-np", "1:2", "--spares", "1", "python", "-c", "print('ran')"], tmp_path)
     assert ended.status == 0 and ended.out.count("ran") == 2 and "spare" not in ended.err, ended

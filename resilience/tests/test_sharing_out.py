@@ -1,4 +1,4 @@
-"""Shards and slices are shared out when ranks are lost or join, bit by bit, whoever is lost meanwhile; no ranks."""
+"""Redistribution of shards and slices when ranks are lost or join, and when more are lost meanwhile; needs no ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from harness.threads import results_or_errors
 from keras_ddl.callbacks import _last_good
 from keras_ddl.errors import CollectiveError, ConfigError, RankLostError
 from keras_ddl.resilience import remeshing, sharing_out
+from keras_ddl.resilience.survival_errors import TooFewError
 from keras_ddl.resilience.survivors import NewMesh, largest_mesh
-from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state import exchange, generations
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.placements import MeshPlace, Place
@@ -46,18 +46,18 @@ def fake_job(rank: int, size: int, mesh: Any = None, shards_from: int | None = 1
 
 
 class Ranks:
-    """Threads for ranks, which are numbered as at first."""
+    """Threads that act as ranks and keep their first numbers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, hosts: Sequence[int]) -> None:
         self.hosts, self.left = list(hosts), list(range(len(hosts)))
         self.strategies: list[Any] = []
         self.slots: list[list[Any]] = []
         self.generations = [Generations() for _ in hosts]
-        self.new: set[int] = set()  # newcomers that have made no step yet
+        self.new: set[int] = set()  # newcomers before their first step
         self.fails: Callable[[int, str], bool] = _nobody
         self.timeout = 20.0
         self.met: list[str] = []
-        self.sent = 0  # entries
+        self.sent = 0  # number of entries sent
         self._here = threading.local()
         gather = lambda mine, name: self.meet(name, mine)  # noqa: E731
         here = SimpleNamespace(
@@ -81,7 +81,7 @@ class Ranks:
         rank = self._here.rank
         try:
             result = self._exchange.meet(name, self.left.index(rank), value)
-        except AssertionError as error:  # others do not come
+        except AssertionError as error:  # other ranks do not arrive
             raise RankLostError(str(error)) from None
         if rank == self.left[0]:
             self.met.append(name.removeprefix("keras_ddl/share_out/"))
@@ -98,8 +98,8 @@ class Ranks:
         return tf.constant(np.concatenate(parts)), None
 
     def share_out(self, *left: int, least: int = 1, leaving: Sequence[int] = ()) -> list[Any]:
-        """Returns, for each rank that is left, what `share_out` has returned or raised there. leaving: of these ranks,
-        which do not stay."""
+        """Returns what `share_out` returned or raised on each rank in `left`. leaving: those of them that are to
+        leave."""
         self.left, self.least = list(left), least
         self._exchange = Exchange(len(left), 0.5 if self.fails is not _nobody else self.timeout)
         self.renew()
@@ -116,7 +116,7 @@ class Ranks:
         return [results[rank] for rank in left]
 
     def renew(self) -> None:
-        """As `Strategy.renew`."""
+        """Acts like `Strategy.renew`."""
 
 
 class FlatRanks(Ranks):
@@ -146,7 +146,7 @@ class FlatRanks(Ranks):
         return made
 
     def join(self, host: int = 0) -> int:
-        """Returns a newcomer, whose slots have no values."""
+        """Adds a newcomer whose slots have no values, and returns its number."""
         rank = len(self.hosts)
         self.hosts.append(host)
         self.left.append(rank)
@@ -157,7 +157,7 @@ class FlatRanks(Ranks):
         return rank
 
     def check(self, values: Sequence[np.ndarray] = FLAT) -> None:
-        """Each rank that is left has its chunk and another's mirror, as all of them share it out now."""
+        """Checks that each remaining rank has its chunk and the mirror of another rank's."""
         for place, rank in enumerate(self.left):
             for slot, value in zip(self.slots[rank], values, strict=True):
                 share, layout = slot.share, slot.layout
@@ -171,7 +171,7 @@ class FlatRanks(Ranks):
 
 
 class FakeLayout:
-    """A mesh/layout.py `VariableLayout`, of which the extents alone are needed."""
+    """Replaces mesh/layout.py `VariableLayout` with the extents only."""
 
     is_to_choose = False
 
@@ -186,7 +186,7 @@ class FakeLayout:
 class MeshRanks(Ranks):
     """Ranks of a mesh, with slices."""
 
-    slots_from: int | None = None  # elements
+    slots_from: int | None = None  # minimum number of elements
     layout = FakeLayout
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data_size: int, model_size: int) -> None:
@@ -206,7 +206,7 @@ class MeshRanks(Ranks):
         self.slots.append([self.variable(n, v, axis, job) for n, (v, (_, axis)) in enumerate(zip(values, CUT))])
 
     def join(self) -> int:
-        """Returns a newcomer, whose slices have no values."""
+        """Adds a newcomer whose slices have no values, and returns its number."""
         rank = len(self.hosts)
         self.hosts.append(0)
         self.left.append(rank)
@@ -250,7 +250,7 @@ class ChoosingLayout(FakeLayout):
 
 
 class ChoosingRanks(MeshRanks):
-    """Ranks of a mesh, whose layout is chosen in the first step."""
+    """Ranks of a mesh whose layout is chosen in the first step."""
 
     layout = ChoosingLayout
 
@@ -271,7 +271,7 @@ class ChoosingRanks(MeshRanks):
 # ---- shards
 
 
-def test_a_chunk_does_not_keep_the_complete_value_in_memory():
+def test_chunk_does_not_keep_the_whole_value_in_memory():
     def begins_at(tensor: Any) -> int:
         return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
 
@@ -284,7 +284,7 @@ def test_a_chunk_does_not_keep_the_complete_value_in_memory():
 
 
 @pytest.mark.parametrize("hosts", [[0] * 5, [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1]])
-def test_a_rank_after_the_other(hosts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_lost_one_after_another(hosts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, hosts)
     ranks.check()
     left = list(range(len(hosts)))
@@ -294,13 +294,13 @@ def test_a_rank_after_the_other(hosts: list[int], monkeypatch: pytest.MonkeyPatc
         ranks.check()
 
 
-def test_a_lost_rank_costs_less_than_gathering_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_a_rank_costs_less_than_gathering_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0] * 5)
     ranks.share_out(0, 1, 2, 4)
     assert 0 < ranks.sent < 4 * sum(each.size for each in FLAT) / 2
 
 
-def test_all_ranks_of_a_host_and_a_rank_with_the_one_that_has_its_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_a_host_and_losing_a_rank_with_its_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0, 0, 0, 1, 1, 1])
     assert ranks.share_out(3, 4, 5) == [None] * 3
     ranks.check()
@@ -312,7 +312,7 @@ def test_all_ranks_of_a_host_and_a_rank_with_the_one_that_has_its_mirrors(monkey
     ranks.check()
 
 
-def test_a_rank_and_the_one_with_its_mirrors_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_and_its_mirrors_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0] * 4)
     assert ranks.share_out(0, 1, 2, 3, leaving=[1, 2]) == [None] * 4
     ranks.left = [0, 3]
@@ -321,10 +321,10 @@ def test_a_rank_and_the_one_with_its_mirrors_leave_together(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("passed", [(), (0,), (2, 4), (0, 2, 3, 4)])
-def test_another_rank_is_lost_meanwhile(passed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`passed`: ranks that have come to the end; the others have lost rank 4, or 2, just before.
+def test_another_rank_is_lost_during_redistribution(passed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`passed`: ranks that got through; the others had an error just before. Then rank 2 or 4 is lost.
 
-    Rank 2 had the only mirrors of rank 1, which was lost before; but all others have made their next shares by then.
+    Rank 2 had the only mirrors of rank 1, which was lost before; but by then all others have made their next shares.
     """
     for lost in (2, 4):
         ranks = FlatRanks(monkeypatch, [0] * 5)
@@ -338,7 +338,7 @@ def test_another_rank_is_lost_meanwhile(passed: tuple[int, ...], monkeypatch: py
 @pytest.mark.parametrize(
     ("joins", "first", "then"), [(False, (0, 1, 3, 4), (1, 3, 4)), (True, (0, 1, 2, 3), (1, 2, 3))]
 )
-def test_a_rank_is_lost_while_a_slot_is_moved(
+def test_rank_is_lost_while_a_slot_is_moved(
     joins: bool, first: tuple[int, ...], then: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = FlatRanks(monkeypatch, [0] * (3 if joins else 5))
@@ -353,7 +353,7 @@ def test_a_rank_is_lost_while_a_slot_is_moved(
 
 @pytest.mark.parametrize("hosts", [[0] * 3, [0, 0, 1, 1], [0]])
 def test_newcomers_get_their_shares(hosts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also beside one rank, which had all entries."""
+    """In one case the only other rank had all entries."""
     ranks = FlatRanks(monkeypatch, hosts)
     left = list(range(len(hosts)))
     for _ in range(2):
@@ -364,12 +364,12 @@ def test_newcomers_get_their_shares(hosts: list[int], monkeypatch: pytest.Monkey
         ranks.check()
         assert all(each.assignments == (0, 0) for rank in left for each in ranks.slots[rank])
         ranks.new.clear()
-    left = left[2:] if len(hosts) > 3 else left[1:]  # a host
+    left = left[2:] if len(hosts) > 3 else left[1:]  # all ranks of a host, if there are two
     assert ranks.share_out(*left) == [None] * len(left)
     ranks.check()
 
 
-def test_a_newcomer_takes_the_place_of_a_rank_lost_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newcomer_replaces_a_rank_lost_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0] * 3)
     newcomer = ranks.join()
     assert ranks.share_out(0, 2, newcomer) == [None] * 3
@@ -381,25 +381,25 @@ def test_a_newcomer_takes_the_place_of_a_rank_lost_with_it(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("passed", [(), (0,), (3,), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize("lost", [0, 2, 3])
-def test_a_rank_is_lost_while_a_newcomer_joins(
+def test_rank_is_lost_while_a_newcomer_joins(
     passed: tuple[int, ...], lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`passed`: ranks that have come to the end. Rank 3 is the newcomer; next, another one comes."""
+    """`passed`: ranks that got through. Rank 3 is the newcomer; then another newcomer joins."""
     ranks = FlatRanks(monkeypatch, [0] * 3)
     ranks.join()
     ranks.fails = lambda rank, name: name.endswith("made") and rank not in passed
     ranks.share_out(0, 1, 2, 3)
     ranks.fails = _nobody
     left = [each for each in (0, 1, 2, 3) if each != lost]
-    if 3 in passed:  # it may be in its first step
+    if 3 in passed:  # it may have begun its first step
         ranks.new.discard(3)
     left.append(ranks.join())
     assert ranks.share_out(*left) == [None] * 4
     ranks.check()
 
 
-def test_what_was_made_in_an_earlier_attempt_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 misses the second attempt, and still has what it made among other ranks in the first."""
+def test_shares_of_an_earlier_attempt_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 misses the second attempt and still has the shares it made with other ranks in the first."""
     ranks = FlatRanks(monkeypatch, [0] * 5)
     ranks.fails = lambda rank, name: name.endswith("made")
     ranks.share_out(0, 2, 3, 4)
@@ -411,11 +411,11 @@ def test_what_was_made_in_an_earlier_attempt_is_not_taken(monkeypatch: pytest.Mo
     ranks.check()
 
 
-def test_a_newcomer_that_lacks_a_slot_gives_up_and_the_others_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newcomer_that_lacks_a_slot_gives_up_without_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0] * 2)
     newcomer = ranks.join()
     del ranks.slots[newcomer][1]
-    ranks.timeout = 1.0  # the others wait for it
+    ranks.timeout = 1.0  # how long the others wait for it
     results = ranks.share_out(0, 1, newcomer)
     assert isinstance(results[2], CollectiveError) and "optimizers without 1 of the variables" in str(results[2])
     ranks.timeout = 20.0
@@ -423,27 +423,27 @@ def test_a_newcomer_that_lacks_a_slot_gives_up_and_the_others_lose_nothing(monke
     ranks.check()
 
 
-def test_a_newcomer_numbers_its_slots_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newcomer_numbers_its_slots_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, mine = (FlatRanks(monkeypatch, [0] * 2).slots[0] for _ in range(2))
     for number, slot in enumerate(theirs):
         slot.number = 10 - number
-    of_others = sharded_slots.numbers_in([theirs[0], tf.Variable(1.0), *theirs[1:]])
-    assert of_others[0] == [10, None, 9, 8]
-    assert not sharded_slots.number_as([*mine[:2], tf.Variable(1.0), mine[2]], of_others)
-    assert sharded_slots.number_as([mine[0], tf.Variable(1.0), *mine[1:]], (of_others[0], 20))
+    other_numbers = sharded_slots.numbers_in([theirs[0], tf.Variable(1.0), *theirs[1:]])
+    assert other_numbers[0] == [10, None, 9, 8]
+    assert not sharded_slots.number_as([*mine[:2], tf.Variable(1.0), mine[2]], other_numbers)
+    assert sharded_slots.number_as([mine[0], tf.Variable(1.0), *mine[1:]], (other_numbers[0], 20))
     assert [each.number for each in mine] == [10, 9, 8]
     assert FlatRanks(monkeypatch, [0]).slots[0][0].number == 0 and sharded_slots.numbers_in([])[1] == 23
 
 
-def test_slots_that_only_some_ranks_have_made_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_made_only_on_some_ranks_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0] * 3)
-    of_1 = ranks.slots[1].pop()
+    extra_slot = ranks.slots[1].pop()
     assert ranks.share_out(0, 1) == [None] * 2
-    ranks.slots[1].append(ranks.slot(of_1.number, np.zeros_like(FLAT[2]), ranks.strategies[1].job))
+    ranks.slots[1].append(ranks.slot(extra_slot.number, np.zeros_like(FLAT[2]), ranks.strategies[1].job))
     ranks.check([*FLAT[:2], np.zeros_like(FLAT[2])])
 
 
-def test_the_last_rank_has_ordinary_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_rank_has_ordinary_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = FlatRanks(monkeypatch, [0] * 2)
     slot = ranks.slots[0][0]
     with pytest.raises(ConfigError):
@@ -455,8 +455,8 @@ def test_the_last_rank_has_ordinary_variables(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_array_equal(tf.function(lambda: slot * 2)(), 2 * (FLAT[0] + 1))
 
 
-def test_a_copy_of_shards_is_of_no_use_when_they_were_shared_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DivergenceGuard has no state to go back to then, until the next good windows."""
+def test_copies_of_redistributed_shards_are_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DivergenceGuard then has no state to restore until the next good windows."""
     ranks = FlatRanks(monkeypatch, [0] * 3)
 
     def stored() -> list[Any]:
@@ -472,7 +472,7 @@ def test_a_copy_of_shards_is_of_no_use_when_they_were_shared_out_anew(monkeypatc
     "hosts, offset",
     [([0], 0), ([0, 0, 0], 1), ([0, 0, 0, 1, 1, 1], 3), ([0, 1, 0, 1], 1), ([0, 0, 1, 1, 2, 2], 2), ([0] * 4 + [1], 1)],
 )
-def test_mirrors_are_on_other_hosts_where_there_are_some(hosts: list[int], offset: int) -> None:
+def test_mirrors_are_on_other_hosts_if_possible(hosts: list[int], offset: int) -> None:
     assert mirror_offset(hosts) == offset
 
 
@@ -482,7 +482,7 @@ def test_mirrors_are_on_other_hosts_where_there_are_some(hosts: list[int], offse
 @pytest.mark.parametrize(
     "size", [(2, 2), (1, 4), *(pytest.param(each, marks=pytest.mark.long) for each in [(1, 2), (3, 2), (2, 3)])]
 )
-def test_one_rank_after_the_other_of_a_mesh(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mesh_ranks_lost_one_after_another(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     for first in range(size[0] * size[1]):
         ranks = MeshRanks(monkeypatch, *size)
         left = list(ranks.left)
@@ -497,10 +497,10 @@ def test_one_rank_after_the_other_of_a_mesh(size: tuple[int, int], monkeypatch: 
     ("size", "lost", "then", "newcomers"),
     [((2, 2), 1, (1, 3), 1), ((1, 4), 2, (1, 3), 1), ((1, 2), 1, (1, 1), 1), ((1, 2), 0, (1, 1), 3)],
 )
-def test_a_mesh_grows_to_what_it_was(
+def test_mesh_grows_back(
     size: tuple[int, int], lost: int, then: tuple[int, int], newcomers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or becomes larger."""
+    """With more newcomers it becomes larger."""
     ranks = MeshRanks(monkeypatch, *size)
     left = [rank for rank in ranks.left if rank != lost]
     assert ranks.share_out(*left) == [None] * len(left)
@@ -513,15 +513,15 @@ def test_a_mesh_grows_to_what_it_was(
 
 @pytest.mark.parametrize("passed", [(), (0,), (4,), (0, 2, 3, 4)])
 @pytest.mark.parametrize("lost", [0, 3, 4])
-def test_a_rank_is_lost_while_a_mesh_grows(passed: tuple[int, ...], lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`passed`: ranks that have come to the end. Rank 4 is the newcomer; next, another one comes."""
+def test_rank_is_lost_while_a_mesh_grows(passed: tuple[int, ...], lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`passed`: ranks that got through. Rank 4 is the newcomer; then another newcomer joins."""
     ranks = MeshRanks(monkeypatch, 2, 2)
     assert ranks.share_out(0, 2, 3) == [None] * 3
     ranks.join()
     ranks.fails = lambda rank, name: name.endswith("made") and rank not in passed
     ranks.share_out(0, 2, 3, 4)
     ranks.fails = _nobody
-    if 4 in passed:  # it may be in its first step
+    if 4 in passed:  # it may have begun its first step
         ranks.new.discard(4)
     left = [each for each in (0, 2, 3, 4) if each != lost] + [ranks.join()]
     assert ranks.share_out(*left) == [None] * 4
@@ -532,7 +532,7 @@ def test_a_rank_is_lost_while_a_mesh_grows(passed: tuple[int, ...], lost: int, m
     ("size", "waiting", "leaving", "room"),
     [((1, 2), 1, 0, 0), ((1, 2), 2, 0, 2), ((1, 2), 3, 0, 2), ((2, 2), 1, 1, 1), ((2, 2), 0, 1, 0), ((1, 3), 1, 0, 0)],
 )
-def test_newcomers_wait_until_there_is_a_larger_mesh(
+def test_newcomers_wait_until_they_enlarge_the_mesh(
     size: tuple[int, int], waiting: int, leaving: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = MeshRanks(monkeypatch, *size)
@@ -541,8 +541,8 @@ def test_newcomers_wait_until_there_is_a_larger_mesh(
     assert sharing_out.room_for(waiting, leaving, ranks.strategies[:1]) == room
 
 
-def test_each_rank_may_miss_any_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some ranks have taken what the others have only made: these take it when all meet again, without another."""
+def test_any_rank_may_miss_any_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some ranks have taken shares that others have only made; the others take them at the next meeting."""
     names = ["generations", "held", "1", "made"]
     for size, name, again in itertools.product([(2, 2), (1, 4)], names, [None, 1, 2]):
         ranks = MeshRanks(monkeypatch, *size)
@@ -552,13 +552,13 @@ def test_each_rank_may_miss_any_message(monkeypatch: pytest.MonkeyPatch) -> None
         ranks.fails = _nobody
         results = ranks.share_out(*(each for each in (1, 2, 3) if each != again))
         assert all(each == results[0] for each in results), (size, name, again, results)
-        if isinstance(results[0], str):  # before they have made others, two have what is nowhere else
+        if isinstance(results[0], str):  # until the next shares are made, two ranks hold unique entries
             assert "were lost together" in results[0] and again is not None and name != "made"
         else:
             ranks.check()
 
 
-def test_what_stays_is_not_sent_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_slices_are_neither_sent_nor_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = MeshRanks(monkeypatch, 3, 2)
     before = [slot.share.chunk for slot in ranks.slots[0]]
     assert ranks.share_out(0, 1, 2, 3, 4) == [None] * 5
@@ -569,9 +569,7 @@ def test_what_stays_is_not_sent_and_not_copied(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("chosen", [(3,), (0, 2), (0, 2, 3)])
 @pytest.mark.parametrize("joins", [False, True])
-def test_a_choice_that_any_rank_has_made_stands(
-    chosen: tuple[int, ...], joins: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choice_of_any_rank_is_kept(chosen: tuple[int, ...], joins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = ChoosingRanks(monkeypatch, 2, 2)
     ranks.choose(*chosen)
     left = [0, 2, 3, *([ranks.join()] if joins else [])]
@@ -580,7 +578,7 @@ def test_a_choice_that_any_rank_has_made_stands(
     assert all(slot.is_decided for rank in left for slot in ranks.slots[rank])
 
 
-def test_a_choice_is_made_anew_if_no_rank_that_is_left_has_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_known_only_to_lost_ranks_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = ChoosingRanks(monkeypatch, 2, 2)
     ranks.choose(1)
     left = [0, 2, 3, ranks.join()]
@@ -603,7 +601,7 @@ def test_all_ranks_with_a_slice_leave_together(monkeypatch: pytest.MonkeyPatch) 
     assert ranks.check() == [0, 2] and ranks.mesh(0) == (1, 2)
 
 
-def test_ranks_that_are_needed_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_needed_ranks_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = MeshRanks(monkeypatch, 2, 2)
     assert ranks.share_out(0, 1, 2, 3, leaving=[1, 3], least=3) == [None] * 4
     assert ranks.check() == [0, 1, 2, 3] and ranks.mesh(0) == (2, 2)
@@ -615,7 +613,7 @@ def test_all_ranks_with_a_slice_are_lost_together(monkeypatch: pytest.MonkeyPatc
         assert all("were lost together" in each and "part of weight" in each for each in results)
 
 
-def test_with_too_few_ranks_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_ranks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = MeshRanks(monkeypatch, 2, 2)
     before = [slot.share for slot in ranks.slots[0]]
     with mock.patch.object(remeshing, "largest_mesh", lambda *_: NewMesh(1, 2, (0, 1))):
@@ -623,7 +621,7 @@ def test_with_too_few_ranks_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
     assert [slot.share for slot in ranks.slots[0]] == before
 
 
-def test_a_rank_without_a_place_has_what_it_had_when_the_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_a_place_keeps_its_slices_if_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = MeshRanks(monkeypatch, 2, 2)
     ranks.fails = lambda rank, name: name.endswith("made")
     with mock.patch.object(remeshing, "largest_mesh", lambda *_: NewMesh(1, 2, (0, 1))):
@@ -633,13 +631,13 @@ def test_a_rank_without_a_place_has_what_it_had_when_the_others_are_lost(monkeyp
     assert "were lost together" in reason
 
 
-def test_what_not_all_ranks_have_made_begins_anew_or_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_made_only_on_some_ranks_are_reset_or_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     value, axis = np.zeros(12), 0
     for initial, reason in ((lambda: tf.constant(value), None), (None, "must exist on all of them")):
         ranks = MeshRanks(monkeypatch, 1, 4)
         ranks.slots[0].append(ranks.variable(7, value, axis, ranks.strategies[0].job, initial))
         job = ranks.strategies[0].job
-        job.mesh.model.size, job.hosts = 3, (0,) * 3  # as `form` will have it
+        job.mesh.model.size, job.hosts = 3, (0,) * 3  # as after `form`
         results = ranks.share_out(0, 1, 2)
         assert all((each is None) if reason is None else (reason in each) for each in results), results
         if reason is None:
@@ -660,11 +658,11 @@ def test_what_not_all_ranks_have_made_begins_anew_or_ends_the_job(monkeypatch: p
         (2, [0], [2], (1, 1, (0,))),
     ],
 )
-def test_the_largest_mesh(model_size: int, hosts: list[int], extents: list[int], expected: tuple[Any, ...]) -> None:
+def test_largest_mesh(model_size: int, hosts: list[int], extents: list[int], expected: tuple[Any, ...]) -> None:
     assert largest_mesh(model_size, hosts, extents) == NewMesh(*expected)
 
 
-def test_a_rank_without_a_place_gives_what_it_has_and_gets_nothing() -> None:
+def test_rank_without_a_place_gets_nothing() -> None:
     mesh = largest_mesh(2, [0, 0, 0], [4])
     assert remeshing.places_in(mesh, [0, 0, 0]) == [
         MeshPlace(Place(0, 1), Place(0, 2, 1)),

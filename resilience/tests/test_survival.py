@@ -1,4 +1,4 @@
-"""fit goes on when ranks are killed, and ends with the weights, history and predictions of one process."""
+"""fit survives killed ranks and ends with the weights, history and predictions of one process."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from keras_ddl.state import replicate
 from launch.launching import Ended, run, write_program
 
 PROGRAM = str(Path(__file__).with_name("surviving_training.py"))
-# How the launcher says that a rank was killed, of a rank and of a spare that was about to join.
+# The launcher's message about a killed rank or about a spare that was killed while joining.
 LOST = r"rank \d+ (?:was lost|has not joined the others, which continue) \(killed by SIGKILL\)"
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 @cache
-def of_one_process(program: str, model: str, data: str, epochs: int) -> list:
+def one_process_results(program: str, model: str, data: str, epochs: int) -> list:
     environment = os.environ | {"EPOCHS": str(epochs)}
     command = [sys.executable, program, model, data]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(ended.stdout.splitlines()[-1])[2:]
 
 
-def of_ranks(
+def run_on_ranks(
     tmp_path: Path, ranks: int, program: str, *arguments: str, options: tuple[str, ...] = (), **env: str
 ) -> tuple[Ended, list[list]]:
     command = ["run", "-np", f"1:{ranks}", *options, "python", program, *arguments]
@@ -45,7 +45,7 @@ def of_ranks(
 
 
 def printed(ended: Ended) -> list[list]:
-    """Returns what the ranks have printed, in their order."""
+    """Returns the lines of JSON that the ranks printed, in the order of ranks."""
     lines = [re.sub(r"^\[\d(, was \d)?\] ", "", line) for line in ended.out.splitlines()]
     return sorted(json.loads(line) for line in lines if line.startswith("["))
 
@@ -63,13 +63,13 @@ def check(
     options: tuple[str, ...] = (),
     **env: str,
 ) -> Ended:
-    """`spares`: all of them join, or are killed while they do; they are numbered after the ranks. `options`, `env`: for
+    """`spares`: all of them join or are killed while joining; they are numbered after the ranks. `options`, `env`: for
     keras-ddl run.
     """
     variables = {"EPOCHS": str(epochs)} | ({"AWAITED": str(ranks)} if spares else {}) | env
     numbers = ("--spares", str(spares)) if spares else ()
     arguments = (program, model, data, where, *killed)
-    ended, _ = of_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
+    ended, _ = run_on_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
     lost = {int(each.partition(":")[0]) for each in killed}
     assert len(re.findall(LOST, ended.err)) == len(lost), ended
     check_ended(ended, [rank for rank in range(ranks + spares) if rank not in lost], program, model, data, epochs)
@@ -77,27 +77,27 @@ def check(
 
 
 def check_ended(ended: Ended, ranks: list[int], program: str, model: str, data: str, epochs: int) -> None:
-    """Compares what is left with one process. `ranks`: which are left, as the launcher counts them."""
+    """Compares the remaining ranks with one process. `ranks`: their numbers in the launcher."""
     left = printed(ended)
     assert [each[0] for each in left] == ranks, ended
     assert [each[1] for each in left] == list(range(len(left))), ended
-    history, weights, predicted = of_one_process(program, model, data, epochs)
+    history, weights, predicted = one_process_results(program, model, data, epochs)
     for _, _, seen, values, made in left:
         assert seen.keys() == history.keys()
         for name in history:
             np.testing.assert_allclose(seen[name], history[name], rtol=1e-12, err_msg=f"{name}\n{ended}")
         for one, other in zip(values, weights, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-11)  # biases of keys have no gradient but noise
+            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-11)  # the gradient of key biases is only noise
         np.testing.assert_allclose(made, predicted, rtol=1e-10, atol=1e-12)
 
 
-def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    """The one real death of `make test`; test_survival_model.py has all schedules, simulated."""
+def test_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """The only real kill in `make test`; test_survival_model.py simulates all schedules."""
     check(tmp_path, "mlp", "arrays", "step", "1:7")
 
 
 @pytest.mark.long
-def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
+def test_spare_replaces_a_killed_rank(tmp_path: Path) -> None:
     ended = check(tmp_path, "mlp", "arrays", "step", "1:7", spares=1, epochs=12)
     assert "spare rank 3 takes the place of rank 1." in ended.err
     assert (
@@ -115,24 +115,24 @@ def test_models(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_has_not_committed_gets_all_that_the_step_has_written(tmp_path: Path) -> None:
+def test_rank_that_has_not_committed_receives_all_writes_of_the_step(tmp_path: Path) -> None:
     check(tmp_path, "teacher+behind", "arrays", "committed", "1:5")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("moment", ["step 2:7", "step 1:4 0:9"])
-def test_eager_steps_are_undone_outside_of_the_model_too(moment: str, tmp_path: Path) -> None:
+def test_eager_steps_are_also_undone_outside_the_model(moment: str, tmp_path: Path) -> None:
     check(tmp_path, "eager+teacher", "arrays", *moment.split())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("killed", ["1:0", "2:11", "1:3 2:20"])
-def test_a_rank_is_killed_while_shards_are_gathered_to_be_saved(killed: str, tmp_path: Path) -> None:
+def test_rank_is_killed_while_shards_are_gathered_for_saving(killed: str, tmp_path: Path) -> None:
     check(tmp_path, "shards+saving", "arrays", "gather", *killed.split())
 
 
 @pytest.mark.long
-def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path) -> None:
+def test_rank_and_its_mirrors_are_killed_together(tmp_path: Path) -> None:
     killed = ["between", "1:5", "2:5"]
     ended = run(["run", "-np", "1:4", "python", PROGRAM, "shards", "arrays", *killed], tmp_path)
     assert ended.status == 137, ended
@@ -157,12 +157,12 @@ def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path)
     ],
 )
 def test_moments(model: str, moment: str, tmp_path: Path) -> None:
-    """With optimizers or weights in shards the others go on from their mirrors."""
+    """With sharded optimizers or weights, the others continue from mirrors."""
     check(tmp_path, model, "dataset", *moment.split())
 
 
 @pytest.mark.long
-def test_all_but_one_are_killed_one_after_the_other(tmp_path: Path) -> None:
+def test_all_but_one_are_killed_one_after_another(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "3:2", "1:6", "2:11", ranks=4)
 
 
@@ -182,7 +182,7 @@ def test_data(data: str, rank: int, tmp_path: Path) -> None:
 def test_two_of_three_are_killed_at_random_moments(
     model: str, data: str, span_ms: int, seed: int, tmp_path: Path
 ) -> None:
-    """At moments of their own, at the same one, or the second while the other one goes on. `span_ms`: of a training."""
+    """At two moments, at the same one, or the second during recovery. `span_ms`: duration of a training."""
     rng = random.Random(f"{model} {data} {seed}")
     first, second = rng.sample(range(3), 2)
     moment = rng.randrange(span_ms)
@@ -228,13 +228,13 @@ except keras_ddl.errors.DriftError as error:
 
 
 @pytest.mark.long
-def test_ranks_that_differ_after_a_loss_are_told_before_the_next_step(tmp_path: Path) -> None:
+def test_ranks_that_differ_after_a_loss_raise_before_the_next_step(tmp_path: Path) -> None:
     ended = run(["run", "-np", "1:3", "python", write_program(tmp_path, DRIFTED)], tmp_path)
     assert ended.status == 0 and ended.out.count("told") == 2, ended
 
 
-def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank that gives it dies meanwhile: no real one can be made to, between two variables."""
+def test_partially_received_state_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The giving rank dies between two variables, which cannot be arranged for a real rank."""
     variables = [tf.Variable(1.0), tf.Variable(2.0)]
 
     def broadcast(given: list[tf.Variable], root: int) -> None:
@@ -251,17 +251,17 @@ def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch
     assert [float(each) for each in variables] == [1.0, 2.0]
 
 
-def test_a_job_after_shutdown_has_its_own_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_after_shutdown_has_its_own_record(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("topology", lambda: None), ("epoch", lambda: 0), ("rank", lambda: 0)):
         monkeypatch.setattr(survival.communicator, name, value)
     monkeypatch.setattr(history, "_recover", None)
     monkeypatch.setattr(history, "_of_job", None)
-    monkeypatch.setattr(job, "_of_job", [])
+    monkeypatch.setattr(job, "_current", [])
     jobs = []
     for record in (history.Record(None, [], 0), history.Record(None, [], 0)):  # type: ignore[arg-type]
         history.begin(record)
-        jobs.append(job.of_job())
-        assert job.of_job() is jobs[-1] and jobs[-1].joining._record is record
+        jobs.append(job.current())
+        assert job.current() is jobs[-1] and jobs[-1].joining._record is record
         history.end()  # as keras_ddl.shutdown() does
     assert jobs[0] is not jobs[1] and history.current() is None
 
@@ -292,6 +292,6 @@ assert jobs[0] is not jobs[1]
 
 
 @pytest.mark.long
-def test_the_second_job_of_processes_goes_on_without_a_lost_rank(tmp_path: Path) -> None:
+def test_second_job_of_the_processes_survives_a_lost_rank(tmp_path: Path) -> None:
     ended = run(["run", "-np", "1:2", "python", write_program(tmp_path, TWO_JOBS)], tmp_path)
     assert ended.status == 0 and ended.out.count("trained 0 2") == 2 and ended.out.count("trained 1 1") == 1, ended

@@ -1,7 +1,7 @@
-"""What ranks do when some are lost, in every schedule of three of them, and in random ones of more (simulated_job.py).
+"""Lost ranks in every schedule of three ranks, and in random schedules of more ranks (simulated_job.py).
 
-Whatever is killed, and whenever: the ranks that are left end with what one process returns and writes, nobody waits for
-ever, and where too few are left all end.
+Whichever rank is killed at any time, the remaining ranks return and write the results of one process, no rank waits
+forever, and if too few ranks remain, all end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulated_newcomers import Board, simulated_newcomers
 
 from keras_ddl.communicator.newcomers.history import Record, Replay
 
-STEPS_TO_JOIN = 4  # a newcomer joins that asks more steps before the end of a fit
+STEPS_TO_JOIN = 4  # a newcomer that asks earlier than this before the end of a fit joins
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def _simulated() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A job, and how many of its ranks are killed or stand still."""
+    """A job, and how many of its ranks are killed or hang."""
 
     size: int = 3
     least: int = 1
@@ -40,10 +40,10 @@ class Case:
     stops: int = 0
     newcomers: int = 0
     spares: int = 0
-    leaves: int = 0  # how many are asked to leave
-    regroups: bool = False  # the program does it itself between fits
-    model_size: int = 0  # of a mesh
-    is_late: bool = False  # nothing is a choice until a newcomer asks to join
+    leaves: int = 0  # number of ranks that are asked to leave
+    regroups: bool = False  # the program regroups between fits
+    model_size: int = 0  # of the mesh; 0: no mesh
+    is_late: bool = False  # there are no choices until a newcomer asks to join
 
     def begin(self) -> Job:
         program = fit(self.calls, self.collectives, self.fits, regroups=self.regroups, model_size=self.model_size)
@@ -53,7 +53,7 @@ class Case:
         return job
 
     def options(self, job: Job, done: list[Choice]) -> list[Choice]:
-        """Returns what can happen after `done`. No rank lives: nothing."""
+        """Returns the possible choices after `done`; none if no rank lives."""
         if self.is_late and not job.board.asked_to_join:
             return sorted(job.options(()), key=lambda option: option[1] < self.size)[:1]
         kills, stops = (sum(what == each for what, _ in done) for each in ("kill", "stop"))
@@ -65,7 +65,7 @@ class Case:
             elif job.is_stopping:
                 options = [("end", rank.number) for rank in alive[:1]]
             elif not any(rank.stopped for rank in alive):
-                raise AssertionError(f"they wait for ever: {[(rank.number, rank.at) for rank in alive]}")
+                raise AssertionError(f"ranks wait forever: {[(rank.number, rank.at) for rank in alive]}")
         elif stops < self.stops:
             options += [("stop", rank.number) for rank in alive if not rank.stopped]
         if options and sum(what == "leave" for what, _ in done) < self.leaves:
@@ -73,24 +73,25 @@ class Case:
         return options + [("resume", rank.number) for rank in alive if rank.stopped]
 
     def check(self, job: Job, done: list[Choice]) -> None:
-        """Checks how the job has ended."""
+        """Checks the results of a job that has ended."""
         expected = alone(self.calls, self.collectives)
         for rank in job.ranks:
             if rank.ended == "well":
                 assert rank.log == expected[0], rank.number
-                if not isinstance(rank.record, Replay):  # a newcomer that the others have not needed
+                if not isinstance(rank.record, Replay):  # a newcomer that was not needed
                     assert (rank.state.value, rank.iterations.value) == (expected[1], self.calls), rank.number
         has_trained = not self.regroups and any(rank.ended == "well" for rank in job.ranks[: self.size])
         for number, steps in job.board.asked_to_join.items() if job.board and has_trained else ():
             is_rank = isinstance(job.ranks[number].record, Record)
             left_in_fit = self.calls // self.fits - steps
-            has_time = left_in_fit > STEPS_TO_JOIN and not self.model_size  # on a mesh it may wait for others
+            # On a mesh it may have to wait for more newcomers.
+            has_time = left_in_fit > STEPS_TO_JOIN and not self.model_size
             assert is_rank or ("kill", number) in done or not has_time, f"{number} did not join"
             if rank.ended == "left":
-                has_place = not self.model_size  # another one was lost while it joined a mesh
+                has_place = not self.model_size  # another rank was lost while this one joined a mesh
                 assert rank.log == [] and (("leave", rank.number) in done or not has_place)
         left = [rank for rank in job.ranks if rank.ended not in ("killed", "left")]
-        if self.regroups:  # then it takes no newcomers
+        if self.regroups:  # afterwards the job admits no newcomers
             left = [
                 rank for rank in left if "which the other ranks have called" not in str(job.errors.get(rank.number))
             ]
@@ -98,10 +99,8 @@ class Case:
         if not failed:
             assert len(left) >= self.least or job.is_stopping or not left
             return
-        was_suspected = any(what == "resume" for what, _ in done)  # and came back: all end
-        if (
-            self.model_size and not was_suspected
-        ):  # some are lost together, or the mesh that is left is too small: all end
+        was_suspected = any(what == "resume" for what, _ in done)  # a suspected rank came back, so all end
+        if self.model_size and not was_suspected:  # ranks were lost together, or the new mesh is too small, so all end
             reasons = [f"{rank.ended}: {job.errors[rank.number]}" for rank in failed]
             gone = sum(rank.ended in ("killed", "well") for rank in job.ranks)
             expected_reasons = ("were lost together", "min_ranks", "the launcher ends the job")
@@ -113,11 +112,11 @@ class Case:
 
 
 class Cut(Exception):
-    """The rest of a schedule is known."""
+    """Ends a schedule whose rest is known."""
 
 
 def run(case: Case, choose: Callable[[Job, list[Choice]], int]) -> Job:
-    """Runs a job to its end, by what `choose(job, options)` chooses."""
+    """Runs a job to its end; `choose(job, options)` makes the choices."""
     job, done = case.begin(), []
     try:
         while options := case.options(job, done):
@@ -134,7 +133,7 @@ def run(case: Case, choose: Callable[[Job, list[Choice]], int]) -> Job:
 
 
 def explore(case: Case) -> tuple[int, int]:
-    """Runs every schedule, each up to a state that was seen. Returns how many, and the number of states."""
+    """Runs every schedule up to a known state. Returns the numbers of schedules and of states."""
     todo: list[list[int]] = [[]]
     seen: set[object] = set()
     schedules = 0
@@ -159,7 +158,7 @@ def explore(case: Case) -> tuple[int, int]:
 
 
 def wander(case: Case, seed: int) -> Job:
-    """Runs one schedule, chosen at random: rarely a death, or most schedules would be over soon."""
+    """Runs a random schedule in which deaths are rare, because otherwise most schedules would end early."""
     rng = random.Random(seed)
 
     def choose(_: Job, options: list[Choice]) -> int:
@@ -170,13 +169,13 @@ def wander(case: Case, seed: int) -> Job:
 
 
 @pytest.mark.long
-def test_every_schedule_of_three_ranks_of_which_one_is_lost() -> None:
+def test_every_schedule_of_three_ranks_losing_one() -> None:
     schedules, states = explore(Case(collectives=1))
     assert schedules > 1000 < 2 * states
 
 
-def test_schedules_at_random() -> None:
-    """Of more ranks, with more deaths, also of ranks that stand still and may come back."""
+def test_random_schedules() -> None:
+    """Includes more ranks, more deaths, and ranks that hang and may come back."""
     for seed in range(25):
         wander(Case(size=5, calls=3, kills=4), seed)
         wander(Case(size=4, kills=2, stops=1), seed)
@@ -189,15 +188,15 @@ def test_every_schedule_of_two_ranks_and_a_newcomer() -> None:
     assert schedules > 200 < states
 
 
-def test_schedules_with_newcomers_at_random() -> None:
-    """Also of two that come at once, and of some that come in the middle of several fits."""
+def test_random_schedules_with_newcomers() -> None:
+    """Includes two newcomers at once, and newcomers that ask between and during several fits."""
     for seed in range(15):
         wander(Case(size=2, newcomers=1, calls=8, collectives=1), seed)
         wander(Case(size=2, newcomers=2, calls=9, collectives=1), seed)
         wander(Case(size=3, spares=1, calls=12, fits=2, collectives=1, kills=2), seed)
 
 
-def test_schedules_at_random_with_ranks_that_leave() -> None:
+def test_random_schedules_with_ranks_that_leave() -> None:
     left = 0
     for seed in range(15):
         job = wander(Case(size=3, leaves=2, calls=9, collectives=1), seed)
@@ -207,12 +206,12 @@ def test_schedules_at_random_with_ranks_that_leave() -> None:
 
 
 @pytest.mark.long
-def test_every_schedule_of_a_mesh_of_which_one_rank_is_lost() -> None:
+def test_every_schedule_of_a_mesh_losing_one_rank() -> None:
     schedules, states = explore(Case(calls=1, collectives=1, model_size=3))
     assert schedules > 300 < states
 
 
-def test_schedules_of_a_mesh_at_random() -> None:
+def test_random_schedules_of_a_mesh() -> None:
     left = 0
     for seed in range(15):
         job = wander(Case(size=4, model_size=2, collectives=1, calls=4, kills=1), seed)
@@ -222,8 +221,8 @@ def test_schedules_of_a_mesh_at_random() -> None:
     assert left > 4
 
 
-def test_schedules_of_a_mesh_with_newcomers_at_random() -> None:
-    """Of 2 x 2 ranks one may be lost; then one leaves, and the newcomers, two or more, have a place."""
+def test_random_schedules_of_a_mesh_with_newcomers() -> None:
+    """One of 2 x 2 ranks may be lost; then one leaves, and two or more newcomers get a place."""
     grown = 0
     for seed in range(15):
         job = wander(Case(size=4, model_size=2, newcomers=2, calls=9, collectives=1), seed)
@@ -232,8 +231,8 @@ def test_schedules_of_a_mesh_with_newcomers_at_random() -> None:
     assert grown > 7
 
 
-def test_newcomers_where_the_program_itself_has_regrouped() -> None:
-    """They join before it, or end; the others go on."""
+def test_newcomers_in_a_program_that_regroups() -> None:
+    """Newcomers join before the program regroups, or end; the others continue."""
     joined = 0
     for seed in range(30):
         job = wander(Case(size=3, newcomers=1, calls=6, fits=2, collectives=1, kills=0, regroups=True), seed)
@@ -262,7 +261,7 @@ def test_every_schedule(case: Case) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("start", range(0, 8000, 2000))
-def test_thousands_of_schedules_at_random(start: int) -> None:
+def test_thousands_of_random_schedules(start: int) -> None:
     for seed in range(start, start + 2000):
         wander(Case(size=5, calls=3, kills=4), seed)
         wander(Case(size=4, kills=2, stops=2), seed)

@@ -1,4 +1,4 @@
-"""Loops of `strategy.function` go on when ranks are killed, and end with what one process computes; or say why not."""
+"""`strategy.function` loops survive killed ranks with the results of one process, or report why they cannot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM = str(Path(__file__).with_name("surviving_loop.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
-def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "steps", "-", "step", "1:5", program=PROGRAM)
 
 
@@ -23,7 +23,7 @@ def test_kinds(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shards+behind", "behind"])
-def test_a_rank_that_has_not_committed_what_another_has(kind: str, tmp_path: Path) -> None:
+def test_rank_that_has_not_committed_catches_up(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "-", "between", "1:6", program=PROGRAM)
 
 
@@ -72,7 +72,7 @@ print("went on", flush=True)
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_a_program_that_catches_the_error_goes_on_with_its_strategy(shards: bool, tmp_path: Path) -> None:
+def test_program_that_catches_the_error_continues_with_its_strategy(shards: bool, tmp_path: Path) -> None:
     program = write_program(tmp_path, CAUGHT.replace("...", repr(shards), 1))
     ended = run(["run", "-np", "1:3", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.count("refused" if shards else "went on") == 2, ended
@@ -87,10 +87,10 @@ WHY = {
 
 
 @pytest.mark.parametrize("kind", WHY)
-def test_why_a_job_ends(kind: str, tmp_path: Path) -> None:
+def test_errors_say_why_a_job_ends(kind: str, tmp_path: Path) -> None:
     where = "collective" if kind == "collective" else "step"
     ended = run(["run", "-np", "1:3", "python", PROGRAM, kind, "-", where, "1:5"], tmp_path)
     assert ended.status != 0, ended
-    told = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: ranks 0, 2: ")]
-    assert told and "The other ranks do not continue without rank 1. " in told[-1], ended
-    assert WHY[kind] in told[-1] and "--restarts" in told[-1], ended
+    messages = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: ranks 0, 2: ")]
+    assert messages and "The other ranks do not continue without rank 1. " in messages[-1], ended
+    assert WHY[kind] in messages[-1] and "--restarts" in messages[-1], ended

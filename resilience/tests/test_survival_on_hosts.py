@@ -1,6 +1,4 @@
-"""fit goes on when ranks of several hosts are killed, and when hosts come and go, and ends with the weights of one
-process.
-"""
+"""fit survives killed ranks on several hosts, and hosts that come and go, with the weights of one process."""
 
 from __future__ import annotations
 
@@ -43,13 +41,15 @@ def across_hosts(tmp_path: Path, agent: str, hosts: str, model: str, where: str,
         ("weights+tables", "h0:1,h1:2", ""),
     ],
 )
-def test_shards_of_a_lost_host_are_on_another(model: str, hosts: str, killed: str, agent: str, tmp_path: Path) -> None:
-    """All ranks of a host are lost at once, between two steps; in one case another host later, in one none."""
+def test_shards_of_a_lost_host_have_mirrors_on_another(
+    model: str, hosts: str, killed: str, agent: str, tmp_path: Path
+) -> None:
+    """All ranks of a host are lost between two steps; in one case another host later, in one case no host at all."""
     across_hosts(tmp_path, agent, hosts, model, "between", killed)
 
 
-class Changing:
-    """A training on the hosts of a file, which a test changes while it runs slowly."""
+class ChangingHosts:
+    """A slow training on the hosts of a file that the test changes."""
 
     def __init__(self, tmp_path: Path, agent: str, hosts: str, *killed: str, model: str = "mlp") -> None:
         self.folder, self.hostfile, self.lines = tmp_path, tmp_path / "hosts", ""
@@ -63,7 +63,7 @@ class Changing:
         self.hostfile.write_text(hosts.replace(",", "\n").replace(":", " slots=") + "\n")
 
     def see(self, *texts: str) -> None:
-        """Waits until the launcher has said all of them."""
+        """Waits until the launcher has printed all of `texts`."""
         stderr = self.started.process.stderr
         assert stderr is not None
         while not all(text in self.lines for text in texts):
@@ -72,7 +72,7 @@ class Changing:
             self.lines += line
 
     def finish(self, left: list[int]) -> str:
-        """Lets the training end; checks it, and returns what the launcher has said."""
+        """Lets the training end, checks it, and returns the launcher's messages."""
         (self.folder / "until").touch()
         ended = self.started.finish()
         assert ended.status == 0, f"{self.lines}\n{ended}"
@@ -81,8 +81,8 @@ class Changing:
 
 
 @pytest.mark.parametrize("model", ["mlp", "shards", "weights+tables"])
-def test_hosts_that_the_file_names_later_join_and_others_leave(model: str, agent: str, tmp_path: Path) -> None:
-    job = Changing(tmp_path, agent, "h0:2", model=model)
+def test_hosts_join_and_leave_with_the_host_file(model: str, agent: str, tmp_path: Path) -> None:
+    job = ChangingHosts(tmp_path, agent, "h0:2", model=model)
     job.started.wait_for(tmp_path / "until-0")
     job.write("h0:2,h1:2")
     job.see("ranks 2 to 3 started on host h1 and will join the others.", "has joined; 4 ranks continue.")

@@ -1,4 +1,4 @@
-"""Ranks of a mesh are killed, the others form a smaller one, and end with the weights of one process."""
+"""Ranks of a mesh are killed; the others form a smaller mesh and end with the weights of one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check(
     left: list[int],
     spares: int = 0,
 ) -> Ended:
-    """`mesh`: at the end. `left`: ranks at the end, as the launcher counts; others were killed, or have left. `spares`:
+    """`mesh`: the final mesh. `left`: launcher numbers of the final ranks; others were killed or have left. `spares`:
     all of them join.
     """
     options = ["--spares", str(spares)] if spares else []
@@ -42,7 +42,7 @@ def check(
     return ended
 
 
-def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) -> None:
+def test_two_by_two_ranks_lose_one_and_another_has_no_place(tmp_path: Path) -> None:
     ended = check(tmp_path, "mesh2+by8", "arrays", "step", "1:7", ranks=4, mesh="(1, 2)", left=[0, 2])
     assert "the mesh 2 x 2 has lost rank 1 (batch 0, model 1); a mesh of 1 x 2 continues." in ended.err, ended
 
@@ -69,14 +69,14 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
 @pytest.mark.parametrize(
     ("ranks", "model", "data", "killed", "mesh", "left"),
     [
-        (4, "mesh2+chosen", "arrays", "step 1:0", "(1, 3)", [0, 2, 3]),  # perhaps before the choice, perhaps after it
+        (4, "mesh2+chosen", "arrays", "step 1:0", "(1, 3)", [0, 2, 3]),  # before or after the choice
         (4, "mesh2+chosen", "arrays", "between 1:0", "(1, 3)", [0, 2, 3]),
         (4, "mesh2+by8+chosen", "dataset", "step 1:7 2:12", "none", [0]),
         (2, "mesh2+chosen+two", "arrays", "step 0:3", "none", [1]),
         (4, "mesh2+chosen+attention", "arrays", "step 3:7", "(1, 2)", [0, 1]),
     ],
 )
-def test_meshes_of_which_the_layout_is_chosen(
+def test_meshes_with_a_chosen_layout(
     ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path
 ) -> None:
     check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
@@ -91,7 +91,7 @@ def test_meshes_of_which_the_layout_is_chosen(
         (6, "mesh3+shards+saving", "arrays", "gather 1:3", "(1, 5)", [0, 2, 3, 4, 5]),
     ],
 )
-def test_meshes_with_optimizers_in_shards(
+def test_meshes_with_sharded_optimizers(
     ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path
 ) -> None:
     check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
@@ -114,14 +114,14 @@ def test_one_of_two_by_two_is_killed_at_a_random_moment(model: str, data: str, s
     check(tmp_path, model, data, "moment", f"{killed}:{rng.randrange(300)}", ranks=4, mesh="(1, 3)", left=left)
 
 
-def test_a_mesh_that_has_lost_a_rank_grows_to_what_it_was_when_a_spare_joins(tmp_path: Path) -> None:
+def test_mesh_grows_back_when_a_spare_joins(tmp_path: Path) -> None:
     job = {"ranks": 4, "spares": 1, "mesh": "(2, 2)", "left": [0, 2, 3, 4]}
     ended = check(tmp_path, "mesh2", "arrays", "step", "1:7", **job)
     assert "a mesh of 1 x 3 continues." in ended.err, ended
     assert "the mesh 1 x 3 has become a mesh of 2 x 2." in ended.err, ended
 
 
-def test_where_a_rank_has_left_for_lack_of_a_place_a_mesh_grows_when_two_spares_have_come(tmp_path: Path) -> None:
+def test_mesh_grows_when_two_spares_join_after_a_rank_has_left(tmp_path: Path) -> None:
     job = {"ranks": 4, "spares": 2, "mesh": "(2, 2)", "left": [0, 2, 4, 5]}
     ended = check(tmp_path, "mesh2+by8", "arrays", "step", "1:7", **job)
     assert "spare rank 5 takes the place of rank 3." in ended.err, ended

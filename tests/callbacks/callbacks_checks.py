@@ -128,7 +128,7 @@ def check_average_logs_skips_keys_missing_on_a_rank():
 
 
 @long
-def check_warmup_trains_as_one_process_with_that_rate():
+def check_warmup_equals_one_process():
     def parts():
         warmup = callbacks.LearningRateWarmup(warmup_epochs=2, scaling=float(SIZE))
         return [warmup, callbacks.LearningRateSchedule(0.1, start_epoch=3)]

@@ -63,7 +63,7 @@ class Record(keras.callbacks.Callback):
             path.with_suffix(".part").rename(path)
 
 
-def kill_while_the_second_checkpoint_takes_its_name():
+def kill_while_publishing_the_second_checkpoint():
     publish, calls = durable.publish, []
 
     def publish_or_die(staged, final, *, replace):
@@ -119,7 +119,7 @@ def main():
         assert [each.step for each in found] == [SAVE_FREQ], found
     done = keras_ddl.broadcast_object(found[-1].step if found else 0, name="test/done")
     if number == 0 and RANK == 0:
-        kill_while_the_second_checkpoint_takes_its_name()
+        kill_while_publishing_the_second_checkpoint()
     train(folder / "killed", epochs, *([Kill(random.Random(f"11 {number}"), done)] if number else []))
 
 

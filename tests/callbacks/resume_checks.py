@@ -220,7 +220,7 @@ def check_resume_repeats_the_agreed_shuffles():
         with shared_folder() as folder:
             before = states.shuffles.getstate()
             whole = train(data)
-            assert train(data)[0] != whole[0], "the order is that of the run before"
+            assert train(data)[0] != whole[0], "the run repeats the previous order"
             states.shuffles.setstate(before)
             stop(data, checkpointing(folder), 9)
             states.next_shuffle_seed()  # as in another process

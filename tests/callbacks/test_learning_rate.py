@@ -174,8 +174,8 @@ def test_schedule_in_the_optimizer_or_as_a_callback_trains_alike(name, tmp_path)
             np.testing.assert_array_equal(one, two)
             np.testing.assert_array_equal(one, three)
         if kind == "object":
-            of_object = whole.get_weights()
-    for one, two in zip(of_object, whole.get_weights()):
+            expected_weights = whole.get_weights()
+    for one, two in zip(expected_weights, whole.get_weights()):
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
@@ -189,7 +189,7 @@ def test_another_callback_that_sets_the_rate_during_warmup_is_reported(four_rank
         fit(make(), warmup, scheduler)
 
 
-def test_a_plateau_found_during_warmup_stays_a_factor(four_ranks):
+def test_plateau_during_warmup_scales_the_rate(four_ranks):
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=1e9)
     with pytest.warns(UserWarning, match="multiply the changed rate"):
         rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=3, scaling="linear"), plateau, epochs=3)
@@ -291,7 +291,7 @@ def test_bad_arguments_are_refused_when_the_callback_is_made(make_bad):
         make_bad()
 
 
-def test_a_learning_rate_that_is_a_schedule_is_refused():
+def test_schedule_as_learning_rate_is_refused():
     model = make(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)))
     with pytest.raises(ConfigError, match="needs an optimizer whose learning rate is a number.*ExponentialDecay"):
         fit(model, callbacks.LearningRateWarmup())

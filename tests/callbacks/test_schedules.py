@@ -26,7 +26,7 @@ def test_scale_factor_refuses_unknown_rules(scaling):
         schedules.scale_factor(scaling, 2)
 
 
-def test_linear_warmup_is_a_line_and_then_constant():
+def test_linear_warmup_rises_and_then_stays_constant():
     step = np.arange(12)
     expected = np.where(step < 8, 0.1 + (0.8 - 0.1) * step / 8, 0.8)
     np.testing.assert_allclose(rates(schedules.LinearWarmup(0.8, 8, 0.1), 12), expected, rtol=1e-6)

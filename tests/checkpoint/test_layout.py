@@ -32,7 +32,7 @@ def write(root: Path, step: int, **options: object) -> checkpoint.Checkpoint:
     return checkpoint.write(root, step, fill, **options)
 
 
-def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_path: Path) -> None:
+def test_writer_killed_at_random_moments_leaves_a_complete_latest_checkpoint(tmp_path: Path) -> None:
     random.seed(4)
     last = reads = 0
     left_behind = 0
@@ -142,9 +142,7 @@ def test_prune_keeps_a_checkpoint_that_is_being_read(tmp_path: Path) -> None:
     assert checkpoint.prune(tmp_path, 1) == [1]
 
 
-def test_prune_takes_a_checkpoint_off_the_list_before_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prune_unlists_a_checkpoint_before_removing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 1)
     write(tmp_path, 2)
 
@@ -313,7 +311,7 @@ def test_invalid_entries_are_named_and_do_not_hide_others(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["../private", "/etc/passwd", "inner/../../private", "link/private", ""])
-def test_names_that_lead_out_of_a_directory_are_not_opened(tmp_path: Path, name: str) -> None:
+def test_names_outside_a_directory_are_not_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / "private").write_text("secret")
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "link").symlink_to(tmp_path)

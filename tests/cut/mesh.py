@@ -72,9 +72,9 @@ class Mesh:
         self.chunks = self._chunks_of(rows)
         specs = [tf.TensorSpec([rows if static else None, *a.shape[1:]], a.dtype) for a in map(np.asarray, arguments)]
         self.concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
-        of_model, of_data = [Exchange(model) for _ in range(data)], [Exchange(data) for _ in range(model)]
-        self._collectives = {(d, m): SimulatedCollectives(of_model[d], m) for d, m in self.positions}
-        self._of_data = {(d, m): SimulatedCollectives(of_data[m], d) for d, m in self.positions}
+        model_exchanges, data_exchanges = [Exchange(model) for _ in range(data)], [Exchange(data) for _ in range(model)]
+        self._collectives = {(d, m): SimulatedCollectives(model_exchanges[d], m) for d, m in self.positions}
+        self._of_data = {(d, m): SimulatedCollectives(data_exchanges[m], d) for d, m in self.positions}
         self.everyone = Exchange(len(self.positions))
         self._of_all = {at: SimulatedCollectives(self.everyone, rank) for rank, at in enumerate(self.positions)}
         self.model_reports = {at: Report() for at in self.positions}

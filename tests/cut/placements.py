@@ -78,9 +78,9 @@ def _differences(trials: Sequence[Trial], ranks: Ranks) -> list[str]:
     wrong = []
     for trial, want, *got in zip(trials, wanted, *found):
         for rank, each in enumerate(got):
-            told = difference(each, want)
-            if told is not None:
-                wrong.append(f"{trial} rank {rank} of {ranks}: {told}")
+            gap = difference(each, want)
+            if gap is not None:
+                wrong.append(f"{trial} rank {rank} of {ranks}: {gap}")
     return wrong
 
 

@@ -1,4 +1,4 @@
-"""Operations with rules of their own instead of specs, in every placement of their operands."""
+"""Operations that have rules instead of specs, in every placement of their operands."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _COMBINE = {
 
 
 class Exchange:
-    """Where the ranks' threads exchange values, by name."""
+    """Exchanges values between the ranks' threads, by name."""
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size
@@ -253,8 +253,8 @@ class Simulation:
         for _ in range(steps):
             expected = self.expected(*arguments)
             for rank, outputs in enumerate(self(*arguments)):
-                told = difference(outputs, expected, tolerance)
-                assert told is None, f"rank {rank} of {self.size}, {[len(each) for each in arguments]} rows: {told}"
+                gap = difference(outputs, expected, tolerance)
+                assert gap is None, f"rank {rank} of {self.size}, {[len(each) for each in arguments]} rows: {gap}"
         parts = {id(each) for each in self.options.get("parts", ())}
         for variable in self.variables:
             held = self.held(variable)
@@ -263,8 +263,8 @@ class Simulation:
             elif any(variable is each for each in self._sharded):
                 held = [self.together(variable)]
             assert all(each.tobytes() == held[0].tobytes() for each in held), f"{variable.name}: ranks differ"
-            told = difference(held[:1], [variable.numpy()], tolerance)
-            assert told is None, f"{variable.name}: {told}"
+            gap = difference(held[:1], [variable.numpy()], tolerance)
+            assert gap is None, f"{variable.name}: {gap}"
         return self
 
     def gathers(self) -> list[str]:

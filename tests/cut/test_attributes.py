@@ -109,8 +109,8 @@ def test_compiled_step_stays_one_operation(static: bool) -> None:
     assert len(simulation.reports[0].kept) == 1
 
 
-def test_draws_of_a_compiled_function_are_rank_0s_on_every_rank() -> None:
-    """XLA counts the runs of a process: two ranks of one process draw differently, as ranks that ran others would."""
+def test_draws_of_compiled_functions_take_rank_0_values() -> None:
+    """XLA counts the runs of a process, so simulated ranks draw differently, like ranks that ran other functions."""
     total = tf.Variable(np.zeros(3))
 
     @tf.function(jit_compile=True, autograph=False)
@@ -130,7 +130,7 @@ def attribute(name: str) -> Any:
     return tf.compat.v1.get_default_graph()._attr_scope({name: tf.compat.v1.AttrValue(b=True)})
 
 
-def test_an_operation_with_an_unknown_attribute_is_whole_and_keeps_it() -> None:
+def test_operations_with_unknown_attributes_stay_whole_and_keep_them() -> None:
     @tf.function(autograph=False)
     def twice(x: tf.Tensor) -> tf.Tensor:
         return x * 2.0
@@ -153,14 +153,14 @@ def test_an_operation_with_an_unknown_attribute_is_whole_and_keeps_it() -> None:
         {"_OutputsOnOpDevice": True, "_tf_data_function": True, "time_major": True, "go_backwards": False},
     ],
 )
-def test_a_function_with_an_attribute_that_leaves_its_values_alone_is_cut(known: dict[str, Any]) -> None:
+def test_functions_with_harmless_attributes_are_cut(known: dict[str, Any]) -> None:
     inner = tf.function(lambda x: x - tf.reduce_mean(x, 0), autograph=False, experimental_attributes=known)
     plain = tf.function(lambda x: tf.reduce_sum(x * x), autograph=False, jit_compile=False)
     report = Simulation(lambda x: [inner(x), plain(x)], (X,), 2).check(X).reports[0]
     assert report.kept == {} and report.replicated == {}
 
 
-def test_an_attribute_that_the_type_declares_is_kept_whatever_a_function_means_by_its_name() -> None:
+def test_declared_attributes_of_operations_are_kept() -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:
         zeros = tf.zeros([len(X), 1, 4], x.dtype)
         lstm = tf.raw_ops.CudnnRNNV3(
@@ -177,11 +177,11 @@ def test_an_attribute_that_the_type_declares_is_kept_whatever_a_function_means_b
     assert made.get_attr("time_major") is False
 
 
-def test_every_attribute_that_tensorflow_gives_a_function_is_decided() -> None:
+def test_every_function_attribute_of_tensorflow_is_classified() -> None:
     assert tf_compat.function_attributes() - set(attributes.FATES) == set()
 
 
-def test_an_operation_stays_on_the_cpu_and_on_no_other_device_of_the_trace() -> None:
+def test_only_cpu_placements_of_the_trace_are_kept() -> None:
     @tf.function(autograph=False)
     def cosines(x: tf.Tensor) -> tf.Tensor:
         with tf.device("/gpu:1"):

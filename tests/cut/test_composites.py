@@ -96,7 +96,7 @@ def arguments_of(structure, rows, **options):
     return Arguments(structure, has_rows=lambda _, leaf: rows_of(leaf) == rows, **options)
 
 
-def test_composites_are_whole_and_open():
+def test_composites_are_replicated_with_unknown_sizes():
     ragged, bag = tf.ragged.constant([[1, 2], [], [3]]), tf.sparse.from_dense([[1.0, 0.0]] * 3)
     other = tf.ragged.constant([[1], [2]])
     found = arguments_of(([{"ragged": ragged, "bag": bag}, [other, tf.ones([3, 3]), 7]], {}), 3, own_rows=True)
@@ -112,7 +112,7 @@ def test_composites_are_whole_and_open():
     assert more.key(repr) != found.key(repr)  # `other` may now have the batch's rows
 
 
-def test_composites_of_other_kinds_are_refused_only_as_rows():
+def test_other_composites_are_refused_only_as_rows():
     slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1]))
     assert len(arguments_of(((slices, tf.ones([2])), {}), 2, own_rows=False).tensors) == 3
     with pytest.raises(ConfigError, match="ragged and sparse.*Received: IndexedSlices"):

@@ -47,7 +47,7 @@ def until_small(x: tf.Tensor) -> list[tf.Tensor]:
     return [keras.ops.while_loop(lambda a: tf.reduce_sum(tf.abs(a)) > 1.0, lambda a: (a * 0.5,), (x,))[0]]
 
 
-def sums_of_rounds(x: tf.Tensor) -> list[tf.Tensor]:
+def running_sum(x: tf.Tensor) -> list[tf.Tensor]:
     """Carries a sum over rows from round to round without reading it."""
     zero = tf.zeros([3], x.dtype)
     return list(tf.while_loop(lambda i, s: i < 3, lambda i, s: [i + 1, s + tf.reduce_sum(x, [0, 1])], [0, zero]))
@@ -99,11 +99,11 @@ def with_effects(x: tf.Tensor) -> list[tf.Tensor]:
 STEPS = {
     each.__name__: each
     for each in (
-        scan, rows_mapped, fori, until_small, sums_of_rounds, nested,
+        scan, rows_mapped, fori, until_small, running_sum, nested,
         rounds_that_need_all_rows, switched, branch_gradient, with_effects,
     )
 }  # fmt: skip
-CUT = {"scan", "fori", "sums_of_rounds", "nested", "branch_gradient"}
+CUT = {"scan", "fori", "running_sum", "nested", "branch_gradient"}
 
 
 def test_every_type_of_branch_and_loop_is_tried() -> None:

@@ -1,4 +1,4 @@
-"""Weights of which each rank holds a chunk, gathered only while a step uses them: sharding="weights"."""
+"""Sharded weights (sharding="weights"), gathered only while a step uses them."""
 
 import keras
 import numpy as np

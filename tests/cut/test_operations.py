@@ -72,12 +72,7 @@ def test_reshape_of_one_row_with_unknown_extents(shape: list[int]) -> None:
 
 
 def test_every_type_of_operation_with_a_rule_is_tried() -> None:
-    tested_as_parts = {
-        "ReadVariableOp",
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-    }  # test_parts.py
+    tested_as_parts = {"ReadVariableOp", *(f"Assign{each}VariableOp" for each in ("", "Add", "Sub"))}  # test_parts.py
     tested_as_tables = {"ResourceScatterAdd", "ResourceScatterSub"}  # test_tables.py
     drawn = {
         f"StatelessRandom{each}V2" for each in ("Uniform", "Normal", "UniformInt", "UniformFullInt")

@@ -1,4 +1,4 @@
-"""Variables of which each rank holds a part of a sum between steps, such as accumulated gradients."""
+"""Variables that hold one part of a sum per rank between steps, such as accumulated gradients."""
 
 import numpy as np
 import pytest

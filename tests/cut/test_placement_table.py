@@ -30,6 +30,6 @@ def test_results_are_placed_as_the_table_says(topic: str, step: int) -> None:
         )
 
 
-def test_the_table_has_no_other_types() -> None:
+def test_table_has_no_other_types() -> None:
     types = {topic: {case.type for case in cases} for topic, cases in TOPICS.items()}
     assert types == {topic: {each for line in lines.values() for each in line} for topic, lines in EXPECTED.items()}

@@ -32,7 +32,7 @@ def a_new_first_axis(x: Any) -> list[Any]:
     return [actual, tape.gradient(actual, x), x[None, :, None]]
 
 
-def index_that_is_a_sum(x: Any) -> list[Any]:
+def index_from_a_sum(x: Any) -> list[Any]:
     """Every rank has a part of the sum that makes the index."""
     count = tf.reduce_sum(tf.cast(tf.abs(x) < 1e9, tf.int32))
     return [tf.gather_nd(tf.square(tf.range(64)), tf.reshape(count, [1, 1]))]
@@ -51,7 +51,7 @@ def images_with_a_size_of_unknown_length(x: Any) -> list[Any]:
 
 
 STEPS: list[Callable[[Any], list[Any]]] = [
-    one_value_broadcast, a_new_first_axis, index_that_is_a_sum, images_with_a_size_of_unknown_length,
+    one_value_broadcast, a_new_first_axis, index_from_a_sum, images_with_a_size_of_unknown_length,
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Variables of which each rank holds a chunk, such as an optimizer's slots under sharding="optimizer"."""
+"""Sharded variables, such as an optimizer's slots under sharding="optimizer"."""
 
 import keras
 import numpy as np

@@ -28,10 +28,17 @@ def check_collectives_and_device_wait_for_each_other():
             results = [ops.all_reduce(y), ops.broadcast(y, root=SIZE - 1), ops.all_gather(y), ops.reduce_scatter(y)]
             return [each + each for each in [*results, *ops.all_reduce_n([y, x])]]
 
-        of_ranks = [(numbers + rank) ** 2 + numbers + rank for rank in range(SIZE)]
-        total = np.sum(of_ranks, axis=0)
+        results_by_rank = [(numbers + rank) ** 2 + numbers + rank for rank in range(SIZE)]
+        total = np.sum(results_by_rank, axis=0)
         own = np.split(total, SIZE)[RANK]
-        expected = [total, of_ranks[-1], np.concatenate(of_ranks), own, total, SIZE * numbers + sum(range(SIZE))]
+        expected = [
+            total,
+            results_by_rank[-1],
+            np.concatenate(results_by_rank),
+            own,
+            total,
+            SIZE * numbers + sum(range(SIZE)),
+        ]
         for _ in range(5):
             x = tf.constant(numbers + RANK) + 0.0
             assert x.device.endswith("GPU:0"), x.device

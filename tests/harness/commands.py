@@ -1,4 +1,4 @@
-"""keras-ddl in the process of the tests: TensorFlow is imported once, not by each command."""
+"""Runs keras-ddl in the tests' process, so that TensorFlow is imported once instead of by each command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_ddl.cli import main
 
 
 def keras_ddl(*words: object, status: int = 0, stdin: str = "") -> str:
-    """Returns what `keras-ddl words` wrote; fails the test unless it ended with `status`."""
+    """Returns the output of `keras-ddl words`; fails the test unless the command ended with `status`."""
     written = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))

@@ -1,4 +1,4 @@
-"""Hosts of their own network, names and shared memory on this machine, for tests that start ranks on several."""
+"""Emulates hosts on this machine with their own network, names and shared memory, for tests of ranks on several."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _emulated = load_program(ROOT / "tools" / "emulated_cluster.py")
 
 
 def can_make_namespaces(*options: str) -> bool:
-    """Whether this machine lets us run `unshare` with these options: for root alone, usually."""
+    """Whether this machine allows `unshare` with these options; usually only root may use them."""
     command = ["unshare", *options, "true"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 class Hosts:
-    """h0, h1, ...: `run` starts commands of keras_ddl on h0, from where mpirun reaches the others."""
+    """The hosts h0, h1, ...: `run` starts keras_ddl's commands on h0, from where mpirun reaches the others."""
 
     def __init__(self, cluster: object, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder
@@ -33,7 +33,7 @@ class Hosts:
         self.agent = f"--prtemca plm_ssh_agent {cluster.agent}"
 
     def run(self, command: str, *words: object, env: Mapping[str, str] | None = None) -> str:
-        """Returns what `command` (of this environment) wrote; fails the test unless it ended with status 0."""
+        """Returns the output of `command` of this environment; fails the test unless it ended with status 0."""
         done = subprocess.run(
             self.command([str(Path(sys.executable).with_name(command)), *words]),
             cwd=self._folder,
@@ -48,21 +48,21 @@ class Hosts:
 
     def command(self, words: Sequence[object]) -> list[str]:
         """Returns the command line that runs `words` on h0."""
-        return self._cluster.command("h0", [shlex.quote(str(word)) for word in words])  # for a shell, as ssh has one
+        return self._cluster.command("h0", [shlex.quote(str(word)) for word in words])  # ssh runs a shell, too
 
     def cut(self, host: str, *, off: bool = True) -> None:
-        """Takes the host off the network, as a pulled cable does; or puts it back."""
+        """Takes the host off the network, like a pulled cable, or reconnects it."""
         state = "down" if off else "up"
         subprocess.run(self._cluster.command(host, ["ip", "link", "set", "eth0", state]), check=True)
 
     def sent(self) -> dict[str, int]:
-        """Bytes that each host has sent so far."""
+        """Returns the bytes that each host has sent so far."""
         return _emulated.Cables(self._cluster.counters).sent()
 
 
 @contextlib.contextmanager
 def emulated_hosts(folder: Path, number: int, *, num_racks: int = 1) -> Iterator[Hosts]:
-    """Gives `number` hosts; skips the test where this machine cannot emulate them."""
+    """Yields `number` hosts; skips the test if this machine cannot emulate them."""
     try:
         with _emulated.EmulatedCluster(number, "1gbit", num_racks=num_racks) as cluster:
             yield Hosts(cluster, folder)

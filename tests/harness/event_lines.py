@@ -1,4 +1,4 @@
-"""Reads event logs, holds each line against observe/monitoring/event_schema.json; reads metrics."""
+"""Reads event logs, checking each line against observe/monitoring/event_schema.json, and reads metrics."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def parse_events(path: Path) -> list[dict[str, Any]]:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns the events, which are as the page says."""
-    import jsonschema  # which takes seconds to import
+    """Returns the events after checking them against the schema."""
+    import jsonschema  # its import takes seconds
 
     events = parse_events(path)
     validator = jsonschema.Draft202012Validator(schema())
@@ -33,7 +33,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def values_of(families: Iterable[Any]) -> dict[str, float]:
-    """Metrics of prometheus_client -> name (and labels but the host) -> value."""
+    """Returns metrics of prometheus_client as {name with all labels but the host: value}."""
 
     def name_of(sample: Any) -> str:
         labels = [value for name, value in sample.labels.items() if name != "host"]

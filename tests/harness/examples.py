@@ -12,9 +12,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(folder: Path, *words: object, status: int = 0, env: Mapping[str, str] | None = None) -> str:
-    """Returns what a command wrote in `folder`; fails the test unless it ended with `status`.
+    """Returns the output of a command run in `folder`; fails the test unless the command ended with `status`.
 
-    `env`: variables besides those of this process.
+    `env`: variables to add to those of this process.
     """
     done = subprocess.run(
         [str(word) for word in words],
@@ -31,5 +31,5 @@ def run(folder: Path, *words: object, status: int = 0, env: Mapping[str, str] | 
 
 
 def held_out_accuracy(output: str) -> float:
-    """Returns the accuracy that an example says it has reached."""
+    """Returns the accuracy that an example reports."""
     return float(re.search(r"held-out accuracy ([\d.]+)", output)[1])

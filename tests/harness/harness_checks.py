@@ -1,4 +1,4 @@
-"""Checks of the harness itself: they pass, fail, skip and hang in known ways."""
+"""Checks of the harness itself that pass, fail, skip and hang in known ways."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Starts a program on real ranks and returns what each of them left, without using keras_ddl.launch."""
+"""Starts a program on real ranks and returns each rank's results, without using keras_ddl.launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness import leftovers
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# Where modules of tests are imported from: conftest.py and the ranks of a launch look there.
+# Folders from which conftest.py and the ranks of a launch import modules of tests.
 MODULE_FOLDERS = [
     TESTS,
     TESTS / "project",
@@ -31,7 +31,7 @@ MODULE_FOLDERS = [
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank left: its output, and the value a function returned (None for scripts or when it did not end)."""
+    """One rank's output, and the value a function returned (None for scripts or if the function did not end)."""
 
     stdout: str
     stderr: str
@@ -40,7 +40,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a launch left: mpirun's exit status (None: killed at the timeout), its own output, and every rank's."""
+    """A launch's results: mpirun's exit status (None: killed at the timeout) and output, and every rank's results."""
 
     returncode: int | None
     seconds: float
@@ -48,14 +48,14 @@ class Outcome:
     ranks: list[Rank]
 
     def text(self) -> str:
-        """Everything that was written, for an assertion's message."""
+        """Returns all output for the message of an assertion."""
         parts = [f"exit status {self.returncode} after {self.seconds:.1f} s\n{self.output}"]
         for number, rank in enumerate(self.ranks):
             parts.append(f"--- rank {number} stdout\n{rank.stdout}--- rank {number} stderr\n{rank.stderr}")
         return "\n".join(parts)
 
     def check(self) -> Outcome:
-        """Returns self; fails the test unless the launch ended by itself with status 0."""
+        """Returns self; fails the test unless the launch ended with status 0 before the timeout."""
         assert self.returncode == 0, self.text()
         return self
 
@@ -72,8 +72,8 @@ def run_ranks(
 ) -> Outcome:
     """Runs a script (with argument strings `args`) or calls a function (with `args`, by cloudpickle) on `np` ranks.
 
-    `env`: variables to set, or with None to unset. KERAS_DDL_DEADLINE_SECONDS is 150 unless given, so that a test that
-    hangs ends with an error that names the missing rank. `mpirun`: another launcher and its options.
+    `env`: variables to set, or to unset if None. KERAS_DDL_DEADLINE_SECONDS is 150 by default, so that a hanging test
+    ends with an error that names the missing rank. `mpirun`: another launcher and its options.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         if callable(program):
@@ -106,18 +106,18 @@ def find_mpirun() -> str:
 
 
 def cpu_seconds_of_children() -> float:
-    """Returns what the processes that this one has waited for took of a core: to be limited on a busy machine, too."""
+    """Returns the CPU time of child processes that have ended, which tests can limit even on a busy machine."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def without_mpi(np: int) -> list[str]:
-    """What `mpirun` of run_ranks may be: the ranks meet as those of `keras-ddl run` on one host."""
+    """Returns a value for `mpirun` of run_ranks: the ranks meet like those of `keras-ddl run` on one host."""
     return [sys.executable, str(Path(__file__).with_name("without_mpi.py")), str(np)]
 
 
 def python_path(*folders: Path) -> str:
-    """Returns a PYTHONPATH of `folders` and of what this process was given, as by tools/breakages.py."""
+    """Returns a PYTHONPATH with `folders` and this process's own, for example from tools/breakages.py."""
     given = os.environ.get("PYTHONPATH")
     return os.pathsep.join([*map(str, folders), *([given] if given else [])])
 
@@ -132,7 +132,7 @@ def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: s
             "PYTHONPATH": python_path(*MODULE_FOLDERS),
             "PYTHONSAFEPATH": "1",  # the ranks import the installed package, wherever pytest was started
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "",  # else every rank compiles TensorFlow's modules anew
+            "PYTHONDONTWRITEBYTECODE": "",  # otherwise every rank compiles TensorFlow's modules again
             "OMP_NUM_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "CUDA_VISIBLE_DEVICES": "",

@@ -1,4 +1,4 @@
-"""What a launch leaves behind: processes, which are found by a mark in their environment, and shared memory."""
+"""Finds what a launch leaves behind: processes, by a mark in their environment, and shared memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARK = "RANKS_HARNESS_ID"
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The live processes that carry `mark` in their environment, with their command lines."""
+    """Returns {process id: command line} of live processes that carry `mark` in their environment."""
     found = {}
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
@@ -21,12 +21,12 @@ def marked(mark: str) -> dict[int, str]:
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(entry.name)] = line.decode(errors="replace")
             except OSError:
-                continue  # it ended meanwhile, or is another user's
+                continue  # it has ended, or belongs to another user
     return found
 
 
 def end_all(mark: str, grace: float) -> dict[int, str]:
-    """Waits `grace` seconds for the launch's processes to end, then kills the rest, which it returns."""
+    """Waits `grace` seconds for the launch's processes to end, kills the remaining ones, and returns those."""
     deadline = time.monotonic() + grace
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -43,31 +43,30 @@ def end_all(mark: str, grace: float) -> dict[int, str]:
 
 
 OURS = "ddl"
-OF_OPEN_MPI = "sm_segment"
-_OF_OTHERS_SECONDS = 20.0
+OPEN_MPI = "sm_segment"
+_OTHER_JOBS_SECONDS = 20.0
 
 
 def shared_memory() -> set[Path]:
-    return {path for path in Path("/dev/shm").iterdir() if OURS in path.name or OF_OPEN_MPI in path.name}
+    return {path for path in Path("/dev/shm").iterdir() if OURS in path.name or OPEN_MPI in path.name}
 
 
 def leaked_shared_memory(before: set[Path]) -> list[Path]:
-    """New segments of keras_ddl that no live process maps: other jobs on this machine may hold segments of their own.
+    """Returns new segments of keras_ddl that no live process maps; other jobs on this machine may hold their own.
 
-    Those of Open MPI, which it leaves when a job is aborted, are removed. Another job maps what it is just making a
-    moment later; and what its ranks leave when they are killed is removed by their launcher, on a busy machine seconds
-    later.
+    Removes segments that aborted jobs of Open MPI leave. Waits, because other jobs map a new segment a bit later, and
+    because the launcher of killed ranks removes their segments, on a busy machine only seconds later.
     """
     leaked = []
     new = unmapped(shared_memory() - before)
-    deadline = time.monotonic() + _OF_OTHERS_SECONDS
+    deadline = time.monotonic() + _OTHER_JOBS_SECONDS
     while new:
         time.sleep(0.2)
         new = unmapped(set(new))
-        if time.monotonic() > deadline or all(OF_OPEN_MPI in path.name for path in new):
+        if time.monotonic() > deadline or all(OPEN_MPI in path.name for path in new):
             break
     for path in new:
-        if OF_OPEN_MPI in path.name:
+        if OPEN_MPI in path.name:
             path.unlink(missing_ok=True)
         else:
             leaked.append(path)
@@ -75,7 +74,7 @@ def leaked_shared_memory(before: set[Path]) -> list[Path]:
 
 
 def unmapped(paths: set[Path]) -> list[Path]:
-    """Those of the segments that exist and that no live process maps."""
+    """Returns the segments that exist and that no live process maps."""
     found = []
     for path in paths:
         mapped = False

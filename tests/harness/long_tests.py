@@ -1,12 +1,12 @@
-"""Which long tests have not passed since what they cover changed: printed where long tests run, as by `make test-all`.
+"""Reports long tests that have not passed since the files they cover changed. Printed by `make test-all`.
 
-tests/long_tests.jsonl has a line for each test file with long tests: a digest of what the file covered when all of its
-long tests had last passed in one run. It is tracked, so that it tells the same on other machines. A file that ran in
+tests/long_tests.jsonl has one line per test file with long tests: a digest of the files it covered when all its long
+tests last passed in one run. The file is tracked, so that other machines report the same. A test file that ran only in
 part, or with a failure or a skip, keeps its old line.
 
-What a file covers is more than it needs, so that nothing is missed: itself and whatever lies in its folder but other
-test files; tests/harness/ and conftest.py; native/ but its tests; the modules of the part, or of the folder of
-keras_ddl with the same name, and all that these import. Where there is no such folder: all of keras_ddl/, the parts,
+A test file covers more than it needs, so that nothing is missed: itself and everything in its folder except other test
+files; tests/harness/ and conftest.py; native/ without its tests; the modules of its part, or of the folder of
+keras_ddl with the same name, and everything they import. If there is no such folder: all of keras_ddl/, the parts,
 examples/, benchmarks/, notebooks/, docs/ and tools/.
 """
 
@@ -41,16 +41,16 @@ EVERYTHING = (
 
 
 class LongTests:
-    """A plug-in of pytest; with xdist, that of each worker tells that of the controller what was collected."""
+    """A pytest plug-in. With xdist, each worker tells the controller which tests were collected."""
 
     def __init__(self, record: Path = RECORD, root: Path = ROOT) -> None:
         self._record, self._root = record, root
-        self._collected: dict[str, list[str]] = {}  # test file -> its long tests
-        self._left_out: set[str] = set()  # test files of which not all long tests were chosen
+        self._collected: dict[str, list[str]] = {}  # {test file: its long tests}
+        self._left_out: set[str] = set()  # test files with deselected long tests
         self._passed: dict[str, set[str]] = defaultdict(set)
         self._failed: set[str] = set()
 
-    @pytest.hookimpl(tryfirst=True)  # before -k and -m leave out some
+    @pytest.hookimpl(tryfirst=True)  # before -k and -m deselect tests
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("long") is not None:
@@ -106,7 +106,7 @@ def file_of(nodeid: str) -> str:
 
 
 def read(record: Path) -> dict[str, str]:
-    """Test file -> digest."""
+    """Returns {test file: digest}."""
     lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
     return {each["file"]: each["digest"] for each in map(json.loads, lines)}
 
@@ -118,7 +118,7 @@ def write(record: Path, digests: dict[str, str]) -> None:
 
 @functools.cache
 def digest(root: Path, file: str) -> str:
-    """A digest of all that a test file covers, by names and contents."""
+    """Returns a digest of the names and contents of all files that a test file covers."""
     total = hashlib.sha256()
     for path in sorted(set(covered(root, root / file))):
         total.update(f"{path.relative_to(root)} {_digest_of(path)}\n".encode())
@@ -131,9 +131,9 @@ def _digest_of(path: Path) -> str:
 
 
 def covered(root: Path, file: Path) -> Iterator[Path]:
-    """The files that a test file covers; see above."""
+    """Yields the files that a test file covers; see above."""
     folder = file.relative_to(root).parent
-    name = folder.parent.name if folder.name == "tests" else folder.name  # of a part, or of a folder of the core
+    name = folder.parent.name if folder.name == "tests" else folder.name  # name of a part, or of a folder of the core
     yield file
     yield from (path for path in _files(root, str(folder)) if not path.name.startswith("test_"))
     yield from _files(root, "tests/harness")
@@ -145,13 +145,13 @@ def covered(root: Path, file: Path) -> Iterator[Path]:
 
 @functools.cache
 def _modules_of(root: Path, folder: str) -> list[Path]:
-    """The modules of a folder of keras_ddl, and all that they import."""
+    """Returns the modules of a folder of keras_ddl and everything they import."""
     project = _project(root)
     start = f"keras_ddl.{folder}"
     waiting = [name for name in project.modules if name == start or name.startswith(f"{start}.")]
     found = set(waiting)
     while waiting:
-        # A module's package runs before it.
+        # Python imports a module's package first.
         name = waiting.pop()
         parents = [name.rsplit(".", up)[0] for up in range(1, name.count(".") + 1)]
         new = {each for each in (*project.imports_of(name), *parents) if each in project.modules} - found

@@ -1,4 +1,4 @@
-"""Timelines of jobs that never ran, as the native core writes them: every moment of every step is known."""
+"""Writes timelines of jobs that never ran in the format of the native core, with known times for every step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ START = 1_800_000_000.0  # seconds since 1970
 
 @dataclass
 class Job:
-    """Every step of every rank: input, forward, and buckets that travel while backward computes the next.
+    """A job in which every rank makes these steps: input, forward, and buckets sent while backward computes the next.
 
     Attributes:
-        input, slow_input: seconds until a rank's batch is there; of rank `slow`.
-        backward: seconds between the buckets. wire: seconds of a bucket on its way.
-        between: seconds between steps. noise: part by which all of these change at random.
-        ahead: seconds by which the clock of a rank's host is ahead, by rank. tracing: seconds more of the first step.
-        statistics: a first round of sums that forward waits for.
+        input, slow_input: seconds until the batch of a rank is ready, and of rank `slow`.
+        backward: seconds between buckets. wire: seconds to send a bucket.
+        between: seconds between steps. noise: fraction by which all these times vary at random.
+        ahead: {rank: seconds by which its host's clock is ahead}. tracing: additional seconds of the first step.
+        statistics: whether forward first waits for a round of sums.
     """
 
     ranks: int = 4
@@ -36,7 +36,7 @@ class Job:
     noise: float = 0.0
     tracing: float = 0.0
     statistics: bool = False
-    per_epoch: int = 0  # steps of an epoch; 0: all
+    per_epoch: int = 0  # steps per epoch; 0: all
     ahead: dict[int, float] = field(default_factory=dict)
 
     def write(self, path: Path) -> Path:

@@ -1,14 +1,14 @@
-"""Tables in the docs that say of every public name of another library what became of it here.
+"""Tables in the docs that list, for every public name of another library, how keras_ddl treats it.
 
     python tests/harness/name_tables.py   # writes the pages
 
-The names stand in a file of data, and each has a row, which is a check that tries it on real ranks:
+The names come from a data file, and each has a row on a check that tries it on real ranks:
 
     @row("shutdown", WORKS, "not collective")
     def check_name_shutdown(): ...
 
-A check may have several rows. What a page says is read from the decorators, without importing anything;
-`make lint` fails where page, rows and names do not agree (tools/structure/tests.py).
+A check may have several rows. Pages are made from the decorators, without importing anything;
+`make lint` fails if page, rows and names do not agree (tools/structure/tests.py).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ VERDICTS = {"WORKS": WORKS, "BETTER": BETTER, "REFUSED": REFUSED}
 
 
 def row(name: str, verdict: str, note: str = "", by_keyword: str = "") -> Callable[[Any], Any]:
-    """Says that a check tries `name`, and what comes of it.
+    """Declares that a check tries `name`, and the verdict on it.
 
     Args:
-        name: as in `Table.names`; "name(parameter)" for what a value of a parameter does.
+        name: as in `Table.names`; "name(parameter)" for the effect of a value of a parameter.
         verdict: WORKS, BETTER or REFUSED.
         note: one line: how, or why. Markdown.
-        by_keyword: parameters, separated by spaces, that stand elsewhere in the list here or must be named.
+        by_keyword: parameters, separated by spaces, that have another position here or must be named.
     """
     return lambda check: check
 
@@ -47,24 +47,24 @@ class Row:
     verdict: str
     note: str
     by_keyword: tuple[str, ...]
-    source: str  # of the check
+    source: str  # source code of the check
 
     @property
     def base(self) -> str:
-        """The name without the parameter."""
+        """Returns the name without its parameter."""
         return self.name.partition("(")[0]
 
 
 @dataclass(frozen=True)
 class Section:
     title: str
-    prefix: str  # of its names, in rows
+    prefix: str  # prefix of its names in rows
     text: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A page, the file with the names, the programs with the checks; section of the file -> section of the page."""
+    """A page, the file with the names, the programs with the checks, and {section of the file: section of the page}."""
 
     page: Path
     data: Path
@@ -73,14 +73,14 @@ class Table:
     sections: dict[str, Section]
 
     def lists(self) -> dict[str, dict[str, Any]]:
-        """Section of the file -> name -> its parameters; or, as a string, which other name it is."""
+        """Returns {section of the file: {name: its parameters, or another name that it stands for}}."""
         return {key: found for key, found in json.loads(self.data.read_text()).items() if key in self.sections}
 
     def version(self) -> str:
         return json.loads(self.data.read_text())["version"]
 
     def names(self, *sections: str) -> dict[str, list[str] | None]:
-        """The names that need a row, of all sections or of these -> their parameters."""
+        """Returns {name that needs a row: its parameters} for all sections or the given ones."""
         found: dict[str, list[str] | None] = {}
         for key, names in self.lists().items():
             for name, takes in names.items() if not sections or key in sections else ():
@@ -92,7 +92,7 @@ class Table:
         return _rows(self.programs)
 
     def row_of(self, name: str) -> Row | None:
-        """Returns the row of a name. What a refused class has is refused with it."""
+        """Returns the row of a name. Members of a refused class are refused with it."""
         rows = self.rows()
         above = rows.get(name.rpartition(".")[0])
         return rows.get(name) or (above if above is not None and above.verdict == REFUSED else None)
@@ -140,7 +140,7 @@ def _row(call: ast.Call, source: str) -> Row:
 def _lines(rows: dict[Row, list[str] | None]) -> list[str]:
     """Returns the lines of a section for rows and the parameters of their names.
 
-    Names that work without a note stand in one sentence, and names with equal notes in one line of the table. Other
+    One sentence lists names that work without a note; a line of the table lists names with equal notes. Other
     rows without a note share the one above (tools/structure/tests.py checks that).
     """
     plain: list[str] = []
@@ -170,7 +170,7 @@ def _note(row: Row, parameters: list[str] | None) -> str:
 
 
 def uses(row: Row) -> bool:
-    """Whether the check of a row has the name in its body, and the parameter of which it tries a value."""
+    """Whether the body of the row's check contains the name, and the parameter for which it tries a value."""
     body = row.source.partition("\ndef ")[2].partition("\n")[2]
     words = re.findall(r"[\w]+", row.base.rpartition(".")[2])[-1:] + re.findall(r"\((\w+)\)", row.name)
     return all(re.search(rf"\b{re.escape(word)}\b", body) for word in words)

@@ -1,6 +1,6 @@
 """Virtual environments and programs for the packaging tests.
 
-Not in tests/packaging: a module `packaging.<name>` would belong to the distribution of that name.
+This module is not in tests/packaging, because `packaging.<name>` would belong to the distribution `packaging`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from harness.source_modules import load_program
 
 ROOT = Path(__file__).resolve().parents[2]
-# What importing keras_ddl.communicator on several ranks needs; the full set of dependencies is installed once.
+# The requirements of keras_ddl.communicator on several ranks; one test installs the full set of dependencies.
 RUNTIME = ("numpy", "mpi4py>=4.1", "cloudpickle", "click")
 
 HELLO = """
@@ -62,7 +62,7 @@ def run(*command: str | Path, cwd: Path, timeout: float = 400, **variables: str)
 
 @dataclass(frozen=True)
 class Venv:
-    """A virtual environment; pip is the outer one, which saves installing it."""
+    """A virtual environment that uses the outer pip, which saves installing one."""
 
     path: Path
 
@@ -98,5 +98,5 @@ def make_venv(path: Path, python: str | Path = sys.executable) -> Venv:
 
 
 def kept_wheel() -> Path | None:
-    """The wheel of these sources, as `make wheel` leaves it; None: there is none."""
+    """Returns the wheel of these sources that `make wheel` left, or None."""
     return load_program(ROOT / "tools" / "wheel.py").kept(ROOT / "build" / "wheel")

@@ -1,4 +1,4 @@
-"""The pages of documentation: those of docs/, those of each part, READMEs of folders, and those beside programs."""
+"""Lists the pages of documentation: in docs/, in each part, READMEs of folders, and those beside programs."""
 
 from __future__ import annotations
 

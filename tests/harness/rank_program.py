@@ -1,7 +1,7 @@
-"""What runs inside each rank of a parallel test. Started by harness/launching.py; imports neither pytest nor keras_ddl.
+"""Runs inside each rank of a parallel test. Started by harness/launching.py; imports neither pytest nor keras_ddl.
 
 Check programs may use `skip("why")`, `@long`, `rank()` and `size()` from here; the last two come from the launcher's
-variables, so they are also right when keras_ddl is what is broken.
+variables, so they are also right if keras_ddl is broken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 
 class SkipCheck(Exception):
-    """Raised by `skip`; the check counts as skipped when every rank skips it."""
+    """Raised by `skip`; a check counts as skipped if every rank skips it."""
 
 
 def skip(why: str) -> NoReturn:
@@ -30,7 +30,7 @@ def skip(why: str) -> NoReturn:
 
 
 def long(check: Callable[[], None]) -> Callable[[], None]:
-    """Marks a check that takes long: it runs in `make test-all` only."""
+    """Marks a slow check, which only `make test-all` runs."""
     return check
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     faulthandler.enable()
     sys.argv = [program, *arguments]
     if kind == "script":
-        sys.path.insert(0, str(Path(program).parent))  # as Python does
+        sys.path.insert(0, str(Path(program).parent))  # like Python
         runpy.run_path(program, run_name="__main__")
         return
     if kind == "function":
@@ -69,7 +69,7 @@ def leave_result(base: Path, value: Any) -> None:
 
 
 def run_checks(base: Path, programs: list[Path], names: list[str], timeout: float) -> None:
-    """Runs the named functions in order, all ranks in step; ends the rank after the first check that any rank fails."""
+    """Runs the named functions in order, in step on all ranks; ends after the first check that any rank fails."""
     faulthandler.dump_traceback_later(timeout + 60, exit=True)
     functions: dict[str, Any] = {}
     for program in programs:
@@ -82,31 +82,31 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
         _leave_datasets_untuned()
     if "keras" in sys.modules and "SOFTWARE_GPU_DEVICES" in os.environ:
         _leave_keras_without_xla()
-    gc.freeze()  # what modules hold: otherwise every full collection goes through all of TensorFlow again
-    gc.set_threshold(20_000)  # traces make objects by the thousand that stay as long as their graph
+    gc.freeze()  # otherwise every full collection visits all objects of TensorFlow again
+    gc.set_threshold(20_000)  # traces make thousands of objects that live as long as their graph
     for name in names:
         faulthandler.dump_traceback_later(timeout, exit=True)
         start = time.monotonic()
         outcome, text = _run_check(functions[name])
         _leave_outcome(base, name, outcome, text, time.monotonic() - start)
-        # Longer than the others have, so that one that hangs is stopped, and shows its stacks, before this one ends.
+        # Longer than the other ranks' limit: a hanging rank is stopped and shows its stacks before this one ends.
         faulthandler.dump_traceback_later(timeout + 90, exit=True)
         others = _all_outcomes(base, name, time.monotonic() + timeout + 60)
         if "failed" in others:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)  # ranks may be in different states now: the harness starts fresh ones for the other checks
-    faulthandler.dump_traceback_later(timeout, exit=True)  # leaving can hang, too
+            os._exit(1)  # ranks may differ now; the harness starts new ones for the other checks
+    faulthandler.dump_traceback_later(timeout, exit=True)  # the exit may hang, too
 
 
 def _leave_datasets_untuned() -> None:
-    """Turns off the tuner of tf.data. Whoever deletes a tuned iterator may have to wait for it, up to a minute: it can
-    miss that it is to end when all cores are busy, as they are here.
+    """Turns off the tuner of tf.data. Deleting a tuned iterator may wait up to a minute for the tuner, which can miss
+    its end if all cores are busy, as they are here.
     """
     from tensorflow.data import Options
     from tensorflow.python.data.ops.dataset_ops import DatasetV2
 
-    original = DatasetV2._apply_debug_options  # called for every iterator that is made
+    original = DatasetV2._apply_debug_options  # called for every new iterator
 
     def untuned(dataset):
         options = Options()
@@ -117,8 +117,8 @@ def _leave_datasets_untuned() -> None:
 
 
 def _leave_keras_without_xla() -> None:
-    """Has no model of one process compiled by XLA, as Keras does where TensorFlow sees a GPU: XLA has no compiler for
-    software GPUs, and draws other random numbers on the CPU.
+    """Keeps Keras from compiling one-process models with XLA, as it does if TensorFlow sees a GPU: XLA has no compiler
+    for software GPUs, and it draws other random numbers on the CPU.
     """
     from keras.src.trainers import trainer
 
@@ -130,7 +130,7 @@ def _run_check(function: Any) -> tuple[str, str]:
         function()
     except SkipCheck as why:
         return "skipped", str(why)
-    except BaseException:  # KeyboardInterrupt and SystemExit are failures of a check as well
+    except BaseException:  # KeyboardInterrupt and SystemExit also fail a check
         return "failed", traceback.format_exc()
     return "passed", ""
 
@@ -142,7 +142,7 @@ def _leave_outcome(base: Path, name: str, outcome: str, text: str, seconds: floa
 
 
 def _all_outcomes(base: Path, name: str, deadline: float) -> list[str]:
-    """Waits for every rank's outcome of `name`: a barrier over files, so that it works whatever is broken."""
+    """Waits for every rank's outcome of `name`. This barrier uses files, so it works whatever is broken."""
     outcomes = []
     for other in range(size()):
         path = base / f"{name}.{other}.json"

@@ -19,11 +19,11 @@ A launch costs seconds, so put many checks into one. A *check program* is a file
 
 gives one pytest item per check and launch (`test_ops[check_sum_equals_numpy-np2]`), while each launch is started once
 and runs only the checks that were selected (-k; those with `@long` in `make test-all` only). A check passes
-when it passes on every rank. Ranks wait for one another after every check (over files). After a failed check the ranks
-end and fresh ones run the remaining checks.
+when it passes on every rank. Ranks wait for each other after every check (over files). After a failed check the ranks
+end and new ones run the remaining checks.
 
-For programs that are meant to fail, `run_ranks` starts a script or a function once and returns what each rank wrote.
-Both kill everything they started at the timeout and assert that no process and no shared memory stays behind.
+For programs that should fail, `run_ranks` starts a script or a function once and returns what each rank wrote.
+Both kill everything they started at the timeout and assert that no process and no shared memory remains.
 np=1 is started without mpirun.
 """
 
@@ -55,11 +55,11 @@ def rank_tests(
 ) -> Callable[..., None]:
     """Returns a pytest function that runs the checks of `program` for every launch: np, or (np, mode).
 
-    `program`: several files share the launches, which cost seconds each.
-    `env`: variables to set, or with None to unset; or a function that returns them, for what takes time.
-    `mpi`: whether mpirun starts the ranks; else they meet as those of `keras-ddl run` on one host.
-    `check_timeout`: seconds any one check may take; a rank that takes longer is stopped and its stacks are shown. The
-    longest take 20 s where cores are free.
+    `program`: a check program, or several files that share the launches, because each launch takes seconds.
+    `env`: variables to set, or to unset if None; or a function that returns them, if that takes time.
+    `mpi`: whether mpirun starts the ranks; otherwise they meet like those of `keras-ddl run` on one host.
+    `check_timeout`: limit in seconds for one check; a rank that takes longer is stopped and its stacks are shown. The
+    slowest check takes 20 s on free cores.
     """
     programs = [program] if isinstance(program, Path) else list(program)
     pairs = [(item, None) if isinstance(item, int) else item for item in launches]
@@ -115,14 +115,14 @@ def _checks(programs: Sequence[Path]) -> list[ast.FunctionDef]:
     return checks
 
 
-@functools.cache  # a program may be in several launches
+@functools.cache  # a program may have several launches
 def _checks_of(program: Path) -> list[ast.FunctionDef]:
     body = ast.parse(program.read_text()).body
     return [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
 
 
 def _run_checks(programs, names, np, mode, check_timeout, env, seconds, mpi) -> dict[str, tuple[str, str]]:
-    """Returns the checks' outcomes; puts how long each took on its slowest rank into `seconds`."""
+    """Returns the checks' outcomes; puts the time of each on its slowest rank into `seconds`."""
     results: dict[str, tuple[str, str]] = {}
     order = [name for name in _check_names(programs) if name in names]
     fresh_starts = 0
@@ -150,7 +150,7 @@ def _run_checks(programs, names, np, mode, check_timeout, env, seconds, mpi) -> 
 def _read_outcome(
     folder: Path, name: str, np: int, outcome: Outcome, seconds: dict[str, float]
 ) -> dict[str, tuple[str, str]]:
-    """One check's outcome over all ranks; {} when no rank got that far."""
+    """Returns one check's outcome over all ranks, or {} if no rank got that far."""
     found: dict[int, tuple[str, str]] = {}
     for rank in range(np):
         path = folder / f"{name}.{rank}.json"

@@ -1,4 +1,4 @@
-"""What a call must refuse."""
+"""Checks that a call is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts `keras-ddl serve` for tests, and the models that they ask."""
+"""Starts `keras-ddl serve` for tests, and writes the models to serve."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABELS = ["even", "odd", "none"]
 
 def write_model(path: Path, factor: float) -> None:
     """Writes a SavedModel: `serving_default` multiplies x by `factor`; `pair` has two inputs, one of them text;
-    `classify` and `regress` parse examples; `work` computes for as many rounds as it is told.
+    `classify` and `regress` parse examples; `work` computes for a given number of rounds.
     """
 
     class Model(tf.Module):
@@ -84,7 +84,7 @@ def write_model(path: Path, factor: float) -> None:
 
 
 def _set_methods(path: Path, methods: dict[str, str]) -> None:
-    """tf.saved_model.save knows the method of predict only; keras_ddl's export does the same."""
+    """Sets the methods in a SavedModel: tf.saved_model.save only knows predict; keras_ddl's export does the same."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = path / "saved_model.pb"
@@ -95,7 +95,7 @@ def _set_methods(path: Path, methods: dict[str, str]) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Returns what of a process is in memory."""
+    """Returns the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -145,7 +145,7 @@ class Running:
         raise AssertionError(f"version {version} of {name} does not answer: {status} {answer} {self.lines}")
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Sends a signal, and returns the status with which the server ends."""
+        """Sends a signal and returns the server's exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         status = self.process.wait(120)
@@ -156,7 +156,7 @@ class Running:
 
 @contextlib.contextmanager
 def serving(*arguments: Any, host: str = "127.0.0.1", files: int | None = None) -> Iterator[Running]:
-    """Runs the command on ports that it chooses, and ends it. `files`: how many it may have open."""
+    """Runs the command on ports of its choice, and ends it. `files`: the limit for open files."""
     limited = [] if files is None else ["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"']
     command = [*limited, str(COMMAND), "serve", "--host", host, "--port", "0", "--rest-port", "0", *map(str, arguments)]
     process = subprocess.Popen(
@@ -168,7 +168,7 @@ def serving(*arguments: Any, host: str = "127.0.0.1", files: int | None = None) 
             **os.environ,
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
-            "TESTS_HIDE": "tensorflow_serving",  # which users need not have
+            "TESTS_HIDE": "tensorflow_serving",  # users need not have it
         },
     )
     running = None

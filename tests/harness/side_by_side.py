@@ -1,11 +1,11 @@
-"""How tests share the machine under pytest-xdist: which go to one worker, in which order, and which run alone.
+"""Shares the machine among tests under pytest-xdist: which tests go to one worker, in which order, and which run alone.
 
-Tests wait for their ranks often enough that one more at a time than there are cores keeps these busy. What is started
-once for several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet`
-mostly wait, for seconds that they count: they run beside one another, as many as there are workers, and beside no
-others. Tests marked `alone` need the machine to themselves. Both wait until no test of another kind runs, and none
-starts meanwhile. So a unit is of one kind, and all workers go on to the next kind together: one that waits in the
-middle of its unit waits for very long.
+Tests often wait for their ranks, so running one test more than there are cores keeps the cores busy. Tests that share a
+launch of ranks, a built package or trained models go to one worker. Tests marked `quiet` mostly wait for a counted
+number of seconds: they run beside each other, one per worker, but not beside other tests. Tests marked `alone` need the
+machine to themselves. Both wait until no test of another kind runs, and hold others off while they run. So a unit is
+of one kind, and all workers move to the next kind together; otherwise a worker would wait very long in the middle of
+its unit.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 _KINDS = ("any", "quiet", "alone")
-ORDINARY_AT_ONCE = len(os.sched_getaffinity(0)) + 1  # tests of the kind `any`; the workers of `pytest -n auto`, too
-# Longest first: what is left for the end should be short.
+ORDINARY_AT_ONCE = len(os.sched_getaffinity(0)) + 1  # tests of the kind `any`, and workers of `pytest -n auto`
+# Longest first, so that short ones are left for the end.
 _ORDER = (
     *("strategy", "cut", "horovod", "callbacks", "communicator", "ops", "torch", "benchmarks", "packaging"),
     *("notebooks", "examples", "docs", "ddl", "serving", "export", "launch", "unit", "compat", "cli", "timeline"),
 )
-# Folders whose tests start their own ranks and share nothing. Many of them mostly wait: no worker is left with a whole
-# file of them when the others have none.
-_EACH_BY_ITSELF = ("communicator", "launch")
+# Folders whose tests start their own ranks and share nothing. Many of them mostly wait, so they are distributed one by
+# one, and no worker keeps a whole file while the others have nothing to do.
+_DISTRIBUTED_ONE_BY_ONE = ("communicator", "launch")
 
 
 class Scheduler(LoadScopeScheduling):
-    """Gives tests out in units of what they share, in the order of `arrange`."""
+    """Distributes tests in units of what they share, in the order of `arrange`."""
 
     def __init__(self, config: pytest.Config, log: object) -> None:
-        config.option.loadscopereorder = False  # by number of tests, that is
+        config.option.loadscopereorder = False  # would sort by number of tests
         super().__init__(config, log)
         self._units: dict[str, str] = {}
 
@@ -52,7 +52,8 @@ class Scheduler(LoadScopeScheduling):
 
 
 def units_in(nodeids: Sequence[str]) -> dict[str, str]:
-    """The unit of each test: those that `arrange` has left together. A name that comes again begins another one."""
+    """Returns the unit of each test. Only tests that `arrange` left together share a unit; a name that recurs starts
+    another unit."""
     units: dict[str, str] = {}
     number, name = 0, None
     for nodeid in nodeids:
@@ -63,14 +64,14 @@ def units_in(nodeids: Sequence[str]) -> dict[str, str]:
 
 
 def unit_of(nodeid: str) -> str:
-    """The name of what a test shares with others."""
+    """Returns the name of what a test shares with others."""
     file, _, test = nodeid.partition("::")
     if "/packaging/" in file:
         return "packaging"  # the wheel is built once
     launch = re.fullmatch(r"(\w+)\[check_\w+?-(np\d.*)\]", test)  # rank_tests.py
     if launch:
         return f"{file}::{launch[1]}[{launch[2]}]"
-    alone = any(f"/{folder}/" in f"/{file}" for folder in _EACH_BY_ITSELF)
+    alone = any(f"/{folder}/" in f"/{file}" for folder in _DISTRIBUTED_ONE_BY_ONE)
     return nodeid if alone else file
 
 
@@ -95,15 +96,15 @@ def kind_of(item: pytest.Item) -> str:
     return next((kind for kind in ("alone", "quiet") if item.get_closest_marker(kind) is not None), "any")
 
 
-_kept: dict[str, contextlib.ExitStack] = {}  # by kind: what a test has left to the next one of this process
+_kept: dict[str, contextlib.ExitStack] = {}  # by kind: the lock that a test left to the next test of this process
 
 
 @contextlib.contextmanager
 def turn(kind: str, following: str | None = None) -> Iterator[None]:
-    """Waits for this user's tests of other kinds (for `alone`: for all), and holds them off while the body runs.
+    """Waits for this user's tests of other kinds (for `alone`: for all), and holds them off during the body.
 
-    `following`: the kind of this worker's next test. When it is this kind, others are held off until that one, too:
-    otherwise a quiet test could slip in between two tests of a unit, whose rest would wait for all quiet ones.
+    `following`: the kind of this worker's next test. If it is the same, others are held off until that test, too, or a
+    quiet test could slip in between two tests of a unit, whose rest would have to wait for all quiet tests.
     """
     mine = _kept.pop(kind, None) or _begin(kind)
     try:
@@ -117,12 +118,12 @@ def turn(kind: str, following: str | None = None) -> Iterator[None]:
 
 
 def _begin(kind: str) -> contextlib.ExitStack:
-    """A lock for each kind is shared by the tests of that kind that run; locks end with their process."""
+    """Holds a lock that running tests of this kind share; locks end with their process."""
     files = contextlib.ExitStack()
     locks = {each: files.enter_context((folder() / each).open("w")) for each in (*_KINDS, "door")}
     while not _enter(kind, locks):
         time.sleep(0.02)
-    files.callback(fcntl.flock, locks[kind], fcntl.LOCK_UN)  # closing would not do: forked children may hold it open
+    files.callback(fcntl.flock, locks[kind], fcntl.LOCK_UN)  # closing is not enough: forked children may hold it open
     return files
 
 
@@ -140,14 +141,14 @@ def _slot() -> Iterator[None]:
 
 
 def folder() -> Path:
-    """Returns the directory of what this user's test processes share."""
+    """Returns the directory that this user's test processes share."""
     path = Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}"
     path.mkdir(exist_ok=True)
     return path
 
 
 def _enter(kind: str, locks: Mapping[str, IO[str]]) -> bool:
-    fcntl.flock(locks["door"], fcntl.LOCK_EX)  # one at a time looks and enters
+    fcntl.flock(locks["door"], fcntl.LOCK_EX)  # only one process at a time checks and enters
     try:
         if any(_is_held(locks[other]) for other in _KINDS if other != kind or kind == "alone"):
             return False
@@ -165,7 +166,7 @@ def _is_held(lock: IO[str]) -> bool:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Locks a file, if nobody else has."""
+    """Locks a file if nobody else has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""A Slurm of its own on this machine: slurmctld, munged and one slurmd for each node, under a temporary folder.
+"""A private Slurm on this machine: slurmctld, munged and one slurmd per node, under a temporary folder.
 
-Nothing of a Slurm that is installed here is used or changed but its programs. Needs root (slurmd starts jobs as other
-users), and a slurmd that takes -N, as Debian's does. No control groups: containers rarely have them.
+It uses the programs of an installed Slurm, but nothing else of it. It needs root (slurmd starts jobs as other users)
+and a slurmd that accepts -N, like Debian's. It uses no control groups, because containers rarely have them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "salloc", "srun", "scancel", "squeue", "sinfo", "scontrol")
-# Debian's Slurm looks for libpmix.so, which comes with libpmix-dev.
+# Debian's Slurm needs libpmix.so, which is part of libpmix-dev.
 PACKAGES = "slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins libpmix-dev"
 
 _CONFIGURATION = """
@@ -50,7 +50,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 def missing() -> str | None:
-    """Returns why no Slurm can be started here; None if one can."""
+    """Returns why Slurm cannot be started here, or None if it can."""
     if os.geteuid() != 0:
         return "needs root: slurmd starts jobs as other users"
     absent = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
@@ -68,7 +68,7 @@ class Slurm:
         self.environment |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path(), "PYTHONSAFEPATH": "1"}
 
     def run(self, *command: str | Path, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs a program that speaks to this Slurm; stderr is in stdout."""
+        """Runs a program that talks to this Slurm; stderr goes to stdout."""
         return subprocess.run(
             [str(word) for word in command],
             cwd=self.folder,
@@ -88,7 +88,7 @@ class Slurm:
         return done.stdout.strip(), output
 
     def state(self, job: str) -> dict[str, str]:
-        """Returns what `scontrol show job` says, by name."""
+        """Returns the fields of `scontrol show job` by name."""
         words = self.run("scontrol", "show", "job", job).stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -100,7 +100,7 @@ class Slurm:
 
 
 def wait_until(condition: Callable[[], object], seconds: float, text: Callable[[], str]) -> None:
-    """Returns when `condition` holds; fails with `text` when it does not within `seconds`."""
+    """Returns when `condition` holds; fails with `text` if it does not within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s: {text()}"
@@ -109,9 +109,9 @@ def wait_until(condition: Callable[[], object], seconds: float, text: Callable[[
 
 @contextmanager
 def running() -> Iterator[Slurm]:
-    """Starts a Slurm; ends it, and what still runs in it, with the block."""
+    """Starts a Slurm, and ends it with everything that still runs in it."""
     with ExitStack() as stack:
-        # Not pytest's folder: the path of a socket has room for 107 characters.
+        # Not pytest's folder, because the path of a socket is limited to 107 characters.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp")))
         folder.chmod(0o755)
         for name in ("munge", "state", "spool.n0", "spool.n1", "tmp.n0", "tmp.n1"):
@@ -124,7 +124,7 @@ def running() -> Iterator[Slurm]:
         key.chmod(0o600)
         files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
         munge = [f"--{option}={folder / 'munge' / name}" for option, name in files.items()]
-        # --force: /tmp is everybody's.
+        # --force: everyone may write to /tmp.
         _start(stack, slurm, "munged", "--foreground", "--force", *munge)
         wait_until((folder / "munge" / "socket").exists, 10, lambda: _logs(folder))
         _start(stack, slurm, "slurmctld", "-D", "-c")
@@ -158,7 +158,7 @@ def _path(base: Mapping[str, str] = os.environ) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Returns free ports, the last two of them side by side."""
+    """Returns free ports; the last two are adjacent."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.socket())

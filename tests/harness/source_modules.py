@@ -1,4 +1,4 @@
-"""The project's modules, from their sources, and programs beside the package as modules."""
+"""Loads the project's modules from their sources, and programs beside the package as modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def structure(name: str) -> ModuleType:
     """Returns a module of tools/structure."""
     if (tools := str(ROOT / "tools")) not in sys.path:
-        sys.path.append(tools)  # behind all others, whose names count first
+        sys.path.append(tools)  # last, so that other names take precedence
     return importlib.import_module(f"structure.{name}")
 
 
@@ -25,7 +25,7 @@ MODULES: dict[str, Path] = structure("sources").Project(ROOT).modules
 
 
 def load_program(path: Path) -> ModuleType:
-    """Returns a program beside the package (tools/, say) as a module, without running it."""
+    """Returns a program beside the package, for example in tools/, as a module without running it."""
     spec = importlib.util.spec_from_file_location(f"tested_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The harness sees what it must see: otherwise green parallel tests would mean nothing."""
+"""The harness detects failures; otherwise green parallel tests would mean nothing."""
 
 import os
 import tempfile
@@ -29,7 +29,7 @@ def test_checks_of_one_launch_go_to_one_worker():
 
 @pytest.fixture
 def other_tests(tmp_path, monkeypatch):
-    """Starts tests of a kind, which go on until `may_end`; returns a semaphore that each releases as it begins."""
+    """Starts tests of a kind that run until `may_end`; returns a semaphore that each of them releases as it begins."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     threads = []
 
@@ -57,7 +57,7 @@ def other_tests(tmp_path, monkeypatch):
     [("any", "any", True), ("quiet", "quiet", True), ("alone", "alone", False)]
     + [(one, other, False) for one in ("any", "quiet", "alone") for other in ("any", "quiet", "alone") if one != other],
 )
-def test_tests_run_beside_those_of_their_kind(running, comes, enters, other_tests):
+def test_tests_run_beside_tests_of_their_kind(running, comes, enters, other_tests):
     with turn(running):
         entered = other_tests(comes)
         assert entered.acquire(timeout=60 if enters else 0.2) == enters
@@ -74,13 +74,13 @@ def test_only_some_ordinary_tests_run_at_once(other_tests):
     assert entered.acquire(timeout=60)
 
 
-def test_tests_of_a_file_that_are_sorted_apart_are_two_units():
+def test_separated_tests_of_a_file_are_two_units():
     one, other, quiet = "tests/a/test_a.py::test_1", "tests/b/test_b.py::test_1", "tests/a/test_a.py::test_2"
     assert len(set(units_in([one, other, quiet]).values())) == 3
     assert len(set(units_in([one, quiet, other]).values())) == 2
 
 
-def test_a_turn_is_kept_for_a_next_test_of_its_kind(other_tests):
+def test_turn_is_kept_for_the_next_test_of_its_kind(other_tests):
     with turn("any", following="any"):
         entered = other_tests("quiet")
     assert not entered.acquire(timeout=0.2)
@@ -89,7 +89,7 @@ def test_a_turn_is_kept_for_a_next_test_of_its_kind(other_tests):
     assert entered.acquire(timeout=60)
 
 
-def test_checks_that_take_long_are_marked_so():
+def test_long_checks_are_marked_long():
     marked = {each.values[0]: [mark.name for mark in each.marks] for each in harness._check_parameters([CHECKS])}
     assert marked.pop("check_runs_after_a_failure") == ["long"]
     assert set(map(tuple, marked.values())) == {()}
@@ -107,7 +107,7 @@ def test_harness_reports_each_check_of_one_launch():
         "check_hangs_on_rank_0": "failed",
     }
     assert "as planned" in results["check_fails_on_the_last_rank"][1]
-    assert "in check_hangs_on_rank_0" in results["check_hangs_on_rank_0"][1]  # the stack of the rank that hangs
+    assert "in check_hangs_on_rank_0" in results["check_hangs_on_rank_0"][1]  # the stack of the hanging rank
 
 
 def test_run_ranks_returns_what_each_rank_returned_and_wrote():
@@ -131,7 +131,7 @@ def test_run_ranks_kills_everything_at_the_timeout():
     assert time.monotonic() - start < 300
 
 
-def test_rank_imports_keras_quickly_and_what_keras_did_not_see_afterwards():
+def test_rank_imports_keras_quickly_and_hidden_packages_afterwards():
     def work():
         import gc
         import importlib.util

@@ -1,4 +1,4 @@
-"""tests/long_tests.jsonl follows what ran whole and passed, and only that; what changed since is named."""
+"""tests/long_tests.jsonl records files whose long tests all ran and passed; files changed since are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lay(folder: Path) -> None:
 
 
 def stale(folder: Path, *options: str) -> list[str]:
-    """The files that a run of pytest names at its end."""
+    """Returns the files that a run of pytest reports at its end."""
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(
@@ -47,9 +47,9 @@ def stale(folder: Path, *options: str) -> list[str]:
 A, B = "tests/ops/test_a.py", "tests/cut/test_b.py"
 
 
-def test_only_what_ran_whole_and_passed_is_recorded(tmp_path: Path) -> None:
+def test_only_files_that_ran_completely_and_passed_are_recorded(tmp_path: Path) -> None:
     lay(tmp_path)
-    assert stale(tmp_path) == []  # `make test` says nothing
+    assert stale(tmp_path) == []  # `make test` reports nothing
     assert stale(tmp_path, "-m", "", "-k", "one or three") == [A]
     assert stale(tmp_path, "-m", "", f"{A}::test_one") == [A]
     (tmp_path / "fails").touch()
@@ -60,7 +60,7 @@ def test_only_what_ran_whole_and_passed_is_recorded(tmp_path: Path) -> None:
     assert long_tests.read(tmp_path / "record").keys() == {A, B}
 
 
-def test_what_is_imported_counts_and_other_folders_do_not(tmp_path: Path) -> None:
+def test_imported_modules_count_and_other_folders_do_not(tmp_path: Path) -> None:
     lay(tmp_path)
     assert stale(tmp_path, "-m", "long") == []
     (tmp_path / "keras_ddl/files/__init__.py").write_text("changed = True")
@@ -73,7 +73,7 @@ def test_what_is_imported_counts_and_other_folders_do_not(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("file", "part"), [("tests/cut/test_specs.py", "keras_ddl/cut"), ("tests/project/docs/test_docs.py", "docs")]
 )
-def test_a_file_covers_its_folder_and_the_native_core(file: str, part: str) -> None:
+def test_file_covers_its_folder_and_the_native_core(file: str, part: str) -> None:
     paths = {path.relative_to(ROOT).as_posix() for path in long_tests.covered(ROOT, ROOT / file)}
     assert {file, "native/core/src/api/ddl.cc", "keras_ddl/errors.py", "conftest.py"} <= paths
     assert any(path.startswith(f"{part}/") for path in paths)

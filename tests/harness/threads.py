@@ -1,4 +1,4 @@
-"""Runs a function in several threads, one for each simulated rank."""
+"""Runs a function in several threads, one per simulated rank."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Result = TypeVar("Result")
 
 
 def results_or_errors(function: Callable[[Key], Result], keys: Iterable[Key]) -> dict[Key, Result | Exception]:
-    """Returns for each key what the function has returned or raised; all run at once, and end before this does."""
+    """Runs all keys at once; returns for each key what the function returned or raised."""
     results: dict[Key, Result | Exception] = {}
 
     def run(key: Key) -> None:
         try:
             results[key] = function(key)
-        except Exception as error:  # the test looks at it
+        except Exception as error:  # the test examines it
             results[key] = error
 
     threads = [threading.Thread(target=run, args=(key,)) for key in keys]
@@ -29,7 +29,7 @@ def results_or_errors(function: Callable[[Key], Result], keys: Iterable[Key]) ->
 
 
 def results_of(function: Callable[[Key], Result], keys: Iterable[Key]) -> dict[Key, Result]:
-    """As `results_or_errors`. Raises: what the first of them has raised."""
+    """Like `results_or_errors`. Raises: the first error."""
     results: dict[Key, Result] = {}
     for key, each in results_or_errors(function, keys).items():
         if isinstance(each, Exception):

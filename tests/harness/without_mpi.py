@@ -1,6 +1,6 @@
-"""Starts ranks as the launcher does where all are on one host: `without_mpi.py NUMBER PROGRAM ARGUMENTS...`.
+"""Starts ranks on one host like the launcher: `without_mpi.py NUMBER PROGRAM ARGUMENTS...`.
 
-Like mpirun it ends the others when one ends with an error, and ends with its status.
+Like mpirun, it ends the other ranks if one ends with an error, and exits with that rank's status.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-_MOMENT_SECONDS = 1.0  # in which the others may end by themselves
+_MOMENT_SECONDS = 1.0  # for the others to end by themselves
 
 
 def main(size: int, command: list[str]) -> int:
@@ -32,7 +32,7 @@ def main(size: int, command: list[str]) -> int:
 
 
 def environment(rank: int, size: int, directory: str | Path) -> dict[str, str]:
-    """Returns the variables that make a process this rank; the ranks' sockets lie in `directory`."""
+    """Returns the variables that make a process this rank; the ranks' sockets are in `directory`."""
     return {
         "KERAS_DDL_HOST_RANK": f"{rank}/{size}@{directory}",
         "MPI4PY_LIBMPI": "/no MPI here",

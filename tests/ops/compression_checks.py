@@ -110,9 +110,8 @@ def check_strategy_rounds_only_gradients_of_weights():
             assert not rounded, lines
         else:
             assert len(rounded) == steps > 0, lines
-            assert all(f"{4 * (20 * 16 + 16):,} " in line for line in rounded), (
-                rounded
-            )  # kernels, but neither biases nor moments
+            # Kernels are rounded, but neither biases nor moments.
+            assert all(f"{4 * (20 * 16 + 16):,} " in line for line in rounded), rounded
         weights[compression] = np.concatenate([each.ravel() for each in model.get_weights()])
         assert len(set(keras_ddl.all_gather_object(weights[compression].tobytes()))) == 1
     assert (weights["bfloat16"] != weights[None]).any()

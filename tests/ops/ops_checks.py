@@ -10,7 +10,8 @@ import keras_ddl
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import load_ops, tf
 
-# TensorFlow gets one thread for the ops of a graph, which an op that blocked it while waiting for others would stop.
+# TensorFlow gets one thread for the ops of a graph. An op that blocked it while waiting for other ranks would stop the
+# graph.
 tf.config.threading.set_inter_op_parallelism_threads(1)
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()

@@ -57,7 +57,7 @@ def stored_failure(code: int, message: str, **roles: int) -> str:
 
 
 @pytest.mark.parametrize("rest", ["rank 1 has left", "garbled: rank 4 died", "", " [[{{node x}}]] [Op:X]"])
-def test_from_tensorflow_uses_stored_fields_rather_than_the_text(rest):
+def test_from_tensorflow_uses_stored_fields_instead_of_the_text(rest):
     # TensorFlow adds these words to codes that it takes for network failures.
     text = f"{{{{node x}}}} {stored_failure(14, 'why', rank1=1, rank2=3)}{rest}\nExecuting non-communication op <x>"
     translated = op_errors.from_tensorflow(tf.errors.InternalError(None, None, text))

@@ -112,7 +112,7 @@ def test_names_are_counted_per_communicator():
     for_some = traced(lambda found, x: step(found, x, True), tf.constant(1.0))
     assert [name.rpartition("/")[2] for name in for_some] == ["all_reduce", "all_reduce_1"]
     first, second, other = others[0]
-    assert first == other != second, "each communicator has its first"
+    assert first == other != second, "each communicator counts separately"
     assert all(name.startswith("row/") for name in others[0])
 
 

@@ -53,8 +53,8 @@ def check_only_rank_0_shows_a_bar_and_it_covers_all_ranks():
             assert text == "", text
             continue
         expected = shown(one_process, verbose)
-        said = f"keras_ddl: {SIZE} ranks on 1 host train together, each on its part of every batch.\n"
-        assert text.startswith(said) if verbose == "auto" else "keras_ddl" not in text, text
+        notice = f"keras_ddl: {SIZE} ranks on 1 host train together, each on its part of every batch.\n"
+        assert text.startswith(notice) if verbose == "auto" else "keras_ddl" not in text, text
         states = STEPS + 1 if verbose != 2 else 1
         assert len(values(text, "rows/s")) == states, text
         # The rate counts the rows of all ranks from the second step on; rank 0 itself sleeps in each step.

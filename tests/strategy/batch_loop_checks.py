@@ -72,7 +72,7 @@ def check_error_names_changed_batch_sizes():
         model.fit(tf.data.Dataset.from_generator(batches, output_signature=(spec, spec)), verbose=0)
 
 
-def check_a_rank_without_a_first_batch():
+def check_rank_without_a_first_batch():
     """The spec leaves the numbers of rows open, so ranks compare their first batches."""
 
     def batches():

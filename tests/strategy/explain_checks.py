@@ -44,9 +44,14 @@ def check_explain_says_why_a_lost_rank_ends_the_job():
         return x
 
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
-    of_ranks = STRATEGY.function(lambda x: tf.reduce_sum(x), batches="rank")
+    on_rank_batches = STRATEGY.function(lambda x: tf.reduce_sum(x), batches="rank")
     dataset = tf.data.Dataset.from_tensor_slices(FEW[0]).batch(4)
-    calls = (drawn, tf.ones([2])), (read, iter(dataset)), (inserts, tf.range(4, dtype=tf.int64)), (of_ranks, FEW[0])
+    calls = (
+        (drawn, tf.ones([2])),
+        (read, iter(dataset)),
+        (inserts, tf.range(4, dtype=tf.int64)),
+        (on_rank_batches, FEW[0]),
+    )
     for step, argument in calls:
         step(argument)
     endings = [step.explain().splitlines()[-1] for step, _ in calls]

@@ -42,7 +42,7 @@ def check_arrays_two_rows_at_a_time(scope):
 
 
 @case()
-def check_weights_of_rows_and_classes(scope):
+def check_sample_and_class_weights(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="softmax")])
         loss = "sparse_categorical_crossentropy"

@@ -37,7 +37,7 @@ def require_strategy(scope, model):
 
 
 def combined_logs(*trained):
-    """Combines the logs of combined_logs fits."""
+    """Combines the logs of several fits."""
     logs = {f"{number} {key}": each.logs[key] for number, each in enumerate(trained) for key in each.logs}
     return Trained(trained[-1].model, logs)
 

@@ -32,27 +32,27 @@ TARGETS = X @ np.arange(1.0, 7.0)[:, None]
 
 
 def fit_guarded(model, guard, *parts, **arguments):
-    with recorded_warnings("DivergenceGuard") as said:
+    with recorded_warnings("DivergenceGuard") as warned:
         defaults = {"batch_size": 10, "epochs": 12, "shuffle": False, "verbose": 0}
         history = model.fit(X[:40], TARGETS[:40], callbacks=[*parts, guard], **{**defaults, **arguments}).history
-    messages = everyone((guard.message, said))
+    messages = everyone((guard.message, warned))
     assert messages == [messages[0]] * SIZE, messages
     check_equal_on_all_ranks(model, history)
-    return history, said
+    return history, warned
 
 
-def check_divergence_stops_all_ranks_with_a_message():
+def check_divergence_stops_all_ranks_with_a_warning():
     for validation in ({}, {"validation_data": (X, TARGETS)}):
         model = regression(2.5)
-        history, said = fit_guarded(model, callbacks.DivergenceGuard(window=2), **validation)
+        history, warned = fit_guarded(model, callbacks.DivergenceGuard(window=2), **validation)
         assert len(history["loss"]) < 3 and model.optimizer.iterations < 12, history
-        assert len(said) == 1 and "loss is" in said[0] and "the lowest earlier loss was" in said[0], said
-        assert "Training stops. Lower the learning rate" in said[0], said
+        assert len(warned) == 1 and "loss is" in warned[0] and "the lowest earlier loss was" in warned[0], warned
+        assert "Training stops. Lower the learning rate" in warned[0], warned
     model = regression(1e-9)
-    _, said = fit_guarded(model, callbacks.DivergenceGuard(window=2, ceiling=0.5, grace=3))
+    _, warned = fit_guarded(model, callbacks.DivergenceGuard(window=2, ceiling=0.5, grace=3))
     assert (
-        len(said) == 1 and "window that ends with step 6; it must be below 0.5 by then. Training stops." in said[0]
-    ), said
+        len(warned) == 1 and "window that ends with step 6; it must be below 0.5 by then. Training stops." in warned[0]
+    ), warned
     assert int(model.optimizer.iterations) == 6
 
 
@@ -68,11 +68,11 @@ def check_divergence_restores_at_a_lower_rate_until_training_converges():
                 fit_guarded(model, callbacks.DivergenceGuard(window=2), *savers, epochs=2)
                 before = model.get_weights()
                 model.optimizer.learning_rate = 2.5
-            history, said = fit_guarded(model, guard, *savers, epochs=30)
-            assert 1 <= len(said) <= 3 and "Training goes back to step" in said[0], said
-            assert f"to step {8 if directory else 0} and continues with learning rate 0.5 (1 of 3)" in said[0], said
+            history, warned = fit_guarded(model, guard, *savers, epochs=30)
+            assert 1 <= len(warned) <= 3 and "Training goes back to step" in warned[0], warned
+            assert f"to step {8 if directory else 0} and continues with learning rate 0.5 (1 of 3)" in warned[0], warned
             assert len(history["loss"]) == 30 and history["loss"][-1] < 1e-2 * history["loss"][0], history["loss"]
-            assert abs(float(model.optimizer.learning_rate) - 2.5 * 0.2 ** len(said)) < 1e-6
+            assert abs(float(model.optimizer.learning_rate) - 2.5 * 0.2 ** len(warned)) < 1e-6
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
 
 
@@ -95,8 +95,8 @@ def check_guard_ignores_stable_training_and_works_with_schedules():
     model = regression(0.02)
     schedule = callbacks.LearningRateSchedule(lambda epoch: 100.0 if epoch < 5 else 1.0)
     guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.1)
-    history, said = fit_guarded(model, guard, schedule)
-    assert len(said) == 1 and "learning rate 0.2 (1 of 3)" in said[0], said
+    history, warned = fit_guarded(model, guard, schedule)
+    assert len(warned) == 1 and "learning rate 0.2 (1 of 3)" in warned[0], warned
     assert abs(history["learning_rate"][-1] - 0.002) < 1e-8, history["learning_rate"]
 
 

@@ -65,23 +65,23 @@ def check_initial_slices_equal_one_process():
         return [variable for each in layers for variable in each.variables]
 
     set_precision("float64")
-    in_full = []
+    drawn_whole = []
     send = laid_out.replicate.broadcast_value
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laid_out.replicate, "broadcast_value", lambda *args: in_full.append(args) or send(*args))
+        patch.setattr(laid_out.replicate, "broadcast_value", lambda *args: drawn_whole.append(args) or send(*args))
         keras.utils.set_random_seed(RANK)  # the Strategy uses rank 0's seed
         with STRATEGY.scope():
             variables = made()
     keras.utils.set_random_seed(0)
     cut = gathered_slots.slots_in(variables)
-    assert len(cut) == 12 and len(in_full) == 2, in_full  # drawn whole: orthogonal, custom_initializer
+    assert len(cut) == 12 and len(drawn_whole) == 2, drawn_whole  # drawn whole: orthogonal, custom_initializer
     with gathered_slots.gathered(cut):
         for mine, expected in zip(variables, made(), strict=True):
             np.testing.assert_array_equal(mine.numpy(), expected.numpy(), err_msg=mine.path)
 
 
 @long
-def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
+def check_transformer_equals_one_process():
     def trained(strategy: Any) -> tuple[keras.Model, list[Any]]:
         set_precision("float64")  # the loss uses it, too
         adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731

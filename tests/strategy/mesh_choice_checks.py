@@ -85,9 +85,8 @@ def check_chosen_layout_equals_one_process_and_prints_runnable_code():
     np.testing.assert_allclose(model.evaluate(X, Y, batch_size=10, verbose=0), expected, atol=1e-12)
     axes = cut_axes(model)
     assert axes == {"dense_wide/kernel": 1, "dense_wide/bias": 0, "dense_narrow/kernel": 0}, axes
-    assert (
-        sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3
-    )  # three weights, two slots each
+    # Three weights have two slots each.
+    assert sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3
     layout = VariableLayout(shown_layout(shown.getvalue()), SIZE, RANK)
     assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
         each.path: axes.get(each.path) for each in model.weights
@@ -107,7 +106,7 @@ def check_model_with_nothing_to_cut_trains_replicated_with_a_warning():
 
 
 class TwoHeads(keras.Model):
-    """A model with two heads, of which training uses one."""
+    """A model with two heads, only one of which is trained."""
 
     def __init__(self) -> None:
         super().__init__()

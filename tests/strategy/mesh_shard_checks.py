@@ -18,12 +18,12 @@ def check_sharded_slices_of_slots_equal_one_process():
     fit_both(model, one, X, Y, batch_size=10, epochs=2, verbose=0)
     assert_equal(model, one)
     slots = [each for each in gathered_slots.slots_of(model.optimizer) if isinstance(each, MeshSlot)]
-    assert len(slots) == 3 * 3  # both kernels, the wide bias; not the narrow one, of two numbers
+    assert len(slots) == 3 * 3  # both kernels and the wide bias, but not the narrow bias with two elements
     assert all(np.prod(each.chunk.shape) * SIZE == np.prod(each.shape) for each in slots)
     with SHARDING.whole_optimizer(model):
         assert np.any(slots[0].numpy())
-    of_batch = SHARDING.explain(model).partition("along the batch axis")[2]
-    assert "reduce_scatter" in of_batch and "all_gather" in of_batch, of_batch
+    batch_table = SHARDING.explain(model).partition("along the batch axis")[2]
+    assert "reduce_scatter" in batch_table and "all_gather" in batch_table, batch_table
 
 
 def check_sharded_slices_with_accumulated_gradients_equal_one_process():
@@ -46,7 +46,7 @@ def few_cut() -> keras.Model:
 def check_training_with_sharded_slices_resumes():
     one = fitted(None, few_cut, epochs=3)
     with shared_folder() as path:
-        for epochs, strategy in enumerate((SHARDING, SHARDING, STRATEGY), 1):  # at last without shards
+        for epochs, strategy in enumerate((SHARDING, SHARDING, STRATEGY), 1):  # finally without shards
             save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
             model = fitted(strategy, few_cut, epochs=epochs, callbacks=[save])
         assert_equal(model, one)
@@ -61,7 +61,7 @@ KERNELS = keras_ddl.Strategy(layout=LAYOUT)
 def normalized():
     inputs = keras.Input((6,))
     hidden = layers.Dense(8, name="dense_wide")(inputs)
-    # The activation comes between: what BatchNormalization subtracts has no gradient but rounding.
+    # Without the activation in between, the gradient of what BatchNormalization subtracts is only rounding.
     hidden = layers.BatchNormalization()(layers.PReLU()(layers.LayerNormalization()(hidden)))
     return keras.Model(inputs, layers.Dense(2)(hidden), name="normalized")
 

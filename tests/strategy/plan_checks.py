@@ -33,7 +33,7 @@ def undisturbed_counts(model, x, y):
 
 
 @long
-def check_a_steady_step_needs_nothing_from_rank_0():
+def check_steady_steps_send_rank_0_no_messages():
     """Row counts need no messages either: a longer fit sends as many messages."""
     set_precision("float32")
     rng = np.random.default_rng(2)

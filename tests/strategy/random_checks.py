@@ -13,13 +13,13 @@ layers, ops, random = keras.layers, keras.ops, keras.random
 
 @long
 @case()
-def check_layers_that_drop_and_add_noise(scope):
+def check_dropout_and_noise_layers(scope):
     with scope:
-        of_numbers = [layers.Dropout(0.3), layers.GaussianNoise(0.1), layers.GaussianDropout(0.2, seed=3)]
-        of_rows = [layers.SpatialDropout1D(0.3), layers.Dropout(0.3, noise_shape=(None, 1, None))]
-        of_all = layers.Dropout(0.3, noise_shape=(1, 7, 3))
-        first = [layers.Dense(7, activation="tanh"), *of_numbers, layers.AlphaDropout(0.2)]
-        last = [layers.Reshape((7, 1)), layers.Dense(3), *of_rows, of_all, layers.Flatten(), layers.Dense(2)]
+        elementwise = [layers.Dropout(0.3), layers.GaussianNoise(0.1), layers.GaussianDropout(0.2, seed=3)]
+        row_dropout = [layers.SpatialDropout1D(0.3), layers.Dropout(0.3, noise_shape=(None, 1, None))]
+        shared_noise = layers.Dropout(0.3, noise_shape=(1, 7, 3))
+        first = [layers.Dense(7, activation="tanh"), *elementwise, layers.AlphaDropout(0.2)]
+        last = [layers.Reshape((7, 1)), layers.Dense(3), *row_dropout, shared_noise, layers.Flatten(), layers.Dense(2)]
         model = keras.Sequential([keras.Input((6,)), *first, *last])
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
     return fit(model)  # some ranks get no rows of the last batch

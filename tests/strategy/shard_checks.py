@@ -43,7 +43,7 @@ def assert_equal_weights(model):
 def check_adam_in_shards_equals_one_process():
     model = assert_equals_one_process(lambda: optimizers.Adam(1e-2, weight_decay=0.1, global_clipnorm=0.5))
     slots = gathered_slots.slots_of(model)
-    assert len(slots) == 8, slots  # two of each of four weights
+    assert len(slots) == 8, slots  # two for each of four weights
     table = SHARDED.explain(model)
     assert "reduce_scatter" in table and "all_gather" in table, table
     held = everyone([int(np.prod(each.chunk.shape)) for each in slots])
@@ -59,7 +59,7 @@ def check_gradients_accumulate_beside_sharded_slots():
 
 
 def check_other_optimizers_in_shards_equal_one_process():
-    """Those that keep a single number beside slots, or averages that take the place of the weights."""
+    """Optimizers with a scalar beside slots, or with averages that replace the weights."""
     assert_equals_one_process(lambda: optimizers.Nadam(1e-2))
     assert_equals_one_process(lambda: optimizers.RMSprop(1e-2, momentum=0.5, centered=True))
     assert_equals_one_process(lambda: optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3))

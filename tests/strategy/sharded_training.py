@@ -36,7 +36,7 @@ def write_or_die(self, folder, writer=None):
 
 
 Snapshot.write_bundles = write_or_die
-table_rows.USUAL_LINES = 10  # the last batch opens extents, for which small tables would be gathered
+table_rows.USUAL_LINES = 10  # otherwise small tables are gathered once the last batch makes sizes unknown
 WORDS = np.random.default_rng(5).zipf(1.5, (len(X), 3)) % 400
 
 
@@ -64,6 +64,6 @@ if kind == "tables" and strategy.size > 1:
     assert "rows of tables of" in told and "needs all rows" not in told, told
 with strategy.whole_model(model):
     found = [*model.get_weights(), *(each.numpy() for each in model.optimizer.variables)]
-assert strategy.size == 1 or kind not in SHARDING or written  # each rank wrote its own
+assert strategy.size == 1 or kind not in SHARDING or written  # each rank wrote its part
 if strategy.rank == 0:
     np.savez(folder / f"{kind}_{strategy.size}_{epochs}.npz", *found)

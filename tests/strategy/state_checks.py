@@ -77,7 +77,7 @@ def check_fits_that_end_in_the_middle_of_an_accumulation(scope):
 
 @long
 @case()
-def check_eager_steps_between_others(scope):
+def check_eager_steps_after_graph_steps(scope):
     model = accumulating(scope)
     fit(model, X[:20], Y[:20], epochs=1)
     with STRATEGY.scope() if model.distribute_strategy is STRATEGY else scope:

@@ -77,8 +77,8 @@ def check_per_row_gradients_are_clipped(scope):
             weights = self.trainable_variables
             with tf.GradientTape() as tape:
                 losses = ops.mean(ops.square(y - self(x)), axis=-1)
-            of_rows = tape.jacobian(losses, weights)
-            clipped = [tf.clip_by_norm(each, 0.5, axes=list(range(1, len(each.shape)))) for each in of_rows]
+            row_gradients = tape.jacobian(losses, weights)
+            clipped = [tf.clip_by_norm(each, 0.5, axes=list(range(1, len(each.shape)))) for each in row_gradients]
             self.optimizer.apply([tf.reduce_mean(each, axis=0) for each in clipped], weights)
             return {"loss": ops.mean(losses)}
 
@@ -87,7 +87,7 @@ def check_per_row_gradients_are_clipped(scope):
 
 @long
 @case(tolerance=1e-12)
-def check_inner_step_of_maml(scope):
+def check_maml_inner_step(scope):
     class Adapted(ByHand):
         def train_step(self, batch):
             x, y = batch

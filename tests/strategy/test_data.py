@@ -114,7 +114,7 @@ def test_digest_tells_batches_apart(dtype):
 
 def test_digest_of_every_kind_of_component():
     alike = order.digest([tf.ones([4, 3]), tf.zeros([0, 2]), tf.constant(3.0)]).numpy()
-    assert (alike % 2 == 0).all(), "they do not tell rows apart"
+    assert (alike % 2 == 0).all(), "these components do not distinguish rows"
     assert order.digest([tf.zeros([4, 3])])[0] != alike[0]
     texts = tf.constant(["one", "two"])
     assert order.digest([texts])[0] != order.digest([texts[::-1]])[0]

@@ -28,7 +28,7 @@ MOMENTS = {
 
 
 class Spy(keras.callbacks.Callback):
-    """Records which of its methods are events_of."""
+    """Records which of its methods are called."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__()

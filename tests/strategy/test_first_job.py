@@ -15,9 +15,9 @@ def test_line_is_printed_once_and_tells_where_time_went(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first_job.say(12.3, 4.4, 6.0, 300)
-    told = capsys.readouterr().out
-    assert told.startswith("keras_ddl: 12 s until fit began, 4 s for the first step, ") and told.count("\n") == 1
-    assert "6 s for 300 more, 20 ms each with validation and callbacks." in told
+    shown = capsys.readouterr().out
+    assert shown.startswith("keras_ddl: 12 s until fit began, 4 s for the first step, ") and shown.count("\n") == 1
+    assert "6 s for 300 more, 20 ms each with validation and callbacks." in shown
     first_job.say(1.0, 1.0, 1.0, 1)
     assert capsys.readouterr().out == ""
 

@@ -175,7 +175,7 @@ def test_chosen_layout_is_written_as_few_equivalent_keys():
 
 
 @pytest.mark.parametrize(
-    ("communicator", "fields", "lost", "said"),
+    ("communicator", "fields", "lost", "text"),
     [
         (0, {"lost": (3,)}, (3,), "x (On the mesh: rank 3 (batch 1, model 1).)"),
         (11, {"lost": (0,)}, (2,), "x (On the mesh: rank 2 (batch 1, model 0).)"),
@@ -184,14 +184,14 @@ def test_chosen_layout_is_written_as_few_equivalent_keys():
         (0, {}, (), "x"),
     ],
 )
-def test_errors_name_positions_on_the_mesh(communicator, fields, lost, said, monkeypatch):
+def test_errors_name_positions_on_the_mesh(communicator, fields, lost, text, monkeypatch):
     """Rank 3 of a 2 x 2 mesh reports the error; each axis numbers its own ranks."""
     layout = VariableLayout(layout_map(**{".*": (None, "model")}), 4, 3)
     monkeypatch.setattr(errors, "_position_of", None)
     monkeypatch.setattr(errors, "_ranks_of", {11: (2, 3), 12: (1, 3)})
     errors.name_positions(layout.position)
     error = errors.from_code(10, "x", communicator=communicator, **fields)
-    assert (error.ranks, str(error)) == (lost, said)
+    assert (error.ranks, str(error)) == (lost, text)
     assert errors.name_of_rank(2) == "rank 2 (batch 1, model 0)"
 
 

@@ -22,9 +22,8 @@ from keras_ddl import parts
 from launch.launching import Ended, run, write_program
 
 WITHOUT_BASE = parts.is_missing("export")
-SECOND = (
-    2 if WITHOUT_BASE else 3
-)  # number of the second checkpoint among published directories; the base graph comes first
+# The number of the second checkpoint among published directories; the base graph comes first.
+SECOND = 2 if WITHOUT_BASE else 3
 PROGRAM = str(Path(__file__).with_name("writing_training.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
@@ -143,7 +142,7 @@ def test_rank_0_is_killed_in_a_hook(place: str, hook: str, tmp_path: Path, one_p
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", range(1, 40, 3))
-def test_a_rank_is_killed_while_fit_starts(number: int, rank: int, tmp_path: Path, one_process_run: Path) -> None:
+def test_rank_is_killed_while_fit_starts(number: int, rank: int, tmp_path: Path, one_process_run: Path) -> None:
     check(tmp_path, one_process_run, f"collective:{number}:{rank}")
 
 

@@ -11,12 +11,12 @@ from harness.rank_tests import run_ranks
 from keras_ddl import checkpoint as ckpt
 from launch.launching import run
 
-FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # of small models' weights, all
+FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # shards all weights of small models
 HERE = Path(__file__).parent
 
 
 def trained(folder, ranks, epochs, kind):
-    """Returns weights and optimizer state at the end, which all runs of so many epochs have in common."""
+    """Trains and returns the final weights and optimizer state, which are equal for all runs with `epochs` epochs."""
     program = HERE / "sharded_training.py"
     run_ranks(
         program, ranks, args=[folder, epochs, kind], timeout=180, env={**FEW, "PYTHONPATH": python_path(HERE.parent)}
@@ -44,7 +44,7 @@ def test_checkpoints_are_complete_and_resume_on_any_number_of_ranks(tmp_path, ki
     bundles = ("optimizer", "weights") if kind == "tables" else ("optimizer",)
     for each in ckpt.list_checkpoints(saved):
         assert all(len(list(each.path.glob(f"{name}.data-*"))) == 3 for name in bundles)
-    # And back: what was saved whole goes on in shards.
+    # A checkpoint without shards can also be resumed with shards.
     shutil.copytree(tmp_path / "one" / "saved", tmp_path / "back" / "saved")
     again = trained(tmp_path / "back", 3, 6, kind)
     for mine, theirs in zip(again, trained(tmp_path / "one", 1, 6, whole), strict=True):

@@ -104,7 +104,7 @@ def _notes(program, scope):
 
 @same_events
 def check_calls_of_the_first_step(scope):
-    """Trains on arrays in order before anything else has numbered rows; the last batch is shorter."""
+    """Trains on arrays in order, before other training has numbered rows; the last batch is shorter."""
     assert int(STRATEGY.keras_steps.rows_trained) == 0, "the first check of a launch must be this one"
     model = without_input(scope)
     model.fit(X[:10], Y[:10], batch_size=4, shuffle=False, verbose=0)

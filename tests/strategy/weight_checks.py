@@ -36,7 +36,7 @@ optimizers = keras.optimizers
 
 
 def assert_equal(model, one, tolerance=1e-12):
-    """`one`: of rank 0."""
+    """Compares `model` with `one`, which only rank 0 has."""
     with STRATEGY.whole_model(model):
         mine = state(model)
     for value, expected in zip(mine, of_one_process(lambda: state(one)), strict=True):
@@ -79,7 +79,7 @@ def check_sharded_weights_changed_on_some_ranks_are_a_drift_error():
             call()
     received = "Received: assignments to .*kernel.* on rank 1"
     with pytest.raises(DriftError, match=received), STRATEGY.whole_model(model):
-        pass  # rank 0's chunk of new values, and the others' of old ones
+        pass  # would mix rank 0's new chunk with the others' old ones
     if RANK != 0:
         kernel.assign(value + 1)
     np.testing.assert_array_less(before, model.evaluate(X, Y, verbose=0))
@@ -105,7 +105,7 @@ def check_mixed_precision_gathers_halves():
         for mine, expected in zip(model.get_weights(), one.get_weights(), strict=True):
             np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-3)
     gathers = [line for line in STRATEGY.explain(model).splitlines() if "weight's shards" in line]
-    sizes = {2 * entries for entries in (6 * 8, 8, 8 * 2, 2)}  # bytes of halves
+    sizes = {2 * entries for entries in (6 * 8, 8, 8 * 2, 2)}  # bytes in float16
     assert gathers and all(int(line.split()[1].replace(",", "")) in sizes for line in gathers), gathers
 
 
@@ -121,7 +121,7 @@ def check_training_resumes_with_or_without_sharded_weights():
 
 @long
 def check_training_resumes_if_layer_names_differ_between_ranks():
-    if RANK == 0:  # as after a model that it alone has made
+    if RANK == 0:  # as if rank 0 alone had made another model
         keras.layers.Dense(1)
     with shared_folder() as path:
         for epochs in (1, 2):

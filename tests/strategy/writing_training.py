@@ -67,7 +67,7 @@ def counted(where: str, function, after: bool = False):
     return wrapper
 
 
-class Kills(JobCallback):
+class Killer(JobCallback):
     """Kills in the hooks. `place`: "first" or "last" among callbacks, or "alone"."""
 
     def __init__(self, place: str) -> None:
@@ -100,7 +100,7 @@ durable.publish = counted("renamed", counted("checkpoint", durable.publish), aft
 FOLDER.mkdir(exist_ok=True)
 written = keras.callbacks
 callbacks = [
-    Kills("first"),
+    Killer("first"),
     written.LearningRateScheduler(lambda epoch, rate: 0.01 / (epoch + 1)),
     written.CSVLogger(FOLDER / "log.csv", append=(FOLDER / "log.csv").exists()),
     written.TensorBoard(FOLDER / "points", update_freq=1),
@@ -110,18 +110,18 @@ callbacks = [
     written.EarlyStopping(monitor="loss", patience=10),
     *([] if parts.is_missing("timeline") else [keras_ddl.callbacks.StepMetrics(FOLDER / "points" / "job", every=3)]),
     keras_ddl.callbacks.Checkpoint(FOLDER / "ckpt", monitor="loss", keep=99, resume=True),
-    Kills("last"),
+    Killer("last"),
 ]
 callbacks[-1].runs_last = True
 validation = {"validation_data": (x[:30], y[:30]), "validation_batch_size": 12}
 history = model.fit(x, y, batch_size=20, epochs=3, verbose=2, callbacks=callbacks, **validation)
 points = written.TensorBoard(FOLDER / "points" / "alone")
-seen = model.evaluate(x[:50], y[:50], batch_size=10, verbose=0, callbacks=[Kills("alone"), points])
-predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills("alone")])
+seen = model.evaluate(x[:50], y[:50], batch_size=10, verbose=0, callbacks=[Killer("alone"), points])
+predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Killer("alone")])
 weights = [np.asarray(each).ravel().tolist() for each in (*model.variables, *model.optimizer.variables)]
 if strategy is not None and strategy.size > 1:
-    of_ranks = communicator.all_gather_object(repr(weights))
-    assert all(each == of_ranks[0] for each in of_ranks), "the ranks' weights are not the same"
+    all_weights = communicator.all_gather_object(repr(weights))
+    assert all(each == all_weights[0] for each in all_weights), "the ranks' weights are not the same"
 if strategy is None or strategy.rank == 0:
     result = {"history": history.history, "seen": seen, "predicted": predicted.tolist(), "weights": weights}
     (FOLDER / "result.json").write_text(json.dumps(result))

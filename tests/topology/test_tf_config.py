@@ -34,12 +34,12 @@ def test_command_starts_a_rank_for_each_task_that_trains(name):
     )
 
 
-def test_tasks_are_in_the_order_in_which_hosts_are_filled_and_the_chief_is_rank_0():
+def test_tasks_follow_the_order_of_hosts_and_the_chief_is_rank_0():
     text = config_of({"worker": ["h0:1", "h1:1", "h2:1"], "chief": ["h1:2"]}, "worker", 2)
     ranks = [json.loads(tf_config.for_rank(text, rank, 4)) for rank in range(4)]
     assert [(each["task"]["type"], each["task"]["index"]) for each in ranks] == [
         ("chief", 0),
-        ("worker", 1),  # on h1 as well
+        ("worker", 1),  # also on h1
         ("worker", 0),
         ("worker", 2),
     ]
@@ -49,7 +49,7 @@ def test_tasks_are_in_the_order_in_which_hosts_are_filled_and_the_chief_is_rank_
         assert tf_config.for_rank(no_cluster, 1, 2) == no_cluster
 
 
-def test_what_is_left_out_is_named():
+def test_omitted_tasks_are_named():
     parsed = tf_config.parse(config_of({"worker": ["h0:1"], "ps": ["h2:1", "h3:1"], "evaluator": ["h4:1"]}))
     text = parsed.left_out_text()
     assert "evaluator 0 on h4" in text and "ps 0 on h2, ps 1 on h3" in text
@@ -68,20 +68,20 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_tf_config_is_an_error(text):
+def test_invalid_tf_config_is_an_error(text):
     with pytest.raises(ConfigError, match="TF_CONFIG must be JSON"):
         tf_config.parse(text)
 
 
 @pytest.mark.parametrize("text", [None, "", " ", "{}", '{"cluster": {}}', config_of({"worker": ["h0:1"]})])
-def test_one_task_or_none_may_be_alone(text, monkeypatch):
+def test_at_most_one_task_may_run_alone(text, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     if text is not None:
         monkeypatch.setenv("TF_CONFIG", text)
     tf_config.check_not_one_of_a_cluster()
 
 
-def test_an_evaluator_may_be_alone_and_others_may_not(monkeypatch):
+def test_only_an_evaluator_may_run_alone(monkeypatch):
     cluster = {"worker": ["h0:1", "h1:1"], "ps": ["h2:1"]}
     monkeypatch.setenv("TF_CONFIG", config_of(cluster, "evaluator"))
     tf_config.check_not_one_of_a_cluster()

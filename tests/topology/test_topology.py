@@ -8,7 +8,7 @@ def test_mode_p_groups_ranks_by_host():
     assert parse_mode("p", (0, 0, 1, 1)) == ((2, 2), (0, 0, 2, 2))
     assert parse_mode("p", (0, 1, 0, 1)) == ((2, 2), (0, 1, 0, 1))
     assert parse_mode("p", (0,)) == ((1, 1), (0,))
-    assert parse_mode("p", (0, 0, 1)) == ((), (0, 0, 2)), "no box where hosts differ in ranks"
+    assert parse_mode("p", (0, 0, 1)) == ((), (0, 0, 2)), "no box if hosts have different numbers of ranks"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_forced_mode_groups_consecutive_ranks(mode, dims, group):
 
 
 @pytest.mark.parametrize("mode", ["", "x:", "x:0x4", "x:2x", "y:2x2", "x:-2x-2", "p2", "x:2x2 "])
-def test_parse_mode_refuses_what_is_not_a_mode(mode):
+def test_parse_mode_refuses_unknown_modes(mode):
     with pytest.raises(ConfigError, match="Received: mode="):
         parse_mode(mode, (0, 0, 0, 0))
 
@@ -93,13 +93,13 @@ def test_local_rank_follows_the_host_in_a_forced_mode():
     assert {place.num_hosts for place in places} == {1}
 
 
-def test_part_of_keeps_hosts_and_shared_memory_and_counts_anew():
+def test_part_of_keeps_hosts_and_shared_memory_and_renumbers_ranks():
     whole = make_topology(5, ["a", "a", "b", "b", "c", "c"])
     part = part_of(whole, [5, 1, 4, 3])
     assert (part.rank, part.size) == (0, 4)
     assert part.hosts == (0, 1, 0, 2)
     assert part.group == (0, 1, 0, 3)
-    assert part.dims == (), "hosts with two, one and one ranks are no box"
+    assert part.dims == (), "hosts with two, one and one ranks form no box"
     assert (part.local_rank, part.local_size, part.num_hosts) == (0, 2, 3)
     assert part_of(whole, [1, 3, 5]).dims == (1, 3)
     assert part_of(whole, [0, 1, 4, 5]).dims == (2, 2)
@@ -108,16 +108,16 @@ def test_part_of_keeps_hosts_and_shared_memory_and_counts_anew():
 @pytest.mark.parametrize(
     ("ranks", "dims"),
     [
-        ([0, 1, 2, 3, 8, 9, 10, 11], (2, 2, 2)),  # two hosts of each rack
-        ([0, 1, 2, 3, 10, 11, 12, 13], (2, 2, 2)),  # not the same two
-        ([15, 13, 11, 5, 3, 1], (1, 3, 2)),  # backwards, one rank of each host
+        ([0, 1, 2, 3, 8, 9, 10, 11], (2, 2, 2)),  # two hosts per rack
+        ([0, 1, 2, 3, 10, 11, 12, 13], (2, 2, 2)),  # but different positions in the racks
+        ([15, 13, 11, 5, 3, 1], (1, 3, 2)),  # in reverse, one rank per host
         ([0, 2, 4, 8, 10], (1, 5)),  # three hosts of one rack, two of the other
         ([0, 8, 2, 10], (1, 4)),  # rank by rack
         ([0, 1, 2, 3], (2, 2)),  # one rack
-        ([0, 1, 2, 4, 8, 9, 10, 12], ()),  # hosts of two ranks and of one
+        ([0, 1, 2, 4, 8, 9, 10, 12], ()),  # hosts with two ranks and with one
     ],
 )
-def test_part_of_keeps_racks_that_are_a_dimension_still(ranks, dims):
+def test_part_of_keeps_racks_that_still_form_a_dimension(ranks, dims):
     whole = make_topology(ranks[0], [host for host in "abcdefgh" for _ in range(2)], "p", list("s" * 8 + "t" * 8))
     assert whole.dims == (2, 4, 2)
     part = part_of(whole, ranks)
@@ -133,7 +133,7 @@ def test_part_of_a_box_of_four_dimensions_keeps_those_it_can():
     assert part_of(part_of(whole, range(8, 16)), [0]).dims == (1, 1)
 
 
-def test_part_of_a_forced_box_shares_no_more_memory_than_the_box():
+def test_part_of_a_forced_box_shares_memory_only_as_the_box():
     whole = make_topology(2, ["a"] * 4, "x:2x2")
     assert part_of(whole, [1, 2]).group == (0, 1)
     assert part_of(whole, [2, 3]).group == (0, 0)

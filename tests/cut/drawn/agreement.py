@@ -72,11 +72,11 @@ def _compare(
             raise NoVerdict from None
         found = run_ranks(rows)
         for rank, each in enumerate(found):
-            told = difference(each, wanted)
-            if told is not None:
+            gap = difference(each, wanted)
+            if gap is not None:
                 if is_unstable(expected, rows):
                     raise NoVerdict
-                return f"rank {rank} of {len(found)}, {len(rows[0])} rows: {told}\n{program}"
+                return f"rank {rank} of {len(found)}, {len(rows[0])} rows: {gap}\n{program}"
     return None
 
 
@@ -96,9 +96,9 @@ def assert_all_agree(disagrees: Callable[[int], str | None], seeds: range) -> No
     without = []
     for seed in seeds:
         try:
-            told = disagrees(seed)
+            gap = disagrees(seed)
         except NoVerdict:
             without.append(seed)
             continue
-        assert told is None, told
+        assert gap is None, gap
     assert len(without) <= 1 + len(seeds) // 6, f"{len(without)} of {len(seeds)} programs have no verdict: {without}"

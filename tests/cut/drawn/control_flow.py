@@ -143,7 +143,7 @@ def _branches_and_loops(d: Drawing) -> str:
 
 
 @line
-def _of_integers(d: Drawing) -> str:
+def _integer_loops(d: Drawing) -> str:
     i = d.pick("i", ranks=(0, 1, 2))
     return d.one_of(
         f"tf.while_loop(lambda a: tf.reduce_max(a) > 2, lambda a: [a // 2], [{i}], maximum_iterations=9)[0]",
@@ -152,7 +152,7 @@ def _of_integers(d: Drawing) -> str:
 
 
 @line
-def _of_other_shapes(d: Drawing) -> str:
+def _changing_shapes(d: Drawing) -> str:
     a = d.pick(ranks=(1, 2, 3))
     return d.one_of(
         f"tf.cond(tf.reduce_sum({a}) > {d.number()}, lambda: {a}[1:], lambda: {a}[:1])",

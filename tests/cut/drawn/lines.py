@@ -62,7 +62,7 @@ def _truth(d: Drawing) -> str:
 
 
 @line
-def _of_truth(d: Drawing) -> str:
+def _booleans(d: Drawing) -> str:
     a = d.pick("b", ranks=(0, 1, 2, 3))
     axes = d.axes(a) if d.rank(a) else []
     return d.one_of(f"tf.reduce_all({a}, {axes})", f"tf.reduce_any({a}, {axes})", f"tf.cast({a}, tf.float64)", f"~{a}")

@@ -33,13 +33,13 @@ def _operand(d: Drawing, kind: str, ranks: tuple[int, ...] = (0, 1, 2, 3, 4)) ->
 
 
 @line
-def _of_one(d: Drawing) -> str:
+def _unary(d: Drawing) -> str:
     kind = d.one_of(*_UNARY)
     return f"call('{kind}', {_operand(d, kind)})"
 
 
 @line
-def _of_two(d: Drawing) -> str:
+def _binary(d: Drawing) -> str:
     kind = d.one_of(*_BINARY)
     a, b = _operand(d, kind), _operand(d, kind)
     if kind == "Polygamma":

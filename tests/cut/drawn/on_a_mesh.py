@@ -47,7 +47,9 @@ def disagreement(program: Program, shape: Position) -> str | None:
     step = _Step(program)
     rng = np.random.default_rng([program.seed, *shape])
     layout = drawn_layout(step.variables, shape[1], rng)
-    told = f"{shape}, {[(each.name, layout[id(each)]) for each in step.variables if id(each) in layout]}\n{program}"
+    description = (
+        f"{shape}, {[(each.name, layout[id(each)]) for each in step.variables if id(each) in layout]}\n{program}"
+    )
     batches = [arguments(program.seed, rows) for rows in program.batches]
     try:
         mesh = Mesh(step, batches[0], shape, step.variables, layout, static=program.static, along_batch=shape[0] > 1)
@@ -56,11 +58,11 @@ def disagreement(program: Program, shape: Position) -> str | None:
             raise NoVerdict from None
         raise
     except Exception as error:
-        return f"{type(error).__name__}: {error}\n{told}"
+        return f"{type(error).__name__}: {error}\n{description}"
     for rows in batches:
         differs = _differs(mesh, step, rows)
         if differs is not None:
-            return f"{len(rows[0])} rows: {differs}\n{told}"
+            return f"{len(rows[0])} rows: {differs}\n{description}"
     return None
 
 
@@ -99,7 +101,7 @@ def _momentum(weight: Any, slot: Any, gradient: Any) -> None:
     weight.assign_sub(slot)
 
 
-def _of_rows(weight: Any, slot: Any, gradient: Any) -> None:
+def _row_updates(weight: Any, slot: Any, gradient: Any) -> None:
     slot.scatter_add(tf.IndexedSlices(gradient[-2:], tf.constant([1, 0])))
     weight.assign_sub(0.1 * slot)
 
@@ -115,7 +117,7 @@ def _sorted(weight: Any, slot: Any, gradient: Any) -> None:
     slot.assign(tf.reverse(slot, [-1]) + tf.cumsum(weight))
 
 
-_UPDATES: list[Callable[[Any, Any, Any], None]] = [_momentum, _of_rows, _either, _sorted]
+_UPDATES: list[Callable[[Any, Any, Any], None]] = [_momentum, _row_updates, _either, _sorted]
 
 
 def _differs(mesh: Mesh, step: _Step, rows: Arrays) -> str | None:
@@ -133,11 +135,11 @@ def _differs(mesh: Mesh, step: _Step, rows: Arrays) -> str | None:
             return f"{type(error).__name__}: {error}"
         for at, outputs in found.items():
             held = [mesh.complete(each, at[0]) for each in step.variables]
-            told = difference([*outputs, *held], wanted)
-            if told is not None:
+            description = difference([*outputs, *held], wanted)
+            if description is not None:
                 if is_unstable(lambda given: _one_process_results(mesh, step, given), rows):
                     raise NoVerdict
-                return f"rank {at}: {told}"
+                return f"rank {at}: {description}"
     return mesh.decisions_differ()
 
 

@@ -43,7 +43,7 @@ def lists_of_a_tensor(x: Any) -> Any:
 
 
 @case("EmptyTensorList", "TensorListReserve", "TensorListPushBack")
-def lists_that_are_filled(x: Any) -> Any:
+def filled_lists(x: Any) -> Any:
     found, s = [], tf.reduce_sum(x, 0)
     for shape, items in ((tf.shape(x), (x, x * 2)), ([-1, 3], (x, x)), ([3], (s, x[0])), (tf.shape(x), (x, x * 0 + s))):
         empty = raw.EmptyTensorList(element_shape=shape, max_num_elements=-1, **_OF)

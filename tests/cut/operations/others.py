@@ -13,7 +13,7 @@ from keras_ddl.compat.tensorflow import tf
 raw = tf.raw_ops
 
 
-def _of_complex_numbers(kind: str) -> Callable[[Any], Any]:
+def _complex_program(kind: str) -> Callable[[Any], Any]:
     def program(x: Any) -> Any:
         value = tf.cast(x, tf.complex128)
         more = {"Tout": tf.float64} if kind != "Conj" else {}
@@ -25,11 +25,11 @@ def _of_complex_numbers(kind: str) -> Callable[[Any], Any]:
 
 
 for _kind in sorted(operands.COMPLEX):
-    case(_kind)(_of_complex_numbers(_kind))
+    case(_kind)(_complex_program(_kind))
 
 
 @case("Mul", "RealDiv")
-def counts_that_are_infinite(x: Any) -> Any:
+def infinite_counts(x: Any) -> Any:
     s, count = tf.reduce_sum(x, 0), tf.shape(x)[0] * 70000
     found = [s * tf.cast(tf.cast(count, tf.float16), tf.float64), s * tf.cast(count, tf.float64)]
     return [*found, s / tf.cast(count, tf.float64)]

@@ -1,14 +1,14 @@
 """Makes processes that tests start import TensorFlow, Keras and PyTorch in half the CPU time.
 
-A third of an import is full garbage collections, which go through a million objects that all stay; another third is
-scikit-learn, matplotlib and IPython, which Keras imports where they are installed. So the collector is off during such
-an import and leaves the imported objects alone afterwards, and Keras does not see these; the program itself can import
+A third of the import time is full garbage collections, which visit a million objects that all stay. Another third is
+scikit-learn, matplotlib and IPython, which Keras imports if they are installed. So the collector is off during such an
+import and ignores the imported objects afterwards, and Keras does not see these packages; the program itself can import
 them.
 
 Python imports this module when it starts with this folder in PYTHONPATH. `conftest.py` puts it there, so that
-processes at any depth find it, and imports it for pytest itself. Processes that ignore PYTHONPATH start as ever.
+processes at any depth find it, and imports it for pytest itself. Processes that ignore PYTHONPATH start as usual.
 
-Modules that TESTS_HIDE names are not found, as if they were not installed.
+Modules named in TESTS_HIDE are not found, as if they were not installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HIDDEN_DURING = {"keras": _OF_KERAS, "tensorflow": _OF_KERAS, "torch": ()}
 
 
 class QuickImports(MetaPathFinder):
-    """Finds the large packages as Python does, and changes how they are executed."""
+    """Finds the large packages like Python, and changes how they are executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target) if name in _HIDDEN_DURING else None

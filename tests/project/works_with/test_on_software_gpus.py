@@ -20,8 +20,8 @@ RUNS = {
     "shards": ["tests/strategy/test_strategy.py::test_shards"],
     "mesh": ["tests/strategy/test_mesh.py::test_mesh"],
     "survival": [
-        "resilience/tests/test_survival.py::test_a_rank_is_killed_in_the_middle_of_a_step",
-        "resilience/tests/test_survival.py::test_a_spare_takes_the_place_of_a_killed_rank",
+        "resilience/tests/test_survival.py::test_rank_is_killed_in_the_middle_of_a_step",
+        "resilience/tests/test_survival.py::test_spare_replaces_a_killed_rank",
         "resilience/tests/test_survival.py::test_models",
     ],
     "Horovod": [f"{HOROVOD}/test_horovod.py::test_horovod_of_two"],
