@@ -56,7 +56,7 @@ class Job:
         else:
             self.asking[rank] = None if event == "miss" else (NEWCOMER,) * (rank == 0)
             self.membership.ask(rank, self.known[rank], 0.0, self.asking[rank])
-            self.is_named |= bool(self.asking[rank]) and NEWCOMER not in self.known  # the rank that named it may die then
+            self.is_named |= bool(self.asking[rank]) and NEWCOMER not in self.known  # the namer may die then
         self.answer()
 
     def answer(self) -> None:

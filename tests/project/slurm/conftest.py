@@ -1,4 +1,4 @@
-"""One Slurm for all tests of this folder; they are skipped where none can be started."""
+"""One Slurm for all tests of this folder, which are skipped if none can be started."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Programs of other packages at two ranks: the results of one process, and each file written once, by rank 0.
+"""Programs for other packages on two ranks: results equal one process, and rank 0 writes each file once.
 
-Each program in programs/ is one that users of the package write. It runs as it stands, in float64, as one process and
-by `keras-ddl run -np 2`. The rows of docs/works-with.md are these.
+Each program in programs/ is typical for users of its package. It runs unchanged, in float64, in one process and with
+`keras-ddl run -np 2`. docs/works-with.md lists these programs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from keras_ddl.compat.tensorflow import tf
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"
-TOLERANCE = 1e-12  # relative; of sums of float64 in another order
+TOLERANCE = 1e-12  # relative, for float64 sums in another order
 pytestmark = [pytest.mark.long, pytest.mark.parallel]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a program left: the folder it ran in, its output, what observe.py has kept of each rank."""
+    """The results of a run: its folder, its output, and the data that observe.py stored on each rank."""
 
     folder: Path
     output: str
@@ -38,12 +38,12 @@ class Run:
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The Python of an environment with the packages of others."""
+    """Returns the Python of an environment with the other packages."""
     return environments.layered()
 
 
 def run(python: Path, folder: Path, np: int, program: str, *words: str, status: int = 0) -> Run:
-    """Runs a program on `np` ranks, 1 for without a launcher; fails the test unless it ends with `status`."""
+    """Runs a program on `np` ranks (1: without a launcher); fails the test unless it ends with `status`."""
     folder.mkdir(exist_ok=True)
     file = EXAMPLES / program if program.endswith(".py") else HERE / "programs" / f"{program}.py"
     observed = [python, HERE / "observe.py", folder, file, *words]
@@ -66,7 +66,7 @@ def run(python: Path, folder: Path, np: int, program: str, *words: str, status: 
 
 
 def check_equal_to_one_process(python: Path, folder: Path, program: str, *words: str) -> Run:
-    """Returns the run at two ranks, compared with that of one process."""
+    """Returns the run on two ranks, after comparing it with one process."""
     alone = run(python, folder / "one", 1, program, *words)
     ours = run(python, folder / "two", 2, program, *words)
     first, last = ours.ranks
