@@ -10,7 +10,7 @@ the most promising first, until one fails. If no test notices a mutant, either i
 its cost, say), and tests/cut/equivalent_mutants.txt gives the reason, or a test is missing.
 
 Importing TensorFlow and collecting the tests takes longer than most tests, so it is done once. Forks of that process
-apply the mutants one after the other, by giving live functions the mutant's code. For a change in code that runs on
+apply the mutants one after another, by giving live functions the mutant's code. For a change in code that runs on
 import (tables of specs), an earlier fork imports the package anew.
 
 Exits with 1 if an unexplained mutant survives.
@@ -170,7 +170,7 @@ def _late(signal_: int, frame: object) -> None:
 
 
 class _Worker:
-    """A process that runs tests on one mutant after the other, so that TensorFlow initializes only once."""
+    """A process that runs tests on one mutant after another, so that TensorFlow initializes only once."""
 
     def __init__(self, session: Any, live: LiveFunctions) -> None:
         self._ours, theirs = _FORK.Pipe()

@@ -225,9 +225,7 @@ def work(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("which", "kind"), [("job", "directory for all"), ("kept", "link")])
-def test_wrapper_with_a_planted_directory_touches_nothing(
-    kind: str, which: str, work: Path, tmp_path: Path
-) -> None:
+def test_wrapper_with_a_planted_directory_touches_nothing(kind: str, which: str, work: Path, tmp_path: Path) -> None:
     place = shared(tmp_path / "tmp")
     secrets_of_job = {"job": "1" * 32, "kept": "2" * 32}
     path = place / job_folder.on_this_host(secrets_of_job[which]).name

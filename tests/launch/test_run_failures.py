@@ -105,9 +105,7 @@ model.fit(x, np.full(8, 7) if KIND == "label" else x[:, :1], batch_size=4, callb
         ("label", "", " [[{{node ", 12),
     ],
 )
-def test_run_shows_the_programs_frames_and_one_message(
-    kind: str, who: str, last: str, most: int, tmp_path: Path
-):
+def test_run_shows_the_programs_frames_and_one_message(kind: str, who: str, last: str, most: int, tmp_path: Path):
     env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = run_program(tmp_path, MISTAKES, words=[kind], env=env)
     lines = [line for line in ended.err.splitlines() if not re.match(r"\s*\^+$|\[1\]|WARNING: All log|[IWE]0000", line)]

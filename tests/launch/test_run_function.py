@@ -32,9 +32,7 @@ def number() -> int:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as in a notebook: ranks cannot import this module
 
 
-def test_run_function_returns_results_by_rank_and_streams_output(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_run_function_returns_results_by_rank_and_streams_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     closed_over, blob, shown = {"offset": 100}, os.urandom(5_000_000), tmp_path / "shown"
 

@@ -26,9 +26,7 @@ def main():
 """
 
 
-def test_spare_imports_the_scripts_installed_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spare_imports_the_scripts_installed_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_module.py").write_text("data = open('of the script')")
     monkeypatch.syspath_prepend(str(tmp_path))
     script = tmp_path / "train.py"

@@ -190,9 +190,7 @@ def test_program_error_ends_the_job(stage: Stage) -> None:
     assert played.orders(0, Kind.ANSWER) == []
 
 
-def test_continuing_job_does_not_count_as_failing_to_start(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_continuing_job_does_not_count_as_failing_to_start(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry = lambda _: monkeypatch.setattr(Seconds, "START", 0.0)  # noqa: E731
     assert continues(stage, hurry, exits(1, KILLED), *after_loss(0, 2), *BOTH_CONTINUE).status == 0
 

@@ -1,4 +1,4 @@
-"""Each rule of tools/structure, which `make lint` checks, fails on a file that breaks it, and on no other for that."""
+"""Each rule of tools/structure, which `make lint` checks, fails on a file that breaks it, and on no other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ layers, native_layers, pages, private_reads, tests = (
 sources, program = structure("sources"), structure("__main__")
 CORE = "native/core/src"
 
-# Rule -> files; those under "bad" are added to the others, and are where the rule must find something.
+# Rule -> files. Files under "bad" are added to the others, and the rule must report them.
 CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
     "back along the line": (
         layers.imports_point_one_way,
@@ -152,7 +152,7 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
 }  # fmt: skip
 
 
-def lay(folder: Path, files: dict[str, str]) -> object:
+def write_project(folder: Path, files: dict[str, str]) -> object:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -160,12 +160,12 @@ def lay(folder: Path, files: dict[str, str]) -> object:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rule_finds_what_breaks_it(case: str, tmp_path: Path) -> None:
+def test_rule_finds_its_violation(case: str, tmp_path: Path) -> None:
     rule, good, bad = CASES[case]
-    before = set(rule(lay(tmp_path, good)))
+    before = set(rule(write_project(tmp_path, good)))
     blamed = {each.path for each in before if each.text != pages.TOO_FEW}
     assert not blamed & {tmp_path / name for name in good}
-    found = set(rule(lay(tmp_path, bad))) - before
+    found = set(rule(write_project(tmp_path, bad))) - before
     assert {str(each.path.relative_to(tmp_path)) for each in found if each.path.is_file()} >= set(bad)
     for each in found:
         words = bad.get(str(each.path.relative_to(tmp_path)), "").splitlines()
@@ -178,7 +178,7 @@ def test_every_rule_has_a_docstring_and_a_case() -> None:
     assert set(program.RULES) == tried
 
 
-def test_private_reads_are_seen() -> None:
+def test_private_reads_are_found() -> None:
     project = sources.Project(ROOT)
 
     def seen(text: str, module: str) -> list[object]:
@@ -202,7 +202,7 @@ def test_private_reads_are_seen() -> None:
 
 
 @needs_part("horovod")
-def test_a_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -> None:
+def test_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -> None:
     table = name_tables.TABLES[0]
     assert list(tests.table_agrees(table)) == []
     page = tmp_path / table.page.name
@@ -218,7 +218,7 @@ def test_a_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -
 def test_lint_names_file_line_and_rule_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lay(tmp_path, {"README.md": "\npip install keras_ddl"})
+    write_project(tmp_path, {"README.md": "\npip install keras_ddl"})
     monkeypatch.setattr(program, "ROOT", tmp_path)
     monkeypatch.setattr(program, "RULES", (pages.nobody_is_told_to_install_by_name,))
     assert program.main() == 1

@@ -1,4 +1,4 @@
-"""Says which folders of keras_ddl/ may import which, and which modules may use foreign private interfaces."""
+"""Defines which folders of keras_ddl/ may import which, and which modules may use foreign private interfaces."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_batches_resume_at_their_position(small, cut, alone, epochs):
     position = json.loads(json.dumps(positions[6]))
     assert (position["epoch"], position["batch"]) == (0, 7)
     rest = [batch for batch, _ in Batches(small["train"], cut, **SETTINGS).remaining(position)]
-    assert len(rest) == len(epochs[0]) - 7 and all(map(same, rest, epochs[0][7:]))
+    assert len(rest) == len(epochs[0]) - 7 and all(map(are_equal, rest, epochs[0][7:]))
     # Another number of ranks continues with the same batches.
     parts = on_ranks(3, lambda ranks: list(Batches(small["train"], cut, ranks=ranks, **SETTINGS).remaining(position)))
     assert all(are_equal(joined([step[0] for step in steps]), batch) for steps, batch in zip(zip(*parts), rest))

@@ -127,10 +127,10 @@ def test_notebook_cell_shows_output_results_and_exceptions(tmp_path: Path):
     assert sorted(text_of(works, "stdout").splitlines()) == ["[1] printed by 1", "printed by 0"]
     assert sorted(text_of(works, "stderr").splitlines()) == ["[1] warned by 1", "warned by 0"]
     assert works.outputs[-1].data["text/plain"] == "[40, 41]"
-    told = text_of(fails, "stdout")
-    assert told.startswith("KeyError('no such key')\n"), told
+    shown = text_of(fails, "stdout")
+    assert shown.startswith("KeyError('no such key')\n"), shown
     # The traceback has the cell's line, although the rank has never seen the notebook.
-    assert "return value['no such key']" in told, told
+    assert "return value['no such key']" in shown, shown
 
 
 def test_notebook_cell_streams_output_and_can_be_interrupted(tmp_path: Path):

@@ -96,6 +96,6 @@ def test_checks_after_one_that_ends_the_job_run_in_another(tmp_path, monkeypatch
     ],
 )
 def test_differences_are_named(found, words):
-    told = checks.differences(found, {"a": np.arange(3.0), "b": np.asarray("x")})
-    assert bool(told) == bool(words)
-    assert re.search(words, told), told
+    text = checks.differences(found, {"a": np.arange(3.0), "b": np.asarray("x")})
+    assert bool(text) == bool(words)
+    assert re.search(words, text), text

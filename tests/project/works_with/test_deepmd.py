@@ -1,6 +1,6 @@
 """deepmd-kit, unmodified, which trains in graphs of TensorFlow 1 with Horovod's DistributedOptimizer.
 
-Here 97 variables, including Adam's, differ by at most 4e-13. In a manual run with the water of deepmd-kit's examples (192
+Here 97 variables, including Adam's, differ by at most 4e-13. In a manual run with the water of its examples (192
 atoms, 4 frames on each rank against 8 in one process, 200 steps), the 104 variables of the checkpoint differed by 8e-15
 of their largest element, and the validation errors in `lcurve.out` in no printed digit.
 """

@@ -98,7 +98,7 @@ def test_training_equals_one_process(python: Path, tmp_path: Path, program: str)
 
 
 @pytest.mark.parametrize(("program", "result"), [("dlrm", "held-out AUC 0."), ("two_tower", "are of the user's kind")])
-def test_recommenders_with_tables_in_shards_equal_one_process(
+def test_recommenders_with_sharded_tables_equal_one_process(
     python: Path, tmp_path: Path, program: str, result: str
 ) -> None:
     words = ("--rows", "1500", "--epochs", "2")
@@ -127,7 +127,7 @@ def check_same_trials(ours: dict[str, dict[str, Any]], expected: dict[str, dict[
 
 
 @pytest.mark.parametrize("tuner", ["RandomSearch", "BayesianOptimization", "Hyperband"])
-def test_keras_tuner_tries_the_trials_of_one_process(python: Path, tmp_path: Path, tuner: str) -> None:
+def test_keras_tuner_runs_the_trials_of_one_process(python: Path, tmp_path: Path, tuner: str) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "tune", tuner)
     check_same_trials(trials(tmp_path / "two"), trials(tmp_path / "one"))
     for line in ("Search space summary", "Results summary", "Search: Running Trial #1", "Trial 5 Complete"):
@@ -136,7 +136,7 @@ def test_keras_tuner_tries_the_trials_of_one_process(python: Path, tmp_path: Pat
     assert written == {path.relative_to(tmp_path / "one") for path in (tmp_path / "one" / "tuning").rglob("*")}
 
 
-def test_keras_tuner_resumes_a_search_that_was_killed(python: Path, tmp_path: Path) -> None:
+def test_keras_tuner_resumes_a_killed_search(python: Path, tmp_path: Path) -> None:
     run(python, tmp_path / "one", 1, "tune_killed", "Hyperband", status=-9)
     alone = run(python, tmp_path / "one", 1, "tune", "Hyperband")
     killed = run(python, tmp_path / "two", 2, "tune_killed", "Hyperband", status=137)
@@ -149,16 +149,16 @@ def test_keras_tuner_resumes_a_search_that_was_killed(python: Path, tmp_path: Pa
         check_close(mine[1], one[1], one[0])
 
 
-# ---- what logs
+# ---- loggers
 
 
-def test_mlflows_callback_logs_one_run(python: Path, tmp_path: Path) -> None:
+def test_mlflow_callback_logs_one_run(python: Path, tmp_path: Path) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "mlflow_callback")
     assert ours.output.count("logged 50.0 rows") == 2, "what the program reads back is there on every rank"
     check_one_mlflow_run(ours, {"loss", "mae", "val_loss", "val_mae", "validation_loss", "validation_mae", "rows"})
 
 
-def test_mlflows_autologging_logs_one_run(python: Path, tmp_path: Path) -> None:
+def test_mlflow_autologging_logs_one_run(python: Path, tmp_path: Path) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "mlflow_autolog")
     check_one_mlflow_run(ours, {"loss", "mae"})
     assert "Failed to infer model signature" not in ours.output, "all ranks predict together"
@@ -190,13 +190,13 @@ def test_tensorboard_profiles_rank_0(python: Path, tmp_path: Path) -> None:
 # ---- a tf.data service
 
 
-def test_a_tf_data_service_is_read_by_all_ranks(python: Path, tmp_path: Path) -> None:
+def test_all_ranks_read_from_a_tf_data_service(python: Path, tmp_path: Path) -> None:
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()
     address = dispatcher.target.split("://")[1]
     worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
     check_equal_to_one_process(python, tmp_path, "tf_data_service", address)
-    # With a name ranks share one job, and each gets other batches of it.
+    # With a name, ranks share one job, and each gets other batches of it.
     shared = run(python, tmp_path / "shared", 2, "tf_data_service", address, "shared", status=1)
     assert "RankMismatchError" in shared.output, shared.output
     del worker
