@@ -288,7 +288,7 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
             assert f"The last checkpoint is {found[-1].path}. To continue" in last[-1], ended
     else:
         assert (ended.status != 0) == (tried.status != 0), ended
-        assert re.search(tried.mpirun_words, text), f"nobody says {tried.mpirun_words!r}\n{ended}"
+        assert re.search(tried.mpirun_words, text), f"no output matches {tried.mpirun_words!r}\n{ended}"
         if tried.has_checkpoint and _LOST in text:
             assert "The last checkpoint is " in text, ended
     return Seen(seconds, ended.status, last)

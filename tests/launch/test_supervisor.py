@@ -67,7 +67,7 @@ def test_job_ends_with_the_first_failures_status_and_message(what: str, stage: S
     events, status, words = ENDS[what]
     played = stage.play(events)
     assert played.status == status and re.search(words, played.err), played
-    assert "RankLostError" not in played.err, "a rank can only guess what has become of another"
+    assert "RankLostError" not in played.err, "this error is only a consequence"
     for order in played.orders(0, Kind.STOP):
         assert order == {"signal": signal.SIGTERM, "grace_seconds": 0.05}
 
@@ -181,7 +181,7 @@ def test_rank_that_ends_with_status_0_in_the_middle_is_reported_as_lost(stage: S
     assert played.status == 0 and f"keras-ddl: rank 1 was lost ({middle}); 2 ranks continue.\n" in played.err
     assert played.err.endswith(f"keras-ddl: the other ranks have continued without rank 1: {middle}.\n")
     at_end = continues(stage, exits(0, 0, in_job=True), exits(1, 0, in_job=True), ranks=2, least=1)
-    assert (at_end.status, at_end.err) == (0, ""), "nobody has missed them"
+    assert (at_end.status, at_end.err) == (0, ""), "no rank missed them"
 
 
 def test_program_error_ends_the_job(stage: Stage) -> None:

@@ -75,7 +75,7 @@ def test_program_learns_about_its_job_and_changes(launcher: Launcher) -> None:
     link.look()
     assert not link.has_question
     assert launcher.hears(*((Kind.SHOWN, {"admit_at": each}) for each in (7, 2**40, 8)))
-    assert launcher.wrapper.program().hosts_changed, "another process of the rank"
+    assert launcher.wrapper.program().hosts_changed, "a second process of the rank sees it, too"
 
 
 def test_frames_of_all_threads_arrive_complete(launcher: Launcher) -> None:
@@ -112,7 +112,7 @@ def test_answer_before_the_wait_ends_the_wait(launcher: Launcher) -> None:
     late = threading.Timer(5.0, launcher.wrapper.send, [Kind.RECORD, b"too late"])
     late.start()
     assert link.ask_until({"join": True}, looks_late) == {"join": True}
-    assert link.record is None, "it has waited for the next frame"
+    assert link.record is None, "it waited for the next frame"
     late.cancel()
 
 

@@ -38,7 +38,7 @@ class Recorded:
 
         return tf.data.Dataset.from_generator(self, output_signature=({"a": spec(2), "b": (spec(4),)}, spec(2)))
 
-    def everyones(self):
+    def all_batches(self):
         """Returns what rank 0 has read; no other has read anything."""
         assert RANK == 0 or not self.read
         return keras_ddl.broadcast_object(self.read)
@@ -79,7 +79,7 @@ def check_chance_that_only_rank_0_reads():
     alone, shared = models(metrics=["mae"])
     data, validation = Recorded(), Recorded(2, 5, 2)
     fitted = shared.fit(data.dataset(), epochs=2, validation_data=validation.dataset(), verbose=0).history
-    read, validated = data.everyones(), validation.everyones()
+    read, validated = data.all_batches(), validation.all_batches()
     assert len(read) == 8 and len(validated) == 4
     for epoch in range(2):
         now = alone.fit(again(read[4 * epoch : 4 * epoch + 4]), steps_per_epoch=4, verbose=0).history
@@ -90,7 +90,7 @@ def check_chance_that_only_rank_0_reads():
 
     data = Recorded(3, 7, 2)
     predicted = shared.predict(data.dataset(), verbose=0)
-    expected = [alone.predict_on_batch(x) for x, _ in data.everyones()]
+    expected = [alone.predict_on_batch(x) for x, _ in data.all_batches()]
     np.testing.assert_allclose(predicted, np.concatenate(expected), rtol=1e-12)
 
 

@@ -71,7 +71,7 @@ def check_horovod_process_sets():
     assert everybody.included()
     assert not hvd.remove_process_set(everybody)
     if SIZE == 1:
-        skip("its only set is that of all ranks")
+        skip("one rank has only the set of all ranks")
     late = hvd.ProcessSet([SIZE - 1])
     expect(ValueError, late.size, "add_process_set")
     hvd.init(process_sets=[late])

@@ -58,7 +58,7 @@ def test_fits_and_loops_are_counted_on_one_rank(job_figures: Figures) -> None:
     assert (after_fit["steps"], after_fit["rows"], after_fit["epoch"]) == (8, 20, 1)
     assert after_fit["logs"] == {name: pytest.approx(each[-1]) for name, each in history.history.items()}
     assert after_fit["logs"].keys() == {"loss", "mae", "val_loss", "val_mae"}
-    assert "exposed" not in after_fit, "one rank waits for nobody"
+    assert "exposed" not in after_fit, "one rank does not wait"
 
     step = strategy.function(lambda x, scale: keras.ops.sum(model(x)) * scale)
     for rows in (4, 5):

@@ -72,10 +72,10 @@ def test_mpijob_launcher_starts_the_ranks_of_the_operators_hostfile(mpijob, tmp_
     hosts = [f"{name}-worker-{number}.{name}.default.svc" for number in range(workers)]
     slots = mpijob["spec"]["slotsPerWorker"]
     command = mpijob["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"]
-    check_that_launcher_starts_ranks(command, hosts, slots, tmp_path)
+    check_launcher_starts_ranks(command, hosts, slots, tmp_path)
 
 
-def check_that_launcher_starts_ranks(command: list[str], hosts: list[str], slots: int, tmp_path: Path) -> None:
+def check_launcher_starts_ranks(command: list[str], hosts: list[str], slots: int, tmp_path: Path) -> None:
     """Checks that, with the host file that the operator mounts, there are `slots` ranks on each of `hosts`."""
     (tmp_path / "hostfile").write_text("".join(f"{host} slots={slots}\n" for host in hosts))
     program, *words = command
@@ -127,4 +127,4 @@ def test_kubeflow_trainer_runtime_passes_the_job_to_its_launcher(trainer):
 def test_trainjob_starts_the_ranks_of_the_trainers_hostfile(trainer, tmp_path):
     name, job = trainer["TrainJob"]["metadata"]["name"], trainer["TrainJob"]["spec"]["trainer"]
     hosts = [f"{name}-node-0-{number}.{name}" for number in range(job["numNodes"])]
-    check_that_launcher_starts_ranks(job["command"], hosts, job["numProcPerNode"], tmp_path)
+    check_launcher_starts_ranks(job["command"], hosts, job["numProcPerNode"], tmp_path)

@@ -58,7 +58,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder in which the README's script was saved, and its commands were run."""
     folder = tmp_path_factory.mktemp("readme")
     script, *rest = blocks(ROOT / "README.md", "python")
-    assert rest == [], "the README has one script; longer things belong into docs/ and examples/"
+    assert rest == [], "the README has one script; longer text belongs in docs/ and examples/"
     assert len([line for line in script.splitlines() if line.strip()]) <= 22
     (folder / "train.py").write_text(script)
     shown = [b for b in blocks(ROOT / "README.md", "sh") if "train.py" in b]

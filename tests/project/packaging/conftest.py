@@ -68,7 +68,7 @@ def wheel(request) -> Path:
 def portable_wheel(wheel) -> Path:
     """Returns the wheel of `make wheel`."""
     if "manylinux" not in wheel.name:
-        pytest.skip(f"`make wheel` has not built the wheel of these sources, but pip {wheel.name}")
+        pytest.skip(f"`make wheel` has not built these sources; pip built {wheel.name}")
     return wheel
 
 

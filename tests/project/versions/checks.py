@@ -221,7 +221,7 @@ def check_export(run: Run) -> Values:
         command = [sys.executable, __file__, "answer", str(result.path), str(asked)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise AssertionError(f"the SavedModel does not answer: {done.stderr.strip().splitlines()[-1]}")
+            raise AssertionError(f"the SavedModel does not run: {done.stderr.strip().splitlines()[-1]}")
         answer = np.load(asked)
     return {"answer": keras_ddl.broadcast_object(answer, name="checks/answer")}
 

@@ -154,14 +154,14 @@ def test_keras_tuner_resumes_a_killed_search(python: Path, tmp_path: Path) -> No
 
 def test_mlflow_callback_logs_one_run(python: Path, tmp_path: Path) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "mlflow_callback")
-    assert ours.output.count("logged 50.0 rows") == 2, "what the program reads back is there on every rank"
+    assert ours.output.count("logged 50.0 rows") == 2, "every rank can read its logs back"
     check_one_mlflow_run(ours, {"loss", "mae", "val_loss", "val_mae", "validation_loss", "validation_mae", "rows"})
 
 
 def test_mlflow_autologging_logs_one_run(python: Path, tmp_path: Path) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "mlflow_autolog")
     check_one_mlflow_run(ours, {"loss", "mae"})
-    assert "Failed to infer model signature" not in ours.output, "all ranks predict together"
+    assert "Failed to infer model signature" not in ours.output, "prediction needs all ranks"
 
 
 def check_one_mlflow_run(ours: Run, metrics: set[str]) -> None:
