@@ -476,7 +476,7 @@ def test_inputs_must_be_known(tmp_path: Path) -> None:
     assert contents(tmp_path) == []
 
 
-def test_not_a_saved_model_is_told(tmp_path: Path) -> None:
+def test_directory_without_saved_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"must hold saved_model\.pb"):
         export.scan_saved_model(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff\xff")

@@ -59,7 +59,7 @@ def compare(make, build=dense_model, x=X, tolerance=1e-13, oracle=None, distribu
     fit(alone, (oracle or make)(), all_batches(x), all_batches(Y), BATCH * SIZE, **compiled)
     assert_close(shared, alone, tolerance)
     start = build().get_weights()
-    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(start, alone.get_weights())), "nothing was learnt"
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(start, alone.get_weights())), "nothing was learned"
     return shared
 
 

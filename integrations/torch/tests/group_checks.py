@@ -50,7 +50,7 @@ def resident_mb():
 
 def check_groups_leave_nothing_behind():
     if SIZE == 1:
-        skip("one rank has no communicators of MPI")
+        skip("one rank has no MPI communicators")
     create_and_destroy(5)
     before = held()
     assert len(create_and_destroy(40)) < 20  # MPI reuses handles of freed communicators

@@ -87,7 +87,7 @@ def test_last_steps_of_a_loop_are_written_at_process_exit(
     job_figures: Figures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_figures._write_last()
-    assert not sent, "nothing was trained, or by another rank"
+    assert not sent, "nothing to report, or another rank reports"
     job_figures.end_step()
     job_figures.write()
     job_figures.end_step()
@@ -177,5 +177,5 @@ def test_exposed_communication_covers_all_steps(
     job_figures.begin_step()
     job_figures.write()
     assert 8 <= len(looked) <= 10
-    assert len({number % 100 for number in looked}) > 3, "not always the step after a write"
+    assert len({number % 100 for number in looked}) > 3, "samples must not always follow a write"
     assert 0.25 * 800 <= written()["exposed"] <= 0.25 * 1000
