@@ -1,4 +1,4 @@
-"""Breaks the project on purpose, one line at a time, and runs the tests that ought to notice.
+"""Breaks the project on purpose, one line at a time, and runs the tests that should notice.
 
     make breakages                          # all; more than an hour
     make breakages ARGS="--only serving"    # those with this text in the file, the line or the phrase

@@ -25,7 +25,7 @@ from pathlib import Path
 
 PREFIX = "kddl"
 TOOLS = ("ip", "tc", "unshare", "mount", "bash")
-# Runs a command on a host. mpirun calls it as it would call ssh: options, host, words of a command line.
+# Runs a command on a host. mpirun calls it like ssh: options, host, words of a command line.
 AGENT = """#!/bin/bash
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
@@ -40,7 +40,7 @@ exec ip netns exec "@NAME@-$host" unshare --uts --ipc --mount -- /bin/bash -c '
 
 
 class ClusterUnavailable(RuntimeError):
-    """This machine cannot emulate a cluster; the text says why."""
+    """This machine cannot emulate a cluster; its message says why."""
 
 
 def check_available() -> None:
@@ -97,7 +97,7 @@ class Cables:
 
 
 class EmulatedCluster:
-    """A context manager. The cluster exists inside `with`, and is removed afterwards, whatever happened.
+    """A context manager. The cluster exists inside `with`, and is removed afterwards, even after an error.
 
     Attributes:
         hosts: names of the hosts, h0, h1, ..., in the order of the racks.
@@ -183,7 +183,7 @@ class EmulatedCluster:
         _run(f"tc -n {space} qdisc replace dev {device} root tbf rate {rate} burst 256kb latency 40ms")
 
     def _remove(self) -> None:
-        # A second Ctrl-C waits until everything is gone.
+        # A second Ctrl-C waits until the removal is done.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         try:
             if self._anchor is not None:

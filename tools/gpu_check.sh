@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
 # Tries the device layer on a machine with a GPU: a bare one with PyTorch for CUDA, NumPy, CMake and g++, where nothing
 # is installed and no network is needed. Takes 8 minutes at most on 16 cores. A stage that fails or takes too long does
-# not stop the next. The report is ${OUT:-.}/gpu_check.txt, and what it says goes to stdout, too.
+# not stop the next. The report is ${OUT:-.}/gpu_check.txt, and is also printed.
 #
 #   OUT=/tmp/out tools/gpu_check.sh                     # everything
 #   OUT=/tmp/out tools/gpu_check.sh build native        # some of the stages below
 #   GPU_CHECK_GTEST=/usr/src/googletest                 # GoogleTest's sources, where its package is not installed
 #   GPU_CHECK_DEVICE=cpu GPU_CHECK_SLOWNESS=5           # a rehearsal without a GPU, on a slow machine
 set -u
-{ # read as a whole: it may be edited while it runs
+{ # bash reads a block as a whole, so the file may be edited while it runs
 cd "$(dirname "$0")/.."
 out=$(realpath "${OUT:-.}")
 build=${GPU_CHECK_BUILD:-$PWD/build/gpu_check}
 report=$out/gpu_check.txt
 python=${PYTHON:-python3}
-limit=$((470 * ${GPU_CHECK_SLOWNESS:-1})) # seconds of all stages together
+limit=$((470 * ${GPU_CHECK_SLOWNESS:-1})) # total seconds of all stages
 mkdir -p "$build"
 chosen=" $* "
 : > "$report"
 exec > >(tee -a "$report") 2>&1
 
-# stage NAME SECONDS COMMAND...: runs it, with its output, and says how it ended.
+# stage NAME SECONDS COMMAND...: runs the command, shows its output, and reports how it ended.
 stage() {
   local name=$1 seconds=$(($2 * ${GPU_CHECK_SLOWNESS:-1})) left=$((limit - SECONDS))
   shift 2
@@ -75,7 +75,7 @@ build() {
     { tail -40 "$build/tests.log"; return 1; }
 }
 
-# The package as pip would install it, of links.
+# The package as pip would install it, made of links.
 lay_out() {
   rm -rf "$build/site"
   mkdir -p "$build/site/keras_ddl"
@@ -86,12 +86,12 @@ lay_out() {
   ln -s "$build"/native/core/libkeras_ddl.so "$build"/native/cuda/libkeras_ddl_cuda.so "$build/site/keras_ddl/"
 }
 
-# Where the loader finds NCCL: in PyTorch's wheel.
+# Prints where the loader finds NCCL: in PyTorch's wheel.
 nccl_folder() {
   "$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2> /dev/null
 }
 
-# The declarations of native/cuda/functions.h against NVIDIA's headers, where those are.
+# Compares the declarations in native/cuda/functions.h with NVIDIA's headers, if they are installed.
 headers() {
   local cuda nccl
   cuda=$(ls -d /usr/local/cuda/include "${CUDA_HOME:-/none}/include" 2> /dev/null | head -1)
@@ -112,8 +112,8 @@ stand_ins() {
   return "${PIPESTATUS[0]}"
 }
 
-# In the ranks: nothing of the host's own packages of keras_ddl.
-# build/gpu_check_packages/: what `keras-ddl run` imports and the machine may lack (click), as links or copies.
+# For the ranks: nothing of keras_ddl's packages on the host.
+# build/gpu_check_packages/: links or copies of packages that `keras-ddl run` imports and the machine may lack (click).
 export PYTHONPATH=$build/site:$PWD/tests:$PWD/build/gpu_check_packages PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
 checks() { "$python" tools/gpu_check/checks.py "$@"; }
 ddl_run() { "$python" -m keras_ddl.cli run "$@"; }
@@ -136,7 +136,7 @@ run numpy_nccl_of_one 40 'KERAS_DDL_DEVICE=nccl ddl_run -np 1 "$python" tools/gp
 run numpy_nccl_of_two 40 'NCCL_MULTI_RANK_GPU_ENABLE=1 KERAS_DDL_DEVICE=nccl ddl_run -np 2 "$python" tools/gpu_check/against_numpy.py ||
   { echo "this version of NCCL takes one rank per GPU, or it failed"; exit 1; }'
 run collectives 80 "checks -np 2 $part/collective_checks.py"
-run training 80 "checks -np 2 $part/training_checks.py check_the_timeline_shows_reductions_beside_the_backward_pass"
+run training 80 "checks -np 2 $part/training_checks.py check_timeline_shows_reductions_during_the_backward_pass"
 run beside_nccl 90 '"$python" tools/gpu_check/beside_nccl.py'
 run killed_rank 40 '"$python" tools/gpu_check/killed_rank.py'
 run speed 90 '"$python" tools/gpu_check/speed.py'

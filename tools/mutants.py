@@ -10,7 +10,7 @@ the most promising first, until one fails. If no test notices a mutant, either i
 its cost, say), and tests/cut/equivalent_mutants.txt gives the reason, or a test is missing.
 
 Importing TensorFlow and collecting the tests takes longer than most tests, so it is done once. Forks of that process
-apply the mutants one after the other, by giving live functions the mutant's code. For a change in code that runs on
+apply the mutants one after another, by giving live functions the mutant's code. For a change in code that runs on
 import (tables of specs), an earlier fork imports the package anew.
 
 Exits with 1 if an unexplained mutant survives.
@@ -134,10 +134,10 @@ def _in_fork(function: Callable[[], str], seconds: float) -> str:
             theirs.send(function())
         os._exit(0)
     theirs.close()
-    result = "nobody: it does not end"
+    result = "no test: endless loop"
     with contextlib.suppress(EOFError):
         if ours.poll(600 + 10 * seconds):
-            result = "nobody: the process is killed"
+            result = "no test: the process was killed"
             result = ours.recv()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -170,7 +170,7 @@ def _late(signal_: int, frame: object) -> None:
 
 
 class _Worker:
-    """A process that runs tests on one mutant after the other, so that TensorFlow initializes only once."""
+    """A process that runs tests on one mutant after another, so that TensorFlow initializes only once."""
 
     def __init__(self, session: Any, live: LiveFunctions) -> None:
         self._ours, theirs = _FORK.Pipe()
@@ -188,8 +188,8 @@ class _Worker:
             if self._ours.poll(600 + 10 * seconds):
                 answer: tuple[str, bool] = self._ours.recv()
                 return answer
-            return "nobody: it does not end", False
-        return "nobody: the process is killed", False
+            return "no test: endless loop", False
+        return "no test: the process was killed", False
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -223,7 +223,7 @@ class _Worker:
             try:
                 by = next((each for each in tests if fails(each)), "")
             except TimeoutError:
-                by = "nobody: it does not end"
+                by = "no test: endless loop"
             is_late = signal.setitimer(signal.ITIMER_PROF, 0)[0] == 0
             live.restore(before)
             # A test that also fails without the mutant suffers from an earlier mutant.

@@ -84,7 +84,7 @@ def test_keep_keeps_the_highest_versions_and_the_new_one(trained: Path, tmp_path
     assert contents(out) == ["11", "5", "notes"]
     (out / "1").symlink_to("1")  # cannot be opened, and so cannot be locked
     with pytest.warns(UserWarning, match=r"Removing an old version at .*out/1 failed: Too many levels"):
-        assert export_here(trained, out, keep=1).removed == (11, 5)  # published all the same
+        assert export_here(trained, out, keep=1).removed == (11, 5)  # published anyway
     assert contents(out) == ["1", "12", "notes"]
     for keep in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="1 or more.*Received"):
@@ -476,7 +476,7 @@ def test_inputs_must_be_known(tmp_path: Path) -> None:
     assert contents(tmp_path) == []
 
 
-def test_not_a_saved_model_is_told(tmp_path: Path) -> None:
+def test_directory_without_saved_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"must hold saved_model\.pb"):
         export.scan_saved_model(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff\xff")

@@ -191,7 +191,7 @@ def test_base_graph_does_not_change_training(tmp_path: Path) -> None:
     before = [each.numpy() for each in model.variables]
     base = export.write_base_graph(model, tmp_path, sample=rows(3, 4))
     base.evidence()
-    assert base.record["random"] == [], "from one seed state, the same draw"
+    assert base.record["random"] == [], "equal seeds give equal numbers"
     for old, now in zip(before, model.variables):
         np.testing.assert_array_equal(old, now.numpy())
     assert model.lstm.use_cudnn == cudnn

@@ -71,10 +71,10 @@ def test_models_above_two_gigabytes_are_exported_and_served(make: Any, tmp_path:
         assert result["own"] < 1.2 * size, result
     assert result["proof"] < 1.4 * size, result
     shutil.rmtree(tmp_path / "ckpt")
-    answers_of_a_server(tmp_path / "out", rows, expected)
+    server_outputs(tmp_path / "out", rows, expected)
 
 
-def answers_of_a_server(folder: Path, rows: np.ndarray, expected: np.ndarray) -> None:
+def server_outputs(folder: Path, rows: np.ndarray, expected: np.ndarray) -> None:
     with serving(folder) as server:
         server.wait_for(1)
         status, answer = server.rest("POST", "/v1/models/model:predict", {"instances": rows.tolist()})

@@ -30,7 +30,7 @@ def _option(*names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*spellings, names[-1].replace("-", "_").lower(), **settings)
 
 
-def _no_number_of_ranks(_: click.Context, option: click.Parameter, value: str | None) -> None:
+def _refuse_np(_: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise ConfigError(
             f"ddlrun starts one rank for each GPU of its hosts. Received: {option.opts[0]} {value}. Set the number per "
@@ -52,7 +52,7 @@ def _no_number_of_ranks(_: click.Context, option: click.Parameter, value: str | 
 @_option("tcp", is_flag=True, help="Use sockets between hosts, even if there is InfiniBand.")
 @_option("mpiarg", multiple=True, help="Argument(s) for mpirun; may be repeated.")
 @_option("v", "verbose", is_flag=True, help="Show the mpirun command and mpirun's output.")
-@click.option("-np", "--np", "-n", hidden=True, expose_value=False, callback=_no_number_of_ranks)
+@click.option("-np", "--np", "-n", hidden=True, expose_value=False, callback=_refuse_np)
 @click.option("--dry-run", is_flag=True, help="Print DDL_OPTIONS and the mpirun command, and start nothing.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(

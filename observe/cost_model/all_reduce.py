@@ -23,7 +23,7 @@ from keras_ddl.cost_model.links import Cluster
 from keras_ddl.errors import ConfigError
 
 # How the engine cuts what it sends between hosts (net/wire.h, hierarchy/ in native/core/src): a block gives every
-# rank a shard of one message per unit of the ring, up to a bound, and several blocks are under way at once.
+# rank a shard of one message per unit of the ring, up to a bound, and several blocks are in progress at once.
 MESSAGE_BYTES = 60 * 1024
 LARGEST_SHARD_BYTES = 8 * 1024 * 1024
 BLOCKS_AHEAD = 4

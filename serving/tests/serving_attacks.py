@@ -214,7 +214,7 @@ def compressed_zeros(server: Running) -> None:
         assert code_of(server, "Predict", data, compression) == "RESOURCE_EXHAUSTED"
 
 
-def lists_of_models(server: Running) -> None:
+def model_lists(server: Running) -> None:
     """Control messages are parsed in the process that clients connect to, so they must be small."""
     for data in (bytes(64 * MEGABYTE), b"\x0a\x02\x0a\x00" * MEGABYTE):
         for compression in (None, grpc.Compression.Gzip):
@@ -277,7 +277,7 @@ ATTACKS: dict[str, Callable[[Running], None]] = {
     for each in (
         *(mixed_values, repeated_text, repeated_context, unread_replies, streams_without_a_body),
         *(endless_messages, health_watches, invented_names, no_more_files),
-        *(growing_model, endless_fields, compressed_zeros, lists_of_models, endless_headers),
+        *(growing_model, endless_fields, compressed_zeros, model_lists, endless_headers),
         *(endless_frames, silent_clients),
     )
 }

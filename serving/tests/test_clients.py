@@ -77,8 +77,9 @@ def test_predict_shows_the_servers_error(server, tmp_path):
         assert "The server has no model 'other', or is still loading it. Try again" in refused, refused
     assert "in .npz or .json" in keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / "out.csv", status=2)
     assert "must begin with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
-    nobody = keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
-    assert "no answer from http://127.0.0.1:1 (" in nobody and "refused" in nobody and "Start one" in nobody
+    unreachable = keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
+    assert "no answer from http://127.0.0.1:1 (" in unreachable
+    assert "refused" in unreachable and "Start one" in unreachable
     assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
     assert "gRPC port" in keras_ddl("predict", f"http://127.0.0.1:{server.grpc_port}", "-", stdin="{}", status=1)
     np.savez(tmp_path / "objects.npz", x=np.array([b"a", None]))

@@ -145,9 +145,9 @@ def test_cli_info_shows_the_installation(here: Path, monkeypatch: pytest.MonkeyP
     assert "17.0 (environment)" in lines["KERAS_DDL_DEADLINE_SECONDS"]
     assert "INVALID" in lines["KERAS_DDL_STAGING_BYTES"] and "UNKNOWN" in lines["KERAS_DDL_DEDLINE"]
     assert "keras-ddl run --tf-config" in lines["TF_CONFIG"]
-    assert "600.0" not in shown and "KERAS_DDL_MODE" not in lines, "has its default"
-    assert ".." not in lines["native"], "the path of MPI's library is as short as it can be"
-    assert "Set by" not in shown, "what keras_ddl passes to its own processes is no setting"
+    assert "600.0" not in shown and "KERAS_DDL_MODE" not in lines, "defaults must not be shown"
+    assert ".." not in lines["native"], "the path of MPI's library must be normalized"
+    assert "Set by" not in shown, "variables for keras_ddl's own processes are not settings"
     monkeypatch.setenv("KERAS_DDL_HOST_RANK", "1/2@/tmp")
     monkeypatch.setenv("KERAS_DDL_RESTART", "1")
     settings, _, handed_over = keras_ddl("info", "--all").partition("Set by keras-ddl for this process\n")

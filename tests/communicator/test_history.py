@@ -138,7 +138,7 @@ def test_joined_newcomer_continues_recording(job: Job) -> None:
         replay.begin_call()
         replay.result("in it")
     own = replay.record()
-    assert own.pickled() == record.pickled(), "another newcomer may come"
+    assert own.pickled() == record.pickled(), "another newcomer may need it"
     for each in (record, own):
         each.add("in a step", 3)
         each.end_call("fit", "history")

@@ -87,7 +87,7 @@ def stops_inside():
     keras_ddl.init()
     rank = keras_ddl.rank()
     pids = keras_ddl.all_gather_object(os.getpid())
-    # The calls are so many and so large that all ranks are inside one when the victim stops. Names are agreed before.
+    # Enough large calls that all ranks are inside one when the victim stops; names are agreed on before.
     data = np.ones(48 << 20, np.float32)
     communicator.all_reduce_array(data, out=data, name="data")
     for victim, seconds in ((0, 2.5), (2, 9)):

@@ -63,7 +63,7 @@ def test_missing_rank_is_named_and_awaited_until_the_deadline():
             return str(error)
         finally:
             Path("given-up").touch()
-        raise AssertionError("met nobody")
+        raise AssertionError("met no other rank")
 
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "2"}
     outcome = run_ranks(work, 2, mpirun=without_mpi(2), env=env).check()

@@ -253,43 +253,43 @@ def can_try(case: str) -> bool:
 
 def see(case: str, launcher: str, folder: Path) -> Seen:
     """Runs one case and checks how it ends."""
-    told = CASES[case]
+    tried = CASES[case]
     (folder / "ckpt").mkdir()
     python = [sys.executable, str(HERE / "failing_training.py"), str(folder), case]
     if case == "pid_namespaces":
         # With a shell between, because the first process of a namespace would survive its own SIGKILL.
         shell = ["sh", "-c", '"$@"; exit $?', "sh"]
         python = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell, *python]
-    run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", told.ranks, *told.options, "--", *python]
+    run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", tried.ranks, *tried.options, "--", *python]
     if launcher == MPIRUN:
         mpirun = str(Path(sys.executable).with_name("mpirun"))
         run = [mpirun, *["-np", "3", "--bind-to", "none", "--oversubscribe"], *python]
-    command = [*told.around, *run]
+    command = [*tried.around, *run]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with _disk(case, folder / "ckpt"), _cgroup(case) as group:
-        started = Started(command, folder, env={**root, **told.env, **group}, main=("-c", _EXECUTE))
+        started = Started(command, folder, env={**root, **tried.env, **group}, main=("-c", _EXECUTE))
         if launcher == MPIRUN:  # leaves its own files when a job is aborted
             started.may_leave, started.segments = _OF_TENSORFLOW + _OF_OPEN_MPI, _NotOpenMpis()
         ended = started.finish()
-        if told.has_checkpoint:
+        if tried.has_checkpoint:
             found = ckpt.list_checkpoints(folder / "ckpt")
             assert found and all(each.problem is None for each in found), (found, ended)
             ckpt.validate(found[-1])
     fault = folder / "fault"
     # A fault that exists from the start has no time.
-    seconds = time.time() - float(fault.read_text()) if fault.exists() and told.status else None
+    seconds = time.time() - float(fault.read_text()) if fault.exists() and tried.status else None
     text = ended.err + ended.out
-    assert seconds is None or seconds < told.seconds, f"{seconds} s\n{ended}"
+    assert seconds is None or seconds < tried.seconds, f"{seconds} s\n{ended}"
     last = ended.err.splitlines()[-LAST_LINES:]
     if launcher == RUN:
-        assert ended.status == told.status, ended
-        assert re.search(told.words, "\n".join(last)), f"no {told.words!r} in the last lines\n{ended}"
-        if told.has_checkpoint and told.words and told.status:
+        assert ended.status == tried.status, ended
+        assert re.search(tried.words, "\n".join(last)), f"no {tried.words!r} in the last lines\n{ended}"
+        if tried.has_checkpoint and tried.words and tried.status:
             assert f"The last checkpoint is {found[-1].path}. To continue" in last[-1], ended
     else:
-        assert (ended.status != 0) == (told.status != 0), ended
-        assert re.search(told.mpirun_words, text), f"nobody says {told.mpirun_words!r}\n{ended}"
-        if told.has_checkpoint and _LOST in text:
+        assert (ended.status != 0) == (tried.status != 0), ended
+        assert re.search(tried.mpirun_words, text), f"no output matches {tried.mpirun_words!r}\n{ended}"
+        if tried.has_checkpoint and _LOST in text:
             assert "The last checkpoint is " in text, ended
     return Seen(seconds, ended.status, last)
 
@@ -301,9 +301,9 @@ def _cell(seen: Seen) -> str:
 
 def row(case: str, ours: Seen, theirs: Seen | None) -> str:
     """Returns a case's row of the table."""
-    told = CASES[case]
+    tried = CASES[case]
     text = "\n".join(ours.last)
-    found = list(re.finditer(told.words, text)) if told.words else []
+    found = list(re.finditer(tried.words, text)) if tried.words else []
     line = text[: found[-1].end()].rpartition("\n")[2] + text[found[-1].end() :].partition("\n")[0] if found else ""
     said = (
         re.sub(rf"{tempfile.gettempdir()}/failure-\w+/|/\S*/site-packages/", "", line)
@@ -313,7 +313,7 @@ def row(case: str, ours: Seen, theirs: Seen | None) -> str:
     )
     said = said if len(said) < 170 else said[:167] + "..."
     mine, other = _cell(ours), "" if theirs is None else _cell(theirs)
-    return f"| {told.what} | {mine} | {f'`{said}`' if said else ''} | {other} |\n"
+    return f"| {tried.what} | {mine} | {f'`{said}`' if said else ''} | {other} |\n"
 
 
 def rows_of_page() -> dict[str, str]:
@@ -340,7 +340,7 @@ def main(chosen: list[str]) -> None:
             print(rows[CASES[case].what], end="", flush=True)
             before, _, rest = PAGE.read_text().partition(BEGIN)
             after = rest.partition(END)[2]
-            lines = [rows[told.what] for told in CASES.values() if told.what in rows]
+            lines = [rows[tried.what] for tried in CASES.values() if tried.what in rows]
             PAGE.write_text(before + BEGIN + HEADER + "".join(lines) + END + after)
 
 

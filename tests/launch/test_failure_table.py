@@ -19,7 +19,7 @@ def test_failure_table_has_every_case():
 @pytest.mark.quiet
 @pytest.mark.parametrize(
     ("case", "launcher"),
-    [(case, each) for case, told in CASES.items() for each in (RUN, MPIRUN) if each == RUN or told.mpirun_words],
+    [(case, each) for case, tried in CASES.items() for each in (RUN, MPIRUN) if each == RUN or tried.mpirun_words],
 )
 def test_failure_ends_as_the_table_says(case, launcher, tmp_path):
     if not failure_table.can_try(case):

@@ -48,7 +48,7 @@ def test_lost_rank_is_replaced_on_its_host_a_few_times() -> None:
 def test_lost_host_gets_no_process_until_the_file_has_dropped_it() -> None:
     made = plan("a:2,b:2", 4, most=4)
     made.end(2, is_lost=True, has_reported=False)
-    assert made.start(4) == [("b", [4])], "its other rank lives"
+    assert made.start(4) == [("b", [4])], "the host's other rank is alive"
     for rank in (3, 4):
         made.end(rank, is_lost=True, has_reported=False)
     assert made.start(5) == []

@@ -282,13 +282,13 @@ def test_explain_groups_equal_failures_and_lists_others():
 
 def test_explain_names_the_rank_whose_error_all_ranks_raised():
     own = failed(2, 5.0, "KeyError: 'x'")
-    told = [failed(rank, 1.0, "KeyError: 'rank 2: x'") for rank in (0, 1)]
-    for each in told:
+    others = [failed(rank, 1.0, "KeyError: 'rank 2: x'") for rank in (0, 1)]
+    for each in others:
         each.report = {"summary": "KeyError: 'rank 2: x'", "failed_rank": 2, "failed_alike": False}
-    assert first_failure([*told, own]) is own
-    assert explain([*told, own], own).startswith("keras-ddl: rank 2 on host h2 failed first, and the job was ended (")
-    told[1].report["failed_alike"] = True
-    assert explain([*told, own], own).startswith("keras-ddl: ranks 1-2 failed alike, and the job was ended (")
+    assert first_failure([*others, own]) is own
+    assert explain([*others, own], own).startswith("keras-ddl: rank 2 on host h2 failed first, and the job was ended (")
+    others[1].report["failed_alike"] = True
+    assert explain([*others, own], own).startswith("keras-ddl: ranks 1-2 failed alike, and the job was ended (")
 
 
 def test_explain_uses_the_report_not_the_words_of_an_error():

@@ -36,10 +36,10 @@ class Job:
         members = self.membership.advance()
         if members is None:
             everybody_waits = bool(self.asking) and self.asking == set(self.known)
-            assert not everybody_waits or len(self.asking) < self.min_members, "nobody is missing, and none is answered"
+            assert not everybody_waits or len(self.asking) < self.min_members, "all wait, but none is answered"
         else:
             assert self.membership.epoch == epoch + 1
-            assert set(members) == self.asking == set(self.known), "an answer names others than those that wait for it"
+            assert set(members) == self.asking == set(self.known), "an answer names other ranks than the waiting ones"
             assert len(members) >= self.min_members
             self.known = dict.fromkeys(members, self.membership.epoch)
             self.asking.clear()
@@ -48,7 +48,7 @@ class Job:
     def check(self) -> None:
         missing = self.membership.missing()
         assert set(missing) <= set(self.known) - self.asking
-        assert missing or not self.asking or self.membership.is_too_small(), "some wait for nobody"
+        assert missing or not self.asking or self.membership.is_too_small(), "some wait for no rank"
         assert self.membership.overdue(now=PATIENCE / 2) == [] and self.membership.overdue(now=PATIENCE) == missing
         for rank in range(self.size):  # questions after an epoch that is over, or by a rank that has ended
             self.membership.ask(rank, self.membership.epoch - (rank in self.known), now=0.0)

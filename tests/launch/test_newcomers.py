@@ -56,9 +56,7 @@ class Job:
         else:
             self.asking[rank] = None if event == "miss" else (NEWCOMER,) * (rank == 0)
             self.membership.ask(rank, self.known[rank], 0.0, self.asking[rank])
-            self.is_named |= (
-                bool(self.asking[rank]) and NEWCOMER not in self.known
-            )  # the rank that named it may die then
+            self.is_named |= bool(self.asking[rank]) and NEWCOMER not in self.known  # the namer may die then
         self.answer()
 
     def answer(self) -> None:
@@ -68,7 +66,7 @@ class Job:
         members = self.membership.advance()
         if members is None:
             everybody = bool(asked) and asked.keys() == self.known.keys()
-            assert not everybody or (is_named and not self.is_joining), "nobody is missing, and nobody is answered"
+            assert not everybody or (is_named and not self.is_joining), "no rank is missing, but none is answered"
             assert not everybody or self.membership.overdue(10.0) == [NEWCOMER]
             return
         staying = asked.keys() - self.leaving or asked.keys()
@@ -77,7 +75,7 @@ class Job:
         for rank in asked.keys() - staying:
             self.living.discard(rank)
             self.membership.end(rank, is_lost=False)
-        assert not is_named or self.is_joining, "it would not come"
+        assert not is_named or self.is_joining, "a newcomer that has not joined is named"
         assert is_named <= (members[-1] == NEWCOMER), "newcomers come last"
         self.known = dict.fromkeys(members, self.membership.epoch)
         self.asking.clear()
@@ -132,5 +130,5 @@ def test_lost_spare_is_replaced_by_the_next() -> None:
     assert [line for line in said if "spare rank" in line] == [
         "spare rank 2 takes the place of rank 1.",
         "spare rank 3 takes the place of rank 2.",
-    ], "what has ended by itself would do so again"
+    ], "a rank that ended itself would end again"
     assert regrouping.spares == [4]

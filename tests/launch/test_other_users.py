@@ -1,7 +1,7 @@
 """Other users of this machine.
 
-They make directories and files ahead of a job, under every name that they can see or guess. They find no port of a job
-whose ranks are all on one host, and no socket to open.
+They create directories and files in advance, under every name that they can see or guess. If all ranks of a job are on
+one host, they find no port of it, and no socket that they can open.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 
 @contextlib.contextmanager
 def as_stranger(program: str, *words: object) -> Iterator[str]:
-    """Runs Python as another user; begins when it has said something: gives that line."""
+    """Runs Python as another user; begins when the program has printed a line, which it yields."""
     command = [*AS_NOBODY, sys.executable, "-I", "-S", "-c", program, *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
         try:
@@ -60,7 +60,7 @@ def as_stranger(program: str, *words: object) -> Iterator[str]:
 
 
 def shared(folder: Path) -> Path:
-    """A new directory that is open for all, as /tmp is."""
+    """Returns a new directory that is open to all users, like /tmp."""
     for above in [each for each in folder.parents if each.stat().st_uid == os.geteuid() and each != Path("/")]:
         above.chmod(above.stat().st_mode | 0o055)
     folder.mkdir()
@@ -68,7 +68,7 @@ def shared(folder: Path) -> Path:
     return folder
 
 
-def test_the_name_of_a_jobs_directory_on_one_host_does_not_tell_that_on_another(
+def test_name_of_a_jobs_directory_differs_between_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = set()
@@ -78,7 +78,7 @@ def test_the_name_of_a_jobs_directory_on_one_host_does_not_tell_that_on_another(
     assert len(names) == 4 and not any(secret * 32 in name for name in names for secret in "12")
 
 
-# Keeps every command line of the machine, and every word of files that others may read in the hosts' directories.
+# Collects every command line of the machine, and all text of files in the hosts' directories that others may read.
 READER = """
 import os, sys, time
 print("ready", flush=True)
@@ -119,7 +119,7 @@ time.sleep(0.3)
 @needs_root
 @needs_hosts
 @pytest.mark.parametrize("starter", ["remote_ranks", pytest.param("mpirun", marks=pytest.mark.long)])
-def test_no_secret_is_on_a_command_line_or_in_a_file_for_all(starter: str, tmp_path: Path) -> None:
+def test_no_secret_is_on_a_command_line_or_in_a_readable_file(starter: str, tmp_path: Path) -> None:
     given = {"BY_NAME": "secret-1b7c", "BY_FILE": "secret-88fe", "INHERITED": "secret-d00d"}
     secrets = tmp_path / "secrets"
     secrets.touch(mode=0o600)
@@ -144,7 +144,7 @@ def test_no_secret_is_on_a_command_line_or_in_a_file_for_all(starter: str, tmp_p
 
 
 def plant(kind: str, path: Path, elsewhere: Path) -> None:
-    """Makes something in place of the directory `path`."""
+    """Puts something else in place of the directory `path`."""
     elsewhere.mkdir(mode=0o700, exist_ok=True)
     match kind:
         case "directory for all":
@@ -165,7 +165,7 @@ KINDS = ["directory for all", "directory that others may enter", "link", "file"]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, pytest.param("directory of another user", marks=needs_root)])
-def test_what_is_planted_is_not_taken(kind: str, tmp_path: Path) -> None:
+def test_planted_directory_is_not_used(kind: str, tmp_path: Path) -> None:
     place, elsewhere = shared(tmp_path / "tmp"), tmp_path / "elsewhere"
     plant(kind, place / "name", elsewhere)
     before = (place / "name").lstat()
@@ -174,7 +174,7 @@ def test_what_is_planted_is_not_taken(kind: str, tmp_path: Path) -> None:
             private.private_directory(place / "name", is_new=is_new)
     assert (place / "name").lstat() == before and list(elsewhere.iterdir()) == []
     (tmp_path / "link").symlink_to(place)
-    for _ in range(2):  # is made once, and taken again
+    for _ in range(2):  # created the first time, reused the second
         path = private.private_directory(tmp_path / "link" / "other")
         assert path == place / "other" and stat.S_IMODE(path.stat().st_mode) == 0o700
         (path / "file").touch()
@@ -186,7 +186,7 @@ def test_what_is_planted_is_not_taken(kind: str, tmp_path: Path) -> None:
     [(0o1777, 0, True), (0o755, 0, True), (0o777, 0, False), (0o757, 0, False)]
     + [pytest.param(*each, marks=needs_root) for each in [(0o700, 65534, False), (0o1777, 65534, False)]],
 )
-def test_a_directory_above_must_not_let_others_rename(
+def test_parent_directory_must_not_let_others_rename(
     mode: int, owner: int, is_safe: bool, depth: int, tmp_path: Path
 ) -> None:
     above = tmp_path / "above"
@@ -204,7 +204,7 @@ def test_a_directory_above_must_not_let_others_rename(
 
 
 @needs_root
-def test_a_group_that_may_rename_is_no_stranger_only_if_it_is_the_users_own(tmp_path: Path) -> None:
+def test_group_that_may_rename_must_be_the_users_own(tmp_path: Path) -> None:
     above = tmp_path / "above"
     above.mkdir()
     above.chmod(0o775)
@@ -216,7 +216,7 @@ def test_a_group_that_may_rename_is_no_stranger_only_if_it_is_the_users_own(tmp_
 
 @pytest.fixture
 def work(tmp_path: Path) -> Iterator[Path]:
-    """The working directory of a job, which must be as it is in the end."""
+    """Yields the working directory of a job, which must be unchanged afterwards."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "thesis").write_text("everything")
@@ -225,14 +225,12 @@ def work(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("which", "kind"), [("job", "directory for all"), ("kept", "link")])
-def test_a_wrapper_whose_directory_is_planted_touches_nothing(
-    kind: str, which: str, work: Path, tmp_path: Path
-) -> None:
+def test_wrapper_with_a_planted_directory_touches_nothing(kind: str, which: str, work: Path, tmp_path: Path) -> None:
     place = shared(tmp_path / "tmp")
     secrets_of_job = {"job": "1" * 32, "kept": "2" * 32}
     path = place / job_folder.on_this_host(secrets_of_job[which]).name
     plant(kind, path, tmp_path / "elsewhere")
-    # In a room of its own: a wrapper that confuses its directories may not end other processes.
+    # In its own PID namespace, because a wrapper that confuses its directories could end other processes.
     before = ["unshare", "--pid", "--fork", "--mount-proc"] * can_make_hosts()
     waiting = waiting_wrapper(place, "touch", "made", cwd=work, before=before)
     with subprocess.Popen(["sleep", "600"], cwd=work) as bystander:
@@ -273,7 +271,7 @@ def test_host_ranks_start_nothing_in_a_planted_directory(kind: str, which: str, 
 
 
 @needs_root
-def test_a_wrapper_hears_no_other_user(tmp_path: Path) -> None:
+def test_wrapper_ignores_other_users(tmp_path: Path) -> None:
     for above in (tmp_path, *list(tmp_path.parents)[:2]):
         above.chmod(above.stat().st_mode | 0o055)
     link = WrapperLink(tmp_path, {})
@@ -291,7 +289,7 @@ def test_a_wrapper_hears_no_other_user(tmp_path: Path) -> None:
 
 # ---- ports and sockets -----------------------------------------------------------------------------------------------
 
-# Opens every port of its arguments, says nothing, and stays; then tries the UNIX sockets.
+# Connects to every port in its arguments, sends nothing, and stays; then tries the UNIX sockets.
 CALLER = """
 import os, socket, sys, time
 held = []
@@ -320,8 +318,8 @@ print("fine", flush=True)
 """
 
 
-def listened_to(pids: list[int]) -> Iterator[int]:
-    """The ports that these processes listen to by TCP or UDP."""
+def listening_ports(pids: list[int]) -> Iterator[int]:
+    """Yields the TCP and UDP ports on which these processes listen."""
     sockets = set()
     for pid in pids:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -340,13 +338,13 @@ def listened_to(pids: list[int]) -> Iterator[int]:
 
 @needs_root
 @pytest.mark.parametrize("env", STARTERS)
-def test_a_job_on_one_host_listens_on_no_port_and_another_user_cannot_hold_it_up(env: dict[str, str], tmp_path: Path):
-    # Open for others as /tmp is, but for what the job itself protects.
+def test_job_on_one_host_has_no_port_and_other_users_cannot_block_it(env: dict[str, str], tmp_path: Path):
+    # Open to others like /tmp, except what the job itself protects.
     for folder in (tmp_path, *list(tmp_path.parents)[:3]):
         folder.chmod(folder.stat().st_mode | 0o055)
     job = start_program(tmp_path, MEETS, env=env)
     ours = [pid for pid, line in processes(job.mark).items() if not re.search(r"prterun|^\S*mpirun", line)]
-    with as_stranger(CALLER, job.tmp, *listened_to(ours)) as line:
+    with as_stranger(CALLER, job.tmp, *listening_ports(ours)) as line:
         (tmp_path / "go").touch()
         ended = job.finish()
     assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] fine", "fine"], ended

@@ -1,4 +1,4 @@
-"""The screen: what reaches it, in which pieces and when. No processes."""
+"""The screen: which output reaches it, in which pieces and when; tested without processes."""
 
 import io
 
@@ -11,7 +11,7 @@ from launch.screens import ERROR, ONEDNN, WARNING, screen_of
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
 
 
-def test_output_of_rank_0_passes_unchanged_in_any_pieces():
+def test_output_of_rank_0_passes_unchanged():
     data = bytes(range(256)) * 4 + b"\nTrace\nTraceback (most\n"
     for size in (1, 2, 7, 1000):
         out, err, _, (rank,) = screen_of(1)
@@ -39,7 +39,7 @@ def test_output_traceback_of_a_failure_is_held_back(rank: int, size: int):
     assert err.data == prefix + b"before\n"
 
 
-def test_output_traceback_of_a_rank_that_goes_on_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
+def test_output_traceback_of_a_continuing_rank_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(screen_module, "_TRACEBACK_SECONDS", 600.0)
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", TRACEBACK)
@@ -47,7 +47,7 @@ def test_output_traceback_of_a_rank_that_goes_on_is_shown_after_a_while(monkeypa
     monkeypatch.setattr(screen_module, "_TRACEBACK_SECONDS", -1.0)
     assert not rank.tick()
     assert err.data == TRACEBACK
-    rank.feed("err", TRACEBACK)  # the next one is held again
+    rank.feed("err", TRACEBACK)  # the next traceback is held again
     assert err.data == TRACEBACK
     rank.end(failed=False)
     assert err.data == TRACEBACK * 2
@@ -56,7 +56,7 @@ def test_output_traceback_of_a_rank_that_goes_on_is_shown_after_a_while(monkeypa
 UNCAUGHT = b'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    import x\nImportError: x\n'
 
 
-def test_output_traceback_that_goes_up_to_the_program_is_held_longer(monkeypatch: pytest.MonkeyPatch):
+def test_output_traceback_from_the_programs_top_is_held_longer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(screen_module, "_TRACEBACK_SECONDS", 0.0)
     _, err, _, ranks = screen_of(2)
     for each in ranks:
@@ -66,7 +66,7 @@ def test_output_traceback_that_goes_up_to_the_program_is_held_longer(monkeypatch
     assert err.data == b""
 
 
-def test_output_traceback_shown_in_place_is_still_that_of_the_failure(monkeypatch: pytest.MonkeyPatch):
+def test_output_shown_traceback_still_explains_the_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(screen_module, "_UNCAUGHT_SECONDS", 0.0)
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", b"unrelated\n" + UNCAUGHT)
@@ -77,7 +77,7 @@ def test_output_traceback_shown_in_place_is_still_that_of_the_failure(monkeypatc
 
 
 @pytest.mark.parametrize(("status", "later"), [(-9, b""), (3, b""), (None, b""), (1, b"step 1\n"), (1, b"\rstep 1")])
-def test_output_traceback_that_was_handled_is_not_that_of_the_failure(status: int | None, later: bytes, monkeypatch):
+def test_output_handled_traceback_does_not_explain_the_failure(status: int | None, later: bytes, monkeypatch):
     monkeypatch.setattr(screen_module, "_UNCAUGHT_SECONDS", 0.0)
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", UNCAUGHT)
@@ -87,14 +87,14 @@ def test_output_traceback_that_was_handled_is_not_that_of_the_failure(status: in
     assert err.data == UNCAUGHT + later
 
 
-def test_output_last_lines_keep_what_follows_a_warning_without_source_line():
+def test_output_last_lines_include_text_after_a_warning_without_source_line():
     _, _, _, (rank,) = screen_of(1)
     last = b"terminate called after throwing an instance of 'std::runtime_error'\n  what():  no such data\n"
     rank.feed("err", WARNING + b"<string>:1: UserWarning: foo\n" + last)
     assert rank.end(failed=True)[1].encode() == last
 
 
-def test_output_last_lines_are_what_was_written_at_the_end(monkeypatch: pytest.MonkeyPatch):
+def test_output_last_lines_are_the_last_written(monkeypatch: pytest.MonkeyPatch):
     _, _, _, (rank, other) = screen_of(2)
     rank.feed("err", b"long ago\n")
     monkeypatch.setattr(screen_module, "_PAUSE_SECONDS", 0.0)
@@ -105,7 +105,7 @@ def test_output_last_lines_are_what_was_written_at_the_end(monkeypatch: pytest.M
     assert other.end(failed=True)[1] == ""
 
 
-def test_output_traceback_inside_a_line_is_no_traceback():
+def test_output_traceback_text_inside_a_line_is_no_traceback():
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", b"said: ")
     rank.feed("err", TRACEBACK)
@@ -113,14 +113,14 @@ def test_output_traceback_inside_a_line_is_no_traceback():
 
 
 @pytest.mark.parametrize(("rank", "stream", "start"), [(0, "err", TRACEBACK), (1, "out", b"")])
-def test_output_without_an_end_is_shown_in_parts(rank: int, stream: str, start: bytes):
+def test_output_endless_traceback_is_shown_in_parts(rank: int, stream: str, start: bytes):
     out, err, _, ranks = screen_of(2)
     for data in (start, *[b"x" * 50_000] * 20):
         ranks[rank].feed(stream, data)
     assert len((out if stream == "out" else err).data) > 500_000
 
 
-def test_output_of_other_ranks_comes_in_whole_lines():
+def test_output_of_other_ranks_is_shown_in_complete_lines():
     out, _, _, ranks = screen_of(3)
     ranks[1].feed("out", b"a")
     ranks[2].feed("out", b"b")
@@ -131,7 +131,7 @@ def test_output_of_other_ranks_comes_in_whole_lines():
     assert out.data.endswith(b"[1] rest\n")
 
 
-def test_output_terminal_redraws_the_line_that_was_interrupted():
+def test_output_terminal_redraws_an_interrupted_line():
     out, _, screen, ranks = screen_of(2, terminal=True)
     ranks[0].feed("out", b"one\nstep 1\rstep 2")
     ranks[1].feed("out", b"hello\n")
@@ -147,7 +147,7 @@ def test_output_terminal_redraws_the_line_that_was_interrupted():
     assert out.data.endswith(b"unfinished\n")
 
 
-def test_output_file_is_not_torn_by_other_ranks(monkeypatch: pytest.MonkeyPatch):
+def test_output_file_lines_are_not_split_by_other_ranks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(screen_module, "_UNFINISHED_QUIET_SECONDS", 600.0)
     monkeypatch.setattr(screen_module, "_UNFINISHED_SECONDS", 600.0)
     out, _, screen, ranks = screen_of(2)
@@ -161,7 +161,7 @@ def test_output_file_is_not_torn_by_other_ranks(monkeypatch: pytest.MonkeyPatch)
     assert screen.tick() and out.data == b"half"
     ranks[0].feed("out", b" whole\n")
     assert out.data == b"half whole\n[1] other\n"
-    # A line that stays unfinished must not keep the others from being seen.
+    # An unfinished line must not hide the others.
     ranks[0].feed("out", b"prompt: ")
     ranks[1].feed("out", b"more\n")
     assert screen.tick() and out.data.endswith(b"prompt: ")

@@ -1,4 +1,4 @@
-"""What happens in a rank before its program: large imports go without collections, and nothing else is noticed."""
+"""A rank's startup before its program: garbage collection is off during large imports, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print([p for p in sys.path if p.endswith("launch/rank/rank_start")], os.environ.
 """
 
 
-def test_rank_start_imports_large_packages_without_collections(tmp_path: Path) -> None:
+def test_rank_start_imports_large_packages_without_garbage_collection(tmp_path: Path) -> None:
     for name in ("keras", "other"):
         (tmp_path / f"{name}.py").write_text("import gc\nenabled = gc.isenabled()")
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.before = 'of the program'")
@@ -31,7 +31,7 @@ def test_rank_start_imports_large_packages_without_collections(tmp_path: Path) -
     assert done.stdout.splitlines() == ["False True 0 False", f"[] {tmp_path} of the program"]
 
 
-def test_prepare_start_lets_a_spare_wait_first() -> None:
+def test_prepare_start_makes_a_spare_wait_first() -> None:
     environment = {"PYTHONPATH": "/of/the/program"}
     rank_environment.prepare_start(environment, is_spare=True)
     assert environment["PYTHONPATH"].split(":") == [str(START.with_name("spare_start")), str(START), "/of/the/program"]

@@ -1,6 +1,6 @@
-"""Ranks that are killed in the middle of a job whose program goes on without them: keras_ddl.regroup.
+"""Ranks killed in the middle of a job whose program continues without them: keras_ddl.regroup.
 
-What the launcher decides meanwhile is in test_supervisor.py.
+test_supervisor.py tests the launcher's decisions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from launch.launching import Ended, run_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
-# Sums of 300 steps. A step that was not finished on all ranks is made again by those that are left; one that some have
-# finished is taken from them. PLAN is {rank: [step, how it ends]}, by the numbers of the launcher.
+# Adds up 300 steps. The remaining ranks repeat a step that no rank has finished; if some have finished it, the others
+# take its result from them. PLAN is {rank: [step, how the rank ends]}, by launch ranks.
 PROGRAM = """
 import json, signal
 import numpy as np
@@ -66,19 +66,19 @@ def left(ended: Ended) -> list[list]:
 
 
 @pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.long) for rank in (1, 2))])
-def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
+def test_survivors_continue_after_a_kill(rank: int, tmp_path: Path) -> None:
     ended = job(tmp_path, 3, 2, {rank: (100, "kill")})
     others = [each for each in range(3) if each != rank]
     total = 300 * 299 / 2
     assert left(ended) == [[each, place, total, [3, 2]] for place, each in enumerate(others)], ended
     assert f"keras-ddl: rank {rank} was lost (killed by SIGKILL); 2 ranks continue." in ended.err, ended
     prefixes = re.findall(r"^\[(.*?)\] ", ended.out, re.MULTILINE)
-    # The first of those that are left is shown as rank 0 was, the other one by what rank() is there, and its number.
+    # The first of the remaining ranks is shown like rank 0, the other one with its new rank and its launch rank.
     assert [each for each in prefixes if each != "1, was 2"] == (["1"] if rank == 2 else []), ended
     assert len(prefixes) == 1, ended
     assert "Traceback" not in ended.err, ended
 
 
-def test_regroup_is_refused_where_the_launcher_ends_the_job(tmp_path: Path) -> None:
+def test_regroup_is_refused_if_the_launcher_ends_the_job(tmp_path: Path) -> None:
     ended = run_program(tmp_path, "import keras_ddl\nkeras_ddl.init()\nkeras_ddl.regroup()")
     assert ended.status == 1 and "-np MIN:MAX" in ended.err.splitlines()[-1], ended

@@ -1,4 +1,4 @@
-"""Warnings that several ranks write are shown once. No processes."""
+"""Warnings of several ranks are shown once; tested without processes."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_output_warning_of_all_ranks_is_shown_once_as_rank_0_wrote_it(order, min
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_output_warning_of_some_ranks_is_shown_with_them(size: int, monkeypatch: pytest.MonkeyPatch):
+def test_output_warning_of_some_ranks_names_them(size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(repeated_warnings, "_WAIT_SECONDS", 600.0)
     _, err, screen, ranks = screen_of(4)
     for rank in (3, 1):
@@ -44,7 +44,7 @@ def test_output_warning_of_some_ranks_is_shown_with_them(size: int, monkeypatch:
     assert err.data == b"[2] other\n" + prefixed(b"1,3", WARNING)
 
 
-def test_output_each_repetition_counts_and_other_texts_stay():
+def test_output_counts_repetitions_and_keeps_other_text():
     _, err, screen, ranks = screen_of(2)
     ranks[0].feed("err", WARNING)
     ranks[1].feed("err", WARNING * 2 + b"only here: no warning\n" + WARNING.replace(b"slow", b"rank 1"))
@@ -53,7 +53,7 @@ def test_output_each_repetition_counts_and_other_texts_stay():
     assert err.data == WARNING + b"[1] only here: no warning\n" + once + other
 
 
-def test_output_what_only_looks_like_a_warning_is_not_kept_back_for_long(monkeypatch: pytest.MonkeyPatch):
+def test_output_text_like_a_warning_is_not_held_for_long(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(repeated_warnings, "_WAIT_SECONDS", 600.0)
     monkeypatch.setattr(repeated_warnings, "_REST_SECONDS", 600.0)
     _, err, screen, ranks = screen_of(2)

@@ -1,4 +1,4 @@
-"""keras-ddl run --restarts: a job that is started again, and where. Whether it is: test_supervisor.py."""
+"""keras-ddl run --restarts: how and where a job is restarted. test_supervisor.py tests whether it is."""
 
 from pathlib import Path
 
@@ -23,10 +23,10 @@ if N == 0:
 
 @pytest.mark.parallel
 @pytest.mark.quiet
-def test_next_attempt_has_new_ranks_and_the_directory_of_the_job(tmp_path: Path):
+def test_next_attempt_has_new_ranks_and_the_same_job_directory(tmp_path: Path):
     ended = run_program(tmp_path, KILLED, "--restarts", "2")
     assert ended.status == 0, ended
-    # What attempts leave in the directory of the job is there for the next one; `run` looks that it goes at the end.
+    # The job directory survives an attempt; `run` checks that it is removed at the end.
     assert [line for line in ended.out.splitlines() if line[0] != "["] == ["attempt 0:", "attempt 1: seen-0-0"], ended
     assert "keras-ddl: restart 1 of 2, with 2 ranks (rank 1: killed by SIGKILL)\n" in ended.err, ended
 
@@ -37,7 +37,7 @@ def test_placement_leaves_out_lost_hosts_while_enough_ranks_remain():
     assert placement.first(hosts) == (6, hosts)
     placement.lost.add("h1")
     assert placement.later(hosts) == (4, (hosts[0], hosts[2]))
-    placement.lost.add("h2")  # two ranks would be too few: all are tried again
+    placement.lost.add("h2")  # two ranks would be too few, so all hosts are tried again
     assert placement.later(hosts) == (6, hosts)
     unbounded = Placement(6, hosts)
     assert unbounded.first(hosts) == (6, hosts)
@@ -55,9 +55,9 @@ def test_placement_follows_a_script_between_its_bounds():
     assert placement.later(parse_hosts("h0:8")) == (6, parse_hosts("h0:8"))
     placement.lost.add("h1")
     assert placement.later(parse_hosts("h0:2,h1:2")) == (2, parse_hosts("h0:2"))
-    placement.later(parse_hosts("h0:2"))  # the script has noticed
+    placement.later(parse_hosts("h0:2"))  # as the script reports
     assert placement.later(parse_hosts("h0:2,h1:2")) == (4, parse_hosts("h0:2,h1:2"))
-    # Without bounds the number of ranks stays.
+    # Without bounds the number of ranks is fixed.
     constant = Placement(2, (), Discovery("hosts"))
     assert constant.first(parse_hosts("h0:4")) == (2, parse_hosts("h0:4"))
     assert constant.later(parse_hosts("h0:1")) is None
@@ -75,14 +75,14 @@ def test_host_of_rank_counts_slots():
     assert [host_of_rank(hosts, rank) for rank in range(4)] == ["h0", "h0", "h1", None]
 
 
-def test_placement_knows_which_hosts_would_make_a_difference():
+def test_placement_knows_which_changes_of_hosts_matter():
     placement = Placement(2, (), Discovery("hosts"), min_ranks=1, max_ranks=3)
     ranks, hosts = placement.first(parse_hosts("h0:1,h1:1"))
     placement.lost.add("h3")
     for text, changes in (
         ("h0:1,h1:1", False),
         ("h1:1,h0:1", False),
-        ("h1:1,h0:1,h3:1", False),  # it is lost
+        ("h1:1,h0:1,h3:1", False),  # h3 is lost
         ("h0:1,h1:2", True),
         ("h0:1", True),
         ("h0:1,h1:1,h2:1", True),
@@ -93,7 +93,7 @@ def test_placement_knows_which_hosts_would_make_a_difference():
     assert placement.later(parse_hosts("h1:1,h0:1")) == (2, hosts)
 
 
-def test_discovery_reads_what_a_script_prints(tmp_path: Path):
+def test_discovery_reads_a_scripts_output(tmp_path: Path):
     def script(text: str) -> Discovery:
         return Discovery(f"{write_script(tmp_path / 'hosts', text)} argument", slots=4)
 

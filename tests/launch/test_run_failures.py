@@ -1,6 +1,6 @@
-"""keras-ddl run when a rank fails: everything ends soon, the first failure is explained last, nothing is left.
+"""keras-ddl run when a rank fails: the job ends soon, the first failure is explained last, and nothing is left behind.
 
-What the launcher makes of what its ranks report is in test_supervisor.py. Here real ranks report it.
+test_supervisor.py tests the launcher's conclusions from reports. Here real ranks send the reports.
 """
 
 import os
@@ -27,18 +27,18 @@ time.sleep(600)
     header, *_, last = ended.err.splitlines()
     assert re.fullmatch(r"keras-ddl: rank 1 on host .* failed first, .*\(exit status 1\):", header), ended
     assert last == "ValueError: no such thing: 42", ended
-    assert ended.err.count("Traceback") == 1 and ended.err.count("no such thing") == 2, ended  # and the line of code
+    assert ended.err.count("Traceback") == 1 and ended.err.count("no such thing") == 2, ended  # also in the code line
 
 
-def test_run_rank_that_ends_before_all_have_met_is_named(tmp_path: Path):
+def test_run_names_a_rank_that_ends_before_all_have_met(tmp_path: Path):
     ended = run_program(tmp_path, "import keras_ddl\nif RANK == 1: sys.exit(0)\nkeras_ddl.init()")
     assert ended.status == 1, ended
     assert "RankLostError: rank 1 has left: its program ended before all ranks had connected" in ended.err, ended
 
 
-def test_run_cause_is_the_rank_that_left_the_others_waiting(tmp_path: Path):
-    # Not rank 0, which hears that rank 1 has left. Rank 2 raises an error of its own with that text, as PyTorch does,
-    # whose code in C++ keeps an exception's text alone.
+def test_run_blames_the_rank_that_left_the_others_waiting(tmp_path: Path):
+    # Not rank 0, which reports that rank 1 has left. Rank 2 raises its own error with that text, like PyTorch,
+    # whose C++ code keeps only an exception's text.
     source = """
 import keras_ddl
 keras_ddl.init()
@@ -53,10 +53,10 @@ raise ValueError(f"of C++: {text} [at line 7]")
     ended = run_program(tmp_path, source, np=3)
     assert ended.status == 3, ended
     assert re.search("rank 1 on host .* failed first, .*: ended with exit status 3", ended.err), ended
-    assert "RankLostError" not in ended.err, ended  # they can only guess
+    assert "RankLostError" not in ended.err, ended  # those errors are only consequences
 
 
-def test_run_rank_that_ends_with_status_0_in_mid_job_is_named(tmp_path: Path):
+def test_run_names_a_rank_that_ends_with_status_0_in_the_middle(tmp_path: Path):
     source = """
 import keras_ddl
 keras_ddl.init()
@@ -105,9 +105,7 @@ model.fit(x, np.full(8, 7) if KIND == "label" else x[:, :1], batch_size=4, callb
         ("label", "", " [[{{node ", 12),
     ],
 )
-def test_run_shows_of_a_mistake_the_frames_of_the_program_and_one_message(
-    kind: str, who: str, last: str, most: int, tmp_path: Path
-):
+def test_run_shows_the_programs_frames_and_one_message(kind: str, who: str, last: str, most: int, tmp_path: Path):
     env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = run_program(tmp_path, MISTAKES, words=[kind], env=env)
     lines = [line for line in ended.err.splitlines() if not re.match(r"\s*\^+$|\[1\]|WARNING: All log|[IWE]0000", line)]
@@ -120,7 +118,7 @@ def test_run_shows_of_a_mistake_the_frames_of_the_program_and_one_message(
 
 
 @pytest.mark.long
-def test_run_notes_of_tensorflow_come_once_where_wanted_and_explain_no_failure(tmp_path: Path):
+def test_run_shows_tensorflows_notes_once_and_not_as_a_cause(tmp_path: Path):
     source = """
 import signal, keras, tensorflow as tf
 tf.constant(1)
@@ -133,13 +131,13 @@ time.sleep(600)
     assert ended.status == 128 + 9, ended
     for note in ("InitializeLog", "oneDNN", "cpu_feature_guard", "To enable the following instructions"):
         assert ended.err.count(note) <= 1, ended
-    assert "InitializeLog" in ended.err  # else this shows nothing: TensorFlow has become silent
+    assert "InitializeLog" in ended.err  # otherwise this test is void, because TensorFlow prints no notes
     cause, meaning = ended.err.splitlines()[-2:]
     assert cause.endswith("failed first, and the job was ended: killed by SIGKILL"), ended
     assert meaning.startswith("SIGKILL comes from another process"), ended
 
 
-def test_run_killed_wrapper_takes_its_program_along(tmp_path: Path):
+def test_run_killed_wrapper_ends_its_program(tmp_path: Path):
     source = "Path(f'ppid-{RANK}').write_text(str(os.getppid())); here('up')\ntime.sleep(600)"
     started = start_program(tmp_path, source)
     os.kill(int((tmp_path / "ppid-1").read_text()), signal.SIGKILL)
@@ -148,7 +146,7 @@ def test_run_killed_wrapper_takes_its_program_along(tmp_path: Path):
     assert "rank 1 on host" in ended.err and "sent no report of its end" in ended.err, ended
 
 
-def test_run_detached_grandchildren_do_not_survive(tmp_path: Path):
+def test_run_leaves_no_detached_grandchildren(tmp_path: Path):
     source = """
 import subprocess
 subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
@@ -160,8 +158,8 @@ print("started")
 
 
 @pytest.mark.long
-def test_run_mpi_program_without_keras_ddl_that_fails_is_ended(tmp_path: Path):
-    # By mpi4py's own runner: otherwise rank 1 would wait in MPI_Finalize for rank 0, which waits for it in the barrier.
+def test_run_ends_a_failing_mpi_program_without_keras_ddl(tmp_path: Path):
+    # With mpi4py's own runner; otherwise rank 1 would wait in MPI_Finalize for rank 0, which waits in the barrier.
     program = write_program(
         tmp_path,
         "from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1: raise ValueError('in MPI')\nMPI.COMM_WORLD.Barrier()",
@@ -170,7 +168,7 @@ def test_run_mpi_program_without_keras_ddl_that_fails_is_ended(tmp_path: Path):
     assert ended.status != 0 and ended.err.splitlines()[-1].endswith("ValueError: in MPI"), ended
 
 
-def test_run_mpi_program_in_ranks_without_mpi_is_never_alone(tmp_path: Path):
+def test_run_refuses_mpi_programs_in_ranks_without_mpi(tmp_path: Path):
     ended = run_program(tmp_path, "from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)")
     assert ended.status == 1 and ended.out == "", ended
     assert "this rank was started without MPI; use keras-ddl run --mpirun mpirun" in ended.err, ended
@@ -196,7 +194,7 @@ def test_run_program_that_cannot_be_executed_is_a_clear_error(tmp_path: Path):
 
 
 @pytest.mark.parametrize("env", STARTERS)
-def test_run_mpirun_that_dies_is_no_success(env: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path):
+def test_run_fails_if_mpirun_dies(env: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path):
     started = start_program(tmp_path, "here('up')\ntime.sleep(600)", env=env)
     os.kill(starter(started.mark), signal.SIGKILL)
     ended = started.finish()

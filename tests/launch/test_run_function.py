@@ -1,4 +1,4 @@
-"""keras_ddl.run: functions on ranks, their results and their exceptions."""
+"""keras_ddl.run: functions on ranks, their results and exceptions."""
 
 import io
 import os
@@ -29,12 +29,10 @@ def number() -> int:
     return int(os.environ["OMPI_COMM_WORLD_RANK"])
 
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's: the ranks cannot import this module
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as in a notebook: ranks cannot import this module
 
 
-def test_run_function_returns_results_by_rank_and_shows_output_as_it_comes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_run_function_returns_results_by_rank_and_streams_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     closed_over, blob, shown = {"offset": 100}, os.urandom(5_000_000), tmp_path / "shown"
 
@@ -47,7 +45,7 @@ def test_run_function_returns_results_by_rank_and_shows_output_as_it_comes(
 
     def work(base, data, *, scale):
         rank = number()
-        print("hello from", rank)  # not flushed: to a pipe, Python alone would keep it until the end
+        print("hello from", rank)  # not flushed: Python would buffer it until the end
         while not shown.exists():
             time.sleep(0.01)
         print("error of", rank, file=sys.stderr)
@@ -62,13 +60,13 @@ def test_run_function_returns_results_by_rank_and_shows_output_as_it_comes(
     assert sorted(err.getvalue().splitlines()) == ["[1] error of 1", "[2] error of 2", "error of 0"]
 
 
-def test_run_function_raises_the_exception_of_the_rank():
+def test_run_function_raises_the_ranks_exception():
     def work():
         if number() == 1:
             raise OwnError("this", "that")
         time.sleep(600)
 
-    # OwnError cannot be rebuilt from its arguments: only what was raised and why can be told.
+    # OwnError cannot be rebuilt from its arguments, so only its text and cause are known.
     with pytest.raises(RankError, match="OwnError: this and that") as caught:
         keras_ddl.run(work, np=2)
     assert "in work" in str(caught.value) and "rank 1 on host" in str(caught.value)
@@ -103,7 +101,7 @@ def test_run_function_that_takes_too_long_raises_deadline_error():
 
 
 @pytest.mark.long
-def test_run_function_is_called_again_after_a_failure():
+def test_run_function_can_be_called_again_after_a_failure():
     def work(base):
         attempt = int(os.environ["KERAS_DDL_RESTART"])
         if number() == 1 and attempt == 0:
@@ -115,7 +113,7 @@ def test_run_function_is_called_again_after_a_failure():
     assert "restart 1 of 1, with 2 ranks (rank 1: killed by SIGKILL)" in err.getvalue()
 
 
-def test_run_function_that_cannot_travel_is_a_clear_error():
+def test_run_function_that_cannot_be_pickled_is_a_clear_error():
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="must be picklable, to be sent to the ranks. Received: .*closure.*lock"):
         keras_ddl.run(closure(lock), np=2)
@@ -135,14 +133,14 @@ def closure(lock):
 
 
 @pytest.mark.long
-def test_run_function_must_return_what_can_travel_and_start_no_ranks_of_its_own():
+def test_run_function_must_return_picklable_values_and_start_no_ranks():
     with pytest.raises(LaunchError, match="The result of fn must be picklable. Received: Lock|lock on rank 0"):
         keras_ddl.run(lambda: __import__("threading").Lock(), np=1)
     with pytest.raises(LaunchError, match="must not be called by a rank of a job"):
         keras_ddl.run(lambda: keras_ddl.run(number, np=2), np=1)
 
 
-def test_run_function_finds_modules_where_the_caller_does_and_can_be_interrupted(tmp_path: Path):
+def test_run_function_finds_the_callers_modules_and_can_be_interrupted(tmp_path: Path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "my_own_module.py").write_text("def f(x): return x + 1\n")
     source = """

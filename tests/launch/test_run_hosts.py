@@ -1,4 +1,4 @@
-"""keras-ddl run on several hosts, played by UTS namespaces: host names and processes of their own, one network."""
+"""keras-ddl run on several hosts, simulated by UTS namespaces: separate host names and processes, one network."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from keras_ddl.config import Seconds
 from launch.launching import Started, kill, processes, run, write_program, write_script
 
 AGENT = """
-# In place of ssh: [options] HOST COMMAND...
+# Replaces ssh: [options] HOST COMMAND...
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
 MORE
@@ -24,7 +24,7 @@ exec unshare --uts bash -c 'hostname "$0"; exec bash -c "$*"' "$host" "$@"
 
 
 def write_agent(folder: Path, more: str = "") -> str:
-    """Writes what takes ssh's place, and does `more` before the command; returns its path."""
+    """Writes a replacement for ssh that does `more` before the command; returns its path."""
     return write_script(folder / "agent", AGENT.replace("MORE", more))
 
 
@@ -66,13 +66,13 @@ time.sleep(600)
 
 @pytest.mark.long
 def test_run_hosts_restarts_without_a_lost_host(on_hosts: list[str], tmp_path: Path):
-    # mpirun itself ends with status 0 when a host is gone.
+    # mpirun itself ends with status 0 if a host is lost.
     source = 'here("up"); print(RANK, "of", os.environ["OMPI_COMM_WORLD_SIZE"], flush=True)\n'
     source += 'if os.environ["KERAS_DDL_RESTART"] == "0": time.sleep(600)'
     program = write_program(tmp_path, source)
     started = Started([*on_hosts, "--restarts", "2", "-np", "2:", "python", program], tmp_path)
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
-    started.may_leave = ("prted.", "keras_ddl-")  # nobody is left on that host to remove it
+    started.may_leave = ("prted.", "keras_ddl-")  # no process is left on that host to remove it
     kill_host(started.mark, "h1")
     ended = started.finish()
     assert ended.status == 0, ended
@@ -81,7 +81,7 @@ def test_run_hosts_restarts_without_a_lost_host(on_hosts: list[str], tmp_path: P
 
 
 def kill_host(mark: str, name: str) -> None:
-    """Kills everything on the host at once, as a power cut would."""
+    """Kills everything on the host at once, like a power cut."""
     victims = []
     for pid in processes(mark):
         shown = subprocess.run(["nsenter", "--uts", "--target", str(pid), "hostname"], capture_output=True, text=True)
@@ -104,7 +104,7 @@ def test_run_hosts_with_hydra(on_hosts: list[str], tmp_path: Path):
     assert sorted(ended.out.splitlines()) == ["0 h0", "[1] 1 h0", "[2] 2 h1", "[3] 3 h1"], ended
 
 
-# A host with other versions, clock and shared memory: what its wrapper tells is changed on the way.
+# Changes the facts of host h1: versions, clock and shared memory.
 OTHER_FACTS = """
 import socket, time
 if socket.gethostname() == "h1":
@@ -123,7 +123,7 @@ def with_other_h1(tmp_path: Path, changed: str, seconds_ahead: float = 0.0) -> d
     return {"PYTHONPATH": python_path(folder)}
 
 
-def test_run_hosts_of_other_versions_start_nothing(on_hosts: list[str], tmp_path: Path):
+def test_run_hosts_with_different_versions_start_nothing(on_hosts: list[str], tmp_path: Path):
     program = write_program(tmp_path, "here('up')")
     env = with_other_h1(tmp_path, '"Keras": "3.1.0", "shm": 4096')
     ended = run([*on_hosts, "--restarts", "3", "python", program], tmp_path, env=env)
@@ -136,7 +136,7 @@ def test_run_hosts_of_other_versions_start_nothing(on_hosts: list[str], tmp_path
     assert "restart" not in ended.err, ended
 
 
-# Beside each daemon: ends a second after it, and then removes its file.
+# Runs beside each daemon, ends a second after it, and then removes its file.
 LATE = r"""
 touch "$TMPDIR/late.$$"
 setsid bash -c 'while kill -0 $0; do sleep 0.1; done; sleep 1; rm "$TMPDIR/late.$0"' $$ </dev/null >/dev/null 2>&1 &
@@ -144,16 +144,16 @@ setsid bash -c 'while kill -0 $0; do sleep 0.1; done; sleep 1; rm "$TMPDIR/late.
 
 
 @pytest.mark.long
-def test_run_hosts_waits_for_daemons_that_end_late(on_hosts: list[str], tmp_path: Path):
-    # Open MPI's daemons remove their directories when mpirun has ended, on a busy host a second or two later.
+def test_run_hosts_waits_for_late_daemons(on_hosts: list[str], tmp_path: Path):
+    # Open MPI's daemons remove their directories after mpirun has ended, a second or two later on a busy host.
     write_agent(tmp_path, LATE)
     env = with_other_h1(tmp_path, '"Keras": "3.1.0"')
-    ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)  # looks for what is left
+    ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)  # checks for leftovers
     assert ended.status == 1 and "versions of Keras" in ended.err, ended
 
 
 @pytest.mark.long
-def test_run_hosts_with_another_clock_are_warned_of(on_hosts: list[str], tmp_path: Path):
+def test_run_hosts_warns_of_a_different_clock(on_hosts: list[str], tmp_path: Path):
     env = with_other_h1(tmp_path, "", seconds_ahead=60.0)
     program = write_program(
         tmp_path,
@@ -171,15 +171,15 @@ print(RANK, "ahead by", round(host_facts.measured_clock()["offset"], -1))
 
 
 SSH = """
-# ssh -G HOST says where ssh would connect to.
+# ssh -G HOST prints where ssh would connect to.
 if [[ $1 == -G ]]; then echo "hostname 127.0.0.1"; echo "port PORT"; exit; fi
 sleep 600
 """
 
 
-def test_run_host_that_does_not_answer_ends_the_job_in_seconds(tmp_path: Path):
+def test_run_unreachable_host_ends_the_job_in_seconds(tmp_path: Path):
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))  # and nobody listens
+        sock.bind(("127.0.0.1", 0))  # and nothing listens
         ssh = tmp_path / "bin" / "ssh"
         ssh.parent.mkdir()
         write_script(ssh, SSH.replace("PORT", str(sock.getsockname()[1])))
@@ -190,7 +190,7 @@ def test_run_host_that_does_not_answer_ends_the_job_in_seconds(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_run_preflight_can_be_left_out(on_hosts: list[str], tmp_path: Path):
+def test_run_preflight_can_be_skipped(on_hosts: list[str], tmp_path: Path):
     env = with_other_h1(tmp_path, '"Keras": "3.1.0"') | {"KERAS_DDL_PREFLIGHT": "0"}
     ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)
     assert ended.status == 0, ended

@@ -1,4 +1,4 @@
-"""keras-ddl run removes what the libraries of its ranks leave when a rank is ended by a signal."""
+"""keras-ddl run removes what a rank's libraries leave behind when a signal ends the rank."""
 
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ time.sleep(600)
 
 
 @pytest.mark.long
-def test_run_removes_the_code_that_tensorflow_has_generated(tmp_path: Path):
+def test_run_removes_code_generated_by_tensorflow(tmp_path: Path):
     source = """
 from keras_ddl.compat.tensorflow import tf
 @tf.function
@@ -43,7 +43,7 @@ def f(x):
 f(tf.constant(1))
 os.kill(os.getpid(), 9)
 """
-    ended = run_program(tmp_path, source, np=1)  # which looks into the directory
+    ended = run_program(tmp_path, source, np=1)  # checks the directory
     assert ended.status == 128 + 9, ended
 
 

@@ -1,4 +1,4 @@
-"""keras-ddl run when nobody can read its output any more: the job is ended, or goes on, and leaves nothing behind."""
+"""keras-ddl run when its output can no longer be read: the job ends or continues, and leaves nothing behind."""
 
 import os
 import pty
@@ -12,7 +12,7 @@ from launch.launching import Started, run_program, start_program, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
-# With the memory that ranks share.
+# Uses the ranks' shared memory, too.
 TALKS = """
 import keras_ddl
 keras_ddl.init()
@@ -25,7 +25,7 @@ while True:
 
 
 @pytest.mark.parametrize("what", ["terminal", "reader"])
-def test_run_ends_and_leaves_nothing_when_nobody_is_left_to_read(what: str, tmp_path: Path):
+def test_run_ends_and_leaves_nothing_if_nobody_reads_its_output(what: str, tmp_path: Path):
     ours, theirs = pty.openpty() if what == "terminal" else os.pipe()
     streams = {"stdout": theirs, "stderr": theirs} if what == "terminal" else {"stdout": theirs}
     started = start_program(tmp_path, TALKS, **streams)
@@ -43,7 +43,7 @@ sys.exit(3 if RANK == 1 else 0)
 
 
 @pytest.mark.parametrize("closed", [">&-", pytest.param(">&- 2>&- <&-", marks=pytest.mark.long)])
-def test_run_without_a_standard_stream_runs_the_job(closed: str, tmp_path: Path):
+def test_run_works_without_a_standard_stream(closed: str, tmp_path: Path):
     words = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", "2", "python", write_program(tmp_path, ENDS)]
     shell = ["-c", f"import os; os.execvp('sh', ['sh', '-c', 'exec \"$@\" {closed}', 'sh', *{words!r}])"]
     ended = Started([], tmp_path, main=shell).finish()
@@ -51,7 +51,7 @@ def test_run_without_a_standard_stream_runs_the_job(closed: str, tmp_path: Path)
     assert "2>&-" in closed or "ended with exit status 3" in ended.err, ended
 
 
-def test_run_goes_on_when_its_output_cannot_be_stored(tmp_path: Path):
+def test_run_continues_if_its_output_cannot_be_stored(tmp_path: Path):
     with Path("/dev/full").open("wb") as full:
         ended = run_program(tmp_path, ENDS, stdout=full)
     assert ended.status == 3, ended
@@ -60,8 +60,8 @@ def test_run_goes_on_when_its_output_cannot_be_stored(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_run_survives_its_terminal_when_hangups_are_ignored(tmp_path: Path):
-    # As by nohup.
+def test_run_survives_its_terminal_if_hangups_are_ignored(tmp_path: Path):
+    # As with nohup.
     ours, theirs = pty.openpty()
     source = """
 here("up")

@@ -1,4 +1,4 @@
-"""keras-ddl run: what is shown of the ranks' output, and how. Without processes: test_output.py."""
+"""keras-ddl run: how the ranks' output is shown. test_output.py tests it without processes."""
 
 import os
 import pty
@@ -17,8 +17,8 @@ from launch.launching import LIMIT_SECONDS, Started, run_program, write_program
 pytestmark = pytest.mark.parallel
 
 
-def test_run_tells_ranks_the_settings_and_shows_and_keeps_their_output(tmp_path: Path):
-    # Ranks write halves of lines in turn: without whole lines, they would be mixed.
+def test_run_passes_settings_and_shows_and_saves_output(tmp_path: Path):
+    # Ranks write halves of lines in turn, which would be mixed if they were not joined.
     source = """
 os.write(2, b"to stderr\\n")
 data = sys.stdin.buffer.read()
@@ -45,8 +45,8 @@ here(f"{os.getsid(0)}-{os.getpgid(0)}")
         log = (tmp_path / "logs" / "here" / f"rank-{rank}.log").read_text()
         assert f"line 19 of rank {rank}\n" in log and "to stderr" in log
     assert sorted(ended.err.splitlines()) == ["[1] to stderr", "[2] to stderr", "to stderr"]
-    if find().family != HYDRA:  # MPICH itself makes a session for every rank
-        # Linux may let ranks of several sessions wait for each other's threads for seconds; a group can be signalled.
+    if find().family != HYDRA:  # MPICH itself creates a session for every rank
+        # Linux may delay threads of ranks in different sessions for seconds; and a group can be signalled.
         sessions, groups, _ = zip(*(path.name.split("-") for path in tmp_path.glob("*-*-?")))
         assert (len(sessions), len(set(sessions)), len(set(groups))) == (3, 1, 3)
 
@@ -57,11 +57,11 @@ def test_run_with_an_unread_stdin_ends(tmp_path: Path):
     assert ended.status == 0, ended
 
 
-def test_run_output_that_cannot_be_saved_ends_no_job(tmp_path: Path):
+def test_run_continues_if_output_cannot_be_saved(tmp_path: Path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "rank-0.log").symlink_to("/dev/full")
-    (logs / "rank-1.log").mkdir()  # which cannot be opened at all
+    (logs / "rank-1.log").mkdir()  # cannot be opened at all
     ended = run_program(tmp_path, "print('out of', RANK, flush=True)", "--output-dir", "logs")
     assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] out of 1", "out of 0"], ended
     assert ended.err.count("rank 0's log file is incomplete: [Errno 28] No space left on device") == 1, ended
@@ -69,7 +69,7 @@ def test_run_output_that_cannot_be_saved_ends_no_job(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_run_timeline_on_a_full_disk_ends_no_job(tmp_path: Path):
+def test_run_continues_if_the_timelines_disk_is_full(tmp_path: Path):
     source = """
 import numpy as np
 from keras_ddl import communicator
@@ -85,7 +85,7 @@ print("done", flush=True)
     assert "could not be written completely" in ended.err, ended
 
 
-def test_run_progress_bar_of_rank_0_stays_in_place_on_a_terminal_whose_size_it_follows(tmp_path: Path):
+def test_run_progress_bar_of_rank_0_stays_in_place_and_follows_the_terminals_size(tmp_path: Path):
     source = """
 if RANK == 0:
     print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size(), flush=True)
@@ -101,7 +101,7 @@ else:
 
     def resize(fd, process):
         os.system(f"stty cols 77 < {os.ttyname(fd)}")
-        process.send_signal(signal.SIGWINCH)  # it is not our controlling terminal
+        process.send_signal(signal.SIGWINCH)  # because it is not the controlling terminal
 
     status, shown = on_terminal(
         ["run", "-np", "2", "python", write_program(tmp_path, source)],
@@ -113,13 +113,13 @@ else:
     text = shown.decode()
     assert status == 0, text
     assert "True True 111 33\r\n" in text and "[1] False\r\n" in text, text
-    # The bar's line is erased, the other line shown, and the bar drawn again as it was.
+    # The bar's line is erased, the other line is shown, and the bar is drawn again.
     assert re.search(r"step (\d+)/10\r\x1b\[K\[1\] in between\r\n(\rstep |step )?\1", text), text
     assert text.endswith("step 10/10 done\r\n"), text
 
 
 @pytest.mark.long
-def test_run_shows_the_next_rank_in_the_place_of_a_rank_0_that_was_lost(tmp_path: Path):
+def test_run_shows_the_new_rank_0_in_place_of_the_lost_one(tmp_path: Path):
     program = write_program(
         tmp_path,
         """
@@ -145,9 +145,9 @@ print("\\rbar 2/2", RANK, keras_ddl.rank(), sys.stdin.read() == "", os.get_termi
 
 
 def on_terminal(arguments, folder, *, rows, columns, when=None):
-    """Runs keras-ddl with a terminal as stdin, stdout and stderr. Returns (status, what it showed).
+    """Runs keras-ddl with a terminal as stdin, stdout and stderr. Returns (status, its output).
 
-    `when`: a condition on what was shown so far, and what to do once with the terminal and the process as it holds.
+    `when`: a condition on the output so far, and a function to call once, with the terminal and the process.
     """
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "rows", str(rows), "cols", str(columns)], stdin=theirs, check=True)

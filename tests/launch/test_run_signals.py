@@ -1,6 +1,6 @@
-"""keras-ddl run: SIGINT and SIGTERM end everything; a launcher that is killed leaves nothing.
+"""keras-ddl run: SIGINT and SIGTERM end everything; a killed launcher leaves nothing behind.
 
-What the launcher decides when a signal comes is in test_supervisor.py. Here are its wrappers and real processes.
+test_supervisor.py tests the launcher's decisions. Here are its wrappers and real processes.
 """
 
 import os
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 SLEEPER = "here('up')\ntime.sleep(600)"
 
 
-# A launcher that gives ranks longer to clean up after Ctrl-C than a test may take.
+# A launcher whose grace period after Ctrl-C exceeds a test's time limit.
 PATIENT = """
 import sys
 from keras_ddl import config
@@ -56,7 +56,7 @@ here("up"); time.sleep(600)
 """
 
 
-def test_run_sigterm_gives_ranks_time_to_save_and_kills_those_that_need_more(tmp_path: Path):
+def test_run_sigterm_gives_ranks_time_to_save_then_kills_them(tmp_path: Path):
     started = start_program(tmp_path, NOTICED, "--grace", "3", words=["slow"])
     started.process.terminate()
     ended = started.finish()
@@ -65,8 +65,8 @@ def test_run_sigterm_gives_ranks_time_to_save_and_kills_those_that_need_more(tmp
     assert "the ranks ended with status 75 and ask to be started again" in ended.err, ended
 
 
-def test_run_sigusr1_is_passed_on_by_the_launcher_and_by_a_wrapper(tmp_path: Path):
-    # Slurm and mpirun send it to the processes that they know: the wrappers.
+def test_run_sigusr1_is_forwarded_by_the_launcher_and_by_a_wrapper(tmp_path: Path):
+    # Slurm and mpirun send it to the processes that they started, the wrappers.
     started = start_program(tmp_path, NOTICED)
     os.kill(int((tmp_path / "ppid-1").read_text()), signal.SIGUSR1)
     started.wait_for(tmp_path / "saved-10-1")
@@ -77,7 +77,7 @@ def test_run_sigusr1_is_passed_on_by_the_launcher_and_by_a_wrapper(tmp_path: Pat
 
 
 def test_run_second_interrupt_kills_at_once(tmp_path: Path):
-    # With MPI: nobody is left to remove its shared memory.
+    # With MPI, because no process is left to remove its shared memory.
     started = start_program(
         tmp_path,
         """
@@ -93,17 +93,17 @@ while True: time.sleep(1)
     )
     started.process.send_signal(signal.SIGINT)
     pending = Path(f"/proc/{started.process.pid}/status")
-    assert eventually(lambda: "ShdPnd:\t0000000000000000" in pending.read_text())  # else both would count as one
+    assert eventually(lambda: "ShdPnd:\t0000000000000000" in pending.read_text())  # otherwise both would count as one
     time.sleep(0.3)
     started.process.send_signal(signal.SIGINT)
     ended = started.finish()
     assert ended.status == 130, ended
-    assert started.segments  # which are gone, or `finish` would have said so
+    assert started.segments  # removed, otherwise `finish` would have failed
 
 
 @pytest.mark.parametrize("env", STARTERS)
 def test_run_stubborn_mpirun_is_killed(env: dict[str, str], tmp_path: Path):
-    # As measured on a cluster whose link was down: mpirun ignores SIGTERM. A stopped process is such a one.
+    # As seen on a cluster whose link was down, mpirun ignores SIGTERM. A stopped process stands for it.
     started = start_program(tmp_path, SLEEPER, env=env)
     os.kill(starter(started.mark), signal.SIGSTOP)
     started.process.terminate()

@@ -1,4 +1,4 @@
-"""What a spare imports ahead, and what a newcomer takes over of the others' callbacks."""
+"""Imports that a spare makes in advance, and callback state that a newcomer takes over."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def main():
 """
 
 
-def test_a_spare_imports_what_the_script_imports_and_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spare_imports_the_scripts_installed_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_module.py").write_text("data = open('of the script')")
     monkeypatch.syspath_prepend(str(tmp_path))
     script = tmp_path / "train.py"
@@ -38,11 +36,11 @@ def test_a_spare_imports_what_the_script_imports_and_is_installed(
 
 
 @pytest.mark.parametrize("command", [["python", "-m", "train"], ["python", "absent.py"], ["sh", "-c", "python x.py"]])
-def test_a_spare_without_a_script_that_can_be_read_imports_nothing(command: list[str]) -> None:
+def test_spare_imports_nothing_if_it_cannot_read_the_script(command: list[str]) -> None:
     assert imports_of_script(command) == []
 
 
-def test_a_spare_has_imported_what_a_newcomer_needs_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_imports_a_newcomers_modules_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(spare.importlib, "import_module", done.append)
     monkeypatch.setattr(spare.membership, "start", lambda: done.append("is needed"))
@@ -51,14 +49,14 @@ def test_a_spare_has_imported_what_a_newcomer_needs_before_it_waits(monkeypatch:
     assert done == ["keras_ddl.strategy", "is needed"]
 
 
-def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:
-    def of_rank(rank: int) -> keras.callbacks.Callback:
+def test_newcomer_takes_over_callback_state_since_fit_began() -> None:
+    def callback_on(rank: int) -> keras.callbacks.Callback:
         callback = keras.callbacks.Callback()
         callback.rank, callback.seen, callback.best = rank, 0, None
         callback.choose, callback.lock = keras.ops.less, object()
         return callback
 
-    mine, theirs = of_rank(2), of_rank(0)
+    mine, theirs = callback_on(2), callback_on(0)
     at_begin = Changes([theirs])
     theirs.seen, theirs.best, theirs.choose = 5, [np.arange(2.0)], keras.ops.greater
     theirs.lock = object()
@@ -68,7 +66,7 @@ def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:
     assert mine.lock is not theirs.lock
 
 
-def test_callbacks_of_one_class_are_told_apart_and_others_left_alone() -> None:
+def test_callbacks_of_one_class_are_distinguished_and_others_unchanged() -> None:
     mine = [keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
     theirs = [keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
     at_begin = Changes(theirs)
@@ -77,7 +75,7 @@ def test_callbacks_of_one_class_are_told_apart_and_others_left_alone() -> None:
     assert [each.wait for each in mine] == [0, 3] and not hasattr(mine[0], "seen")
 
 
-def test_what_is_of_a_process_stays() -> None:
+def test_process_local_attributes_are_not_taken_over() -> None:
     mine, theirs = (
         SimpleNamespace(of_this_process=("begun",), begun=each, saved=each, params={"verbose": each}) for each in (1, 2)
     )

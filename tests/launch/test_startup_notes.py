@@ -1,4 +1,4 @@
-"""Notes that TensorFlow writes as it starts: shown once a job, and no explanation of a failure. Few processes."""
+"""TensorFlow's startup notes are shown once per job, and do not explain a failure; tested with few processes."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def all_notes(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 40, 97, 10_000])
-def test_output_notes_of_tensorflow_are_shown_once_a_job(size: int):
+def test_output_shows_tensorflows_notes_once_per_job(size: int):
     _, err, _, ranks = screen_of(2)
     for rank, output_of_rank in enumerate(ranks):
         data = all_notes(rank) + b"own line\r\n" + all_notes(2) + ERROR
@@ -26,14 +26,14 @@ def test_output_notes_of_tensorflow_are_shown_once_a_job(size: int):
             output_of_rank.feed("err", data[start : start + size])
     tails = [rank.end(failed=True)[1].encode() for rank in ranks]
     assert err.data == all_notes(0) + b"own line\r\n" + ERROR + b"[1] own line\n[1] " + ERROR
-    assert tails == [b"own line\r\n" + ERROR] * 2  # what may say why it has failed
+    assert tails == [b"own line\r\n" + ERROR] * 2  # the error, which may explain a failure, is kept
 
 
 NO_GPU = b"E0000 00:00:1795426935.000001    6131 cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA_ERROR\n"
 
 
 @pytest.mark.parametrize("is_for_gpus", [True, False])
-def test_output_notes_are_not_shown_where_they_are_not_wanted(is_for_gpus: bool, monkeypatch: pytest.MonkeyPatch):
+def test_output_hides_notes_on_request(is_for_gpus: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(startup_notes, "_is_for_gpus", lambda: is_for_gpus)
     out, err = Recorder(), Recorder()
     rank = RankOutput(0, Screen(out, err, shows_notes=False))
@@ -47,7 +47,7 @@ def test_output_notes_are_not_shown_where_they_are_not_wanted(is_for_gpus: bool,
     ("build", "cuda", "expected"),
     [(False, True, False), (True, True, True), (True, False, False), (None, False, True)],
 )
-def test_gpus_are_expected_by_the_tensorflow_that_is_installed(build, cuda, expected, tmp_path: Path, monkeypatch):
+def test_gpus_are_expected_if_tensorflow_supports_them(build, cuda, expected, tmp_path: Path, monkeypatch):
     if build is not None:
         file = tmp_path / "tensorflow/python/platform/build_info.py"
         file.parent.mkdir(parents=True)
@@ -73,7 +73,7 @@ TIME = b"2026-01-31 12:00:00.1: "
         TIME + b"W tensorflow/core/framework/local_rendezvous.cc:4] Local rendezvous is aborting: CANCELLED",
     ],
 )
-def test_output_line_that_is_only_like_a_note_is_shown_and_explains_a_failure(line: bytes):
+def test_output_line_similar_to_a_note_is_shown_and_explains_a_failure(line: bytes):
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", line + b"\n")
     assert err.data == line + b"\n"
@@ -95,7 +95,7 @@ def test_notes_of_each_kind_explain_no_failure(line: bytes):
     assert startup_notes.without(line + b"\nmine\n") == b"mine\n"
 
 
-# A process that it starts, and a copy of itself, stay for longer.
+# A child process and a forked copy stay for longer.
 HIDDEN = """
 import os, subprocess, sys
 from keras_ddl.launch.output import startup_notes
@@ -120,7 +120,7 @@ left.communicate(b"\\n")
         (None, "yes", ERROR),
     ],
 )
-def test_notes_of_a_command_are_hidden_and_nothing_else(level: str | None, dies: str, shown: bytes):
+def test_only_notes_of_a_command_are_hidden(level: str | None, dies: str, shown: bytes):
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     environment |= {} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}
     command = [sys.executable, "-c", HIDDEN, (all_notes(0) + ERROR).hex(), dies]
@@ -133,7 +133,7 @@ def test_notes_of_a_command_are_hidden_and_nothing_else(level: str | None, dies:
         assert started.stderr.read() == shown
 
 
-def test_output_line_that_begins_like_a_note_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
+def test_output_beginning_of_a_note_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", PREFACE[:30])
     assert rank.tick() and err.data == b""

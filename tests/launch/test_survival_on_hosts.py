@@ -1,4 +1,4 @@
-"""Jobs on several hosts that go on when ranks, or a host, are lost: keras-ddl run --hosts ... -np MIN:."""
+"""Jobs on several hosts that continue when ranks or a host are lost: keras-ddl run --hosts ... -np MIN:."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOW = PROGRAM.replace("end(step)\n", "end(step); time.sleep(0.02); step == 5 an
 
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
-    """In place of ssh: hosts by name, on one network."""
+    """Returns a replacement for ssh: hosts that differ by name, on one network."""
     return write_agent(tmp_path)
 
 
@@ -36,7 +36,7 @@ def arguments(tmp_path: Path, least: int, plan: dict[int, list], program: str = 
     return ["run", "--hosts", "h0:2,h1:2", "-np", f"{least}:", "python", name, json.dumps(plan)]
 
 
-def test_the_others_go_on_when_a_rank_of_another_host_is_killed(agent: str, tmp_path: Path) -> None:
+def test_survivors_continue_after_a_rank_on_another_host_is_killed(agent: str, tmp_path: Path) -> None:
     ended = run(arguments(tmp_path, 2, {3: [100, "kill"]}), tmp_path, env={"KERAS_DDL_SSH": agent})
     assert left(ended) == [[each, each, TOTAL, [4, 3]] for each in range(3)], ended
     assert "keras-ddl: rank 3 was lost (killed by SIGKILL); 3 ranks continue." in ended.err, ended
@@ -45,16 +45,16 @@ def test_the_others_go_on_when_a_rank_of_another_host_is_killed(agent: str, tmp_
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["regroup", "regrouped"])
-def test_a_second_one_is_killed_while_they_regroup(how: str, agent: str, tmp_path: Path) -> None:
+def test_second_rank_is_killed_during_the_regroup(how: str, agent: str, tmp_path: Path) -> None:
     ended = run(arguments(tmp_path, 1, {0: [100, "kill"], 3: [how, "kill"]}), tmp_path, env={"KERAS_DDL_SSH": agent})
     assert [each[:3] for each in left(ended)] == [[1, 0, TOTAL], [2, 1, TOTAL]], ended
 
 
 @pytest.mark.long
-def test_the_others_go_on_when_a_host_is_gone(agent: str, tmp_path: Path) -> None:
+def test_survivors_continue_after_a_host_is_lost(agent: str, tmp_path: Path) -> None:
     started = Started(arguments(tmp_path, 2, {}, SLOW), tmp_path, env={"KERAS_DDL_SSH": agent})
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
-    started.may_leave = ("keras_ddl-",)  # nobody is left on that host to remove it
+    started.may_leave = ("keras_ddl-",)  # no process is left on that host to remove it
     kill_host(started.mark, "h1")
     ended = started.finish()
     assert left(ended) == [[0, 0, TOTAL, [4, 2]], [1, 1, TOTAL, [4, 2]]], ended
@@ -66,11 +66,11 @@ def parent(pid: int) -> int:
 
 
 @pytest.mark.long
-def test_what_has_started_the_ranks_of_a_host_may_be_killed(agent: str, tmp_path: Path) -> None:
+def test_starter_of_a_hosts_ranks_may_be_killed(agent: str, tmp_path: Path) -> None:
     started = Started(arguments(tmp_path, 2, {}, SLOW), tmp_path, env={"KERAS_DDL_SSH": agent})
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
     processes_of_it = [pid for pid, line in processes(started.mark).items() if "host_ranks --from-stdin" in line]
-    starters = [pid for pid in processes_of_it if parent(pid) not in processes_of_it]  # the wrappers are forks
+    starters = [pid for pid in processes_of_it if parent(pid) not in processes_of_it]  # the wrappers are its forks
     assert len(starters) == 2
     for pid in starters:
         kill(pid)
@@ -83,8 +83,8 @@ NOTING = SLOW.replace("here('up')", "Path(f'up-{ME}').write_text(str(os.getpid()
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", ["one", "several"])
-def test_rank_0_is_killed_with_what_has_started_it(hosts: str, agent: str, tmp_path: Path) -> None:
-    """At once: what has started the ranks of its host, its wrapper, and itself. On one host that ends the job."""
+def test_rank_0_is_killed_with_its_starter(hosts: str, agent: str, tmp_path: Path) -> None:
+    """Kills the starter of its host's ranks, its wrapper, and rank 0 at once. On one host that ends the job."""
     command = arguments(tmp_path, 2, {}, NOTING)
     command = command if hosts == "several" else ["run", "-np", "2:4", *command[5:]]
     started = Started(command, tmp_path, env={"KERAS_DDL_SSH": agent})
@@ -99,7 +99,7 @@ def test_rank_0_is_killed_with_what_has_started_it(hosts: str, agent: str, tmp_p
     if hosts == "several":
         assert left(ended) == [[each, each - 1, TOTAL, [4, 3]] for each in range(1, 4)], ended
         assert "keras-ddl: rank 0 was lost (sent no report of its end); 3 ranks continue." in ended.err, ended
-    else:  # whether the end of the rank is seen first, or that of what has started it
+    else:  # whichever end is noticed first, the rank's or its starter's
         first = "failed first, and the job was ended: sent no report of its end" in ended.err
         other = "host_ranks ended (killed by SIGKILL) before the ranks had finished." in ended.err
         assert ended.out == "" and ((ended.status == 1 and first) or (ended.status == 137 and other)), ended
@@ -107,7 +107,7 @@ def test_rank_0_is_killed_with_what_has_started_it(hosts: str, agent: str, tmp_p
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [["-np", "2:4"], ["--hosts", "h0:2,h1:2", "-np", "2:"]], ids=["one", "several"])
-def test_the_wrapper_of_a_rank_is_killed_and_the_others_go_on(hosts: list[str], agent: str, tmp_path: Path) -> None:
+def test_survivors_continue_after_a_wrapper_is_killed(hosts: list[str], agent: str, tmp_path: Path) -> None:
     slow = SLOW.replace("os.kill(os.getpid(),", "os.kill(os.getppid() if how == 'wrapper' else os.getpid(),")
     command = arguments(tmp_path, 2, {3: [10, "wrapper"]}, slow)
     ended = run(["run", *hosts, *command[5:]], tmp_path, env={"KERAS_DDL_SSH": agent})
@@ -116,7 +116,7 @@ def test_the_wrapper_of_a_rank_is_killed_and_the_others_go_on(hosts: list[str], 
 
 
 @pytest.mark.long
-def test_where_too_few_are_left_the_job_is_started_again(agent: str, tmp_path: Path) -> None:
+def test_job_restarts_if_too_few_ranks_remain(agent: str, tmp_path: Path) -> None:
     program = PROGRAM.replace("def end(", "if os.environ['KERAS_DDL_RESTART'] == '1': PLAN = {}\n\ndef end(")
     command = arguments(tmp_path, 2, {2: [50, "kill"], 3: [50, "kill"], 1: [150, "kill"]}, program)
     command[1:1] = ["--restarts", "1"]
@@ -125,7 +125,7 @@ def test_where_too_few_are_left_the_job_is_started_again(agent: str, tmp_path: P
     assert "2 ranks continue." in ended.err and "restart 1 of 1, with 4 ranks on h0:2,h1:2" in ended.err, ended
 
 
-def test_ranks_beside_the_launcher_are_known_by_the_address_that_other_hosts_use() -> None:
+def test_ranks_beside_the_launcher_have_the_address_that_other_hosts_use() -> None:
     def link(rank: int, address: str, reached_at: str) -> SimpleNamespace:
         door = {"address": address, "port": 4000 + rank, "host": "h"}
         return SimpleNamespace(outcome=SimpleNamespace(rank=rank), door=door, reached_at=reached_at)
@@ -135,7 +135,7 @@ def test_ranks_beside_the_launcher_are_known_by_the_address_that_other_hosts_use
     assert doors([beside]) == {0: beside.door}
 
 
-def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+def test_unreachable_host_is_named(tmp_path: Path) -> None:
     ended = run(arguments(tmp_path, 2, {}), tmp_path, env={"KERAS_DDL_SSH": "false"})
     assert ended.status == 1, ended
     assert re.search(
@@ -151,10 +151,10 @@ def cluster(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.mark.long
-def test_the_others_go_on_when_the_network_of_a_host_is_cut(cluster: Hosts, tmp_path: Path) -> None:
-    """Nothing says that it is gone: its silence has to be noticed, by the ranks and by the launcher.
+def test_survivors_continue_after_a_hosts_network_is_cut(cluster: Hosts, tmp_path: Path) -> None:
+    """Nothing reports the loss, so the ranks and the launcher must notice the silence.
 
-    Later it comes back. Its ranks, which took the others for lost, end meanwhile or then.
+    Later the network comes back. The cut-off ranks, which consider the others lost, end before or then.
     """
     note = "step == 5 and Path(f'pid-{ME}').write_text(str(os.getpid()))\n"
     program = PROGRAM.replace("end(step)\n", f"end(step); time.sleep(0.1); {note}")
@@ -171,7 +171,7 @@ def test_the_others_go_on_when_the_network_of_a_host_is_cut(cluster: Hosts, tmp_
     assert all(
         re.search(r"rank [23] was lost \(sent no report of its end\); 2 ranks continue\.", line) for line in said
     ), said
-    assert time.monotonic() - cut < 60  # after 3 s, unless the machine is busy with something else
+    assert time.monotonic() - cut < 60  # takes 3 s, unless the machine is busy
     cluster.cut("h1", off=False)
     outside = [Path("/proc", each.read_text()) for each in notes[2:]]
     assert eventually(lambda: not any(each.exists() for each in outside), 20)

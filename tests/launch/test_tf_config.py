@@ -1,4 +1,4 @@
-"""TF_CONFIG: a process that stands alone for a cluster says how to start it, and keras-ddl run --tf-config does."""
+"""TF_CONFIG: a lone process of a cluster says how to start the job, and keras-ddl run --tf-config starts it."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def config_of(*workers: str, **others: list[str]) -> str:
     return json.dumps({"cluster": {"worker": workers, **others}, "task": {"type": "worker", "index": 0}})
 
 
-def test_tf_config_of_a_cluster_without_a_launcher_names_the_command_that_starts_it(tmp_path: Path):
+def test_tf_config_without_a_launcher_names_the_command(tmp_path: Path):
     text = config_of("localhost:1", "localhost:2", evaluator=["localhost:3"])
     program, env = write_program(tmp_path, PROGRAM), {"TF_CONFIG": text}
     done = Started([program, "--note", "a b"], tmp_path, env=env, main=()).finish()
@@ -54,7 +54,7 @@ def test_run_tf_config_takes_hosts_and_ranks_from_the_variable_or_a_file(
 
 
 @pytest.mark.long
-def test_run_does_not_hand_on_a_tf_config_of_other_tasks_than_ranks(tmp_path: Path):
+def test_run_does_not_pass_on_a_tf_config_with_other_tasks(tmp_path: Path):
     source, env = "print(os.environ.get('TF_CONFIG'))", {"TF_CONFIG": config_of("h0:1", "h1:1")}
     ended = run_program(tmp_path, source, np=3, env=env)
     assert ended.status == 0 and sorted(ended.out.splitlines()) == ["None", "[1] None", "[2] None"], ended

@@ -1,4 +1,4 @@
-"""What watchers are told of what ranks send, without ranks."""
+"""Events that watchers get from the messages of ranks, tested without ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.kinds import Kind
 
 
-class Notes:
-    """A watcher that keeps what it is told."""
+class Recorder:
+    """A watcher that stores its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -24,15 +24,15 @@ class Notes:
         self.last_figures[rank] = figures
 
 
-def test_watchers_tell_of_checkpoints_and_of_ranks_that_had_started() -> None:
-    notes = Notes()
+def test_watchers_get_checkpoints_and_ends_of_started_ranks() -> None:
+    notes = Recorder()
     watchers = Watchers([notes], figures=True)
     assert watchers.want_figures and not Watchers([notes]).want_figures
     watchers.start(restart=0, ranks=3)
     outcomes = [RankOutcome(rank, host="h", status=status) for rank, status in enumerate((3, -9, None))]
     for outcome in outcomes[:2]:
         watchers.take(outcome, Kind.STARTED, json.dumps({"pid": 70 + outcome.rank}).encode())
-    for is_new in (False, True):  # resumed from it, and written
+    for is_new in (False, True):  # resumed from, then written
         checkpoint = {"path": "/c/1", "step": 1, "resume": True, "is_new": is_new}
         watchers.take(outcomes[0], Kind.CHECKPOINT, json.dumps(checkpoint).encode())
     watchers.take(outcomes[1], Kind.FIGURES, b'{"steps": 3}')

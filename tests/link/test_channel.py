@@ -1,4 +1,4 @@
-"""Frames on a stream, between two ends in one process."""
+"""Frames on a stream between two ends in one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_ddl.link.kinds import FROM_UNPROVEN_CALLER, FROM_UNPROVEN_LISTENER, K
 
 
 def connected() -> tuple[Channel, Channel]:
-    """Returns a caller's end, and the end of who listens."""
+    """Returns the caller's end and the listener's end."""
     ours, theirs = socket.socketpair()
     return Channel(ours, FROM_UNPROVEN_LISTENER), Channel(theirs, FROM_UNPROVEN_CALLER)
 
@@ -30,7 +30,7 @@ def connected() -> tuple[Channel, Channel]:
         (99, 0, True),
     ],
 )
-def test_channel_closes_at_the_header_of_what_a_stranger_may_not_send(kind: int, size: int, closes: bool):
+def test_channel_closes_at_the_header_of_a_forbidden_frame(kind: int, size: int, closes: bool):
     ours, theirs = connected()
     ours.sock.sendall(struct.pack("!BQ", kind, size))
     select.select([theirs], [], [], LIMIT_SECONDS)
@@ -54,7 +54,7 @@ def test_channel_carries_frames_of_any_size():
     assert list(theirs.read()) == [] and theirs.closed
 
 
-def test_channel_with_a_stranger_takes_no_byte_beyond_a_frame():
+def test_channel_with_a_stranger_reads_no_byte_beyond_a_frame():
     ours, theirs = connected()
     theirs.sock.sendall(encoded(Kind.NONCE, b"n" * 32) + encoded(Kind.WELCOME, b"w") + b"of the next reader")
     until = time.monotonic() + LIMIT_SECONDS

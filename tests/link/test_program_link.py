@@ -1,4 +1,4 @@
-"""The connection of a rank's program with its wrapper, in one process."""
+"""The connection between a rank's program and its wrapper, in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_ddl.link.kinds import FROM_PROGRAM, Kind
 
 
 class Launcher:
-    """Notes what it hears, and answers questions with what they ask."""
+    """Stores received frames, and answers each question with its own text."""
 
     def __init__(self, folder: Path) -> None:
         self.heard: list[tuple[Kind, Any]] = []
@@ -53,7 +53,7 @@ def linked(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     yield link
 
 
-def test_a_program_without_a_launcher_has_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_without_a_launcher_has_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_link", None)
     for folder in ("", str(tmp_path)):  # not set, or set by a test
         monkeypatch.setenv("KERAS_DDL_RUN_DIR", folder)
@@ -61,7 +61,7 @@ def test_a_program_without_a_launcher_has_no_link(tmp_path: Path, monkeypatch: p
         program.tell(Kind.IN_JOB, {"in_job": True})
 
 
-def test_a_program_learns_of_its_job_and_of_what_changes(launcher: Launcher) -> None:
+def test_program_learns_about_its_job_and_changes(launcher: Launcher) -> None:
     launcher.wrapper.send(Kind.BOARD, {"admit_at": 7})
     link = launcher.wrapper.program()
     assert link.job_fact("regroups") and (link.admit_at, link.has_question, link.hosts_changed) == (7, False, False)
@@ -75,10 +75,10 @@ def test_a_program_learns_of_its_job_and_of_what_changes(launcher: Launcher) -> 
     link.look()
     assert not link.has_question
     assert launcher.hears(*((Kind.SHOWN, {"admit_at": each}) for each in (7, 2**40, 8)))
-    assert launcher.wrapper.program().hosts_changed, "another process of the rank"
+    assert launcher.wrapper.program().hosts_changed, "a second process of the rank sees it, too"
 
 
-def test_frames_of_all_threads_arrive_whole(launcher: Launcher) -> None:
+def test_frames_of_all_threads_arrive_complete(launcher: Launcher) -> None:
     link = launcher.wrapper.program()
     big = bytes(FROM_PROGRAM[Kind.RESULT])
     threads = [threading.Thread(target=link.send, args=(Kind.RESULT, big)) for _ in range(8)]
@@ -91,7 +91,7 @@ def test_frames_of_all_threads_arrive_whole(launcher: Launcher) -> None:
     assert sum(payload == big for _, payload in launcher.heard) == 8
 
 
-def test_a_question_that_is_given_up_gets_no_answer_later(launcher: Launcher) -> None:
+def test_abandoned_question_gets_no_later_answer(launcher: Launcher) -> None:
     link, launcher.answers = launcher.wrapper.program(), False
     threading.Timer(0.1, launcher.wrapper.send, [Kind.RECORD, b"record"]).start()
     assert link.ask_until({"join": True}, lambda: link.record is not None) is None
@@ -101,7 +101,7 @@ def test_a_question_that_is_given_up_gets_no_answer_later(launcher: Launcher) ->
     assert link.ask({"join": False}) == {"join": False}
 
 
-def test_an_answer_that_arrives_before_the_wait_ends_it(launcher: Launcher) -> None:
+def test_answer_before_the_wait_ends_the_wait(launcher: Launcher) -> None:
     link = launcher.wrapper.program()
 
     def looks_late() -> bool:
@@ -112,12 +112,12 @@ def test_an_answer_that_arrives_before_the_wait_ends_it(launcher: Launcher) -> N
     late = threading.Timer(5.0, launcher.wrapper.send, [Kind.RECORD, b"too late"])
     late.start()
     assert link.ask_until({"join": True}, looks_late) == {"join": True}
-    assert link.record is None, "it has waited for the next frame"
+    assert link.record is None, "it waited for the next frame"
     late.cancel()
 
 
 @pytest.mark.parametrize("name", ["read", "write"])
-def test_an_interrupted_call_leaves_no_part_of_a_frame(
+def test_interrupted_call_leaves_no_partial_frame(
     name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = launcher.wrapper.program()
@@ -131,7 +131,7 @@ def test_an_interrupted_call_leaves_no_part_of_a_frame(
     assert link.ask({"b": 2}) == {"b": 2}
 
 
-def test_a_call_and_its_result_have_any_size(launcher: Launcher) -> None:
+def test_calls_and_results_have_any_size(launcher: Launcher) -> None:
     link = launcher.wrapper.program()
     call = os.urandom(3 << 20)
     got: list[bytes] = []
@@ -162,7 +162,7 @@ def test_the_first_exception_is_reported_and_a_child_process_has_its_own_link(
     assert "ValueError: bad row 17" in reports[0]["traceback"] and reports[0]["host"]
 
 
-def test_a_wrapper_gets_all_that_an_ended_program_has_sent(tmp_path: Path) -> None:
+def test_wrapper_gets_all_frames_of_an_ended_program(tmp_path: Path) -> None:
     link = WrapperLink(tmp_path, OF_JOB)
     child = os.fork()
     if not child:
@@ -187,7 +187,7 @@ def test_a_wrapper_gets_all_that_an_ended_program_has_sent(tmp_path: Path) -> No
         (Kind.FIGURES, b" " * (FROM_PROGRAM[Kind.FIGURES] + 1)),
     ],
 )
-def test_a_wrapper_closes_a_connection_on_which_something_else_is_sent(
+def test_wrapper_closes_a_connection_with_invalid_data(
     kind: int, payload: bytes, launcher: Launcher, tmp_path: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX) as own:

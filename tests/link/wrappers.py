@@ -17,30 +17,30 @@ OF_JOB = {"regroups": True, "takes_newcomers": True, "figures": True, "clock": {
 
 
 def served(link: WrapperLink) -> list[Frame]:
-    """Returns what a program sends next."""
+    """Returns the next frames from a program."""
     frames: list[Frame] = []
     loop.serve(60, link.sources(frames.extend))
     return frames
 
 
 class Wrapper:
-    """Passes on to `hear` what the programs that connect in `folder` send."""
+    """Passes the frames of programs that connect in `folder` to `hear`."""
 
     def __init__(self, folder: Path, hear: Callable[[Kind, bytes], None], **of_job: Any) -> None:
         folder.mkdir(exist_ok=True)
         self._link = WrapperLink(folder, OF_JOB | of_job)
         self._path, self._hear = folder / program.SOCKET, hear
-        self._lock = threading.Lock()  # of the link
+        self._lock = threading.Lock()  # guards the link
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def program(self) -> program.ProgramLink:
-        """Returns the end of a program that has just begun."""
+        """Returns the link of a program that has just started."""
         return program.ProgramLink(self._path)
 
     def send(self, kind: Kind, message: bytes | dict[str, Any] = b"") -> None:
-        """Sends the programs what the launcher would."""
+        """Sends a frame to the programs, as the launcher would."""
         with self._lock:
             frames = list(
                 self._link.take(kind, message if isinstance(message, bytes) else json.dumps(message).encode())

@@ -1,4 +1,4 @@
-"""The breakages of tools/breakages/ apply to the sources as they are; and what tools/breakages.py makes of them."""
+"""The breakages of tools/breakages/ apply to the current sources; how tools/breakages.py handles them."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def test_breakage_applies(each):
         assert paths and all((ROOT / path).exists() for path in paths), paths
 
 
-def test_table_has_every_part_of_the_project_and_no_line_twice():
+def test_table_covers_every_part_of_the_project_and_repeats_no_line():
     assert len({(each.file, each.line, each.broken) for each in TABLE}) == len(TABLE)
     folders = {f"keras_ddl/{room}/" for room in ROOMS.split()} | {"native/"}
     folders |= {f"{place}/" for name in TRIED_PARTS if (ROOT / (place := breakages.PARTS[name])).exists()}
@@ -46,7 +46,7 @@ def breakage(**changed):
     return Breakage(**{"file": "a.py", "line": "x = 1", "broken": "x = 2", "tests": "tests", "breaks": "x", **changed})
 
 
-def test_line_is_replaced_where_it_stands_and_refused_where_that_does_not_work():
+def test_line_is_replaced_or_refused():
     assert breakage().apply("def f():\n    x = 1\n    return x\n") == "def f():\n    x = 2\n    return x\n"
     for text in ("x = 2\n", "x = 1\nif x:\n    x = 1\n", "x = 1  # one\n"):
         with pytest.raises(breakages.Unusable, match=r"a\.py: the line must occur exactly once\. Received: [02] of 'x"):
@@ -55,7 +55,7 @@ def test_line_is_replaced_where_it_stands_and_refused_where_that_does_not_work()
         breakage(broken="x = (").apply("x = 1\n")
 
 
-def test_sample_is_that_of_its_seed():
+def test_sample_depends_on_its_seed():
     every = [breakage(breaks=str(number)) for number in range(50)]
     one, same, other = (breakages.chosen(every, None, 10, seed) for seed in (1, 1, 2))
     assert one == same != other and len(set(one)) == 10
@@ -76,7 +76,7 @@ def test_summary_fails_unless_all_are_noticed(kinds, status, text, capsys):
     assert capsys.readouterr().out == f"{text}\n"
 
 
-def test_overlay_is_what_processes_import_and_leaves_the_file_alone():
+def test_overlay_is_imported_and_leaves_the_file_unchanged():
     file = "keras_ddl/config.py"
     installed = ROOT / file
     text = installed.read_text() + "\nBROKEN = True\n"
@@ -90,7 +90,7 @@ def test_overlay_is_what_processes_import_and_leaves_the_file_alone():
     assert "BROKEN" not in installed.read_text()
 
 
-def test_command_that_takes_too_long_is_interrupted():
+def test_slow_command_is_interrupted():
     code = "import time\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('cleaned up')"
     assert breakages._run([sys.executable, "-c", code], dict(os.environ), 6) == (None, "cleaned up\n")
     assert breakages._run([sys.executable, "-c", "print(1); raise SystemExit(3)"]) == (3, "1\n")

@@ -41,7 +41,7 @@ def test_get_returns_the_typed_value(monkeypatch):
         ("HOST_RANK", "4/4@/run", (4, 4, "/run", 1)),  # a spare
     ],
 )
-def test_get_takes_the_ends_of_a_range(monkeypatch, name, text, value):
+def test_get_accepts_the_ends_of_a_range(monkeypatch, name, text, value):
     monkeypatch.setenv("KERAS_DDL_" + name, text)
     assert config.get(name) == value
     config.check_environment()
@@ -80,7 +80,7 @@ def test_mode_comes_from_ddl_options_unless_overridden(monkeypatch):
     assert config.mode_from_environment() == "p"
     monkeypatch.setenv("DDL_OPTIONS", "-foo 1 -mode x:2x2")
     assert config.mode_from_environment() == "x:2x2"
-    monkeypatch.setenv("DDL_OPTIONS", "-mode r -dump_iter 5")  # as `ddl.init` reads it
+    monkeypatch.setenv("DDL_OPTIONS", "-mode r -dump_iter 5")  # `ddl.init` reads it the same way
     assert config.mode_from_environment() == "p"
     monkeypatch.setenv("KERAS_DDL_MODE", "x:4x1")
     assert config.mode_from_environment() == "x:4x1"

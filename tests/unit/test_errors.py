@@ -25,13 +25,13 @@ def test_errors_derive_from_the_family_and_a_builtin():
         (77, errors.CollectiveError),
     ],
 )
-def test_from_code_gives_the_error_of_a_native_status(code, kind):
+def test_from_code_returns_the_error_of_a_native_status(code, kind):
     error = errors.from_code(code, "the message")
     assert type(error) is kind and str(error) == "the message"
     assert getattr(error, "has_left", None) == {14: True, 10: False}.get(code)
 
 
-def test_a_lost_rank_is_found_behind_other_errors():
+def test_lost_rank_is_found_behind_other_errors():
     for inner in (errors.from_code(14, "x", lost=(1,)), errors.from_code(10, "y", lost=(1, 2))):
         try:
             try:
@@ -40,9 +40,9 @@ def test_a_lost_rank_is_found_behind_other_errors():
                 raise RuntimeError("epoch 3") from error
         except RuntimeError as outer:
             assert errors.lost_rank_behind(outer) is inner
-            outer.__cause__.__cause__ = outer  # a circle must not hold it up
+            outer.__cause__.__cause__ = outer  # a cycle must not hang it
             assert errors.lost_rank_behind(outer) is inner
-        # The error of a library that keeps the text alone.
+        # The error of a library that keeps only the text.
         known = errors.lost_rank_behind(ValueError(f"C++: {inner} [line 3]"))
         assert known is not None and (str(known), known.ranks) == (str(inner), inner.ranks)
     assert errors.lost_rank_behind(ValueError("RankLostError: rank 0 is gone")) is None
@@ -50,13 +50,13 @@ def test_a_lost_rank_is_found_behind_other_errors():
 
 
 @pytest.mark.parametrize("message", ["rank 7 has left", "rank 7 on host h (process 8) died.", "", "ошибка"])
-def test_fields_alone_say_what_an_error_is_about(message: str):
+def test_only_fields_say_what_an_error_is_about(message: str):
     error = errors.from_code(10, message, lost=(3, 4, 3), named=(5,), tensor="loss")
     assert (error.ranks, error.has_left, error.tensor, str(error)) == ((3, 4), False, "loss", message)
     assert errors.from_code(14, message, named=(5,)).ranks == () and errors.from_code(14, message).has_left
 
 
-def test_ranks_of_a_communicator_are_given_as_numbers_in_the_job():
+def test_ranks_of_a_communicator_are_numbered_as_in_the_job():
     errors.number_ranks(77, (2, 5))
     try:
         assert errors.from_code(10, "rank 1 died", lost=(1,), communicator=77).ranks == (5,)

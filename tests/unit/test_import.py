@@ -1,4 +1,4 @@
-"""What `import keras_ddl` brings, and what it does not."""
+"""What `import keras_ddl` imports, and what it does not."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def test_public_names_are_listed_and_an_unknown_one_is_an_attribute_error():
     assert not hasattr(keras_ddl, "world_size")
 
 
-def test_topology_stays_a_function_beside_the_module_of_that_name():
+def test_topology_is_a_function_although_a_module_has_that_name():
     import keras_ddl.communicator
     from keras_ddl.topology import Topology
 
@@ -31,7 +31,7 @@ def test_topology_stays_a_function_beside_the_module_of_that_name():
     assert Topology.__module__ == "keras_ddl.topology"
 
 
-def test_every_module_of_export_can_be_the_first_that_is_imported():
+def test_every_module_of_export_can_be_imported_first():
     names = [name for name in MODULES if name.startswith("keras_ddl.export.")]
     program = (
         "import importlib, sys\n"

@@ -1,4 +1,4 @@
-"""Which functions `Strategy.run` takes for steps of Keras: by who calls, never by what a function looks like inside."""
+"""How `Strategy.run` recognizes Keras's step functions: by their caller, never by their contents."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def model():
     return Model()
 
 
-def test_a_models_step_is_known_whoever_calls_it(model):
+def test_models_step_is_recognized_from_any_caller(model):
     executions = [execution_of(getattr(model, name)) for name in ("train_step", "test_step", "predict_step")]
     assert [each.step for each in executions] == ["train_step", "test_step", "predict_step"]
     assert {each.model for each in executions} == {model}
 
 
-def test_functions_of_the_program_are_its_own(model):
+def test_the_programs_functions_are_not_steps(model):
     def step(data):
         return model.train_step(data)
 
@@ -43,7 +43,7 @@ def test_functions_of_the_program_are_its_own(model):
         assert execution_of(function) is None
 
 
-def test_whatever_keras_runs_in_its_call_is_its_step_and_nothing_within_that_step(model):
+def test_function_that_keras_runs_is_its_step_but_nothing_inside_it(model):
     def wrapped(data):
         return model.predict_step(data)
 
@@ -60,7 +60,7 @@ def test_whatever_keras_runs_in_its_call_is_its_step_and_nothing_within_that_ste
     assert execution_of(wrapped) is None
 
 
-def test_the_fit_of_a_model_is_known_in_all_calls_within_it_and_to_no_other_model(model):
+def test_fit_of_a_model_is_known_within_it_and_to_no_other_model(model):
     other = Model()
     with fits.running(model) as fit:
         with trainer_calls.Loop(model, "evaluate").entered(), Execution(model, "test_step").entered():
@@ -71,7 +71,7 @@ def test_the_fit_of_a_model_is_known_in_all_calls_within_it_and_to_no_other_mode
     assert fits.of(model) is None and not fits.any_is_running()
 
 
-def test_step_functions_of_any_name_are_what_the_model_has_them_for(model):
+def test_step_functions_may_have_any_name(model):
     def my_step(data):
         return {}
 

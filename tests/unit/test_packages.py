@@ -1,4 +1,4 @@
-"""The commands that error messages name, for environments that differ in what is installed. Nothing is installed."""
+"""The install commands in error messages, for environments with different packages. Nothing is installed."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from keras_ddl import packages
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """An empty environment with keras_ddl's metadata; returns what installs a distribution into it."""
+    """An empty environment with keras_ddl's metadata; returns a function that adds a distribution to it."""
     from importlib import metadata
 
     files = metadata.distribution("keras_ddl").read_text("METADATA")
@@ -46,15 +46,15 @@ def site(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command):
+def test_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command):
     for name in installed:
         site(name)
     assert packages.install_tensorflow() == command
-    assert shlex.split(command)[0] == "pip"  # a shell reads it
+    assert shlex.split(command)[0] == "pip"  # valid for a shell
 
 
 @pytest.mark.parametrize("installed", [(), ("tensorflow",), ("tensorflow-cpu",)])
-def test_the_remedy_for_gpus_brings_cuda(site, installed):
+def test_remedy_for_gpus_installs_cuda(site, installed):
     for name in installed:
         site(name)
     command = packages.install_tensorflow(for_gpus=True)
@@ -70,13 +70,13 @@ def test_the_remedy_for_gpus_brings_cuda(site, installed):
         (("mpich", "mpi4py"), "pip install --force-reinstall --no-deps mpich==2.21.0"),
     ],
 )
-def test_the_remedy_for_mpi_keeps_one_mpi(site, installed, command):
+def test_remedy_for_mpi_keeps_one_mpi(site, installed, command):
     for name in installed:
         site(name)
     assert packages.install_mpi("mpi4py") == command
 
 
-def test_no_extra_but_those_of_tensorflow_brings_one():
+def test_only_tensorflows_extras_install_tensorflow():
     from importlib import metadata
 
     for each in metadata.requires("keras_ddl"):
@@ -85,7 +85,7 @@ def test_no_extra_but_those_of_tensorflow_brings_one():
             assert "'tensorflow-cpu'" in marker or "'tensorflow-gpu'" in marker or '"tensorflow-' in marker, each
 
 
-def test_packages_come_with_the_versions_that_keras_ddl_asks_for(site):
+def test_packages_have_the_versions_that_keras_ddl_requires(site):
     assert packages.pip_install("keras") == "pip install 'keras>=3.13,<3.16'"
     assert packages.pip_install("h5py") == "pip install h5py"
     lite = "'ai-edge-litert>=2'"
@@ -97,7 +97,7 @@ def test_packages_come_with_the_versions_that_keras_ddl_asks_for(site):
     assert packages.pip_install("[no_such_extra]") == "pip install '.[no_such_extra]'"
 
 
-def test_pip_is_that_of_the_environment(monkeypatch, tmp_path):
+def test_pip_belongs_to_the_environment(monkeypatch, tmp_path):
     here = Path(sys.executable).parent
     monkeypatch.setenv("PATH", os.pathsep.join([str(here), os.environ["PATH"]]))
     assert packages.pip("install") == "pip install"
@@ -109,6 +109,6 @@ def test_pip_is_that_of_the_environment(monkeypatch, tmp_path):
     assert packages.pip("install") == f"{sys.executable} -m pip install"
 
 
-def test_missing_sees_what_cannot_be_imported(monkeypatch):
+def test_missing_finds_packages_that_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     assert packages.missing(["aiohttp", "sys", "no_such_module"]) == ["aiohttp", "no_such_module"]

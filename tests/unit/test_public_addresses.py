@@ -1,4 +1,4 @@
-"""A public name has one address: it lies in the module, or the folder, under whose name it is documented."""
+"""A public name has one address: it is defined in the module or folder under whose name it is documented."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from harness.source_modules import PARTS, ROOT
 from keras_ddl import parts
 
-# Shortcuts of `import keras_ddl`; front ends, which give others' names to what lies elsewhere; and keras_ddl.timeline,
-# whose records the communicator writes, which comes before it in the line.
+# Exceptions: shortcuts of `import keras_ddl`; front ends, which rename objects of other modules; and
+# keras_ddl.timeline, whose records the communicator writes, which must not import it.
 ELSEWHERE = re.compile(r"keras_ddl(\.(horovod|ddl|torch)(\..*)?|\.timeline)?")
 
 
@@ -28,7 +28,7 @@ def documented() -> list[tuple[str, str]]:
     return pairs
 
 
-def test_documented_names_lie_where_they_are_documented() -> None:
+def test_documented_names_are_defined_where_they_are_documented() -> None:
     pytest.importorskip("tensorflow")
     elsewhere = {}
     of_parts = {name for part in parts.installed() for name in part.provides}
@@ -41,11 +41,11 @@ def test_documented_names_lie_where_they_are_documented() -> None:
     assert elsewhere == {}
 
 
-# Those that users write; what lies in others of keras_ddl.horovod is reached by its names.
+# Modules that users write; other modules of keras_ddl.horovod are reached through its names.
 ENTRIES = {module for module, _ in documented() if not re.match(r"keras_ddl\.horovod\.(?!keras$)", module)}
 
 
-def test_tab_completion_shows_the_public_names_and_no_imports() -> None:
+def test_tab_completion_shows_only_public_names() -> None:
     pytest.importorskip("tensorflow")
     imported = {"Any", "Callable", "Path", "Sequence", "TYPE_CHECKING", "annotations", "importlib", "math", "np", "tf"}
     assert len(ENTRIES) > 5

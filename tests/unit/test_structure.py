@@ -1,4 +1,4 @@
-"""Each rule of tools/structure, which `make lint` checks, fails on a file that breaks it, and on no other for that."""
+"""Each rule of tools/structure, which `make lint` checks, fails on a file that breaks it, and on no other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ layers, native_layers, pages, private_reads, tests = (
 sources, program = structure("sources"), structure("__main__")
 CORE = "native/core/src"
 
-# Rule -> files; those under "bad" are added to the others, and are where the rule must find something.
+# Rule -> files. Files under "bad" are added to the others, and the rule must report them.
 CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
     "back along the line": (
         layers.imports_point_one_way,
@@ -36,8 +36,8 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"keras_ddl/__init__.py": ""},
         {"keras_ddl/ops/bad.py": "import keras_ddl"},
     ),
-    "circle of folders": (
-        layers.folders_beside_each_other_import_one_way,
+    "cycle of folders": (
+        layers.sibling_folders_import_one_way,
         {
             "keras_ddl/cut/__init__.py": "from keras_ddl.cut.building import builder",
             "keras_ddl/cut/building/builder.py": "from keras_ddl.cut.analysis import program",
@@ -46,8 +46,8 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"keras_ddl/cut/analysis/bad.py": "from keras_ddl.cut.building import builder"},
     ),
     "no place": (layers.imports_point_one_way, {}, {"keras_ddl/new/bad.py": ""}),
-    "circle": (
-        layers.no_circle_of_imports,
+    "cycle": (
+        layers.no_import_cycles,
         {"keras_ddl/ops/__init__.py": "", "keras_ddl/ops/good.py": ""},
         {"keras_ddl/ops/one.py": "from keras_ddl.ops import two", "keras_ddl/ops/two.py": "from . import one"},
     ),
@@ -61,7 +61,7 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"keras_ddl/cut/bad.py": "from keras_ddl.strategy.distribute_loop.loop import run"},
     ),
     "beside the folders": (
-        layers.modules_beside_the_folders_are_what_users_import,
+        layers.top_level_modules_are_public,
         {f"keras_ddl/{name}.py": "" for name in layers.BESIDE},
         {"keras_ddl/bad.py": ""},
     ),
@@ -90,8 +90,8 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {f"{CORE}/shm/a.h": "", f"{CORE}/net/a.h": '#include "shm/a.h"'},
         {f"{CORE}/shm/bad.cc": '#include "ddl.h"\n#include "net/a.h"'},
     ),
-    "native circle": (
-        native_layers.includes_make_no_circle,
+    "native cycle": (
+        native_layers.no_include_cycles,
         {f"{CORE}/shm/a.h": ""},
         {f"{CORE}/shm/b.h": '#include "shm/c.h"', f"{CORE}/shm/c.h": '#include "shm/b.h"'},
     ),
@@ -101,12 +101,12 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"native/core/bad.h": "#include <mpi.h>", "native/tf/bad.h": "#include <Python.h>"},
     ),
     "catches by itself": (
-        native_layers.exceptions_are_caught_in_guard,
+        native_layers.exceptions_are_caught_only_in_guard,
         {f"{CORE}/base/guard.h": "try {} catch (const std::exception&) {}"},
         {f"{CORE}/shm/bad.cc": "try {} catch (const std::bad_alloc&) {}"},
     ),
     "no such file": (
-        pages.pages_name_files_that_exist,
+        pages.pages_name_existing_files,
         {"docs/a.md": "`docs/a.md`\n```\n`docs/none.md`\n```\n`core/ring.cc`", "native/core/ring.cc": ""},
         {"README.md": "```sh\n```\nSee `python docs/none.md`.", "docs/bad.md": "`net/ring.cc`"},
     ),
@@ -122,29 +122,29 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {f"{CORE}/shm/README.md": "a.h: sums"},
     ),
     "the picture": (
-        pages.the_picture_names_folders_that_exist,
+        pages.picture_names_existing_folders,
         {"docs/a.md": "", "docs/pictures/the_line.svg": '<text class="path">docs</text>\n' * 11},
         {"docs/pictures/the_line.svg": '<text class="path">none</text>\n' * 11},
     ),
     "link to no file or heading": (
-        pages.links_lead_somewhere,
+        pages.links_have_targets,
         {"docs/a.md": "# A b, c\n[to it](#a-b-c) [out](https://example.org/none)"},
         {"README.md": "[a](docs/none.md)", "docs/bad.md": "[a](a.md#b)"},
     ),
     "link of figures or of an example": (
-        pages.links_lead_somewhere,
+        pages.links_have_targets,
         {"docs/a.md": "# A", "examples/b/README.md": "[a](../../docs/a.md#a)"},
         {"benchmarks/results/b.md": "[a](a.md)"},
     ),
     "install by name": (
-        pages.nobody_is_told_to_install_by_name,
+        pages.no_text_installs_by_bare_name,
         {"docs/a.md": "pip install '.[cpu]'\npip install 'keras_ddl-0.1.0-py3-none-any.whl[cpu]'\n"
                       "pip install /wheels/keras_ddl/\n`pip install .` and `import keras_ddl`"},
         {"README.md": "pip install keras_ddl", "b.md": "pip install 'keras_ddl[cpu]'",
          "c.md": 'pip install -U "keras-ddl[cpu,dev]" numpy'},
     ),
     "benchmarks imported": (
-        tests.tests_import_nothing_of_benchmarks,
+        tests.tests_do_not_import_benchmarks,
         {"benchmarks/_part.py": "", "tests/project/benchmarks/test_a.py": "import _part"},
         {"tests/ops/bad.py": "def f():\n    from _part import g",
          "tests/harness/bad.py": 'ROOT / "benchmarks" / "x.py"'},
@@ -152,7 +152,7 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
 }  # fmt: skip
 
 
-def lay(folder: Path, files: dict[str, str]) -> object:
+def write_project(folder: Path, files: dict[str, str]) -> object:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -160,12 +160,12 @@ def lay(folder: Path, files: dict[str, str]) -> object:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rule_finds_what_breaks_it(case: str, tmp_path: Path) -> None:
+def test_rule_finds_its_violation(case: str, tmp_path: Path) -> None:
     rule, good, bad = CASES[case]
-    before = set(rule(lay(tmp_path, good)))
+    before = set(rule(write_project(tmp_path, good)))
     blamed = {each.path for each in before if each.text != pages.TOO_FEW}
     assert not blamed & {tmp_path / name for name in good}
-    found = set(rule(lay(tmp_path, bad))) - before
+    found = set(rule(write_project(tmp_path, bad))) - before
     assert {str(each.path.relative_to(tmp_path)) for each in found if each.path.is_file()} >= set(bad)
     for each in found:
         words = bad.get(str(each.path.relative_to(tmp_path)), "").splitlines()
@@ -178,7 +178,7 @@ def test_every_rule_has_a_docstring_and_a_case() -> None:
     assert set(program.RULES) == tried
 
 
-def test_private_reads_are_seen() -> None:
+def test_private_reads_are_found() -> None:
     project = sources.Project(ROOT)
 
     def seen(text: str, module: str) -> list[object]:
@@ -202,7 +202,7 @@ def test_private_reads_are_seen() -> None:
 
 
 @needs_part("horovod")
-def test_a_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -> None:
+def test_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -> None:
     table = name_tables.TABLES[0]
     assert list(tests.table_agrees(table)) == []
     page = tmp_path / table.page.name
@@ -218,9 +218,9 @@ def test_a_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -
 def test_lint_names_file_line_and_rule_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lay(tmp_path, {"README.md": "\npip install keras_ddl"})
+    write_project(tmp_path, {"README.md": "\npip install keras_ddl"})
     monkeypatch.setattr(program, "ROOT", tmp_path)
-    monkeypatch.setattr(program, "RULES", (pages.nobody_is_told_to_install_by_name,))
+    monkeypatch.setattr(program, "RULES", (pages.no_text_installs_by_bare_name,))
     assert program.main() == 1
     assert capsys.readouterr().out == "README.md:2: pip install keras_ddl: the project is in no index\n"
     (tmp_path / "README.md").write_text("pip install .")

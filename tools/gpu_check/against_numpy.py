@@ -39,7 +39,7 @@ def on_device(array: np.ndarray, dtype: str) -> torch.Tensor:
     return torch.from_numpy(array.copy()).to(WHERE).to(getattr(torch, dtype))
 
 
-def same(found: torch.Tensor, expected: np.ndarray, what: object) -> None:
+def assert_same(found: torch.Tensor, expected: np.ndarray, what: object) -> None:
     global count_of_checks
     count_of_checks += 1
     host = found.cpu()
@@ -76,23 +76,23 @@ for dtype, count in itertools.product(DTYPES, COUNTS):
             expected = function(everyone.astype(np.float64), axis=0) if count else np.zeros(0)
             if name == "AVG" and not kind.is_floating_point:
                 expected = np.trunc(expected)
-            same(tensor, expected, ("all_reduce", name, dtype, count))
+            assert_same(tensor, expected, ("all_reduce", name, dtype, count))
     for root in range(SIZE):
         tensor = on_device(everyone[RANK], dtype)
         dist.broadcast(tensor, root)
-        same(tensor, everyone[root], ("broadcast", dtype, count))
+        assert_same(tensor, everyone[root], ("broadcast", dtype, count))
     output = torch.empty(SIZE * count, dtype=kind, device=WHERE)
     dist.all_gather_into_tensor(output, on_device(everyone[RANK], dtype))
-    same(output, everyone.reshape(-1), ("all_gather", dtype, count))
+    assert_same(output, everyone.reshape(-1), ("all_gather", dtype, count))
     whole = np.stack([array_of(rank, SIZE * count, dtype) for rank in range(SIZE)])
     for name in ("SUM", "MAX"):
         output = torch.empty(count, dtype=kind, device=WHERE)
         dist.reduce_scatter_tensor(output, on_device(whole[RANK], dtype), getattr(dist.ReduceOp, name))
         expected = OPS[name](whole.astype(np.float64), axis=0)[RANK * count : (RANK + 1) * count] if count else whole[0]
-        same(output, expected, ("reduce_scatter", name, dtype, count))
+        assert_same(output, expected, ("reduce_scatter", name, dtype, count))
     output = torch.empty(SIZE * count, dtype=kind, device=WHERE)
     dist.all_to_all_single(output, on_device(whole[RANK], dtype))
-    same(output, whole.reshape(SIZE, SIZE, count)[:, RANK].reshape(-1), ("all_to_all", dtype, count))
+    assert_same(output, whole.reshape(SIZE, SIZE, count)[:, RANK].reshape(-1), ("all_to_all", dtype, count))
 # Many at once on a separate stream.
 if WHERE.type == "cuda":
     side = torch.cuda.Stream()
@@ -105,7 +105,7 @@ if WHERE.type == "cuda":
             works.append(dist.all_reduce(tensor, async_op=True))
         for i, (tensor, work) in enumerate(zip(tensors, works)):
             work.wait()
-            same(tensor, np.full(tensor.numel(), sum(range(SIZE)) + SIZE * i), ("on a stream", i))
+            assert_same(tensor, np.full(tensor.numel(), sum(range(SIZE)) + SIZE * i), ("on a stream", i))
 counts = dist.group.WORLD._engine.comm.native().count()
 print(
     f"rank {RANK} of {SIZE} on {WHERE}: {count_of_checks} results equal NumPy's, {time.monotonic() - begun:.1f} s; "

@@ -1,4 +1,4 @@
-"""Says which folders of keras_ddl/ may import which, and which modules may use foreign private interfaces."""
+"""Defines which folders of keras_ddl/ may import which, and which modules may use foreign private interfaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from keras_ddl.parts import FOLDERS
 
-from .sources import Finding, Project, circles
+from .sources import Finding, Project, cycles
 
 # A folder (or a module directly in keras_ddl/) may import from its own line and from lines above it. The last line
 # lists the parts.
@@ -101,7 +101,7 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
                 yield Finding(path, line, f"imports {target}, from another folder on the same line of LINE")
 
 
-def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
+def sibling_folders_import_one_way(project: Project) -> Iterator[Finding]:
     """Sibling folders do not import each other in a cycle."""
     imports: dict[str, dict[str, dict[str, Finding]]] = {}  # folder -> subfolder -> imported sibling -> where
     for name in inside(project):
@@ -114,22 +114,22 @@ def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Findi
                 there = ".".join(target.split(".")[: depth + 1])
                 if target.startswith(f"{above}.") and there != own:
                     own_imports.setdefault(
-                        there, Finding(path, line, f"imports {there}, which is in a circle of folders")
+                        there, Finding(path, line, f"imports {there}, which is in a cycle of folders")
                     )
     for folders in imports.values():
-        for own, others in circles({own: set(found) for own, found in folders.items()}).items():
+        for own, others in cycles({own: set(found) for own, found in folders.items()}).items():
             yield from (folders[own][other] for other in sorted(others))
 
 
-def no_circle_of_imports(project: Project) -> Iterator[Finding]:
+def no_import_cycles(project: Project) -> Iterator[Finding]:
     """No two modules import each other, directly or indirectly.
 
     Imports inside functions count, because they only delay a cycle. Two things do not count: the package itself, whose
     names are imported on first use, and the fact that importing a submodule runs its package's __init__.
     """
     targets = {name: set(project.imports_of(name)) - {"keras_ddl"} for name in inside(project)}
-    for name, others in circles(targets).items():
-        yield Finding(project.modules[name], 1, f"in a circle of imports, or above one, with {sorted(others)}")
+    for name, others in cycles(targets).items():
+        yield Finding(project.modules[name], 1, f"in a cycle of imports, or needs one, with {sorted(others)}")
 
 
 def distribute_loop_is_entered_by_the_strategy(project: Project) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def distribute_loop_is_entered_by_the_strategy(project: Project) -> Iterator[Fin
         yield Finding(project.modules.get(name, project.root), 1, f"{does} {ROOM}: only keras_ddl.strategy does")
 
 
-def modules_beside_the_folders_are_what_users_import(project: Project) -> Iterator[Finding]:
+def top_level_modules_are_public(project: Project) -> Iterator[Finding]:
     """The modules directly in keras_ddl/ are the modules that users import by name; see BESIDE."""
     beside = {path.stem for path in (project.root / "keras_ddl").glob("*.py")}
     for name in sorted(beside ^ BESIDE):
@@ -167,9 +167,9 @@ def private_interfaces_have_one_home(project: Project) -> Iterator[Finding]:
 
 RULES = (
     imports_point_one_way,
-    folders_beside_each_other_import_one_way,
-    no_circle_of_imports,
+    sibling_folders_import_one_way,
+    no_import_cycles,
     distribute_loop_is_entered_by_the_strategy,
-    modules_beside_the_folders_are_what_users_import,
+    top_level_modules_are_public,
     private_interfaces_have_one_home,
 )

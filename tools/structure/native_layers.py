@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from .sources import Finding, Project, circles
+from .sources import Finding, Project, cycles
 
 # A source of the core may include from its own folder and from folders above it in this list.
 FOLDERS = [
@@ -79,10 +79,10 @@ def includes_point_up(project: Project) -> Iterator[Finding]:
                 yield Finding(core_of(project) / name, line, f"includes {target}, from a later folder")
 
 
-def includes_make_no_circle(project: Project) -> Iterator[Finding]:
+def no_include_cycles(project: Project) -> Iterator[Finding]:
     """No two headers of the core include each other, directly or indirectly."""
-    for name, others in circles({name: set(targets) for name, targets in includes(project).items()}).items():
-        yield Finding(core_of(project) / name, 1, f"in a circle of includes, or above one, with {sorted(others)}")
+    for name, others in cycles({name: set(targets) for name, targets in includes(project).items()}).items():
+        yield Finding(core_of(project) / name, 1, f"in a cycle of includes, or needs one, with {sorted(others)}")
 
 
 def layers_stay_apart(project: Project) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ def layers_stay_apart(project: Project) -> Iterator[Finding]:
                 yield Finding(path, line, f"{match[0].strip()} is not for native/{folder}")
 
 
-def exceptions_are_caught_in_guard(project: Project) -> Iterator[Finding]:
+def exceptions_are_caught_only_in_guard(project: Project) -> Iterator[Finding]:
     """The core catches exceptions only in base/guard.h, whose functions others call, and in the other CATCHERS."""
     core = core_of(project)
     for path in sources_of(core):
@@ -108,7 +108,7 @@ def exceptions_are_caught_in_guard(project: Project) -> Iterator[Finding]:
 RULES = (
     sources_lie_in_listed_folders,
     includes_point_up,
-    includes_make_no_circle,
+    no_include_cycles,
     layers_stay_apart,
-    exceptions_are_caught_in_guard,
+    exceptions_are_caught_only_in_guard,
 )

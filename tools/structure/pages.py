@@ -33,7 +33,7 @@ def in_backticks(text: str) -> Iterator[tuple[int, str]]:
         yield from ((line, word) for word in code[1].split())
 
 
-def pages_name_files_that_exist(project: Project) -> Iterator[Finding]:
+def pages_name_existing_files(project: Project) -> Iterator[Finding]:
     """A path in backticks on a page exists; for native sources the end of the path suffices."""
     native = [path.relative_to(project.root) for path in project.tracked if "native" in path.parts]
     for page in (*project.pages, *project.beside):
@@ -68,7 +68,7 @@ def readmes_list_the_files_of_their_folders(project: Project) -> Iterator[Findin
             yield Finding(page, 1, f"lists {name}, which does not exist" if name in listed else f"does not list {name}")
 
 
-def the_picture_names_folders_that_exist(project: Project) -> Iterator[Finding]:
+def picture_names_existing_folders(project: Project) -> Iterator[Finding]:
     """Every folder in docs/pictures/the_line.svg exists."""
     picture = project.root / "docs" / "pictures" / "the_line.svg"
     named = [(line, match[1]) for line, match in project.matches(picture, r'class="path"[^>]*>([^<]+)<')]
@@ -85,7 +85,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def links_lead_somewhere(project: Project) -> Iterator[Finding]:
+def links_have_targets(project: Project) -> Iterator[Finding]:
     """A page's links lead to existing files and headings. (`make docs` does not check the README's.)"""
     for page in (*project.pages, *project.beside):
         for line, match in project.matches(page, r"\]\(([^)#]*)#?([^)]*)\)"):
@@ -99,7 +99,7 @@ def links_lead_somewhere(project: Project) -> Iterator[Finding]:
                 yield Finding(page, line, f"the link {target}#{anchor} leads nowhere")
 
 
-def nobody_is_told_to_install_by_name(project: Project) -> Iterator[Finding]:
+def no_text_installs_by_bare_name(project: Project) -> Iterator[Finding]:
     """No text says `pip install` with the project's bare name: no index has it, so others could register it there."""
     for path in project.tracked:
         if path.name.endswith(TEXTS) and "tests/unit/test_structure.py" not in path.as_posix():
@@ -108,9 +108,9 @@ def nobody_is_told_to_install_by_name(project: Project) -> Iterator[Finding]:
 
 
 RULES = (
-    pages_name_files_that_exist,
+    pages_name_existing_files,
     readmes_list_the_files_of_their_folders,
-    the_picture_names_folders_that_exist,
-    links_lead_somewhere,
-    nobody_is_told_to_install_by_name,
+    picture_names_existing_folders,
+    links_have_targets,
+    no_text_installs_by_bare_name,
 )

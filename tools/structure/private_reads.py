@@ -61,7 +61,7 @@ def defined_anywhere(project: Project) -> frozenset[str]:
 
 
 @functools.cache
-def names_of_ours(project: Project, module: str) -> frozenset[str]:
+def project_names(project: Project, module: str) -> frozenset[str]:
     """Returns the names that a module imports from the project."""
     return frozenset(
         alias.asname or alias.name
@@ -97,7 +97,7 @@ def private_reads(project: Project, module: str, tree: ast.Module) -> Iterator[t
             continue  # "ddl" marks our own attributes on foreign objects
         if name in (defined_anywhere(project) if is_self(owner) else near):
             continue
-        if not (isinstance(owner, ast.Name) and owner.id in names_of_ours(project, module)):
+        if not (isinstance(owner, ast.Name) and owner.id in project_names(project, module)):
             yield line, f"{ast.unparse(owner)}.{name}"
 
 

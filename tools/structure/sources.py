@@ -111,7 +111,7 @@ def imported(tree: ast.Module, package: str = "") -> Iterator[tuple[str, int]]:
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def circles(targets_of: dict[str, set[str]]) -> dict[str, set[str]]:
+def cycles(targets_of: dict[str, set[str]]) -> dict[str, set[str]]:
     """Returns the part of `targets_of` (name -> names that it needs) that is in a cycle, or needs a cycle."""
     waiting = dict(targets_of)
     while free := [name for name, targets in waiting.items() if not targets & waiting.keys()]:

@@ -10,7 +10,7 @@ from typing import Any
 from .sources import ROOT, Finding, Project
 
 
-def tests_import_nothing_of_benchmarks(project: Project) -> Iterator[Finding]:
+def tests_do_not_import_benchmarks(project: Project) -> Iterator[Finding]:
     """Only the tests of benchmarks import or load files of benchmarks/; shared code lies in tools/."""
     folder = project.root / "benchmarks"
     programs = {path.stem for path in folder.glob("*.py")} | {"benchmarks"}
@@ -73,4 +73,4 @@ def table_agrees(table: Any) -> Iterator[Finding]:
             yield Finding(page, 1, f"{row.name}: {row.verdict}, and the row does not say why or how")
 
 
-RULES = (tests_import_nothing_of_benchmarks, name_tables_agree)
+RULES = (tests_do_not_import_benchmarks, name_tables_agree)

@@ -27,7 +27,7 @@ def mine(data):
     return data[:, RANK].reshape(-1, *data.shape[3:])
 
 
-def everyones(data):
+def all_batches(data):
     return data.reshape(-1, *data.shape[3:])
 
 
@@ -56,10 +56,10 @@ def compare(make, build=dense_model, x=X, tolerance=1e-13, oracle=None, distribu
     shared = build()
     fit(shared, distribute(make(), **arguments), mine(x), mine(Y), BATCH, **compiled)
     alone = build()
-    fit(alone, (oracle or make)(), everyones(x), everyones(Y), BATCH * SIZE, **compiled)
+    fit(alone, (oracle or make)(), all_batches(x), all_batches(Y), BATCH * SIZE, **compiled)
     assert_close(shared, alone, tolerance)
     start = build().get_weights()
-    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(start, alone.get_weights())), "nothing was learnt"
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(start, alone.get_weights())), "nothing was learned"
     return shared
 
 

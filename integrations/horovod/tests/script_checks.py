@@ -16,10 +16,10 @@ from horovod_training import (
     STEPS,
     X,
     Y,
+    all_batches,
     assert_close,
     compare,
     dense_model,
-    everyones,
     fit,
     mine,
     raises,
@@ -154,7 +154,7 @@ def check_rank_0_may_load_alone_before_a_broadcast():
     model.fit(mine(X), mine(Y), batch_size=BATCH, callbacks=[broadcast], **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the warning that this one does not reduce
-        alone.fit(everyones(X), everyones(Y), batch_size=BATCH * SIZE, **arguments)
+        alone.fit(all_batches(X), all_batches(Y), batch_size=BATCH * SIZE, **arguments)
     assert int(model.optimizer.iterations) == 3 * STEPS
     assert_close(model, alone)
 

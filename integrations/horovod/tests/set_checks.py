@@ -24,7 +24,7 @@ def expect(error: type[BaseException], function, *words: str) -> None:
 
 def check_horovod_disagreement_is_failed_precondition_on_every_rank():
     if SIZE == 1:
-        skip("one rank agrees with itself")
+        skip("needs another rank")
     wrong = {
         "shape": lambda: hvd.allreduce(tf.ones([3 if LAST else 2]), name="loss"),
         "average": lambda: hvd.allreduce(tf.ones([2]), op=hvd.Average if LAST else hvd.Sum, name="loss"),
@@ -71,7 +71,7 @@ def check_horovod_process_sets():
     assert everybody.included()
     assert not hvd.remove_process_set(everybody)
     if SIZE == 1:
-        skip("its only set is that of all ranks")
+        skip("one rank has only the set of all ranks")
     late = hvd.ProcessSet([SIZE - 1])
     expect(ValueError, late.size, "add_process_set")
     hvd.init(process_sets=[late])

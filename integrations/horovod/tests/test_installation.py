@@ -54,7 +54,7 @@ def other_horovod(folder: Path) -> None:
     (folder / "horovod" / "__init__.py").write_text("__version__ = '0.28.1'\n")
 
 
-def test_install_leads_imports_to_keras_ddl(tmp_path: Path) -> None:
+def test_install_makes_imports_find_keras_ddl(tmp_path: Path) -> None:
     code = """
 import sys
 import keras_ddl.horovod

@@ -233,7 +233,7 @@ def check_complete_table_as_slices_is_not_gathered():
 # ---- last: a Strategy, which would affect other checks ---------------------------------------------------------------
 
 
-def check_a_strategy_and_a_distributed_optimizer_are_refused():
+def check_strategy_with_distributed_optimizer_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         strategy = keras_ddl.Strategy()

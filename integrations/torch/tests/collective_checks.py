@@ -216,7 +216,7 @@ def check_all_to_all_with_unequal_splits():
 
 def check_send_and_receive_around_a_ring():
     if SIZE == 1:
-        skip("one rank has nobody to send to")
+        skip("needs another rank")
     after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     for size, dtype in ((0, torch.float32), (1, torch.complex64), (1000, torch.bool), (1_000_003, torch.float32)):
         mine, theirs = values(RANK, size, dtype), torch.empty(size, dtype=dtype)
@@ -228,7 +228,7 @@ def check_send_and_receive_around_a_ring():
 
 def check_receive_by_tag_and_from_any_rank():
     if SIZE == 1:
-        skip("one rank has nobody to send to")
+        skip("needs another rank")
     if RANK == 0:
         dist.send(values(1, 3), 1, tag=1)
         dist.send(values(2, 3), 1, tag=2)

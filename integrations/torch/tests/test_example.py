@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "pytorch.md"
 
 @pytest.mark.long
 def test_digits_learns_on_two_ranks(tmp_path: Path):
-    pytest.importorskip("sklearn", reason="The example's digits are scikit-learn's")
+    pytest.importorskip("sklearn", reason="the example uses scikit-learn's digits")
     command = (sys.executable, "-m", "keras_ddl.cli", "run", "-np", 2, sys.executable)
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}  # which stays
     output = run(tmp_path, *command, EXAMPLES / "torch" / "digits.py", "--epochs", 3, env=env)

@@ -9,7 +9,7 @@ from torch_needs import TORCH
 from launch.launching import run
 
 pytestmark = TORCH
-pytest.importorskip("expecttest", reason="PyTorch's own tests need it: pip install expecttest")
+pytest.importorskip("expecttest", reason="needed by PyTorch's own tests: pip install expecttest")
 
 
 @pytest.mark.long

@@ -40,7 +40,7 @@ def test_mlflow_on_other_ranks_uses_its_own_store(tmp_path: Path, monkeypatch: p
     mlflow.set_tracking_uri("http://server")
     mlflow.set_registry_uri("http://server")
     (uri,) = mlflow.uris
-    assert uri.startswith(f"{tmp_path.as_uri()}/keras_ddl-mlflow-"), "where the launcher removes it"
+    assert uri.startswith(f"{tmp_path.as_uri()}/keras_ddl-mlflow-"), "the launcher removes this directory"
     assert notified == []
     assert "MLFLOW_RUN_ID" not in os.environ
     assert mlflow.start_run("a1b2", run_name="tanh") == "run"

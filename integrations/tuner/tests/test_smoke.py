@@ -95,7 +95,7 @@ def test_other_rank_writes_to_its_own_copy_of_rank_0s_folder(
     run_dir.mkdir()
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(run_dir))
     tuner = made(tmp_path)
-    assert Path(tuner.directory).parent == run_dir, "where it is removed, whatever becomes of the rank"
+    assert Path(tuner.directory).parent == run_dir, "this directory is removed even if the rank is killed"
     assert tuner.read == {"oracle.json": "{}"}
     assert tuner._get_checkpoint_fname("2") == str(tmp_path / "project" / "trial_2" / "weights")
     tuner.results_summary()

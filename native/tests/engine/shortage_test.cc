@@ -14,7 +14,7 @@
 #include "thread_transport.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SKIP_UNDER_SANITIZERS() GTEST_SKIP() << "a sanitizer ends the process where memory or threads are short"
+#define SKIP_UNDER_SANITIZERS() GTEST_SKIP() << "a sanitizer ends the process if memory or threads run out"
 #else
 #define SKIP_UNDER_SANITIZERS() static_cast<void>(0)
 #endif
@@ -98,7 +98,7 @@ void WithThreads(int threads, const std::function<std::string()>& body) {
 }
 
 TEST(ShortageTest, NoMoreThreads) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs the right to become another user (root)";
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   SKIP_UNDER_SANITIZERS();
   WithThreads(0, [] {
     const int32_t leader = 0;

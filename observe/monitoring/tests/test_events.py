@@ -49,7 +49,7 @@ def test_event_log_appends_complete_lines_beside_other_jobs(tmp_path: Path, monk
     events = read_events(path)
     assert len(events) == 200
     lines = [each for each in written if each.startswith(b'{"time": ') and each.endswith(b"}\n")]
-    assert len(lines) == 200, "one write for each"
+    assert len(lines) == 200, "one write per line"
     by_job = {each["job"]: [other["pid"] for other in events if other["job"] == each["job"]] for each in events}
     assert list(by_job.values()) == [list(range(1, 51))] * 4
 

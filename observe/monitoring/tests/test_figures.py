@@ -58,7 +58,7 @@ def test_fits_and_loops_are_counted_on_one_rank(job_figures: Figures) -> None:
     assert (after_fit["steps"], after_fit["rows"], after_fit["epoch"]) == (8, 20, 1)
     assert after_fit["logs"] == {name: pytest.approx(each[-1]) for name, each in history.history.items()}
     assert after_fit["logs"].keys() == {"loss", "mae", "val_loss", "val_mae"}
-    assert "exposed" not in after_fit, "one rank waits for nobody"
+    assert "exposed" not in after_fit, "one rank does not wait"
 
     step = strategy.function(lambda x, scale: keras.ops.sum(model(x)) * scale)
     for rows in (4, 5):
@@ -87,7 +87,7 @@ def test_last_steps_of_a_loop_are_written_at_process_exit(
     job_figures: Figures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_figures._write_last()
-    assert not sent, "nothing was trained, or by another rank"
+    assert not sent, "nothing to report, or another rank reports"
     job_figures.end_step()
     job_figures.write()
     job_figures.end_step()
@@ -177,5 +177,5 @@ def test_exposed_communication_covers_all_steps(
     job_figures.begin_step()
     job_figures.write()
     assert 8 <= len(looked) <= 10
-    assert len({number % 100 for number in looked}) > 3, "not always the step after a write"
+    assert len({number % 100 for number in looked}) > 3, "samples must not always follow a write"
     assert 0.25 * 800 <= written()["exposed"] <= 0.25 * 1000

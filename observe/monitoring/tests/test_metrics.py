@@ -172,7 +172,7 @@ def test_slow_clients_block_neither_launcher_nor_server_for_long(server: Metrics
         strangers.append(socket.create_connection((host, int(port))))
         time.sleep(0.01)
         most = max(most, threading.active_count())
-    assert most - before < 20, "no more threads than connections that are allowed, two for each"
+    assert most - before < 20, "at most two threads per allowed connection"
 
     def send_slowly() -> None:  # endless bytes that are never late
         while not over.wait(0.1):

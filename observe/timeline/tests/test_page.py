@@ -47,7 +47,7 @@ def opened(page, address="", *, probe=""):
 def test_page_is_one_self_contained_file(page):
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"(?:src|href)\s*=|@import|url\(|https?:|fetch\(", text)
-    assert "a \\u003c!--\\u003cscript> job.json" in text, "the name of a file would begin a script"
+    assert "a \\u003c!--\\u003cscript> job.json" in text, "a file name must not start a script"
     assert len(text) < 10_000_000
 
 

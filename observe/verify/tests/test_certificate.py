@@ -143,7 +143,7 @@ def test_secrets_of_the_command_are_hidden() -> None:
     assert "abc" not in certificate.as_text(made)
 
 
-def test_a_program_without_a_strategy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_program_without_a_strategy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made, text, runs = verified(monkeypatch, tmp_path, one=[])
     assert (made["verdict"], made["exit_status"], len(runs.made)) == ("unknown", 2, 1)
     assert "the program makes no keras_ddl.Strategy" in text

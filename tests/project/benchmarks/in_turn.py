@@ -1,8 +1,8 @@
-"""Runs programs one after the other in the ranks of one job, whose start takes longer than most of them.
+"""Runs programs one after another in the ranks of one job, because starting a job takes longer than most of them.
 
     keras-ddl run -np 2 python in_turn.py FOLDER "PROGRAM ARGUMENTS..." ...
 
-Writes FOLDER/NUMBER.RANK when a program has ended on a rank, by its place. A program that fails ends the job.
+Writes FOLDER/NUMBER.RANK when program NUMBER has ended on a rank. A program that fails ends the job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several hosts, emulated: what is sent goes over the network, as much as must and no more."""
+"""The emulated hosts: data goes over the network, and no more of it than necessary."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def run_cluster(folder: Path, *options: str, program: Path = PROGRAM, statuses: 
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=100, env={**os.environ, "PATH": path}
     )
-    if done.returncode == 2:  # no root, no tools, or no namespaces here: it says which
+    if done.returncode == 2:  # no root, tools or namespaces here; the output says which
         pytest.skip(done.stderr.strip())
     assert done.returncode in statuses, done.stdout + done.stderr
     return json.loads(result.read_text())
@@ -37,7 +37,7 @@ def run_cluster(folder: Path, *options: str, program: Path = PROGRAM, statuses: 
     ],
     ids=["uneven hosts", "racks"],
 )
-def test_bytes_sent_between_hosts_are_the_least_possible(tmp_path, options, links):
+def test_bytes_sent_between_hosts_are_minimal(tmp_path, options, links):
     result = run_cluster(tmp_path, *options, "--contestants", "keras_ddl", "--rate", "1gbit", "--sizes", "4M")
     (row,) = result["rows"]
     assert row["right"]
@@ -48,12 +48,12 @@ def test_bytes_sent_between_hosts_are_the_least_possible(tmp_path, options, link
 
 
 @pytest.mark.long
-def test_cost_model_is_held_against_measured_links(tmp_path):
+def test_cost_model_is_compared_with_measured_links(tmp_path):
     options = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit", "--sizes", "4M")
-    # Status 1: a prediction is more than 15 % off, which a busy machine may bring about.
+    # Status 1: a prediction is more than 15 % off, which a busy machine may cause.
     result = run_cluster(tmp_path, *options, program=VALIDATE, statuses=(0, 1))
     (link,) = result["links"]
-    assert 15e6 < link["bandwidth"] < 30e6  # of 25e6 bytes/s, a bucket of tokens more at first, headers less
+    assert 15e6 < link["bandwidth"] < 30e6  # of 25e6 bytes/s: a bucket of tokens more at first, headers less
     assert 0 <= link["latency"] < 0.02
     assert [row["mode"] for row in result["rows"]] == ["x:1x4", "x:2x2"]
     for row in result["rows"]:

@@ -1,4 +1,4 @@
-"""A run on the emulated cluster that is ended in the middle leaves nothing behind: no namespace, process or file."""
+"""A run on the emulated cluster that is ended in the middle leaves no namespace, process or file behind."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def processes_in(space: str) -> set[int]:
 
 
 def wait_for(condition, process: subprocess.Popen) -> None:
-    """Waits until condition() is true, or skips the test when `process` says that there are no emulated clusters."""
+    """Waits until condition() is true; skips the test if `process` reports that clusters cannot be emulated."""
     end = time.monotonic() + 300
     while not condition():
         if process.poll() == 2:
@@ -63,7 +63,7 @@ def test_run_ended_by_a_signal_leaves_nothing_behind(signals, running, status):
         wait_for(lambda: len(processes_in(last_host)) >= 2 if running else len(spaces_of(process.pid)) >= 2, process)
         inside = {pid for space in spaces_of(process.pid) for pid in processes_in(space)}
         for number in signals:
-            os.killpg(process.pid, number)  # a terminal sends it to the children too
+            os.killpg(process.pid, number)  # a terminal also sends it to the children
             time.sleep(0.1)
         assert process.wait(120) == status, process.stderr.read()
     finally:
@@ -71,7 +71,7 @@ def test_run_ended_by_a_signal_leaves_nothing_behind(signals, running, status):
             os.killpg(process.pid, signal.SIGKILL)
         process.stderr.close()
     assert spaces_of(process.pid) == []
-    end = time.monotonic() + 60  # for init to reap what was killed
+    end = time.monotonic() + 60  # lets init reap the killed processes
     while (left := [pid for pid in inside if Path(f"/proc/{pid}").exists()]) and time.monotonic() < end:
         time.sleep(0.05)
     assert left == []

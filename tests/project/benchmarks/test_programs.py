@@ -1,7 +1,7 @@
-"""Every program of benchmarks/, examples/, notebooks/ and tools/ runs in its smallest form: here, or in a named test.
+"""Runs every program of benchmarks/, examples/, notebooks/ and tools/ in its smallest form, here or in a named test.
 
-The programs are found, not listed. A new one of benchmarks/ must take --smoke and be shown with its command in its
-docstring; a new one of another folder must stand in SMALLEST or in ELSEWHERE.
+The programs are found, not listed. A new one in benchmarks/ must support --smoke and show its command in its
+docstring; a new one in another folder must be in SMALLEST or in ELSEWHERE.
 """
 
 import ast
@@ -21,7 +21,7 @@ IN_TURN = Path(__file__).with_name("in_turn.py")
 LACKING = 77  # the status of benchmarks/_smoke.py
 SECONDS = 500  # only a hang takes longer
 
-# What takes more than some ten seconds of a core: many processes that import TensorFlow, or the core compiled.
+# Programs that take more than ten seconds of a core: many processes that import TensorFlow, or a compilation.
 LONG = {
     "benchmarks/adasum.py",
     "benchmarks/all_reduce.py",
@@ -42,7 +42,7 @@ LONG = {
     "tools/versions.py",
 }
 NEEDS = {"benchmarks/survival_peers.py": "torch", "benchmarks/torch_ddp.py": "torch"}
-# Programs of other folders, and the command of their smallest form.
+# Programs of other folders -> the command of their smallest form.
 SMALLEST = {
     "examples/contrastive.py": "keras-ddl run -np 2 python {} --epochs 1",
     "examples/horovod/keras_digits.py": "keras-ddl run -np 2 python {} --epochs 1",
@@ -52,7 +52,7 @@ SMALLEST = {
     "tools/generate_allowed_ops.py": "python {} allowed_ops.txt",
     "tools/versions.py": "python {} 3.15+2.21 --check import",
 }
-# Programs that a test of their own folder runs, or a target of the Makefile that .ci/run makes.
+# Programs run by a test of their own folder, or by a target of the Makefile that .ci/run uses.
 TRANSLATION = "tests/project/examples/test_translation_"
 DDL = "integrations/ddl/tests/test_ddl_examples.py"
 TORCH = "integrations/torch/tests/test_example.py"
@@ -61,29 +61,29 @@ GPU = "integrations/torch/tests/test_gpu_check.py"
 EXAMPLES = "tests/project/examples/test_examples.py"
 ELSEWHERE = {
     "examples/custom_loop.py": f"{EXAMPLES}::test_custom_loop_learns_on_two_ranks",
-    "examples/ddl/export_saved_model.py": f"{DDL}::test_ddl_recipe_ends_in_a_saved_model",
-    "examples/ddl/export_train.py": f"{DDL}::test_ddl_recipe_ends_in_a_saved_model",
-    "examples/ddl/graph_mode.py": f"{DDL}::test_ddl_graph_mode_learns_saves_and_goes_on",
+    "examples/ddl/export_saved_model.py": f"{DDL}::test_ddl_saved_model_needs_nothing_of_keras_ddl",
+    "examples/ddl/export_train.py": f"{DDL}::test_ddl_saved_model_needs_nothing_of_keras_ddl",
+    "examples/ddl/graph_mode.py": f"{DDL}::test_ddl_graph_mode_learns_saves_and_resumes",
     "examples/ddl/keras_callbacks.py": f"{DDL}::test_ddl_keras_learns",
     "examples/ddl/sequences.py": f"{DDL}::test_ddl_three_graphs_learn",
     "examples/demo.py": "Makefile::demo:",
     "examples/digits.py": f"{EXAMPLES}::test_digits_alone_and_resumed",
-    "examples/horovod/elastic_digits.py": f"{EXAMPLES}::test_elastic_horovod_script_goes_on",
-    "examples/images/study.py": "tests/project/examples/test_images.py::test_study_makes_each_training_once",
+    "examples/horovod/elastic_digits.py": f"{EXAMPLES}::test_elastic_horovod_script_continues",
+    "examples/images/study.py": "tests/project/examples/test_images.py::test_study_runs_each_training_once",
     "examples/images/train.py": "tests/project/examples/test_images.py::test_training_scales_the_rate_with_the_batch",
-    "examples/predict_client.py": "serving/tests/test_clients.py::test_the_client_to_copy_answers",
+    "examples/predict_client.py": "serving/tests/test_clients.py::test_client_example_works",
     "examples/predict_saved_model.py": f"{EXAMPLES}::test_demo_trains_exports_and_predicts",
-    "examples/recommender/dlrm.py": f"{WORKS_WITH}::test_recommenders_with_tables_in_shards_equal_one_process",
-    "examples/recommender/two_tower.py": f"{WORKS_WITH}::test_recommenders_with_tables_in_shards_equal_one_process",
+    "examples/recommender/dlrm.py": f"{WORKS_WITH}::test_recommenders_with_sharded_tables_equal_one_process",
+    "examples/recommender/two_tower.py": f"{WORKS_WITH}::test_recommenders_with_sharded_tables_equal_one_process",
     "examples/torch/digits.py": f"{TORCH}::test_digits_learns_on_two_ranks",
-    "examples/torch/keras_digits.py": f"{TORCH}::test_keras_on_two_ranks_trains_as_alone",
-    "examples/translation/__main__.py": f"{TRANSLATION}serving.py::test_the_command_answers_in_a_process_of_its_own",
+    "examples/torch/keras_digits.py": f"{TORCH}::test_keras_on_two_ranks_equals_one_process",
+    "examples/translation/__main__.py": f"{TRANSLATION}serving.py::test_command_translates_in_its_own_process",
     "examples/translation/corpus.py": f"{TRANSLATION}run.py::trained",
-    "examples/translation/evaluation.py": f"{TRANSLATION}run.py::test_evaluation_finds_the_scores_of_the_training",
-    "examples/translation/studies/divergence.py": f"{TRANSLATION}divergence.py::test_the_command_trains_in_all_ways",
+    "examples/translation/evaluation.py": f"{TRANSLATION}run.py::test_evaluation_gives_the_scores_of_the_training",
+    "examples/translation/studies/divergence.py": f"{TRANSLATION}divergence.py::test_command_trains_in_all_ways",
     "examples/translation/studies/scaling.py": f"{TRANSLATION}scaling.py::test_predictions_are_printed",
     "examples/translation/studies/strong_scaling.py": f"{TRANSLATION}scaling.py::test_predictions_are_printed",
-    "examples/translation/studies/table_bytes.py": f"{TRANSLATION}table_bytes.py::test_ranks_hold_what_is_computed",
+    "examples/translation/studies/table_bytes.py": f"{TRANSLATION}table_bytes.py::test_ranks_hold_the_computed_bytes",
     "examples/translation/training.py": f"{TRANSLATION}run.py::trained",
     "notebooks/01_first_run.ipynb": "tests/project/notebooks/test_notebooks.py::test_first_run_from_top_to_bottom",
     "notebooks/02_serving.ipynb": "tests/project/notebooks/test_notebooks.py::test_serving_from_top_to_bottom",
@@ -102,7 +102,7 @@ ELSEWHERE = {
 
 
 def is_program(path: Path) -> bool:
-    """Whether a file does something when it is run: it asks whether it is, or its statements do more than define."""
+    """Returns whether a file acts as a program: it has a main guard, or statements other than definitions."""
     if path.suffix == ".ipynb":
         return True
     text = path.read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ def is_program(path: Path) -> bool:
 
 
 def programs() -> list[str]:
-    """Returns the programs of the four folders; those that begin with `_` are parts of others."""
+    """Returns the programs of the four folders; files that begin with `_` are parts of others."""
     found = [
         path
         for folder in ("benchmarks", "examples", "notebooks", "tools")
@@ -128,7 +128,7 @@ RUN_HERE = [each for each in PROGRAMS if each.startswith("benchmarks/") or each 
 
 
 def command_of(program: str) -> tuple[list[str], list[str]]:
-    """Returns what starts a program, and the program with its arguments."""
+    """Returns the command that starts a program, and the program with its arguments."""
     if program in SMALLEST:
         before, _, after = SMALLEST[program].partition("{}")
         return shlex.split(before), [str(ROOT / program), *shlex.split(after)]
@@ -139,7 +139,7 @@ def command_of(program: str) -> tuple[list[str], list[str]]:
 
 
 def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command as a page shows it, with this Python; VARIABLE=value may stand before it, and sudo."""
+    """Runs a command as a page shows it, with this Python; it may begin with VARIABLE=value and sudo."""
     beside = Path(sys.executable).parent
     environment = os.environ | {"PATH": f"{beside}{os.pathsep}{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": "3"}
     while "=" in words[0]:
@@ -150,11 +150,11 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, text=True, timeout=SECONDS, check=False, **pipes)
 
 
-_said: dict[str, str] = {}  # by program: how it failed in a job that it shared; "" if it did not
+_said: dict[str, str] = {}  # program -> how it failed in a shared job; "" if it did not
 
 
 def run_in_turn(programs: list[str]) -> None:
-    """Runs programs that the same command starts on ranks, in one job."""
+    """Runs programs with the same launch command in one job."""
     start, _ = command_of(programs[0])
     with tempfile.TemporaryDirectory() as folder:
         commands = [shlex.join(command_of(each)[1]) for each in programs]
@@ -192,7 +192,7 @@ def test_program_runs(program: str, tmp_path: Path, request: pytest.FixtureReque
 
 
 def test_every_program_is_run_by_a_test() -> None:
-    """Those that do not run here: the named test exists, and its file names the program."""
+    """For programs that do not run here, the named test exists, and its file names the program."""
     assert sorted({*RUN_HERE, *ELSEWHERE}) == PROGRAMS
     assert not ELSEWHERE.keys() & set(RUN_HERE)
     assert {*LONG, *NEEDS} <= set(RUN_HERE)
@@ -206,11 +206,11 @@ def test_every_program_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parallel
-def test_benchmark_ends_at_once_with_the_error_of_a_rank_that_fails_while_it_starts(tmp_path: Path) -> None:
+def test_benchmark_ends_with_the_error_of_a_rank_that_fails_at_startup(tmp_path: Path) -> None:
     done = run(
         ["KERAS_DDL_MODE=nonsense", "python", str(ROOT / "benchmarks" / "all_reduce.py"), "--smoke", "--peers", ""],
         tmp_path,
     )
     assert done.returncode == 1
-    assert "ConfigError: mode must be" in done.stdout, done.stdout  # of the rank
+    assert "ConfigError: mode must be" in done.stdout, done.stdout  # the rank's error
     assert done.stdout.splitlines()[-1].startswith("keras_ddl: its ranks ended while they started, with status "), done

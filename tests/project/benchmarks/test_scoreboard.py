@@ -1,4 +1,4 @@
-"""The scoreboard's judge, and one program through two strategies."""
+"""The scoreboard's judge, and one program with two strategies."""
 
 import json
 import subprocess
@@ -24,10 +24,10 @@ def outcome(weight=(2.0, 0.0), log=0.5, **others) -> Outcome:
 
 def test_judge_equal_is_relative_to_the_largest_weight():
     assert judge(outcome(), [outcome((2.0, 1e-9)), outcome()]).kind == EQUAL
-    verdict = judge(outcome(), [outcome(), outcome((2.0, 1e-8))])  # the worst of the processes counts
+    verdict = judge(outcome(), [outcome(), outcome((2.0, 1e-8))])  # the worst process counts
     assert (verdict.kind, verdict.gap) == (WRONG, pytest.approx(5e-9))
     assert judge(outcome(), [outcome((2.0, 1e-8))], tolerance=1e-8).kind == EQUAL
-    assert judge(outcome((0.0, 0.0)), [outcome((0.0, 1e-12))]).kind == WRONG  # of nothing, anything is too much
+    assert judge(outcome((0.0, 0.0)), [outcome((0.0, 1e-12))]).kind == WRONG  # relative to zero
 
 
 def test_judge_wrong_names_weights_before_logs():
@@ -38,13 +38,13 @@ def test_judge_wrong_names_weights_before_logs():
 
 
 @pytest.mark.parametrize("log", [np.nan, np.inf], ids=["nan", "infinity"])
-def test_judge_wrong_where_a_number_is_none(log):
+def test_judge_wrong_if_a_number_is_not_finite(log):
     assert judge(outcome(), [outcome(log=log)]).kind == WRONG
     assert judge(outcome(log=log), [outcome()]).kind == WRONG
     assert judge(outcome(log=log), [outcome(log=log)]).kind == EQUAL  # one process has it, too
 
 
-def test_judge_wrong_where_a_value_is_missing_or_of_another_shape():
+def test_judge_wrong_if_a_value_is_missing_or_has_another_shape():
     assert judge(outcome(), [Outcome({})]).kind == WRONG
     assert judge(Outcome({}), [Outcome({})]).kind == WRONG  # nothing was compared
     assert judge(outcome(), [outcome((2.0, 0.0, 0.0))]).kind == WRONG
@@ -56,7 +56,7 @@ def test_judge_without_logs_compares_weights_only():
     assert judge(outcome(), [outcome((1.0, 0.0))], logs=False).kind == WRONG
 
 
-def test_judge_draws_differ_only_where_the_rest_is_equal():
+def test_judge_random_outputs_may_differ_only_if_the_rest_is_equal():
     drawn = {"drawn weight 0 kernel": 1.0, "drawn log loss": 0.3}
     other = {**drawn, "drawn weight 0 kernel": 1.5}
     assert judge(outcome(**drawn), [outcome(**drawn)]).kind == EQUAL
@@ -64,7 +64,7 @@ def test_judge_draws_differ_only_where_the_rest_is_equal():
     assert judge(outcome(**drawn), [outcome((1.0, 0.0), **other)]).kind == WRONG
 
 
-def test_judge_refused_by_any_process_with_its_first_line():
+def test_judge_refused_by_any_process_shows_its_first_line():
     refused = Outcome(error="ValueError: 3 rows")
     assert judge(outcome(), [outcome(), refused]).kind == REFUSED
     verdict = judge(outcome(), [Outcome(ended=HUNG), refused])
@@ -77,7 +77,7 @@ def test_judge_crashed_before_hung():
     assert judge(outcome(), [Outcome(ended=HUNG), Outcome(ended=CRASHED)]).kind == CRASHED
 
 
-def test_judge_tells_a_warning_that_one_process_did_not_have():
+def test_judge_reports_a_warning_that_one_process_lacked():
     expected, seen = outcome(), outcome((1.0, 0.0))
     seen.warned = expected.warned = ["usual"]
     assert "warned" not in judge(expected, [seen]).detail
@@ -86,7 +86,7 @@ def test_judge_tells_a_warning_that_one_process_did_not_have():
 
 
 @pytest.mark.parametrize(("then", "seconds", "kind"), [("sleep 600", 2, HUNG), ("exit 3", 60, CRASHED)])
-def test_jobs_go_on_with_the_next_program_after_one_that_never_ends(then, seconds, kind):
+def test_jobs_continue_after_a_program_that_never_ends(then, seconds, kind):
     class Peculiar(Peer):
         @classmethod
         def command(cls, python: str, arguments: list[str]) -> list[str]:
@@ -100,7 +100,7 @@ def test_jobs_go_on_with_the_next_program_after_one_that_never_ends(then, second
 
 
 @pytest.mark.long
-def test_scoreboard_tells_a_short_batch_of_both_strategies(tmp_path):
+def test_scoreboard_compares_a_short_batch_of_both_strategies(tmp_path):
     command = [sys.executable, PROGRAM, "--only", "short_odd", "--json", tmp_path / "board.json"]
     done = subprocess.run(
         [*map(str, command), "--strategy", "keras_ddl", "Mirrored"], capture_output=True, text=True, timeout=600

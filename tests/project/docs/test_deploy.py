@@ -1,4 +1,4 @@
-"""The files in deploy/: named in the docs, and of the form that their readers expect.
+"""The files in deploy/ are named in the docs and valid for their readers.
 
 tests/project/slurm runs the batch script. Nothing here runs on Kubernetes, or builds the image.
 """
@@ -29,7 +29,7 @@ def mpijob() -> dict[str, Any]:
 
 @pytest.fixture
 def trainer() -> dict[str, dict[str, Any]]:
-    """Kubeflow Trainer's manifests by their kinds."""
+    """Returns Kubeflow Trainer's manifests by kind."""
     manifests = [yaml.safe_load((DEPLOY / name).read_text()) for name in ("trainjob.yaml", "trainingruntime.yaml")]
     return {manifest["kind"]: manifest for manifest in manifests}
 
@@ -41,12 +41,12 @@ def test_deploy_files_are_short_and_named_in_the_docs():
         assert len(path.read_text().splitlines()) <= 60
 
 
-def test_batch_script_is_one_that_bash_reads():
+def test_batch_script_is_valid_bash():
     subprocess.run(["bash", "-n", DEPLOY / "slurm.sbatch"], check=True)
 
 
-def test_mpijob_follows_the_schema_of_the_operator(mpijob):
-    import jsonschema  # which takes a second to import
+def test_mpijob_follows_the_operators_schema(mpijob):
+    import jsonschema  # its import takes a second
 
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(mpijob, SCHEMA)
@@ -56,7 +56,7 @@ def test_mpijob_follows_the_schema_of_the_operator(mpijob):
         jsonschema.validate(wrong, SCHEMA)
 
 
-def test_mpijob_names_one_image_and_mounts_what_it_has(mpijob):
+def test_mpijob_uses_one_image_and_mounts_its_volumes(mpijob):
     pods = {name: replica["template"]["spec"] for name, replica in mpijob["spec"]["mpiReplicaSpecs"].items()}
     images = {container["image"] for pod in pods.values() for container in pod["containers"]}
     assert len(images) == 1
@@ -72,11 +72,11 @@ def test_mpijob_launcher_starts_the_ranks_of_the_operators_hostfile(mpijob, tmp_
     hosts = [f"{name}-worker-{number}.{name}.default.svc" for number in range(workers)]
     slots = mpijob["spec"]["slotsPerWorker"]
     command = mpijob["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"]
-    check_that_launcher_starts_ranks(command, hosts, slots, tmp_path)
+    check_launcher_starts_ranks(command, hosts, slots, tmp_path)
 
 
-def check_that_launcher_starts_ranks(command: list[str], hosts: list[str], slots: int, tmp_path: Path) -> None:
-    """With the host file that the operator mounts, `slots` ranks on each of `hosts`."""
+def check_launcher_starts_ranks(command: list[str], hosts: list[str], slots: int, tmp_path: Path) -> None:
+    """Checks that, with the host file that the operator mounts, there are `slots` ranks on each of `hosts`."""
     (tmp_path / "hostfile").write_text("".join(f"{host} slots={slots}\n" for host in hosts))
     program, *words = command
     assert program == "keras-ddl"
@@ -90,7 +90,7 @@ def check_that_launcher_starts_ranks(command: list[str], hosts: list[str], slots
 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "ClusterTrainingRuntime"])
-def test_manifests_for_kubeflow_trainer_follow_its_schemas(kind, trainer):
+def test_kubeflow_trainer_manifests_follow_its_schemas(kind, trainer):
     import jsonschema
 
     jsonschema.Draft202012Validator.check_schema(TRAINER_SCHEMA[kind])
@@ -98,17 +98,17 @@ def test_manifests_for_kubeflow_trainer_follow_its_schemas(kind, trainer):
     validator.validate(trainer[kind])
     wrong = copy.deepcopy(trainer[kind])
     if kind == "TrainJob":
-        wrong["spec"]["trainer"]["numProcPerNode"] = "auto"  # which v2.0 took
+        wrong["spec"]["trainer"]["numProcPerNode"] = "auto"  # accepted by v2.0
     else:
         wrong["spec"]["template"]["spec"]["replicatedJobs"][1]["dependsOn"][0]["status"] = "Running"
     assert len(list(validator.iter_errors(wrong))) == 1
 
 
-def test_runtime_for_kubeflow_trainer_is_one_whose_launcher_gets_the_job(trainer):
-    """By what its plugins for MPI and JobSet (v2.3.0) look for, and for the image of the other files."""
+def test_kubeflow_trainer_runtime_passes_the_job_to_its_launcher(trainer):
+    """Checks what Trainer's MPI and JobSet plugins (v2.3.0) look for, and that the image is that of the other files."""
     job, runtime = trainer["TrainJob"]["spec"], trainer["ClusterTrainingRuntime"]
     assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    # The launcher's pods are as many as the policy has nodes; a TrainJob's numNodes are those of "node" only.
+    # The launcher has as many pods as the policy has nodes; numNodes of a TrainJob applies to "node" only.
     assert runtime["spec"]["mlPolicy"]["numNodes"] == 1 and not runtime["spec"]["mlPolicy"]["mpi"]["runLauncherAsNode"]
     node, launcher = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     assert (node["name"], launcher["name"]) == ("node", "launcher")
@@ -120,11 +120,11 @@ def test_runtime_for_kubeflow_trainer_is_one_whose_launcher_gets_the_job(trainer
         assert container["name"] == "node" and f"-t {container['image']} " in (DEPLOY / "Dockerfile").read_text()
         volumes = {volume["name"] for volume in pod.get("volumes", ())}
         assert volumes == {mount["name"] for mount in container.get("volumeMounts", ())}
-    # These the trainer sets itself, and refuses in a TrainJob.
+    # The trainer sets these itself, and refuses them in a TrainJob.
     assert not {each["name"] for each in job["trainer"].get("env", ())} & {"OMPI_MCA_orte_keep_fqdn_hostnames"}
 
 
 def test_trainjob_starts_the_ranks_of_the_trainers_hostfile(trainer, tmp_path):
     name, job = trainer["TrainJob"]["metadata"]["name"], trainer["TrainJob"]["spec"]["trainer"]
     hosts = [f"{name}-node-0-{number}.{name}" for number in range(job["numNodes"])]
-    check_that_launcher_starts_ranks(job["command"], hosts, job["numProcPerNode"], tmp_path)
+    check_launcher_starts_ranks(job["command"], hosts, job["numProcPerNode"], tmp_path)

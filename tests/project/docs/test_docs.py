@@ -1,4 +1,4 @@
-"""Nothing shown goes unrun: the README's script and commands, and the Python blocks of every page."""
+"""Runs everything that the docs show: the README's script and commands, and the Python blocks of every page."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from harness.without_mpi import environment as rank_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = Path(sys.executable).with_name("keras-ddl")
-# Its processes are forked from one that has imported what takes seconds, and has done nothing else.
+# Processes are forked from one that has imported the slow modules, and has done nothing else.
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(["keras_ddl", "keras", "tensorflow"])
-# What it forks imports nothing of the tests. The ranks of a page meet as those of `keras-ddl run` on one host.
+# A forked process imports nothing of the tests. A page's ranks meet like those of `keras-ddl run` on one host.
 RUN = """
 import atexit, os, runpy, sys
 os.chdir({folder!r})
@@ -35,10 +35,10 @@ with open("output.{rank}", "w") as output:
 os.environ.update({environment!r})
 sys.argv = ["page.py"]
 runpy.run_path("page.py", run_name="__main__")
-atexit._run_exitfuncs()  # which multiprocessing leaves out, and with which a rank leaves the job
+atexit._run_exitfuncs()  # multiprocessing skips these, but a rank needs them to leave the job
 """
-ABOUT_RANKS = ("strategy", "from-ddl", "collectives")  # run on two ranks by `make test`, the others on one
-ONE_PROCESS = ("notebooks", "serving")  # not on ranks: one starts its own, the other is not about them
+ABOUT_RANKS = ("strategy", "from-ddl", "collectives")  # `make test` runs these on two ranks, the others on one
+ONE_PROCESS = ("notebooks", "serving")  # not on ranks: one starts its own, the other does not use any
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -55,10 +55,10 @@ def run(command: list[str], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the README's script was saved, and its commands were run."""
+    """Returns the folder in which the README's script was saved, and its commands were run."""
     folder = tmp_path_factory.mktemp("readme")
     script, *rest = blocks(ROOT / "README.md", "python")
-    assert rest == [], "the README has one script; longer things belong into docs/ and examples/"
+    assert rest == [], "the README has one script; longer text belongs in docs/ and examples/"
     assert len([line for line in script.splitlines() if line.strip()]) <= 22
     (folder / "train.py").write_text(script)
     shown = [b for b in blocks(ROOT / "README.md", "sh") if "train.py" in b]
@@ -79,8 +79,8 @@ def test_readme_script_trains_and_exports(readme: Path) -> None:
 
 
 @pytest.mark.long
-def test_readme_script_prints_the_same_digits_at_any_number_of_ranks(readme: Path) -> None:
-    """Printed with four digits, rounding shows nowhere in the script's five epochs."""
+def test_readme_script_prints_the_same_numbers_at_any_number_of_ranks(readme: Path) -> None:
+    """At four digits, rounding does not show in the script's five epochs."""
 
     def printed(output: str) -> list[str]:
         return re.findall(r"accuracy: \S+ - loss: \S+ - val_accuracy: \S+ - val_loss: [\d.]+", output)
@@ -95,7 +95,7 @@ def test_readme_script_prints_the_same_digits_at_any_number_of_ranks(readme: Pat
 def test_serving_page_queries_the_readme_model(
     readme: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page's commands as they are written, but for the ports; and what it says of a wrong shape."""
+    """Runs the page's commands unchanged except for ports, and compares the message for a wrong shape."""
     page = ROOT / "serving" / "docs" / "serving.md"
     text = page.read_text(encoding="utf-8").split("## Query it")[1].split("### Images")[0]
     (readme / "rows.py").write_text(blocks(page, "python")[0])
@@ -129,7 +129,7 @@ def test_serving_page_queries_the_readme_model(
 
 
 def launches() -> list[Any]:
-    """Every page with Python on one rank and on two; of these, `make test` runs one."""
+    """Returns every page with Python, on one rank and on two; `make test` runs one of the two."""
     parameters = []
     for page in PAGES:
         for size in (1, 2):
@@ -141,7 +141,7 @@ def launches() -> list[Any]:
 
 
 def run_page(page: Path, folder: Path, size: int) -> None:
-    """Runs the blocks of a page, which are one script, as `size` ranks or, with 1, in a process without a launcher."""
+    """Runs a page's blocks as one script, on `size` ranks, or for 1 in a process without a launcher."""
     (folder / "page.py").write_text("\n\n".join(blocks(page, "python")))
     (sockets := folder / "sockets").mkdir(mode=0o700)
     ranks = []
@@ -166,7 +166,7 @@ def test_docs_python_blocks_run(page: Path, size: int, tmp_path: Path) -> None:
 
 
 def test_docs_commands_exist() -> None:
-    """Every `make` target and `keras-ddl` command that a page names is there."""
+    """Every `make` target and `keras-ddl` command on a page exists."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     known = run([str(COMMAND), "--help"], ROOT)
     for page in [ROOT / "README.md", *PAGES, *BESIDE]:

@@ -1,4 +1,4 @@
-"""Every name `keras_ddl.x.y` that a page, a docstring or a message writes is there after a plain `import keras_ddl`."""
+"""Every `keras_ddl.x.y` in a page, docstring or message exists after a plain `import keras_ddl`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keras_ddl import parts
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = re.compile(r"(?<![\w./-])(keras_ddl(?>(?:\.[A-Za-z_]\w*)+))(?!\w|/)")
-# What is named to be imported, by a program or by Sphinx, whose strict build tries it.
+# Names in import statements, of programs or for Sphinx, whose strict build checks them.
 IMPORTED = re.compile(r"(?:\bimport|\bfrom|-m|automodule::|click::) $")
-# Importing `ddl` makes every optimizer average gradients, and `torch` needs PyTorch: only a statement does it.
+# Importing `ddl` makes every optimizer average gradients, and `torch` needs PyTorch, so only a statement imports them.
 BY_IMPORT_ONLY = ("keras_ddl.ddl", "keras_ddl.torch")
-# Each name in a process of its own: what one imports would let another be found. TensorFlow is imported once.
+# Each name has its own process, because one import could make another name exist. TensorFlow is imported once.
 RESOLVE = """
 import functools, os, sys
 import keras, tensorflow
@@ -36,14 +36,14 @@ for name in sys.argv[1:]:
 
 
 def strings(path: Path) -> list[str]:
-    """The docstrings and messages of a program, without the names of modules that it imports or starts."""
+    """Returns the docstrings and messages of a program, without module names that it imports or starts."""
     constants = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Constant)]
     texts = [node.value for node in constants if isinstance(node.value, str)]
     return [text for text in texts if not NAME.fullmatch(text)]
 
 
 def by_import_only(written: str) -> bool:
-    """Whether this is in a part that is no attribute of keras_ddl, or stands for any name."""
+    """Returns whether the name is in a part that is no attribute of keras_ddl, or is a placeholder."""
     name = written.split(".")[1]
     return written.endswith(".NAME") or (name in parts.FOLDERS and name not in parts.public())
 
@@ -61,7 +61,7 @@ def written_names() -> set[str]:
     }
 
 
-def test_every_written_name_is_found_after_a_plain_import() -> None:
+def test_every_written_name_exists_after_a_plain_import() -> None:
     names = sorted(written_names())
     assert len(names) > 50
     assert {"keras_ddl.model_state.trackable", "keras_ddl.communicator.describe"} <= set(names)
@@ -71,8 +71,8 @@ def test_every_written_name_is_found_after_a_plain_import() -> None:
     assert done.stdout.splitlines() == []
 
 
-def test_public_modules_are_found_after_a_plain_import() -> None:
-    """Those beside the folders, which users import by name."""
+def test_public_modules_exist_after_a_plain_import() -> None:
+    """Public modules beside the folders, which users import by name."""
     modules = sorted(
         path.stem for path in (ROOT / "keras_ddl").glob("*.py") if path.stem not in ("__init__", "config", "parts")
     )

@@ -1,4 +1,4 @@
-"""The pictures of docs/ are what their scripts draw."""
+"""The pictures of docs/ equal the output of their scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PICTURES = sorted(FOLDER.glob("*.svg"))
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
-def test_picture_is_what_its_script_draws(picture: Path) -> None:
+def test_picture_equals_its_scripts_output(picture: Path) -> None:
     program = f"import {picture.stem}; print({picture.stem}.draw(), end='')"
     drawn = subprocess.run(
         [sys.executable, "-c", program], env={"PYTHONPATH": str(FOLDER)}, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""The release workflow: its commands exist, and nothing is published unless it is switched on."""
+"""The release workflow: its commands exist, and it publishes nothing unless it is switched on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELEASE = ROOT / ".github" / "workflows" / "release.yml"
 
 def read(path: Path) -> dict[str, Any]:
     found: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {"on" if key is True else key: value for key, value in found.items()}  # YAML 1.1 takes `on` for true
+    return {"on" if key is True else key: value for key, value in found.items()}  # YAML 1.1 reads `on` as true
 
 
 def commands(path: Path) -> list[str]:
@@ -48,7 +48,7 @@ def test_commands_exist(path: Path) -> None:
             assert extra in extras, line
 
 
-def test_the_tag_is_compared_with_the_version_that_is_built() -> None:
+def test_tag_is_compared_with_the_built_version() -> None:
     (line,) = [line for line in commands(RELEASE) if "GITHUB_REF_NAME" in line]
     version = re.search(r"(?m)^version\s*=\s*(\S+)", (ROOT / "setup.cfg").read_text(encoding="utf-8"))
     assert version
@@ -61,7 +61,7 @@ def test_the_tag_is_compared_with_the_version_that_is_built() -> None:
         )
 
 
-def test_nothing_is_published_by_chance() -> None:
+def test_nothing_is_published_by_accident() -> None:
     release = read(RELEASE)
     assert list(release["on"]["push"]) == ["tags"] and release["permissions"] == {"contents": "read"}
     build, publish = release["jobs"]["build"], release["jobs"]["publish"]

@@ -1,4 +1,4 @@
-"""The README of strategy/keras_patches lists what is replaced in Keras and TensorFlow, in processes of their own."""
+"""The README of strategy/keras_patches lists all replacements in Keras and TensorFlow; checked in child processes."""
 
 import ast
 import re
@@ -9,14 +9,14 @@ from harness.rank_tests import run_ranks
 from harness.source_modules import MODULES, ROOT
 
 _PAGE = ROOT / "keras_ddl" / "strategy" / "keras_patches" / "README.md"
-# Where programs look for the mathematics: none of it is ours to change.
+# Modules with the mathematics, none of which keras_ddl may change.
 _UNTOUCHED = ("losses", "metrics", "optimizers", "layers", "random", "ops")
-# A class that cannot work under this Strategy says so when it is made.
+# A class that cannot work under this Strategy raises when it is constructed.
 _REFUSED = "tensorflow.python.distribute.failure_handling.failure_handling.PreemptionCheckpointHandler.__init__"
 
 
 def listed():
-    """When -> names, of the table on the page; each row's number is that of its names."""
+    """Returns when -> names, from the table on the page; the number in each row must be that of its names."""
     rows = {}
     for line in _PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("|") and (cells := [cell.strip() for cell in line.strip("|").split("|")])[1].isdigit():
@@ -26,7 +26,7 @@ def listed():
 
 
 def attributes():
-    """id -> (name, module or class, its attributes), of all that is loaded of Keras and TensorFlow."""
+    """Returns id -> (name, module or class, its attributes) for all loaded parts of Keras and TensorFlow."""
     import sys
 
     modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ("keras", "tensorflow")]
@@ -65,7 +65,7 @@ def replaced_since(before):
 
 
 def replaced_on_objects():
-    """Class.method, of single objects of Keras and TensorFlow in which keras_ddl has replaced a method."""
+    """Returns Class.method for single objects of Keras and TensorFlow in which keras_ddl has replaced a method."""
     import gc
 
     found = set()
@@ -79,7 +79,7 @@ def replaced_on_objects():
 
 
 def replaced_on_callbacks():
-    """Class.method, of private methods of callbacks whose class keras_ddl has exchanged."""
+    """Returns Class.method for private methods of callbacks whose class keras_ddl has exchanged."""
     import gc
 
     found = set()
@@ -110,7 +110,7 @@ def train(scope, data=None, callbacks=(), epochs=2, **optimizer):
 
 
 @pytest.mark.long
-def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
+def test_strategy_replaces_only_what_the_page_lists(tmp_path):
     def changes(folder):
         import keras
         import numpy
@@ -210,10 +210,10 @@ def test_front_ends_replace_what_the_page_lists():
     assert of_optimizer == [f"SGD.{name}" for name in sorted(rows[f"{of_each} Keras"])]
     assert of_graph_optimizer == [f"AdamOptimizer.{name}" for name in sorted(rows[f"{of_each} tf.compat.v1.train"])]
     ddls = set(rows["DDL's, by `ddl.init` on several ranks"])
-    assert short(of_ddl) == ddls - short(of_horovod)  # sessions are changed alike by both
+    assert short(of_ddl) == ddls - short(of_horovod)  # both change sessions alike
 
 
-def test_classes_of_objects_are_exchanged_where_the_page_lists():
+def test_classes_of_objects_are_exchanged_only_as_listed():
     exchanged = [
         f"{name}, line {node.lineno}"
         for name, path in MODULES.items()
@@ -224,7 +224,7 @@ def test_classes_of_objects_are_exchanged_where_the_page_lists():
     assert len(exchanged) == len(listed()["a fit or a scope: classes of single objects"]), exchanged
 
 
-def test_private_attributes_are_set_where_the_page_lists():
+def test_private_attributes_are_set_only_as_listed():
     trees = [ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items() if ".compat" in name]
     written = {
         f"{ast.unparse(node.value)}.{node.attr}"
@@ -237,7 +237,7 @@ def test_private_attributes_are_set_where_the_page_lists():
 
 
 @pytest.mark.long
-def test_private_methods_of_derived_classes_are_those_that_the_page_lists():
+def test_private_methods_are_overridden_only_as_listed():
     def overridden(names):
         import importlib
 
@@ -258,7 +258,7 @@ def test_private_methods_of_derived_classes_are_those_that_the_page_lists():
     assert set(written) == set(listed()["classes of keras_ddl's that are derived from theirs: private methods"])
 
 
-def test_values_of_tensorflow_are_replaced_where_the_page_lists():
+def test_tensorflow_values_are_replaced_only_as_listed():
     tree = ast.parse(MODULES["keras_ddl.compat.tensorflow"].read_text(encoding="utf-8"))
     imported = {
         alias.asname or alias.name: alias.name
@@ -286,7 +286,7 @@ def test_nothing_is_replaced_without_a_strategy():
         before = attributes()
         import keras_ddl
 
-        for name in keras_ddl.__all__:  # whatever importing it brings
+        for name in keras_ddl.__all__:  # all that importing it provides
             getattr(keras_ddl, name)
         keras_ddl.init()
         train(contextlib.nullcontext())

@@ -1,4 +1,4 @@
-"""Every example runs as its docstring says, small: on 2 ranks and, where that is quick, alone."""
+"""Runs every example as its docstring says, in a small size: on 2 ranks and, if that is quick, in one process."""
 
 import csv
 import os
@@ -18,26 +18,26 @@ COMMAND = Path(sys.executable).with_name("keras-ddl")
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 
-def on_two_ranks(folder: Path, script: str, *arguments: object) -> str:
+def run_on_two_ranks(folder: Path, script: str, *arguments: object) -> str:
     return run(folder, COMMAND, "run", "-np", 2, "python", EXAMPLES / script, *arguments)
 
 
 @pytest.mark.long
 def test_demo_trains_exports_and_predicts(tmp_path):
     output = run(tmp_path, sys.executable, EXAMPLES / "demo.py", "--epochs", 6, "--minimum-accuracy", 0.9)
-    # The export's own proof. Which of the two depends on the kind of CPU.
+    # The export's own proof; which of the two depends on the kind of CPU.
     assert re.search(r"a clean process as the trained model did, (bit for bit|to within \d\.\de-\d+ \(allowed)", output)
     assert "keras_ddl and Keras cannot be imported here" in output
     assert "accuracy on 360 held-out images: 0.9" in output
     for line in ("Training curve", "train ", "export ", "predict ", "all "):
         assert f"\n{line}" in output or f"== {line}" in output, line
-    # An accuracy that is too low is a failure.
+    # An accuracy that is too low is an error.
     predict = (sys.executable, EXAMPLES / "predict_saved_model.py", "demo-output/saved_model")
     failed = run(tmp_path, *predict, "demo-output/held_out.npz", "--minimum-accuracy", 1.01, status=1)
     assert "The accuracy must be 1.01 or more" in failed
 
 
-def test_demo_leaves_a_folder_of_somebody_else_alone(tmp_path):
+def test_demo_does_not_touch_a_foreign_folder(tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.txt").write_text("")
     refused = run(tmp_path, sys.executable, EXAMPLES / "demo.py", "--output-dir", "theirs", status=1)
@@ -55,22 +55,22 @@ def test_digits_alone_and_resumed(tmp_path, monkeypatch):
 
 
 def test_custom_loop_learns_on_two_ranks(tmp_path):
-    output = on_two_ranks(tmp_path, "custom_loop.py", "--epochs", 5)
+    output = run_on_two_ranks(tmp_path, "custom_loop.py", "--epochs", 5)
     assert "weights bitwise equal" in output
     assert held_out_accuracy(output) > 0.9
 
 
 @pytest.mark.long
 def test_horovod_scripts_learn_on_two_ranks(tmp_path):
-    output = on_two_ranks(tmp_path, "horovod/keras_digits.py", "--epochs", 4)
+    output = run_on_two_ranks(tmp_path, "horovod/keras_digits.py", "--epochs", 4)
     assert held_out_accuracy(output) > 0.85
     assert [path.name for path in (tmp_path / "horovod-keras-output").glob("*-4.keras")] == ["checkpoint-4.keras"]
-    output = on_two_ranks(tmp_path, "horovod/tape_digits.py", "--steps", 160)
+    output = run_on_two_ranks(tmp_path, "horovod/tape_digits.py", "--steps", 160)
     assert held_out_accuracy(output) > 0.9
 
 
 @pytest.mark.long
-def test_elastic_horovod_script_goes_on_after_a_kill(tmp_path):
+def test_elastic_horovod_script_continues_after_a_kill(tmp_path):
     script = str(EXAMPLES / "horovod" / "elastic_digits.py")
     options = ["-np", "2", "--restarts", "1", "--output-dir", "out"]
     job = Started(["run", *options, "python", script, "--epochs", "20"], tmp_path)
@@ -89,10 +89,10 @@ def test_elastic_horovod_script_goes_on_after_a_kill(tmp_path):
 
 
 @pytest.mark.long
-def test_contrastive_learns_alike_on_any_number_of_ranks(tmp_path):
+def test_contrastive_learns_equally_on_any_number_of_ranks(tmp_path):
     arguments = (EXAMPLES / "contrastive.py", "--epochs", 2)
     alone = run(tmp_path, sys.executable, *arguments)
-    shared = on_two_ranks(tmp_path, *arguments)
+    shared = run_on_two_ranks(tmp_path, *arguments)
     losses = [re.search(r"loss (\d\.\d{3}) -> (\d\.\d{3})", output) for output in (alone, shared)]
     assert losses[0] and losses[1], alone + shared
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""examples/images: what it draws and trains, its study in pieces, and what it says of published trainings."""
+"""examples/images: its pictures and training, the parts of its study, and its predictions of published trainings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from harness.examples import EXAMPLES, held_out_accuracy, run
 
-sys.path.insert(0, str(EXAMPLES / "images"))  # not for longer than this: its modules have plain names
+sys.path.insert(0, str(EXAMPLES / "images"))  # removed again below, because its modules have plain names
 import drawing
 import figures
 import resnet
@@ -26,7 +26,7 @@ COMMAND = Path(sys.executable).with_name("keras-ddl")
 TINY = ["--images", "400", "--held-out", "200", "--width", "4", "--epochs", "4", "--batch-size", "128"]
 
 
-def test_pictures_are_of_all_classes_and_the_same_for_a_seed():
+def test_pictures_have_all_classes_and_depend_only_on_the_seed():
     images, labels = drawing.draw(600, seed=3)
     assert images.shape == (600, 24, 24, 3) and images.dtype == np.uint8 and labels.dtype == np.int32
     np.testing.assert_array_equal(np.bincount(labels), np.full(200, 3))
@@ -38,7 +38,7 @@ def test_pictures_are_of_all_classes_and_the_same_for_a_seed():
     assert 60 < images.mean() < 195 and images.std() > 30
 
 
-def test_resnet_has_its_layers_and_blocks_begin_as_the_identity():
+def test_resnet_has_its_layers_and_blocks_start_as_the_identity():
     model = resnet.resnet(24, 200, width=4)
     kinds = [type(layer).__name__ for layer in model.layers]
     assert model.name == "resnet8" and kinds.count("Conv2D") - 2 + kinds.count("Dense") == 8  # two are shortcuts
@@ -57,7 +57,7 @@ def test_training_scales_the_rate_with_the_batch_and_warms_up(tmp_path):
     assert len(said) == 1 and held_out_accuracy(said[0]) == pytest.approx(float(rows[-1]["val_accuracy"]), abs=1e-4)
 
 
-def test_study_makes_each_training_once_and_keeps_what_was_there(tmp_path, monkeypatch):
+def test_study_runs_each_training_once_and_keeps_earlier_results(tmp_path, monkeypatch):
     file, made = tmp_path / "study.json", []
 
     def trained(options, verbose):
@@ -75,7 +75,7 @@ def test_study_makes_each_training_once_and_keeps_what_was_there(tmp_path, monke
     assert results["accuracy"]["256, linear scaling"]["val_accuracy"] == [0.1, 0.5]
 
 
-def test_pictures_are_drawn_from_the_results_that_are_kept(tmp_path):
+def test_pictures_are_drawn_from_stored_results(tmp_path):
     figures.draw(json.loads(study.RESULTS.read_text()), tmp_path)
     assert "| 1,024 | " in figures.tables(json.loads(study.RESULTS.read_text()))
     drawn = {path.name for path in tmp_path.iterdir()}
@@ -85,7 +85,7 @@ def test_pictures_are_drawn_from_the_results_that_are_kept(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_training_on_two_ranks_learns_and_its_steps_are_measured(tmp_path):
+def test_training_on_two_ranks_learns_and_measures_its_steps(tmp_path):
     words = ["--images", 6_000, "--held-out", 500, "--epochs", 6, "--batch-size", 128, "--warmup-epochs", 1]
     output = run(tmp_path, COMMAND, "run", "-np", 2, "python", EXAMPLES / "images" / "train.py", *words)
     assert "on 2 rank(s)" in output and held_out_accuracy(output) > 0.5

@@ -1,4 +1,4 @@
-"""The batches of examples/translation: exact epochs, the same on any number of ranks, positions."""
+"""The batches of examples/translation: exact epochs, the same on any number of ranks, and positions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def pairs_of(epoch, cut):
     ]
 
 
-def same(one, other):
+def are_equal(one, other):
     return all(np.array_equal(a, b) for a, b in zip([*one[0].values(), one[1]], [*other[0].values(), other[1]]))
 
 
-def put_together(parts):
+def joined(parts):
     inputs = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
     return inputs, np.concatenate([part[1] for part in parts])
 
@@ -50,7 +50,7 @@ def epochs(alone):
     return epochs_of(alone)
 
 
-def test_batches_have_each_pair_once_an_epoch(epochs, texts, cut):
+def test_batches_have_each_pair_once_per_epoch(epochs, texts, cut):
     expected = sorted(zip(*texts, texts[1]))
     for epoch in epochs:
         assert sorted(pairs_of(epoch, cut)) == expected
@@ -64,7 +64,7 @@ def test_batches_have_each_pair_once_an_epoch(epochs, texts, cut):
             assert ((ids == subwords.PADDING) == (after > 0)).all()
 
 
-def test_batches_cost_what_they_were_allowed_to(epochs, alone):
+def test_batches_stay_within_their_cost(epochs, alone):
     shapes = [(batch[0]["source"].shape, batch[1].shape) for batch in epochs[0]]
     costs = [rows * (source + target) for (rows, source), (_, target) in shapes]
     assert max(costs) <= 900 and np.mean(costs) > 800
@@ -76,7 +76,7 @@ def test_batches_cost_what_they_were_allowed_to(epochs, alone):
     assert f"{len(alone)} batches" in alone.summary() and "1,500 pairs" in alone.summary()
 
 
-def test_first_two_batches_show_keras_that_widths_differ(alone):
+def test_first_two_batches_show_keras_that_widths_vary(alone):
     in_order = Plan(alone.plan.lengths, tokens=900, buckets=5, seed=0, shuffle=False)
     for plan, epochs in ((alone.plan, 40), (in_order, 1)):
         for epoch in range(epochs):
@@ -104,27 +104,27 @@ def test_batches_are_the_same_on_any_number_of_ranks(small, texts, cut, epochs, 
         for step, batch in enumerate(epoch):
             shares = [part[number][step] for part in parts]
             rows = [len(share[1]) for share in shares]
-            assert same(put_together(shares), batch) and max(rows) - min(rows) <= 1
-    # A rank holds its share; where batches are of an uneven number of rows, two ranks hold the row between them.
+            assert are_equal(joined(shares), batch) and max(rows) - min(rows) <= 1
+    # A rank has its share; if the number of rows is odd, two ranks share the row between them.
     held = [len(batches._held.numbers) for batches in everyone]
     assert max(held) < 1.25 * 1500 / size, held
 
 
-def test_batches_go_on_where_they_were(small, cut, alone, epochs):
+def test_batches_resume_at_their_position(small, cut, alone, epochs):
     positions = [position for _, position in alone.remaining()]
     position = json.loads(json.dumps(positions[6]))
     assert (position["epoch"], position["batch"]) == (0, 7)
     rest = [batch for batch, _ in Batches(small["train"], cut, **SETTINGS).remaining(position)]
-    assert len(rest) == len(epochs[0]) - 7 and all(map(same, rest, epochs[0][7:]))
-    # Another number of ranks goes on with the same batches.
+    assert len(rest) == len(epochs[0]) - 7 and all(map(are_equal, rest, epochs[0][7:]))
+    # Another number of ranks continues with the same batches.
     parts = on_ranks(3, lambda ranks: list(Batches(small["train"], cut, ranks=ranks, **SETTINGS).remaining(position)))
-    assert all(same(put_together([step[0] for step in steps]), batch) for steps, batch in zip(zip(*parts), rest))
+    assert all(are_equal(joined([step[0] for step in steps]), batch) for steps, batch in zip(zip(*parts), rest))
     assert parts[0][-1][1] == {**position, "epoch": 1, "batch": 0}
     with pytest.raises(ValueError, match="the same data"):
         next(Batches(small["train"], cut, **(SETTINGS | {"seed": 4})).remaining(position))
 
 
-def test_batches_leave_out_what_is_empty_or_too_long(tmp_path, cut):
+def test_batches_skip_empty_and_long_sentences(tmp_path, cut):
     (tmp_path / "en").write_text("one\n\ntwo\n" + "three " * 50 + "\nfour\n")
     (tmp_path / "de").write_text("eins\nleer\n\ndrei\nvier\n")
     paths = (tmp_path / "en", tmp_path / "de")

@@ -1,4 +1,4 @@
-"""The study of diverging trainings: its rules by curves made by hand, its picture, and the command on ranks."""
+"""The divergence study: its rules on made-up curves, its picture, and the command on ranks."""
 
 import argparse
 import functools
@@ -25,20 +25,20 @@ def training(losses, way=diverging.WITHOUT, acts=()):
     [
         (FALLING, ""),
         (FALLING + np.where(np.arange(100) % 20 == 0, 3.0, 0.0), ""),  # spikes that recover
-        (np.append(FALLING[:50], [3.5] * 50), ""),  # stays where it is
+        (np.append(FALLING[:50], [3.5] * 50), ""),  # stays constant
         (np.append(FALLING[:99], np.nan), "not finite"),
         (np.append(FALLING[:40], [np.inf] * 60), "not finite"),
         (np.linspace(6.0, 4.8, 100), "blind"),
-        (np.append(FALLING, [4.8] * 100), "blind"),  # came down, and went back
+        (np.append(FALLING, [4.8] * 100), "blind"),  # fell, and rose again
         (FALLING[:20], "blind"),  # stopped by the guard
         (np.append(FALLING, np.linspace(1.0, 2.0, 100)), "risen"),
     ],
 )
-def test_a_training_has_diverged_by_a_rule(losses, rule):
+def test_training_counts_as_diverged_by_a_rule(losses, rule):
     assert divergence.diverged(losses, 100, BLIND) == rule
 
 
-def test_a_row_says_what_the_guard_did(tmp_path):
+def test_row_reports_the_guards_actions(tmp_path):
     stopped = training([5.0] * 50, diverging.STOP, [(50, "DivergenceGuard: loss is 5. Training stops.")])
     back = training(FALLING, diverging.BACK, [(50, "DivergenceGuard: loss is 5. Training goes back to step 0 ...")])
     found = [divergence.row(each, 100) for each in (training(FALLING), stopped, back)]
@@ -55,7 +55,7 @@ def test_a_row_says_what_the_guard_did(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_the_command_trains_in_all_ways(tmp_path):
+def test_command_trains_in_all_ways(tmp_path):
     command = (sys.executable, "-m", "translation.studies.divergence", "--rates", 0.05, "--tokens", 256, "--steps", 14)
     model = ("--layers", 1, "--width", 16, "--inner", 16, "--window", 2, "--grace", 3, "--retries", 1, "--warmup", 5)
     options = ("--json", "rows.json", "--plot", "picture.png")
@@ -64,7 +64,7 @@ def test_the_command_trains_in_all_ways(tmp_path):
     found = {each["what"]: each for each in json.loads((tmp_path / "rows.json").read_text())}
     assert list(found) == list(diverging.WAYS)
     assert {each["how"] for each in found.values()} == {"measured"}
-    # Six steps are too few to learn from.
+    # Six steps are too few for learning.
     assert [each["steps"] for each in found.values()] == [14, 14, 6, 12]
     said = [each["guard, after steps"] for each in found.values()]
     assert said == ["", "", "6: stops", "6: on at 0.0125; 12: stops"]

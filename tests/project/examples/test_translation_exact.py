@@ -1,4 +1,4 @@
-"""The flagship's training step on ranks is that of one process: in float64, where rounding cannot hide a difference."""
+"""The translation example's step on ranks equals one process, in float64, where rounding cannot hide a difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, LENGTH, VOCABULARY = 7, 5, 40
 
 
 def batch(seed: int) -> list[np.ndarray]:
-    """Source, target so far and target: ids of sentences of several lengths, padded."""
+    """Returns source, target so far and target: ids of padded sentences of several lengths."""
     rng = np.random.default_rng(seed)
     places = np.arange(LENGTH)
     both = [rng.integers(3, VOCABULARY, (ROWS, LENGTH)) * (places < rng.integers(2, 6, (ROWS, 1))) for _ in range(2)]

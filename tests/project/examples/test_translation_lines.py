@@ -1,4 +1,4 @@
-"""A rank's lines, and the subwords, of examples/translation."""
+"""The subwords of examples/translation, and how ranks share lines."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FILES = {
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_lines_of_all_ranks_are_the_files(tmp_path, ending, size):
+def test_lines_of_all_ranks_make_up_the_files(tmp_path, ending, size):
     for name, text in FILES.items():
         expected = [line.strip() for line in text.split("\n")]
         expected = expected[:-1] if expected[-1] == "" else expected
-        # The other file has other bytes for the same lines: a rank's ranges of bytes do not match.
+        # The second file has other bytes for the same lines, so a rank's byte ranges do not match.
         contents = {"source": text, "target": "".join(f"{i} {'z' * (i % 3 * 40)}\n" for i in range(len(expected)))}
         paths = []
         for side, content in contents.items():
@@ -42,7 +42,7 @@ def test_lines_of_all_ranks_are_the_files(tmp_path, ending, size):
         assert [len(source) for _, (source, _) in got] == list(np.diff(lines.ranges(len(expected), size)))
 
 
-def test_lines_of_a_rank_are_read_without_the_others(tmp_path, monkeypatch):
+def test_rank_reads_only_its_lines(tmp_path, monkeypatch):
     path, read = tmp_path / "long", [0] * 4
     path.write_bytes(b"some twenty letters.\n" * 50_000)
 
@@ -72,7 +72,7 @@ def test_lines_of_a_rank_are_read_without_the_others(tmp_path, monkeypatch):
     assert all(2 * share - 50 < one < 3 * share + 50 for one in read), (read, share)
 
 
-def test_lines_of_unequal_files_are_refused(tmp_path):
+def test_files_of_unequal_length_are_refused(tmp_path):
     (tmp_path / "a").write_text("1\n2\n")
     (tmp_path / "b").write_text("1\n")
     for size in (1, 2):
@@ -80,7 +80,7 @@ def test_lines_of_unequal_files_are_refused(tmp_path):
             on_ranks(size, lambda ranks: lines.read_range([tmp_path / "a", tmp_path / "b"], ranks))
 
 
-def test_subwords_give_sentences_back(cut, texts, tmp_path):
+def test_subwords_restore_sentences(cut, texts, tmp_path):
     ids = cut.encode(texts[1])
     assert cut.decode(ids) == texts[1]
     assert cut.decode([[subwords.BEGIN, *ids[0], subwords.END, 17, 17], []]) == [texts[1][0], ""]

@@ -1,4 +1,4 @@
-"""The models of examples/translation: what they may look at, their loss, and beam search."""
+"""The models of examples/translation: what positions may attend to, the loss, and beam search."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(request):
     tf.random.set_seed(1)
     made = MODELS[request.param]()
     made({"source": SOURCE, "target": TARGET})
-    for variable in made.trainable_variables:  # far from where initializers put them, so that all of it matters
+    for variable in made.trainable_variables:  # far from their initial values, so that every weight matters
         variable.assign(variable + tf.random.normal(variable.shape, stddev=0.3))
     return made
 
@@ -35,7 +35,7 @@ def logits_of(model, source, target):
     return np.asarray(model({"source": source, "target": target}))
 
 
-def test_a_position_does_not_see_what_comes_after_it(model):
+def test_position_does_not_see_later_ones(model):
     before = logits_of(model, SOURCE, TARGET)
     changed = TARGET.copy()
     changed[:, 2] = 20
@@ -44,7 +44,7 @@ def test_a_position_does_not_see_what_comes_after_it(model):
     assert np.abs(after[:, 2:] - before[:, 2:]).max() > 1e-3
 
 
-def test_padding_of_the_source_is_not_seen(model):
+def test_padding_of_the_source_is_ignored(model):
     before = logits_of(model, SOURCE, TARGET)
     np.testing.assert_allclose(logits_of(model, np.pad(SOURCE, [(0, 0), (0, 4)]), TARGET), before, atol=1e-5)
     changed = SOURCE.copy()
@@ -54,7 +54,7 @@ def test_padding_of_the_source_is_not_seen(model):
     assert np.abs(after[1] - before[1]).max() > 1e-3
 
 
-def test_decoding_position_by_position_gives_the_logits_of_training(model):
+def test_step_by_step_decoding_gives_the_logits_of_training(model):
     memory = model.encode(SOURCE)
     state, found = model.start(memory), []
     for position in range(TARGET.shape[1]):
@@ -63,14 +63,14 @@ def test_decoding_position_by_position_gives_the_logits_of_training(model):
     np.testing.assert_allclose(np.stack(found, 1), logits_of(model, SOURCE, TARGET), atol=1e-5)
 
 
-def test_attention_is_a_share_of_each_position_of_the_source(model):
+def test_attention_weights_of_the_source_sum_to_one(model):
     weights = np.asarray(model.attention(SOURCE, TARGET))
     assert weights.shape == (3, 4, 5)
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
     assert weights[SOURCE[:, np.newaxis].repeat(4, 1) == names.PADDING].max() < 1e-6
 
 
-def test_greedy_translation_takes_the_likeliest_of_each_position(model):
+def test_greedy_translation_takes_the_likeliest_subwords(model):
     ids, score = tf.function(lambda source: translated(model, source, beam=1, longest=6))(SOURCE)
     for row, source in enumerate(SOURCE):
         so_far, total, length = [names.BEGIN], 0.0, 0
@@ -95,7 +95,7 @@ def test_loss_is_the_mean_over_tokens(smoothing):
 
 
 def table_step(table):
-    """Returns a step of decoding in which the logits depend on the last two subwords of the hypothesis and its row."""
+    """Returns a decoding step whose logits depend on a hypothesis's last two subwords and its row."""
 
     def step(ids, position, state):
         logits = tf.gather_nd(table, tf.stack([state["row"], state["before"], ids], axis=1))
@@ -104,8 +104,8 @@ def table_step(table):
     return step
 
 
-def best_of_all(table, row, longest, penalty):
-    """Returns the best of all sequences that end, or reach the longest, by trying them."""
+def exhaustive_best(table, row, longest, penalty):
+    """Returns the best of all sequences that end, or have the longest length, by exhaustive search."""
     vocabulary, best = table.shape[-1], (-np.inf, None)
     log_probability = table - np.log(np.exp(table).sum(-1, keepdims=True))
     for length in range(1, longest + 1):
@@ -122,7 +122,7 @@ def best_of_all(table, row, longest, penalty):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
+def test_wide_beam_finds_the_best_sequence(penalty):
     longest, vocabulary = 3, 5
     table = np.random.default_rng(2).normal(scale=2, size=(4, vocabulary, vocabulary, vocabulary)).astype("float32")
     state = {"row": tf.range(4), "before": tf.fill([4], names.BEGIN)}
@@ -131,7 +131,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
     )
     ids, score = search()
     for row in range(4):
-        best, expected = best_of_all(table, row, longest, penalty)
+        best, expected = exhaustive_best(table, row, longest, penalty)
         padded = list(expected) + [names.PADDING] * (ids.shape[1] - len(expected))
         assert ids[row].numpy().tolist() == padded
         np.testing.assert_allclose(score[row], best, rtol=1e-4)

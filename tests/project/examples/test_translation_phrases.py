@@ -1,4 +1,4 @@
-"""The corpus of examples/translation: true German, held out phrases."""
+"""The corpus of examples/translation: correct German, and held-out phrases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from examples.translation_parts import corpus, words
 
 
-def test_numbers_are_said_as_people_do():
+def test_numbers_are_spoken_correctly():
     said = {
         0: ("zero", "null"),
         1: ("one", "eins"),
@@ -20,7 +20,7 @@ def test_numbers_are_said_as_people_do():
     assert {number: tuple(words.cardinal(number, language) for language in ("en", "de")) for number in said} == said
 
 
-def test_times_of_day_are_said_as_people_do():
+def test_times_of_day_are_spoken_correctly():
     said = {
         (2, 30): ("half past two", "halb drei"),
         (12, 30): ("half past twelve", "halb eins"),
@@ -36,7 +36,7 @@ def test_times_of_day_are_said_as_people_do():
     assert words.digital_clock(21, 31) == ("twenty-one thirty-one", "einundzwanzig Uhr einunddreißig")
 
 
-def test_corpus_is_that_of_its_seed_and_holds_phrases_out(small, texts, tmp_path):
+def test_corpus_depends_on_the_seed_and_holds_phrases_out(small, texts, tmp_path):
     again = corpus.make(tmp_path / "again", train=1500, dev=100, test=100)
     zipped = corpus.make(tmp_path / "zipped", train=1500, dev=100, test=100, compress=True)
     other = corpus.make(tmp_path / "other", train=1500, dev=100, test=100, seed=1)

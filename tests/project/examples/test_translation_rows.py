@@ -1,4 +1,4 @@
-"""What the studies of examples/translation do with their rows."""
+"""How the studies of examples/translation print and store their rows."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ def test_rows_are_printed_written_and_drawn(tmp_path, capsys):
     ]
 
 
-def test_rows_say_how_they_were_found(tmp_path, monkeypatch, capsys):
+def test_rows_record_how_they_were_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert str(chosen().plot) == "study.svg" and chosen("--no-plot").plot is None
     with pytest.raises(ValueError, match="must say one of measured, emulated"):

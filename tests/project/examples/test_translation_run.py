@@ -1,4 +1,4 @@
-"""A training of examples/translation from its corpus to its result, and what is made of it."""
+"""A training of examples/translation from its corpus to its result, and the uses of the result."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_a_training_writes_its_curve_and_its_checkpoints(trained):
+def test_training_writes_its_curve_and_checkpoints(trained):
     run, _, found = trained
     columns = history.read(run.history)
     assert columns["epoch"] == [0, 1, 2]
@@ -77,7 +77,7 @@ def test_a_training_writes_its_curve_and_its_checkpoints(trained):
 
 
 @pytest.mark.long
-def test_the_result_is_the_mean_of_the_last_checkpoints(trained):
+def test_result_is_the_mean_of_the_last_checkpoints(trained):
     run, _, _ = trained
     steps = [one.step for one in checkpoint.list_checkpoints(run.checkpoints)]
     assert len(steps) == 2
@@ -93,7 +93,7 @@ def test_the_result_is_the_mean_of_the_last_checkpoints(trained):
 
 
 @pytest.mark.long
-def test_a_training_goes_on_from_its_last_checkpoint(trained, tmp_path):
+def test_training_resumes_from_its_last_checkpoint(trained, tmp_path):
     run, files, _ = trained
     training.train(dataclasses.replace(SMALL, epochs=2), files, tmp_path)
     training.train(SMALL, files, tmp_path, resume=True)
@@ -108,7 +108,7 @@ def test_a_training_goes_on_from_its_last_checkpoint(trained, tmp_path):
 
 
 @pytest.mark.long
-def test_evaluation_finds_the_scores_of_the_training(trained, monkeypatch, capsys, tmp_path):
+def test_evaluation_gives_the_scores_of_the_training(trained, monkeypatch, capsys, tmp_path):
     run, files, found = trained
     data, written = str(files["test"][0].parent), tmp_path / "translations"
     monkeypatch.setattr("sys.argv", ["evaluation", data, "--output", str(run.path), "--write", str(written)])
@@ -122,7 +122,7 @@ def test_evaluation_finds_the_scores_of_the_training(trained, monkeypatch, capsy
 
 
 @pytest.mark.long
-def test_the_result_is_exported_and_asked_by_the_commands(trained):
+def test_result_is_exported_and_served_by_the_commands(trained):
     run, files, _ = trained
     keras_ddl("export", run.averaged, run.saved_model)
     sentences = [pair.split()[0] for pair in ("seven", "twelve", "March")]
@@ -139,7 +139,7 @@ def test_the_result_is_exported_and_asked_by_the_commands(trained):
 
 
 @pytest.mark.long
-def test_a_training_does_not_go_on_with_other_sizes(trained):
+def test_training_does_not_resume_with_other_sizes(trained):
     run, files, _ = trained
     for changes, word in (({"width": 32}, "width=32"), ({"vocabulary": 300}, "--vocabulary")):
         with pytest.raises(ValueError, match=word):
@@ -147,14 +147,14 @@ def test_a_training_does_not_go_on_with_other_sizes(trained):
     assert settings.Settings.load(run.path) == SMALL
 
 
-def test_an_epoch_that_was_begun_again_is_one_of_the_curve(tmp_path):
+def test_repeated_epoch_counts_once_in_the_curve(tmp_path):
     (tmp_path / "history.csv").write_text("epoch,loss\n0,5\n1,4\n1,3\n2,2\n")
     assert history.read(tmp_path / "history.csv") == {"epoch": [0, 1, 2], "loss": [5, 3, 2]}
 
 
 @pytest.fixture
 def talkative(cut):
-    """A model of which each sentence has another answer, unlike one that is barely trained, and its subwords."""
+    """Returns a model that answers each sentence differently, unlike a barely trained one, and its subwords."""
     model = run_directory.build(SMALL, cut)
     draw = np.random.default_rng(1)
     for variable in model.trainable_variables:
@@ -171,7 +171,7 @@ def test_sentences_of_different_lengths_keep_their_order(talkative):
     assert together[3] == "" and len(set(together)) > 2
 
 
-def test_of_a_sentence_that_is_too_long_the_first_subwords_are_translated(talkative):
+def test_long_sentence_is_truncated(talkative):
     model, subwords = talkative
     sentence = "the first of May " * 200
     assert len(subwords.encode([sentence])[0]) > 2 * SMALL.longest
@@ -180,12 +180,12 @@ def test_of_a_sentence_that_is_too_long_the_first_subwords_are_translated(talkat
     assert translator([sentence]) == translator([first]) != translator([first[:20]])
 
 
-def test_a_directory_without_a_training_says_what_to_do(tmp_path):
+def test_directory_without_a_training_names_the_remedy(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"Train first: keras-ddl run .* translation\.training"):
         run_directory.RunDirectory(tmp_path / "none").load()
 
 
-def test_a_corpus_is_found_plain_or_packed_and_missing_files_are_named(tmp_path):
+def test_corpus_is_found_plain_or_packed_and_missing_files_are_named(tmp_path):
     made = corpus.make(tmp_path, train=2, dev=1, test=1)
     parts = ["train", "dev"]
     assert corpus.find(tmp_path, parts, optional=["test"]) == {part: list(paths) for part, paths in made.items()}
@@ -201,7 +201,7 @@ def test_a_corpus_is_found_plain_or_packed_and_missing_files_are_named(tmp_path)
         corpus.find(tmp_path / "none", parts)
 
 
-def test_a_corpus_that_is_there_is_not_replaced(tmp_path, monkeypatch, capsys):
+def test_existing_corpus_is_not_replaced(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.en").write_text("my own\n")
     monkeypatch.setattr("sys.argv", ["corpus", str(tmp_path), "--train", "2", "--dev", "1", "--test", "1"])
     with pytest.raises(SystemExit):

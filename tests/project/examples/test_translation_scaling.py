@@ -1,4 +1,4 @@
-"""The studies of scaling of examples/translation: their arithmetic against sums by hand, and what they claim."""
+"""The scaling studies of examples/translation: their arithmetic against hand-computed values, and their claims."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.launching import python_path
 from keras_ddl.cost_model import Dimension
 
 
-def test_original_is_predicted_beside_what_is_published():
+def test_original_is_predicted_beside_published_figures():
     rows = original.table(original.Links())
     published = {row["ranks"]: row["step ms"] for row in rows if row["how"] == "published"}
     assert published == {1: 360, 2: 450, 4: 560, 8: 680, 12: 690, 16: 700}
@@ -22,10 +22,10 @@ def test_original_is_predicted_beside_what_is_published():
     for (_, devices), row in predicted.items():
         assert row["error %"] == pytest.approx(100 * (row["step ms"] / published[devices] - 1))
         assert row["hosts"] == max(1, devices // 4)
-    # By hand: 2 devices send all 717 MB once at 40 GB/s, 4 hosts 1.5 times at 12.5 GB/s; in a host it is hidden there.
+    # By hand: 2 devices send all 717 MB once at 40 GB/s, 4 hosts 1.5 times at 12.5 GB/s, in parallel.
     assert predicted["original: links", 2]["step ms"] == pytest.approx(360 + 717 / 40, abs=0.1)
     assert predicted["original: links", 16]["step ms"] == pytest.approx(360 + 1.5 * 717 / 12.5, abs=1)
-    # What the study claims: fitted to one host, it tells several hosts; the other explanation does not.
+    # The study's claim: fitted to one host, it predicts several hosts; the other explanation does not.
     waiting, slower = (
         [abs(predicted[f"original: {what}", devices]["error %"]) for devices in (8, 12, 16)]
         for what in ("links, waiting", "slower inside hosts")
@@ -33,7 +33,7 @@ def test_original_is_predicted_beside_what_is_published():
     assert max(waiting) < 6 and min(slower) > 15
 
 
-def test_rows_here_have_their_predictions():
+def test_measured_rows_have_predictions():
     def training(ranks, seconds):
         return SimpleNamespace(ranks=ranks, seconds=seconds, words=100.0 * ranks, gradient_bytes=8_000_000)
 
@@ -55,18 +55,18 @@ def test_rows_here_have_their_predictions():
     assert rows[2]["error %"] == pytest.approx(100 * (rows[2]["step ms"] / 500 - 1))
 
 
-def test_strong_scaling_is_fitted_to_weak_scaling_alone():
+def test_strong_scaling_is_predicted_from_weak_scaling_alone():
     training = strong_scaling.Training()
     rows = strong_scaling.predictions(training, [16, 200, 256], 819_200, 5_000)
     found = {(row["what"], row["nodes"]): row for row in rows}
-    # By hand. 300 nodes compute 20,000 tokens each, and take 1/0.91 of that; all that is beyond is there in any step.
+    # By hand: 300 nodes compute 20,000 tokens each, and take 1/0.91 of that time; the rest is overhead of any step.
     compute, rest = 819_200 / 200 / 1_100, 20_000 / 1_100 * (1 / 0.91 - 1)
     assert found["dense", 200]["step s"] == pytest.approx(compute + rest, rel=0.02)
-    # 852 MB need 2.5 copies in a host of 2, longer than the 2 (200-1)/200 times on the network meanwhile.
+    # 852 MB need 2.5 copies in a host of 2, longer than 2 (200-1)/200 times on the network in parallel.
     exchange = max(2.5 * 4 * 213e6 / 10e9, 2 * 199 / 200 * 4 * 213e6 / 12.5e9)
     assert found["dense, exchange", 200]["step s"] == pytest.approx(compute + exchange, rel=0.002)
     assert found["dense", 200]["tokens/process"] == 2048
-    # What the study claims: near what is published, whatever rate of computing is assumed; sparse turns over.
+    # The study's claim: near the published figures at any assumed computing rate; sparse gradients stop scaling.
     assert abs(found["dense", 200]["error %"]) < 10
     faster = strong_scaling.predictions(strong_scaling.Training(tokens_per_second=4_400), [16, 200], 819_200, 5_000)
     assert faster[3]["efficiency %"] == pytest.approx(found["dense", 200]["efficiency %"], abs=1)

@@ -1,4 +1,4 @@
-"""The signature `translate` of examples/translation, and who asks it: TensorFlow, a server, the command."""
+"""The signature `translate` of examples/translation, called by TensorFlow, a server, and the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 
 def exported(folder, model, cut):
-    """Exports a model as a training does; returns its result, with the model and its subwords."""
+    """Exports a model as a training does; returns the result with the model and its subwords."""
     keep = signature.for_export(model, cut, SENTENCES[:2], longest=SMALL.longest)
     base = export.write_base_graph(model, folder / "averaged", **keep)
     model_state.save_checkpoint(model, folder / "averaged", 1, optimizer=False, base=base)
@@ -40,7 +40,7 @@ def exported(folder, model, cut):
 def untrained(kind, cut):
     model = run_directory.build(dataclasses.replace(SMALL, model=kind), cut)
     draw = np.random.default_rng(1)
-    for variable in model.trainable_variables:  # larger than at first, so that answers differ
+    for variable in model.trainable_variables:  # larger than initially, so that outputs differ
         variable.assign(draw.normal(0, 1, variable.shape))
     return model
 
@@ -57,7 +57,7 @@ def graph(model):
 
 
 def by_python(model, cut, sentences):
-    """What sentencepiece and the model answer, without the graph of subwords."""
+    """Returns the translations by sentencepiece and the model, without the subwords' graph."""
     encoded = [[*ids, subwords.END] for ids in cut.encode(sentences)]
     source = np.zeros([len(encoded), max(map(len, encoded))], np.int32)
     for row, ids in zip(source, encoded):
@@ -86,7 +86,7 @@ def check(path, model, cut):
     np.testing.assert_allclose(found_scores, scores, rtol=1e-4)
 
 
-def test_translate_answers_strings_as_python_does(transformer):
+def test_translate_equals_python(transformer):
     path, model, cut = transformer
     check(path, model, cut)
     for sentences in ([], [""], ["", "  "]):
@@ -94,7 +94,7 @@ def test_translate_answers_strings_as_python_does(transformer):
         assert texts == [""] * len(sentences) and scores.tolist() == [0] * len(sentences)
 
 
-def test_translate_refuses_what_is_too_long(transformer):
+def test_translate_refuses_long_sentences(transformer):
     for text, said in (("1 " * 40, "at most 24 subwords. Received:] [80"), ("a" * 385, "384 bytes. Received:] [385")):
         with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(said)):
             ask(transformer[0], ["two", text])
@@ -102,7 +102,7 @@ def test_translate_refuses_what_is_too_long(transformer):
     assert text
 
 
-def test_the_command_answers_in_a_process_of_its_own(transformer, tmp_path):
+def test_command_translates_in_its_own_process(transformer, tmp_path):
     path, model, cut = transformer
     texts, scores = by_python(model, cut, ["the third of May", "fünf Äpfel", "", "twenty-one"])
     lines = "the third of May\nfu\u0308nf A\u0308pfel \n\ntwenty-one\n"  # as some systems write umlauts
@@ -112,7 +112,7 @@ def test_the_command_answers_in_a_process_of_its_own(transformer, tmp_path):
     np.testing.assert_allclose([float(score) for score, _ in rows], scores, atol=6e-4)
 
 
-def test_the_command_says_what_is_missing(transformer, tmp_path):
+def test_command_names_missing_files(transformer, tmp_path):
     _, said = command(tmp_path, "two", status=1)
     assert (
         "translation.corpus data\n" in said and "keras-ddl export translation-output/averaged translation-out" in said
@@ -122,7 +122,7 @@ def test_the_command_says_what_is_missing(transformer, tmp_path):
     assert "translation.training" not in said and "keras-ddl export mine/averaged mine/saved_model" in said
 
 
-def test_the_command_takes_phrases_and_refuses_long_ones_and_other_models(transformer, tmp_path):
+def test_command_accepts_phrases_and_refuses_long_ones_and_other_models(transformer, tmp_path):
     path, model, cut = transformer
     texts, _ = by_python(model, cut, SENTENCES)
     assert command(tmp_path, "--output", path.parents[1], *SENTENCES)[0].splitlines() == texts
@@ -133,7 +133,7 @@ def test_the_command_takes_phrases_and_refuses_long_ones_and_other_models(transf
     assert "has the signature 'translate'" in said and "saved_model/12" in said
 
 
-def test_the_lstm_is_exported_and_a_server_translates(cut, tmp_path):
+def test_lstm_is_exported_and_served(cut, tmp_path):
     path, model, cut = exported(tmp_path, untrained("lstm", cut), cut)
     check(path, model, cut)
     texts, scores = by_python(model, cut, SENTENCES)
@@ -156,7 +156,7 @@ def test_the_lstm_is_exported_and_a_server_translates(cut, tmp_path):
 
 
 def command(folder, *words, status=0, text=None):
-    """Runs `python -m translation`; returns what it wrote on standard output and error."""
+    """Runs `python -m translation`; returns its stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "translation", *map(str, words)],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""The study of the shared table's gradient: its figures against the paper's, and against ranks."""
+"""The study of the shared table's gradient: its figures against the paper's, and against measurements on ranks."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from harness.examples import EXAMPLES, run
 from harness.launching import python_path
 
 
-def test_the_published_figures_follow_from_the_published_sizes():
+def test_published_figures_follow_from_published_sizes():
     computed = table_bytes.computed(**table_bytes.PAPER)
     published = table_bytes.row("published", **table_bytes.PAPER, **table_bytes.PUBLISHED)
     assert 82 < published["times less"] < 83
@@ -20,7 +20,7 @@ def test_the_published_figures_follow_from_the_published_sizes():
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_ranks_hold_what_is_computed(tmp_path):
+def test_ranks_hold_the_computed_bytes(tmp_path):
     command = (sys.executable, "-m", "translation.studies.table_bytes", "--ranks", 1, 2, "--rows", 700, "--width", 16)
     options = ("--tokens", 300, "--steps", 2, "--json", "rows.json", "--plot", "picture.png")
     output = run(tmp_path, *command, *options, env={"PYTHONPATH": python_path(EXAMPLES)})

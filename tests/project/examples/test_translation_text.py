@@ -1,4 +1,4 @@
-"""Subwords in a graph, of examples/translation, against sentencepiece."""
+"""Compares subwords in a graph, of examples/translation, with sentencepiece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from examples.translation_parts import GraphSubwords, subwords
 from sentencepiece import sentencepiece_model_pb2
 
-# What sentencepiece has rules for, what no phrase has, and what would be a mark if it were not text.
+# Text with special rules in sentencepiece, text that no phrase contains, and text that looks like a mark.
 CHARACTERS = [
     *" ▁eint\0\t\n1日本😀⁇ß",
     "ü",
@@ -36,7 +36,7 @@ def traced(cut):
 
 
 def ask(cut, sentences):
-    """Has the graph cut sentences and join them; it has to answer as sentencepiece."""
+    """Splits sentences in the graph and joins them; both must equal sentencepiece."""
     encode, decode = traced(cut)
     ids = encode(tf.constant(sentences, tf.string)).numpy()
     expected = [[*row, subwords.END] for row in cut.encode(sentences)]
@@ -47,11 +47,11 @@ def ask(cut, sentences):
     assert [each.decode() for each in decode(ids).numpy()] == cut.decode(ids)
 
 
-def test_graph_cuts_and_joins_phrases_as_sentencepiece(cut, texts):
+def test_graph_splits_and_joins_phrases_like_sentencepiece(cut, texts):
     ask(cut, [*texts[0], *texts[1]])
 
 
-def test_graph_cuts_and_joins_any_text_as_sentencepiece(cut):
+def test_graph_splits_and_joins_any_text_like_sentencepiece(cut):
     for sentences in ([], [""], ["", " ", "▁", " ▁ ▁"], ["a"], ["  two  spaces  ", ""], ["a" * 300]):
         ask(cut, sentences)
     draw = random.Random(3)
@@ -60,7 +60,7 @@ def test_graph_cuts_and_joins_any_text_as_sentencepiece(cut):
     ask(cut, [*drawn, *anything])
 
 
-def test_graph_takes_bytes_that_are_no_text(cut):
+def test_graph_accepts_bytes_that_are_not_text(cut):
     wrong = [b"\xff\xfeab", b"zw\xc3", b"\xed\xa0\x80 1"]
     ids = GraphSubwords(cut).encode(tf.constant(wrong)).numpy()
     for row, sentence in zip(ids, wrong):
@@ -74,7 +74,7 @@ def test_graph_merges_the_leftmost_of_equal_scores(cut, texts):
     ask(subwords.Subwords(model.SerializeToString()), [*texts[0][:300], *texts[1][:300], "eeeee nnn"])
 
 
-def test_graph_joins_ids_in_any_order_as_sentencepiece(cut):
+def test_graph_joins_ids_in_any_order_like_sentencepiece(cut):
     draw = np.random.default_rng(1)
     ids = draw.integers(0, len(cut), [3000, 7], np.int32)
     space = cut._processor.piece_to_id("▁")

@@ -1,4 +1,4 @@
-"""Training in examples/translation: two ranks compute what one process does."""
+"""Training in examples/translation on two ranks equals one process."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parallel
 
 
 @pytest.mark.long
-def test_two_ranks_train_both_models_as_one_process(tmp_path, cut):
+def test_two_ranks_train_both_models_like_one_process(tmp_path, cut):
     files = corpus.make(tmp_path, train=320, dev=1, test=1)["train"]
     cut.save(tmp_path / "subwords")
     program = [Path(__file__).with_name("translation_program.py"), tmp_path, *files]

@@ -1,4 +1,4 @@
-"""What tests of examples/translation import, and ranks that are threads."""
+"""Imports for tests of examples/translation, and ranks that are threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from harness.examples import EXAMPLES
 
-# Not for longer than this: the folder also holds examples/horovod, which `import horovod` would find.
+# Removed again below, because the folder also holds examples/horovod, which `import horovod` would find.
 sys.path.insert(0, str(EXAMPLES))
 from translation import (
     corpus,
@@ -83,7 +83,7 @@ __all__ = [
 
 
 def on_ranks(size, function):
-    """Returns `function(Ranks)` of each of `size` ranks, which are threads here."""
+    """Returns `function(Ranks)` for each of `size` ranks, which are threads here."""
     barrier, given = threading.Barrier(size, timeout=300), [None] * size
 
     def on_rank(rank):

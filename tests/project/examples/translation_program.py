@@ -1,8 +1,8 @@
-"""Trains both models of examples/translation in float64: alone by Keras as it is, and on ranks.
+"""Trains both models of examples/translation in float64: in one process with plain Keras, or on ranks.
 
     translation_program.py FOLDER SOURCE TARGET NAME
 
-writes FOLDER/NAME-MODEL.npz: the weights and the losses. Run by test_translation_training.py.
+Writes FOLDER/NAME-MODEL.npz: the weights and the losses. Run by test_translation_training.py.
 """
 
 import contextlib

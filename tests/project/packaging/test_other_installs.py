@@ -1,4 +1,4 @@
-"""An editable install, and an install for the MPI of a site, for which the mpich wheel stands in."""
+"""An editable install, and an install for a site's MPI, which the mpich wheel simulates."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_editable_install_runs_from_the_source(source, work, build_setting, whee
 
 
 def test_site_mpi_is_used_although_the_environment_has_another(source, work, build_setting, wheel_of_sdist, tmp_path):
-    """MPICC=... pip install: the same build folder, another MPI; nothing to set when the ranks are started."""
+    """MPICC=... pip install: the same build folder with another MPI; starting the ranks needs no setting."""
     site = make_venv(work / "site")
     site.pip_install("mpich")
     venv = make_venv(work / "user")
@@ -40,7 +40,7 @@ def test_site_mpi_is_used_although_the_environment_has_another(source, work, bui
     )
     assert run(venv.python, "-c", check, cwd=tmp_path).split() == ["MPICH", str(site.path / "bin" / "mpiexec")]
 
-    # Started by the other MPI, or with mpi4py bound to it: an error with its remedy.
+    # Starting with the other MPI, or with mpi4py bound to it, is an error with a remedy.
     code = "import keras_ddl; keras_ddl.init()"
     wrong = venv.run_and_fail(venv.path / "bin" / "mpirun", "--bind-to", "none", "-n", "2", venv.python, "-c", code)
     assert "started by Open MPI's mpirun, but keras_ddl was built for MPICH" in wrong

@@ -1,4 +1,4 @@
-"""Parts can be deleted: everything else of the wheel imports, and says what is missing where the part is asked for."""
+"""Parts can be deleted: the rest of the wheel imports, and reports the missing part when it is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_ddl import parts
 
 @pytest.fixture(scope="session")
 def installations(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """By part: what is said in an installation without it."""
+    """Returns part -> output of an installation without it."""
     folder = tmp_path_factory.mktemp("without")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -29,7 +29,7 @@ def test_wheel_has_no_tests(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("part", parts.FOLDERS)
-def test_everything_else_works_without(part: str, installations: dict[str, dict[str, str]]) -> None:
+def test_everything_else_works_without_a_part(part: str, installations: dict[str, dict[str, str]]) -> None:
     said = installations[part]
     assert {what: text for what, text in said.items() if what.startswith("import ")} == {}
     missing = f"the part '{part}' of keras_ddl, which must be installed"

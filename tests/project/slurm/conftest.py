@@ -1,4 +1,4 @@
-"""One Slurm for all tests of this folder; they are skipped where none can be started."""
+"""One Slurm for all tests of this folder, which are skipped if none can be started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pmi2_venv(request, tmp_path_factory) -> Venv:
     """An environment with an MPI that speaks PMI-2."""
     wheel = kept_wheel()
     if wheel is None or "manylinux" not in wheel.name:
-        pytest.skip("this environment was not installed from the wheel of `make wheel`, which serves these MPIs")
+        pytest.skip("this environment lacks the wheel of `make wheel`, which supports these MPIs")
     venv = make_venv(tmp_path_factory.mktemp("pmi2") / "venv")
     venv.pip_install(*RUNTIME, request.param)
     venv.pip_install("--no-deps", wheel)

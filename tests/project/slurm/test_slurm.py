@@ -1,4 +1,4 @@
-"""Jobs in a real Slurm of two nodes: trainings, ranks that are killed, jobs that are cancelled, notices."""
+"""Jobs in a real Slurm with two nodes: training, killed ranks, cancelled jobs, signals before the time limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ total = communicator.all_reduce_array(np.array([keras_ddl.rank() + 1.0]))
 print(f"rank {keras_ddl.rank()} of {keras_ddl.size()} sum {total[0]:g} node {os.environ['SLURM_NODEID']}", flush=True)
 """
 
-# Goes on until it is stopped; SIGUSR1 is written down.
+# Runs until it is stopped, and prints SIGUSR1.
 STEPS = """
 import os, signal, time, numpy as np, keras_ddl
 from keras_ddl import communicator
@@ -60,7 +60,7 @@ def batch(folder: Path, *lines: str) -> Path:
 
 
 def process_of(output: Path, rank: int, seconds: float = 40) -> int:
-    """Waits until a rank of STEPS has started; returns its process."""
+    """Waits until a rank of STEPS has started; returns its pid."""
     found: list[str] = []
 
     def started() -> bool:
@@ -71,16 +71,16 @@ def process_of(output: Path, rank: int, seconds: float = 40) -> int:
     return int(found[0])
 
 
-def check_nothing_is_left(process: int, folder: Path) -> None:
+def check_nothing_is_left_behind(process: int, folder: Path) -> None:
     def left() -> list[str]:
-        # Of the job: its processes carry its directory in their command lines.
+        # The job's processes have its directory in their command lines.
         shown = subprocess.run(["pgrep", "-af", str(folder)], capture_output=True, text=True).stdout
         return [line for line in shown.splitlines() if "defunct" not in line]
 
     wait_until(lambda: not Path(f"/proc/{process}").exists() and not left(), 15, lambda: str(left()))
 
 
-def test_batch_script_of_the_docs_trains_as_one_process(slurm, pmix, folder):
+def test_docs_batch_script_equals_one_process(slurm, pmix, folder):
     import numpy as np
 
     (folder / "train.py").write_text(TRAIN)
@@ -111,13 +111,13 @@ def test_srun_with_pmix_starts_ranks_of_open_mpi(nodes, slurm, pmix):
 
 
 def test_srun_with_pmi2_starts_ranks_of_mpich_and_intel_mpi(slurm, pmi2_venv):
-    # One node: Intel MPI needs a network between two, even where both are one machine.
+    # On one node, because Intel MPI needs a network between two, even if both are one machine.
     done = slurm.run("srun", "--nodes=1", "--ntasks=2", "--mpi=pmi2", pmi2_venv.python, "-c", HELLO)
     assert done.returncode == 0, done.stdout
     assert set(done.stdout.splitlines()) >= {"rank 0 of 2 sum 3 node 0", "rank 1 of 2 sum 3 node 0"}
 
 
-def test_srun_of_another_pmi_is_an_error_that_names_the_right_one(slurm):
+def test_srun_with_the_wrong_pmi_is_an_error_that_names_the_right_one(slurm):
     done = slurm.run("srun", "--nodes=1", "--ntasks=2", "--mpi=none", sys.executable, "-c", HELLO)
     assert done.returncode != 0
     assert "Slurm's srun started 2 processes" in done.stdout
@@ -125,7 +125,7 @@ def test_srun_of_another_pmi_is_an_error_that_names_the_right_one(slurm):
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_run_takes_ranks_and_nodes_from_the_allocation(nodes, slurm):
+def test_run_uses_ranks_and_nodes_of_the_allocation(nodes, slurm):
     command = ("salloc", "--quiet", f"--nodes={nodes}", "--ntasks=2", BIN / "keras-ddl", "run", "python", "-c", HELLO)
     done = slurm.run(*command)
     assert done.returncode == 0, done.stdout
@@ -135,41 +135,41 @@ def test_run_takes_ranks_and_nodes_from_the_allocation(nodes, slurm):
         assert "[1] rank 1 of 2 sum 3 node 1" in done.stdout
 
 
-def test_killed_rank_ends_a_job_of_srun(slurm, pmix, folder):
+def test_killed_rank_ends_an_srun_job(slurm, pmix, folder):
     (folder / "steps.py").write_text(STEPS)
     job, output = slurm.submit(batch(folder, f"srun {pmix} {sys.executable} {folder}/steps.py"))
     os.kill(process_of(output, 1), signal.SIGKILL)
     state = slurm.ended(job, 20)
     assert state["JobState"] == "FAILED"
     assert re.search(r"RankLostError: rank 1 on host \S+ \(process \d+\) died", output.read_text())
-    check_nothing_is_left(process_of(output, 0), folder)
+    check_nothing_is_left_behind(process_of(output, 0), folder)
 
 
-def test_killed_rank_ends_a_job_of_run_with_its_status(slurm, folder):
+def test_killed_rank_ends_a_run_job_with_its_status(slurm, folder):
     (folder / "steps.py").write_text(STEPS)
     job, output = slurm.submit(batch(folder, f"exec {BIN}/keras-ddl run {folder}/steps.py"))
     os.kill(process_of(output, 1), signal.SIGKILL)
     state = slurm.ended(job, 20)
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", f"{128 + signal.SIGKILL}:0")
     assert re.search(r"rank 1 on host \S+ failed first, and the job was ended: killed by SIGKILL", output.read_text())
-    check_nothing_is_left(process_of(output, 0), folder)
+    check_nothing_is_left_behind(process_of(output, 0), folder)
 
 
 @pytest.mark.parametrize("start", ["srun --mpi=pmix", "exec keras-ddl run"])
-def test_cancelled_job_leaves_nothing(start, slurm, pmix, folder):
+def test_cancelled_job_leaves_nothing_behind(start, slurm, pmix, folder):
     (folder / "steps.py").write_text(STEPS)
     job, output = slurm.submit(batch(folder, f"PATH={BIN}:$PATH", f"{start} python {folder}/steps.py"))
     process = process_of(output, 0)
     process_of(output, 1)
     slurm.run("scancel", job)
     assert slurm.ended(job, 20)["JobState"] == "CANCELLED"
-    check_nothing_is_left(process, folder)
+    check_nothing_is_left_behind(process, folder)
 
 
-def test_notice_before_the_time_limit_reaches_every_rank_of_srun(slurm, pmix, folder):
+def test_signal_before_the_time_limit_reaches_every_rank_of_srun(slurm, pmix, folder):
     (folder / "steps.py").write_text(STEPS)
     line = f"srun {pmix} {sys.executable} {folder}/steps.py"
-    # Slurm counts in minutes, and may send the signal up to one minute early.
+    # Slurm counts minutes, and may send the signal up to one minute early.
     job, output = slurm.submit(batch(folder, "#SBATCH --time=1 --signal=USR1@40", line))
     process_of(output, 1)
     wait_until(lambda: output.read_text().count("notice on rank") == 2, 40, output.read_text)
@@ -178,8 +178,8 @@ def test_notice_before_the_time_limit_reaches_every_rank_of_srun(slurm, pmix, fo
     slurm.ended(job, 20)
 
 
-def test_notice_to_the_batch_script_ends_run_with_its_status(slurm, folder):
-    """--signal=B:TERM sends what scancel --batch sends; with `exec` it is keras-ddl that gets it."""
+def test_signal_to_the_batch_script_ends_run_with_its_status(slurm, folder):
+    """--signal=B:TERM sends the same as scancel --batch; with `exec`, keras-ddl gets it."""
     (folder / "steps.py").write_text(STEPS)
     job, output = slurm.submit(batch(folder, f"exec {BIN}/keras-ddl run {folder}/steps.py"))
     process = process_of(output, 1)
@@ -187,4 +187,4 @@ def test_notice_to_the_batch_script_ends_run_with_its_status(slurm, folder):
     state = slurm.ended(job, 20)
     assert state["ExitCode"] == f"{128 + signal.SIGTERM}:0"
     assert "keras-ddl: SIGTERM: stopping the ranks." in output.read_text()
-    check_nothing_is_left(process, folder)
+    check_nothing_is_left_behind(process, folder)

@@ -1,13 +1,13 @@
-"""What keras_ddl must do with a pair of versions of Keras and TensorFlow; tools/versions.py starts it, in this order.
+"""Checks of keras_ddl with a pair of versions of Keras and TensorFlow. tools/versions.py runs them in this order.
 
     python checks.py names FOLDER                                  # prints the names of the checks
-    python checks.py alone FOLDER [NAME...]                        # Keras by itself: writes what is to be expected
-    keras-ddl run -np 2 python checks.py ranks FOLDER [NAME...]    # the same on ranks, compared with it
+    python checks.py alone FOLDER [NAME...]                        # plain Keras: writes the expected values
+    keras-ddl run -np 2 python checks.py ranks FOLDER [NAME...]    # the same on ranks, compared with these
 
-Each check is one function, which builds and trains under what it is given: nothing in one process, the Strategy on
-ranks. What it returns must be equal to 1e-12 in float64. Rank 0 adds a line to FOLDER/outcomes.jsonl when a check ends,
-so that one which ends the whole job is known too. TensorFlow and Keras are imported within the checks only: that may be
-what fails.
+Each check is one function, which builds and trains: with plain Keras in one process, under the Strategy on ranks. Its
+results must be equal to 1e-12 in float64. Rank 0 adds a line to FOLDER/outcomes.jsonl when a check ends, so that a
+check that ends the whole job is known, too. Only the checks import TensorFlow and Keras, because the imports themselves
+may fail.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from typing import Any
 import numpy as np
 
 TOLERANCE = 1e-12
-SHOWN = 400  # characters of an error; the whole of it is in the log
+SHOWN = 400  # characters of an error; the log has all of it
 
 Values = dict[str, Any]  # label -> array
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Where a check runs: in one process without keras_ddl `rank` and `strategy` are None."""
+    """The context of a check; in one process without keras_ddl, `rank` and `strategy` are None."""
 
     folder: Path
     rank: int | None = None
     strategy: Any = None
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Returns what models are made under."""
+        """Returns the scope in which models are created."""
         return self.strategy.scope() if self.strategy else contextlib.nullcontext()
 
 
 def rows(seed: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Returns x: [37, 6] float64 and y: [37] of three classes. In batches of 10, the last one is not full."""
+    """Returns x: [37, 6] float64 and y: [37] of three classes. In batches of 10, the last one is smaller."""
     random = np.random.default_rng(seed)
     return random.normal(size=(37, 6)), random.integers(0, 3, size=37)
 
 
 def perceptron() -> Any:
-    """Returns a model whose training on a rank's rows only would end elsewhere: by statistics and random numbers."""
+    """Returns a model that needs all rows for the right result, because of statistics and random numbers."""
     from keras import layers, models
 
     inputs = layers.Input((6,))
@@ -76,7 +76,7 @@ def built(run: Run, build: Callable[[], Any] = perceptron) -> Any:
 
 
 def trained(model: Any, x: Any = None, y: Any = None, **arguments: Any) -> dict[str, list[float]]:
-    """Fits in order, two epochs if nothing else is said; returns the history."""
+    """Fits in order, two epochs by default; returns the history."""
     if x is None:
         x, y = rows()
     return model.fit(x, y, **{"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, **arguments}).history
@@ -91,7 +91,7 @@ def state(model: Any, optimizer: Any = None, history: dict[str, list[float]] | N
 
 
 def check_import(run: Run) -> Values:
-    """Everything that takes TensorFlow or Keras can be imported, and the ops load."""
+    """Imports everything that needs TensorFlow or Keras, and loads the ops."""
     if run.rank is not None:
         import keras_ddl
         from keras_ddl import callbacks, export, horovod, model_state  # noqa: F401
@@ -106,7 +106,7 @@ def check_import(run: Run) -> Values:
 
 
 def check_strategy(run: Run) -> Values:
-    """A Strategy is made, runs a function on all ranks and adds up what they return."""
+    """Creates a Strategy, runs a function on all ranks, and adds up the results."""
     import tensorflow as tf
 
     if run.strategy is None:
@@ -121,7 +121,7 @@ def check_strategy(run: Run) -> Values:
 
 
 def check_function(run: Run) -> Values:
-    """A training loop of one's own gives with strategy.function what it gives with tf.function."""
+    """A custom training loop gives the same with strategy.function as with tf.function."""
     import keras
     import tensorflow as tf
 
@@ -152,7 +152,7 @@ def check_fit(run: Run) -> Values:
 
 
 def check_evaluate(run: Run) -> Values:
-    """model.evaluate of a model that was not trained."""
+    """model.evaluate of an untrained model."""
     return built(run).evaluate(*rows(), batch_size=10, verbose=0, return_dict=True)
 
 
@@ -162,7 +162,7 @@ def check_predict(run: Run) -> Values:
 
 
 def check_model_checkpoint(run: Run) -> Values:
-    """What ModelCheckpoint writes is loaded and trained further."""
+    """The file of ModelCheckpoint is loaded and trained further."""
     import keras
 
     path = str(run.folder / ("ranks.keras" if run.strategy else "alone.keras"))
@@ -173,7 +173,7 @@ def check_model_checkpoint(run: Run) -> Values:
 
 
 def check_resume(run: Run) -> Values:
-    """Training that goes on from a checkpoint of keras_ddl ends as if it had not stopped."""
+    """Training resumed from a checkpoint of keras_ddl ends like uninterrupted training."""
     if run.strategy is None:
         model = built(run)
         trained(model)
@@ -200,7 +200,7 @@ def check_lstm(run: Run) -> Values:
 
 
 def check_export(run: Run) -> Values:
-    """A checkpoint becomes a SavedModel, which answers in a process that has no keras_ddl."""
+    """A checkpoint becomes a SavedModel, which runs in a process without keras_ddl."""
     model, x = built(run), rows()[0]
     if run.strategy is None:
         trained(model, epochs=1)
@@ -221,13 +221,13 @@ def check_export(run: Run) -> Values:
         command = [sys.executable, __file__, "answer", str(result.path), str(asked)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise AssertionError(f"the SavedModel does not answer: {done.stderr.strip().splitlines()[-1]}")
+            raise AssertionError(f"the SavedModel does not run: {done.stderr.strip().splitlines()[-1]}")
         answer = np.load(asked)
     return {"answer": keras_ddl.broadcast_object(answer, name="checks/answer")}
 
 
 def answer(saved_model: str, asked: str) -> None:
-    """Replaces the rows in the file `asked` by what a SavedModel answers them."""
+    """Replaces the rows in the file `asked` with a SavedModel's outputs for them."""
     import tensorflow as tf
 
     serve = tf.saved_model.load(saved_model).signatures["serving_default"]
@@ -252,7 +252,7 @@ CHECKS: dict[str, Callable[[Run], Values]] = {
 
 
 def differences(found: Values, expected: Values) -> str:
-    """Returns in what values differ from those of one process, "" where in nothing."""
+    """Returns how values differ from those of one process, or ""."""
     if sorted(found) != sorted(expected):
         return f"{sorted(found)} instead of {sorted(expected)}"
     wrong = []
@@ -277,7 +277,7 @@ def prepare() -> None:
 
 
 def alone(folder: Path, names: list[str]) -> None:
-    """Writes FOLDER/NAME.npz for each check that Keras by itself can do; what it cannot, only FOLDER/NAME.error."""
+    """Writes FOLDER/NAME.npz for each check that plain Keras passes, otherwise FOLDER/NAME.error."""
     for name in names:
         try:
             prepare()
@@ -290,14 +290,14 @@ def alone(folder: Path, names: list[str]) -> None:
 
 
 def outcome(folder: Path, name: str, rank: int, strategy: Callable[[], Any]) -> str:
-    """Runs a check on this rank; returns what is wrong, "" where nothing is. COLLECTIVE."""
+    """Runs a check on this rank; returns what is wrong, or "". COLLECTIVE."""
     try:
         failed = folder / f"{name}.error"
         assert not failed.exists(), f"Keras without keras_ddl: {failed.read_text()}"
         with np.load(folder / f"{name}.npz") as file:
             expected = dict(file)
         prepare()
-        # Without a Strategy: that it can be imported does not take one.
+        # Without a Strategy, because importing does not need one.
         run = Run(folder, rank, None if name == "import" else strategy())
         return differences(CHECKS[name](run), expected)
     except Exception as error:
@@ -306,7 +306,7 @@ def outcome(folder: Path, name: str, rank: int, strategy: Callable[[], Any]) -> 
 
 
 def ranks(folder: Path, names: list[str]) -> None:
-    """Runs checks on this rank, one after the other. COLLECTIVE."""
+    """Runs checks on this rank, one after another. COLLECTIVE."""
     import keras_ddl
 
     keras_ddl.init()

@@ -1,4 +1,4 @@
-"""What tools/versions.py makes of outcomes and of the table in the page; and how its checks compare."""
+"""tools/versions.py: outcomes, the table on the page, and the comparison of values."""
 
 import json
 import re
@@ -21,23 +21,23 @@ FIRST, SECOND, LAST = versions.PAIRS[0], versions.PAIRS[1], versions.PAIRS[-1]
 WORKS, FAILS = Row("works", "1.2, 3.4", "2026-01-02"), Row("fails: fit, LSTM", "1.3, 3.4", "2026-02-03")
 
 
-def test_table_is_read_as_it_was_written():
+def test_table_is_read_as_written():
     page = versions.with_rows(EMPTY, {LAST: FAILS, FIRST: WORKS})
-    assert list(versions.rows_in(page).items()) == [(FIRST, WORKS), (LAST, FAILS)]  # as in PAIRS
+    assert list(versions.rows_in(page).items()) == [(FIRST, WORKS), (LAST, FAILS)]  # in the order of PAIRS
     assert versions.with_rows(page, {}) == page
     assert page.startswith(EMPTY.partition(BEGIN)[0]) and page.endswith(EMPTY.partition(END)[2])
 
 
-def test_table_keeps_the_rows_of_pairs_that_were_not_tried():
+def test_table_keeps_rows_of_pairs_that_were_not_tried():
     page = versions.with_rows(EMPTY, {FIRST: WORKS, SECOND: WORKS, ("0.1", "0.2"): WORKS})
     page = versions.with_rows(page, {SECOND: FAILS})
-    assert versions.rows_in(page) == {FIRST: WORKS, SECOND: FAILS}  # 0.1 is no pair any more
+    assert versions.rows_in(page) == {FIRST: WORKS, SECOND: FAILS}  # 0.1 is no longer a pair
 
 
 @pytest.mark.parametrize(
     "page", ["no table", BEGIN, f"{END} {BEGIN}", EMPTY + EMPTY, EMPTY.replace(END, f"| 3.15 | 2.21 | works |\n{END}")]
 )
-def test_page_without_a_whole_table_is_refused(page):
+def test_page_without_a_complete_table_is_refused(page):
     with pytest.raises(ValueError, match="must"):
         versions.with_rows(page, {FIRST: WORKS})
 
@@ -46,7 +46,7 @@ def test_install_page_has_every_pair():
     assert list(versions.rows_in(versions.PAGE.read_text(encoding="utf-8"))) == versions.PAIRS
 
 
-def test_every_pair_is_of_the_table_of_versions():
+def test_every_pair_is_in_the_table_of_versions():
     assert [versions.pair_named("+".join(pair)) for pair in versions.PAIRS] == versions.PAIRS
     for name in ("3.15", "3.15+1.0", "2.21+3.15", ""):
         with pytest.raises(SystemExit, match="KERAS\\+TENSORFLOW"):
@@ -62,11 +62,11 @@ def test_every_pair_is_of_the_table_of_versions():
         ({"installation": "no such version"}, "fails: installation"),
     ],
 )
-def test_result_names_the_checks_that_fail(wrong, result):
+def test_result_names_the_failing_checks(wrong, result):
     assert versions.result_of(wrong) == result
 
 
-def test_checks_behind_one_that_ends_the_job_run_in_another(tmp_path, monkeypatch):
+def test_checks_after_one_that_ends_the_job_run_in_another(tmp_path, monkeypatch):
     def job(words, environ, folder, seconds, log):
         if "ranks" in words:
             jobs.append(words[words.index(str(folder)) + 1 :])
@@ -96,6 +96,6 @@ def test_checks_behind_one_that_ends_the_job_run_in_another(tmp_path, monkeypatc
     ],
 )
 def test_differences_are_named(found, words):
-    told = checks.differences(found, {"a": np.arange(3.0), "b": np.asarray("x")})
-    assert bool(told) == bool(words)
-    assert re.search(words, told), told
+    text = checks.differences(found, {"a": np.arange(3.0), "b": np.asarray("x")})
+    assert bool(text) == bool(words)
+    assert re.search(words, text), text

@@ -1,7 +1,7 @@
-"""Environments for programs that others wrote, from pinned versions.
+"""Environments with pinned versions for programs by others.
 
-`layered` is made once, on top of the packages of the tests' environment; `fresh` has this project's wheel and nothing
-else of it.
+`layered` is created once, on top of the test environment's packages; `fresh` has this project's wheel and nothing
+else of this project.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 FOLDER = ROOT / "build" / "works-with"
 _LAYERED = {"requirements.txt": [], "requirements-no-deps.txt": ["--no-deps"]}
-# What pip says when it reaches no registry, as opposed to a version that there is not.
+# pip's output if it reaches no registry, as opposed to a version that does not exist.
 _UNREACHABLE = re.compile(r"NewConnectionError|ConnectTimeout|Name or service not known|from versions: none")
 
 
 def layered() -> Path:
-    """Returns the Python of the environment with the packages of requirements*.txt, which is made first if need be.
+    """Returns the Python of the environment with the packages of requirements*.txt; creates it first if needed.
 
-    Skips the test where pip reaches no registry.
+    Skips the test if pip reaches no registry.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
@@ -55,11 +55,11 @@ def _layered() -> Path:
 
 
 def fresh(folder: Path, *requirements: str) -> Path:
-    """Returns the folder of the programs of a new environment: pip, python, keras-ddl.
+    """Returns the folder of the programs in a new environment: pip, python, keras-ddl.
 
     Args:
-        requirements: as pip takes them, with versions. keras_ddl comes from the wheel in build/wheel.
-    Skips the test where pip reaches no registry.
+        requirements: requirements for pip, with versions. keras_ddl comes from the wheel in build/wheel.
+    Skips the test if pip reaches no registry.
     """
     wheels = sorted((ROOT / "build" / "wheel").glob("keras_ddl-*.whl"))
     assert wheels, "make wheel"
@@ -69,7 +69,7 @@ def fresh(folder: Path, *requirements: str) -> Path:
 
 
 def _install(python: Path, *arguments: str) -> None:
-    """Runs pip install. Skips the test where it reaches no registry; any other failure of pip fails the test."""
+    """Runs pip install. Skips the test if it reaches no registry; any other failure of pip fails the test."""
     command = [str(python), "-m", "pip", "install", "-q", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     if done.returncode and _UNREACHABLE.search(done.stderr):
@@ -80,10 +80,10 @@ def _install(python: Path, *arguments: str) -> None:
 def call(
     programs: Path, folder: Path, *command: object, limit: int = 600, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command with the programs of an environment, in `folder`; stdout has stderr in it.
+    """Runs a command with the programs of an environment, in `folder`; stdout includes stderr.
 
     Args:
-        limit: seconds after which it is an error.
+        limit: seconds after which the test fails.
     """
     inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     own = {"PATH": f"{programs}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}

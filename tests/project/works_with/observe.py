@@ -1,4 +1,4 @@
-"""Runs a program as it stands, Keras in float64, and keeps what it leaves: observe.py FOLDER PROGRAM [ARGUMENT...].
+"""Runs an unchanged program, with Keras in float64, and stores its results: observe.py FOLDER PROGRAM [ARGUMENT...].
 
 Each rank writes FOLDER/<rank>.pickle: the weights of the program's `model`, its `history`, `outputs` and `written`.
 """

@@ -1,6 +1,6 @@
-"""deepmd-kit, which trains in graphs of TensorFlow 1 by Horovod's DistributedOptimizer, unmodified.
+"""deepmd-kit, unmodified, which trains in graphs of TensorFlow 1 with Horovod's DistributedOptimizer.
 
-Here 97 variables, Adam's included, differ by at most 4e-13. By hand, with the water of deepmd-kit's own examples (192
+Here 97 variables, including Adam's, differ by at most 4e-13. In a manual run with the water of its examples (192
 atoms, 4 frames on each rank against 8 in one process, 200 steps), the 104 variables of the checkpoint differed by 8e-15
 of their largest element, and the validation errors in `lcurve.out` in no printed digit.
 """
@@ -30,7 +30,7 @@ ONE_THREAD = {
 
 
 def write_system(folder: Path, frames: np.ndarray) -> None:
-    """A system of deepmd: frames of atoms that repel each other softly, two kinds of them.
+    """Writes a system of deepmd: frames of atoms of two kinds that repel each other softly.
 
     Args:
         frames: positions, [frames, ATOMS, 3].
@@ -53,10 +53,10 @@ def write_system(folder: Path, frames: np.ndarray) -> None:
 
 
 def write_input(folder: Path, systems: dict[str, int], chosen: str) -> None:
-    """deepmd's input: all ranks know all systems, for their statistics, and train on one.
+    """Writes deepmd's input: all ranks know all systems, for their statistics, and each trains on one.
 
     Args:
-        systems: folder -> frames of a batch. chosen: the folder of which this rank draws its batches.
+        systems: folder -> frames of a batch. chosen: the folder from which this rank draws its batches.
     """
     descriptor = {"type": "se_e2_a", "sel": [24, 24], "rcut": 4.0, "rcut_smth": 0.5, "neuron": [8, 16], "seed": 1}
     training = {"systems": list(systems), "batch_size": list(systems.values())}
@@ -78,7 +78,7 @@ def write_input(folder: Path, systems: dict[str, int], chosen: str) -> None:
 
 
 def losses(folder: Path) -> np.ndarray:
-    """The columns of deepmd's learning curve: steps, validation, training, each in total, energy and force; rate."""
+    """Returns the columns of deepmd's learning curve: steps, validation, training (total, energy, force each), rate."""
     return np.loadtxt(folder / "lcurve.out", ndmin=2)
 
 
@@ -87,12 +87,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fresh(tmp_path_factory.mktemp("deepmd"), *REQUIREMENTS)
 
 
-# Each rank has an input of its own. deepmd asks MPI for the names of the hosts, so mpirun starts the ranks.
+# Each rank has its own input. deepmd gets the host names from MPI, so mpirun starts the ranks.
 ON_TWO_RANKS = ["keras-ddl", "run", "--as-horovod", "--mpirun", "mpirun", "-np", "2", "sh", "-c"]
 ON_TWO_RANKS += ["cd $OMPI_COMM_WORLD_RANK && exec dp --tf train input.json"]
 
 
-def test_deepmd_on_two_ranks_is_one_process_with_both_batches(programs: Path, tmp_path: Path) -> None:
+def test_deepmd_on_two_ranks_equals_one_process_with_both_batches(programs: Path, tmp_path: Path) -> None:
     grid = np.stack(np.meshgrid(*[np.arange(3) * 3.0] * 3), -1).reshape(-1, 3)[:ATOMS]
     frames = grid + np.random.default_rng(0).normal(scale=0.5, size=(8, ATOMS, 3))
     systems = {str(tmp_path / name): size for name, size in (("A", 4), ("B", 4), ("both", 8))}
@@ -115,7 +115,7 @@ def test_deepmd_on_two_ranks_is_one_process_with_both_batches(programs: Path, tm
     match = re.search(r"(\d+) variables differ by (\S+)", compared.stdout)
     assert match is not None and int(match[1]) > 50 and float(match[2]) < 1e-10, compared.stdout
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two" / "0")
-    printed_alike = [0, 1, 3, 5, 7]  # steps, validation, rate; the training losses are those of rank 0's batch
+    printed_alike = [0, 1, 3, 5, 7]  # steps, validation, rate; training losses are of rank 0's batch
     np.testing.assert_array_equal(one[:, printed_alike], two[:, printed_alike])
     print(one[[0, -1]])
     assert one[-1, 1] < one[0, 1] / 4

@@ -1,4 +1,4 @@
-"""When the tests beside this file are skipped: where pip reaches no registry, and for no other reason."""
+"""The tests in this folder are skipped if pip reaches no registry, and for no other reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_SUCH_VERSION = "ERROR: No matching distribution found for grain==99 (from ver
 
 
 @pytest.mark.parametrize(("text", "outcome"), [(UNREACHABLE, pytest.skip.Exception), (NO_SUCH_VERSION, AssertionError)])
-def test_only_a_registry_out_of_reach_skips_a_test(tmp_path: Path, text: str, outcome: type[BaseException]) -> None:
+def test_only_an_unreachable_registry_skips_a_test(tmp_path: Path, text: str, outcome: type[BaseException]) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho {shlex.quote(text)} >&2\nexit 1\n")
     python.chmod(0o755)
@@ -23,7 +23,7 @@ def test_only_a_registry_out_of_reach_skips_a_test(tmp_path: Path, text: str, ou
         environments._install(python, "grain")
 
 
-def test_one_command_installs_keras_hub_with_all_that_it_imports() -> None:
+def test_one_command_installs_keras_hub_with_its_imports() -> None:
     pages = {path.name: path.read_text(encoding="utf-8") for path in PAGES}
     assert [name for name, text in pages.items() if "pip install --no-deps" in text and "keras-hub==" in text] == [
         "install.md"

@@ -1,8 +1,8 @@
-"""Horovod 0.28.1's own examples, unmodified, on two ranks: those that need no GPU.
+"""Horovod 0.28.1's own examples that need no GPU, unmodified, on two ranks.
 
-integrations/horovod/docs/from-horovod.md has the table.
+integrations/horovod/docs/from-horovod.md has a table of the results.
 
-Their source is no package: HOROVOD_EXAMPLES names the folder `examples` of it, or git fetches it.
+Horovod's source is not a package: HOROVOD_EXAMPLES names its folder `examples`, or git fetches it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MADE_DIGITS = Path(__file__).with_name("with_made_digits.py")
 
 SMALL = "--no-cuda --model MobileNet --batch-size 2 --num-iters 2 --num-batches-per-iter 1"
 WARM = f"{SMALL} --num-warmup-batches 1"
-# Command -> what the output has near its end.
+# Command -> text near the end of the output.
 RUNS = {
     "tensorflow2/tensorflow2_mnist.py": "Step #4990",
     "tensorflow2/tensorflow2_keras_mnist.py": "Epoch 24/24",
@@ -38,7 +38,7 @@ RUNS = {
 OWN_SERVICE = "Use tf.data.experimental.service"
 NO_SESSION = "Scripts of Keras 3 need no session"
 OF_TENSORFLOW_1 = "This is a name of TensorFlow 1"
-# Command -> why it ends at once, in the last line of the error.
+# Command -> reason in the last line of the error.
 REFUSED = {
     "tensorflow2/tensorflow2_mnist_data_service.py config": "keras_ddl does not replace horovod.runner",
     "tensorflow2/tensorflow2_mnist_data_service_train_fn_training_side_dispatcher.py": OWN_SERVICE,
@@ -72,7 +72,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "examples"
 
 
-def on_two_ranks(
+def run_on_two_ranks(
     programs: Path, folder: Path, examples: Path, command: str, limit: int = 1200
 ) -> subprocess.CompletedProcess[str]:
     script, *arguments = command.split()
@@ -82,17 +82,17 @@ def on_two_ranks(
 
 @pytest.mark.parametrize("command", RUNS, ids=lambda command: Path(command.split()[0]).stem)
 def test_example_runs(programs: Path, examples: Path, tmp_path: Path, command: str) -> None:
-    done = on_two_ranks(programs, tmp_path, examples, command)
+    done = run_on_two_ranks(programs, tmp_path, examples, command)
     assert done.returncode == 0 and RUNS[command] in done.stdout, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize("command", REFUSED, ids=lambda command: Path(command.split()[0]).stem)
-def test_example_ends_with_what_to_use(programs: Path, examples: Path, tmp_path: Path, command: str) -> None:
-    done = on_two_ranks(programs, tmp_path, examples, command)
+def test_example_ends_with_a_remedy(programs: Path, examples: Path, tmp_path: Path, command: str) -> None:
+    done = run_on_two_ranks(programs, tmp_path, examples, command)
     reasons = [line for line in done.stdout.splitlines() if REFUSED[command] in line]
-    # The launcher shortens the line of its own in which it repeats a long one.
+    # The launcher shortens its own line, in which it repeats a long one.
     assert done.returncode and reasons, done.stdout[-3000:]
-    if "cannot import name" not in REFUSED[command]:  # Keras's own words
+    if "cannot import name" not in REFUSED[command]:  # this message is Keras's
         assert any("integrations/horovod/docs/from-horovod.md" in line for line in reasons), done.stdout[-3000:]
 
 

@@ -1,4 +1,4 @@
-"""Tests of the core and of parts once more, on software GPUs: tests/device/native/device.cc."""
+"""Runs tests of the core and of parts again on software GPUs: tests/device/native/device.cc."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ RUNS = {
     "Horovod": [f"{HOROVOD}/test_horovod.py::test_horovod_of_two"],
     "Horovod's training": [f"{HOROVOD}/test_horovod_training.py::test_training"],  # also in sessions
 }
-# Checks that say something else on a software GPU, and why.
+# Checks that differ on a software GPU, and why.
 OTHERWISE = {
     "check_jit_compile_is_refused": "XLA has no compiler for it, which TensorFlow says first",
     "check_mixed_precision_gathers_halves": "the scale of its loss adds int64 in a tf.cond, and it has no such kernel",
@@ -38,7 +38,7 @@ OTHERWISE = {
 def test_on_software_gpus(name):
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", "-k", f"not ({' or '.join(OTHERWISE)})"]
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    # In a folder of their own these tests do not wait for this one.
+    # In their own folder these tests do not wait for this one.
     with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
         variables |= {**software_gpu.environment(), "TMPDIR": folder}
         command = [sys.executable, "-m", "pytest", *options, *RUNS[name]]

@@ -1,7 +1,7 @@
-"""Programs of other packages at two ranks: the results of one process, and each file written once, by rank 0.
+"""Programs for other packages on two ranks: results equal one process, and rank 0 writes each file once.
 
-Each program in programs/ is one that users of the package write. It runs as it stands, in float64, as one process and
-by `keras-ddl run -np 2`. The rows of docs/works-with.md are these.
+Each program in programs/ is typical for users of its package. It runs unchanged, in float64, in one process and with
+`keras-ddl run -np 2`. docs/works-with.md lists these programs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from keras_ddl.compat.tensorflow import tf
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"
-TOLERANCE = 1e-12  # relative; of sums of float64 in another order
+TOLERANCE = 1e-12  # relative, for float64 sums in another order
 pytestmark = [pytest.mark.long, pytest.mark.parallel]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a program left: the folder it ran in, its output, what observe.py has kept of each rank."""
+    """The results of a run: its folder, its output, and the data that observe.py stored on each rank."""
 
     folder: Path
     output: str
@@ -38,12 +38,12 @@ class Run:
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The Python of an environment with the packages of others."""
+    """Returns the Python of an environment with the other packages."""
     return environments.layered()
 
 
 def run(python: Path, folder: Path, np: int, program: str, *words: str, status: int = 0) -> Run:
-    """Runs a program on `np` ranks, 1 for without a launcher; fails the test unless it ends with `status`."""
+    """Runs a program on `np` ranks (1: without a launcher); fails the test unless it ends with `status`."""
     folder.mkdir(exist_ok=True)
     file = EXAMPLES / program if program.endswith(".py") else HERE / "programs" / f"{program}.py"
     observed = [python, HERE / "observe.py", folder, file, *words]
@@ -66,7 +66,7 @@ def run(python: Path, folder: Path, np: int, program: str, *words: str, status: 
 
 
 def check_equal_to_one_process(python: Path, folder: Path, program: str, *words: str) -> Run:
-    """Returns the run at two ranks, compared with that of one process."""
+    """Returns the run on two ranks, after comparing it with one process."""
     alone = run(python, folder / "one", 1, program, *words)
     ours = run(python, folder / "two", 2, program, *words)
     first, last = ours.ranks
@@ -98,7 +98,7 @@ def test_training_equals_one_process(python: Path, tmp_path: Path, program: str)
 
 
 @pytest.mark.parametrize(("program", "result"), [("dlrm", "held-out AUC 0."), ("two_tower", "are of the user's kind")])
-def test_recommenders_with_tables_in_shards_equal_one_process(
+def test_recommenders_with_sharded_tables_equal_one_process(
     python: Path, tmp_path: Path, program: str, result: str
 ) -> None:
     words = ("--rows", "1500", "--epochs", "2")
@@ -127,7 +127,7 @@ def check_same_trials(ours: dict[str, dict[str, Any]], expected: dict[str, dict[
 
 
 @pytest.mark.parametrize("tuner", ["RandomSearch", "BayesianOptimization", "Hyperband"])
-def test_keras_tuner_tries_the_trials_of_one_process(python: Path, tmp_path: Path, tuner: str) -> None:
+def test_keras_tuner_runs_the_trials_of_one_process(python: Path, tmp_path: Path, tuner: str) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "tune", tuner)
     check_same_trials(trials(tmp_path / "two"), trials(tmp_path / "one"))
     for line in ("Search space summary", "Results summary", "Search: Running Trial #1", "Trial 5 Complete"):
@@ -136,7 +136,7 @@ def test_keras_tuner_tries_the_trials_of_one_process(python: Path, tmp_path: Pat
     assert written == {path.relative_to(tmp_path / "one") for path in (tmp_path / "one" / "tuning").rglob("*")}
 
 
-def test_keras_tuner_resumes_a_search_that_was_killed(python: Path, tmp_path: Path) -> None:
+def test_keras_tuner_resumes_a_killed_search(python: Path, tmp_path: Path) -> None:
     run(python, tmp_path / "one", 1, "tune_killed", "Hyperband", status=-9)
     alone = run(python, tmp_path / "one", 1, "tune", "Hyperband")
     killed = run(python, tmp_path / "two", 2, "tune_killed", "Hyperband", status=137)
@@ -149,19 +149,19 @@ def test_keras_tuner_resumes_a_search_that_was_killed(python: Path, tmp_path: Pa
         check_close(mine[1], one[1], one[0])
 
 
-# ---- what logs
+# ---- loggers
 
 
-def test_mlflows_callback_logs_one_run(python: Path, tmp_path: Path) -> None:
+def test_mlflow_callback_logs_one_run(python: Path, tmp_path: Path) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "mlflow_callback")
-    assert ours.output.count("logged 50.0 rows") == 2, "what the program reads back is there on every rank"
+    assert ours.output.count("logged 50.0 rows") == 2, "every rank can read its logs back"
     check_one_mlflow_run(ours, {"loss", "mae", "val_loss", "val_mae", "validation_loss", "validation_mae", "rows"})
 
 
-def test_mlflows_autologging_logs_one_run(python: Path, tmp_path: Path) -> None:
+def test_mlflow_autologging_logs_one_run(python: Path, tmp_path: Path) -> None:
     ours = check_equal_to_one_process(python, tmp_path, "mlflow_autolog")
     check_one_mlflow_run(ours, {"loss", "mae"})
-    assert "Failed to infer model signature" not in ours.output, "all ranks predict together"
+    assert "Failed to infer model signature" not in ours.output, "prediction needs all ranks"
 
 
 def check_one_mlflow_run(ours: Run, metrics: set[str]) -> None:
@@ -190,13 +190,13 @@ def test_tensorboard_profiles_rank_0(python: Path, tmp_path: Path) -> None:
 # ---- a tf.data service
 
 
-def test_a_tf_data_service_is_read_by_all_ranks(python: Path, tmp_path: Path) -> None:
+def test_all_ranks_read_from_a_tf_data_service(python: Path, tmp_path: Path) -> None:
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()
     address = dispatcher.target.split("://")[1]
     worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
     check_equal_to_one_process(python, tmp_path, "tf_data_service", address)
-    # With a name ranks share one job, and each gets other batches of it.
+    # With a name, ranks share one job, and each gets other batches of it.
     shared = run(python, tmp_path / "shared", 2, "tf_data_service", address, "shared", status=1)
     assert "RankMismatchError" in shared.output, shared.output
     del worker

@@ -1,4 +1,4 @@
-"""Trains KerasHub's BERT as a classifier of sentences: own vocabulary, random weights."""
+"""Trains KerasHub's BERT as a classifier of sentences; small vocabulary, random weights."""
 
 import keras
 import keras_hub

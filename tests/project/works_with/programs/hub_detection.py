@@ -1,4 +1,4 @@
-"""Trains KerasHub's RetinaNet to find rectangles: its loss is divided by the anchors that match in the whole batch."""
+"""Trains KerasHub's RetinaNet to find rectangles; its loss is divided by the matching anchors of the whole batch."""
 
 import keras
 import keras_hub
@@ -16,7 +16,7 @@ labels = rng.integers(0, 2, size=(ROWS, BOXES)).astype("float32")
 for image, of_image, kinds in zip(images, boxes.astype(int), labels.astype(int)):
     for (top, left, bottom, right), kind in zip(of_image, kinds):
         image[top:bottom, left:right, kind] += 0.7
-labels[::2, 2], boxes[::2, 2] = -1, -1  # every other image has two
+labels[::2, 2], boxes[::2, 2] = -1, -1  # every other image has two boxes
 
 strategy = keras_ddl.Strategy()
 with strategy.scope():

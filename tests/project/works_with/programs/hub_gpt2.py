@@ -1,4 +1,4 @@
-"""Trains KerasHub's GPT-2 on a few sentences and lets it write: own byte pairs, random weights."""
+"""Trains KerasHub's GPT-2 on a few sentences and generates text; small vocabulary of byte pairs, random weights."""
 
 import keras
 import keras_hub

@@ -1,4 +1,4 @@
-"""Trains KerasRS's DistributedEmbedding: two features that share a table, one with a table of its own."""
+"""Trains KerasRS's DistributedEmbedding: two features that share a table, and one with its own table."""
 
 import keras
 import keras_rs
@@ -24,7 +24,7 @@ def feature(name, table, ids):
 
 
 def table(name, rows):
-    # The default initializer has drawn its seed when keras_rs was imported, before set_random_seed.
+    # The default initializer drew its seed when keras_rs was imported, before set_random_seed.
     return keras_rs.layers.TableConfig(
         name=name, vocabulary_size=rows, embedding_dim=16, combiner="mean", initializer="uniform"
     )

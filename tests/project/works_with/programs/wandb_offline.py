@@ -1,4 +1,4 @@
-"""Logs a training to Weights & Biases, offline: metrics, a number of its own, the best model as an artifact."""
+"""Logs a training to Weights & Biases, offline: metrics, a custom number, the best model as an artifact."""
 
 import keras
 import numpy as np
