@@ -33,7 +33,7 @@ class BaseGraph:
 
     Attributes:
         path: ckpt_dir/base.
-        name: name of the part of a model.
+        name: name of the part, if this is a part of a model.
         record: the manifest.
         warnings: sentences.
         runs_elsewhere: whether this process lacks weights of the model.
@@ -75,7 +75,7 @@ class BaseGraph:
         arrays = {ROWS + name: storable(array) for name, array in rows.items()}
         arrays |= {ANSWERS + name: array for name, array in golden.items()}
         arrays[THREADS] = kernel_threads()
-        if self.runs_elsewhere:  # answers of the live model, with which the export compares the graph's
+        if self.runs_elsewhere:  # the live model's outputs, which the export compares with the graph's
             return arrays, {"agrees": None}
         try:
             live = isolated(lambda: answer(self._traced.functions.live, rows, self._traced.variables))

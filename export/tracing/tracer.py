@@ -36,7 +36,7 @@ class Elsewhere:
     outputs for the sample, which need weights, from the live model (export/checkpoints/answers_of_ranks.py).
 
     Attributes:
-        rows: a sample; None: the model has failed on it.
+        rows: a sample; None: the model failed on it.
         random: outputs that differ between two runs.
         spread: variables without a value in this process.
     """

@@ -17,13 +17,13 @@ class BaseGraphs:
     In the export part's class every method is COLLECTIVE unless it says otherwise.
 
     Attributes:
-        is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
+        is_due: whether graphs have yet to be written; equal on all ranks, because collectives depend on it.
     """
 
     is_due = False
 
     def __init__(self, dir: Path | None) -> None:
-        """`dir`: the checkpoint directory; None: no graph is wanted."""
+        """`dir`: the checkpoint directory; None: no graphs are wanted."""
         self._dir = dir
 
     def follow(self, callbacks: Sequence[Any]) -> None:
@@ -52,7 +52,7 @@ class BaseGraphs:
         """Publishes a checkpoint. Returns at once. On rank 0; not collective."""
 
     def wait(self) -> None:
-        """Waits until all is published."""
+        """Waits until everything is published."""
 
 
 def base_graphs(dir: Path | None) -> BaseGraphs:

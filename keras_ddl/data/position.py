@@ -34,9 +34,9 @@ class Reading:
         self.iterator = iterator
         self._shuffles = shuffles
         self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
-        self._ends: list[dict[str, Any]] = []  # ... before every on_epoch_end of a PyDataset, which may shuffle there
+        self._ends: list[dict[str, Any]] = []  # before every on_epoch_end of a PyDataset, which may shuffle
         self._target: dict[str, Any] | None = None
-        # If rank 0 alone reads: its decision whether earlier epochs are read again; None: every rank reads.
+        # If rank 0 alone reads: whether it decided to read earlier epochs again; None: every rank reads.
         self._rereads: bool | None = getattr(iterator, "rereads", None)
         self._note_epoch_ends()
 
@@ -190,7 +190,7 @@ class Reading:
 
 
 def must_be_read(iterator: Any) -> bool:
-    """Whether earlier epochs of an EpochIterator must be read again to make a later epoch as it was."""
+    """Whether earlier epochs of an EpochIterator must be read again to reproduce a later epoch."""
     if isinstance(iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
         return False  # indexed: their order follows from the random states
     return not datasets.order_follows_from_passes(_Dataset(iterator).pipeline())

@@ -31,7 +31,7 @@ from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, WRITE
 
 SOCKET = "link"  # in KERAS_DDL_RUN_DIR
-# EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
+# EX_TEMPFAIL of sysexits.h: the ranks ended in order to be started again.
 RESTART_STATUS = 75
 
 
@@ -72,7 +72,7 @@ class ProgramLink:
         self.record: bytes | None = None
         self._opened()
 
-    def of_job(self, name: str) -> Any:
+    def job_fact(self, name: str) -> Any:
         """Returns an entry of WELCOME."""
         return self._job[name]
 
@@ -199,7 +199,7 @@ _link: ProgramLink | None = None
 _opening = threading.RLock()
 
 
-def of_process() -> ProgramLink | None:
+def current() -> ProgramLink | None:
     """Returns the connection of this process with its rank's wrapper; None: `keras-ddl run` has not started it."""
     global _link
     with _opening:
@@ -212,7 +212,7 @@ def of_process() -> ProgramLink | None:
 
 def opened() -> ProgramLink:
     """Returns the connection of this process. Raises: LinkLost: there is none."""
-    if (link := of_process()) is None:
+    if (link := current()) is None:
         raise LinkLost
     return link
 
@@ -225,7 +225,7 @@ def tell(kind: Kind, message: Mapping[str, Any]) -> None:
 
 def hosts_changed() -> bool:
     """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
-    if (link := of_process()) is None:
+    if (link := current()) is None:
         return False
     link.look()
     return link.hosts_changed

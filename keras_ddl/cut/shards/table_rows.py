@@ -186,16 +186,12 @@ class TableRows:
             self._arrived[key] = b.make(rows.node, operands)[0]
             return self._arrived[key]
 
-        on_the_way = tf.uint8 if rows.dtype == tf.bool else rows.dtype
-
         def sent() -> SentRows:
             local = tf.gather(tf.reshape(b.redistributed(rows, placement), [-1, layout.unit]), route.sorted.order)
             total = layout.bytes(rows.dtype)
-            return SentRows(
-                tf.cast(local, on_the_way), route.sorted.sent, route.received, node, rows, rows.dtype.size, total
-            )
+            return SentRows(local, route.sorted.sent, route.received, node, rows, rows.dtype.size, total)
 
-        return tf.cast(b.requests.exchange(key, sent).rows, rows.dtype)
+        return b.requests.exchange(key, sent).rows
 
     def _computed_from(self, rows: Value, placement: Sharded) -> Value | None:
         """Returns the rows from which others are computed entry by entry, with numbers alone; None: not from one."""

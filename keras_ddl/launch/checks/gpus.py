@@ -44,7 +44,7 @@ def check_host(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 
 def names_in_tensorflow() -> list[str]:
-    """Returns the name of each GPU that TensorFlow sees. Imports TensorFlow, and does not start it."""
+    """Returns the name of each GPU that TensorFlow sees. Imports TensorFlow, but does not initialize it."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

@@ -14,7 +14,7 @@ _POLL_SECONDS = 2.0
 
 
 class HostWatch:
-    """Polls a script or a file in a thread, as a context manager. A change counts when two answers in a row agree."""
+    """Polls a script or a file in a thread, inside a `with` block. A change counts after two equal answers."""
 
     def __init__(
         self,
