@@ -2,6 +2,8 @@
 
 mesh_training.py FOLDER EPOCHS MODEL_RANKS [VICTIM MOMENT]
   MODEL_RANKS: ranks along the model axis; "2+shards" also shards the optimizer over the data ranks
+  VICTIM: the rank to kill
+  MOMENT: a key of MOMENTS, during the second checkpoint, or the number of a step ("8")
 """
 
 import os

@@ -38,7 +38,7 @@ struct Case {
   ddl_op op = DDL_SUM;
   std::vector<size_t> counts = {1009};
   bool in_place = false;
-  bool library = false;  // the device's library runs it: sums are exact in every order
+  bool library = false;  // for the device's library: values whose sums are exact in every order
   int root = 0;
   uint32_t flags = 0;
   uint32_t compression = 0;
@@ -177,7 +177,7 @@ void ExpectSame(ddl_comm* comm, Gpu& gpu, const Case& c, int rank, bool result_o
   ASSERT_TRUE(received.bytes == expected.bytes) << c.Name() << " on rank " << rank;
 }
 
-// Checks the same for several concurrent cases. Rank 0 starts the first one first; the other ranks start the last
+// Checks several concurrent cases, which rank 0 started in order and the other ranks in reverse.
 void ExpectAllSame(ddl_comm* comm, const std::vector<Case>& cases,
                    const std::vector<std::unique_ptr<OnDevice>>& running, int rank) {
   for (size_t i = 0; i < cases.size(); ++i) {

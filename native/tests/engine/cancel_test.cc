@@ -67,7 +67,7 @@ void FailingStep(ddl_comm* comm, uint64_t step, int rank, uint32_t submits, bool
 TEST(CancelTest, AFailureAtAnyPointCancelsTheStepOnAllRanksAndTheyContinue) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 0, 0}, {0, 0, 2}, {0, 1, 2}, {0, 0, 2, 2}}) {
     RunOptions options = WithLane();
-    options.warn_after_s = 0;  // as in a job, ranks wait this long for a rank that has nothing to run
+    options.warn_after_s = 0;  // ranks wait as long for an idle rank as in a job
     RunRanks(
         group,
         [&](ddl_comm* comm, int rank) {

@@ -41,7 +41,7 @@ inline void RunEndpoints(const std::vector<int>& group,
   for (std::thread& thread : threads) thread.join();
 }
 
-// Lets ranks go on when all have come. Used once.
+// Lets ranks continue when all have arrived. Used once.
 class Meeting {
  public:
   explicit Meeting(size_t ranks) : missing_(ranks) {}
