@@ -234,10 +234,10 @@ def test_restarts_go_on_until_an_attempt_succeeds(stage: Stage, tmp_path: Path) 
     assert [each["restart"] for each in played.of("start")] == [0, 1, 2]
     restarts = [(each["restart"], each["reason"]) for each in played.of("restart")]
     assert restarts == [(1, "rank 1: killed by SIGKILL"), (2, "rank 1: killed by SIGKILL")]
-    welcomes = [play.ranks[1].told(Kind.WELCOME)[0] for play in played.plays]
+    welcomes = [play.ranks[1].received(Kind.WELCOME)[0] for play in played.plays]
     assert [each["environment"]["KERAS_DDL_RESTART"] for each in welcomes] == ["0", "1", "2"]
     assert len({each["kept"] for each in welcomes}) == 1 and len({each["job"] for each in welcomes}) == 3
-    assert [play.ranks[0].told(Kind.BYE)[0]["last"] for play in played.plays] == [False, False, True]
+    assert [play.ranks[0].received(Kind.BYE)[0]["last"] for play in played.plays] == [False, False, True]
 
 
 @pytest.mark.parametrize(
