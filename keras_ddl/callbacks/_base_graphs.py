@@ -23,7 +23,7 @@ class BaseGraphs:
     is_due = False
 
     def __init__(self, dir: Path | None) -> None:
-        """`dir`: the checkpoint directory; None: no graph is wanted."""
+        """`dir`: the checkpoint directory; None: no graphs are wanted."""
         self._dir = dir
 
     def follow(self, callbacks: Sequence[Any]) -> None:

@@ -40,8 +40,8 @@ class RankOutcome:
     stopped_by: what ended it ("the launcher", "mpirun", "the loss of the launcher"); None: it ended by itself.
     survived: the other ranks continued without it (membership.py).
     in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
-    is_missed: as `in_job`, and the other ranks wait for it and cannot continue.
-    checkpoint: the last complete checkpoint that it knows (link/last_checkpoint.py).
+    is_missed: like `in_job`, but the other ranks wait for it and cannot continue.
+    checkpoint: the last complete checkpoint that it knows of (link/last_checkpoint.py).
     failed_at: the launcher's time.monotonic() when the error happened; infinity if unknown.
     """
 

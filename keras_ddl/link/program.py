@@ -31,7 +31,7 @@ from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, WRITE
 
 SOCKET = "link"  # in KERAS_DDL_RUN_DIR
-# EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
+# EX_TEMPFAIL of sysexits.h: the ranks ended in order to be started again.
 RESTART_STATUS = 75
 
 
