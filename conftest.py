@@ -21,7 +21,7 @@ from harness.long_tests import LongTests
 sys.path.extend(str(folder) for folder in MODULE_FOLDERS if str(folder) not in sys.path)
 
 # pytest imports the folders above a test file as packages. Without these, export/__init__.py would be the module
-# `export`, too, a second time in addition to keras_ddl.export.
+# `export`, in addition to keras_ddl.export.
 for _folder in MODULE_FOLDERS:
     if (_folder.parent / "__init__.py").exists():
         _name = ".".join(_folder.parent.relative_to(TESTS.parent).parts)
@@ -29,21 +29,21 @@ for _folder in MODULE_FOLDERS:
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Dir:
-    """Every folder is a folder: as a package, integrations/torch/__init__.py would be imported as `torch`."""
+    """Treats folders as plain folders: as a package, integrations/torch/__init__.py would be imported as `torch`."""
     return pytest.Dir.from_parent(parent, path=path)
 
 
-# Every Python that tests start finds its sitecustomize.py there; so do xdist's workers, but pytest was started before.
+# Every Python that tests start finds its sitecustomize.py there, as do xdist's workers; pytest has already started.
 START = str(TESTS / "harness" / "start")
 if START not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), START]))
     importlib.import_module("harness.start.sitecustomize")
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process started here would inherit
-# that: nothing could be interrupted, and what a test says about Ctrl-C would be about the shell.
+# that: nothing could be interrupted, and tests of Ctrl-C would test the shell.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # ignored by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -70,7 +70,7 @@ def float64() -> Iterator[None]:
 
 @pytest.fixture
 def foreign_directory() -> Iterator[Path]:
-    """A directory that this process may read and not write to; root, who may do anything, is another user meanwhile."""
+    """A directory that this process may read but not write to. Root, who may do anything, becomes another user."""
     parent = Path(tempfile.mkdtemp())  # not tmp_path: other users may not enter pytest's directories
     parent.chmod(0o755)
     locked = parent / "locked"
@@ -87,18 +87,18 @@ def foreign_directory() -> Iterator[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watches long tests, and gives TensorFlow the threads that simulated ranks wait in, before any test starts it."""
+    """Watches long tests, and gives TensorFlow the threads that simulated ranks need, before a test starts it."""
     config.pluginmanager.register(LongTests(), "long tests")
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
-        return  # xdist's controller runs no test
+        return  # xdist's controller runs no tests
     try:
         import tensorflow as tf
-    except ImportError:  # as for integrations/torch/tests alone
+    except ImportError:  # for example, in integrations/torch/tests alone
         return
     tf.config.threading.set_inter_op_parallelism_threads(32)
 
 
-@pytest.hookimpl(optionalhook=True)  # also without the plug-in
+@pytest.hookimpl(optionalhook=True)  # works without the plug-in, too
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> side_by_side.Scheduler:
     return side_by_side.Scheduler(config, log)
 
@@ -109,8 +109,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # modules and tests stay: otherwise every full collection goes through all of them
-    gc.set_threshold(20_000)  # traces make objects by the thousand that stay as long as their graph
+    gc.freeze()  # modules and tests live on; without this, every full collection would scan all of them
+    gc.set_threshold(20_000)  # traces create thousands of objects that live as long as their graph
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -119,14 +119,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    is_worker = hasattr(item.config, "workerinput")  # without others there is nobody to hold off for longer
+    is_worker = hasattr(item.config, "workerinput")  # a single process cannot hold off others
     following = side_by_side.kind_of(nextitem) if is_worker and nextitem is not None else None
     with side_by_side.turn(side_by_side.kind_of(item), following):
         return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """With --durations, also prints the time of single checks of a launch, which pytest counts as its first check."""
+    """With --durations, also prints the times of the checks in a launch, which pytest attributes to the first check."""
     most = config.getoption("durations")
     if most is None:
         return

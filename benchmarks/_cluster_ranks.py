@@ -70,7 +70,7 @@ def make_communicator(name: str) -> binding.NativeCommunicator:
 
 
 def pattern(count: int, rank: int) -> np.ndarray:
-    """Returns whole numbers whose sum over the ranks is known, and exact in float32 (up to 10 ranks in bfloat16)."""
+    """Returns whole numbers with a known sum over the ranks, exact in float32 (in bfloat16 for up to 10 ranks)."""
     values = np.arange(count, dtype=np.int32) % 17 + rank
     return values.astype(np.float32)
 
@@ -99,7 +99,7 @@ def measure(
     seconds = WORLD.allreduce(time.perf_counter() - start, MPI.MAX)
     cpu = WORLD.allreduce(time.process_time() - cpu, MPI.SUM)
     WORLD.Barrier()
-    time.sleep(0.05)  # for acknowledgements that are still on their way
+    time.sleep(0.05)  # wait for acknowledgements that are still in transit
     sent = {name: total - before.get(name, 0) for name, total in cables.sent().items()}
     ranks = WORLD.size
     right = True

@@ -1,4 +1,4 @@
-"""One rank of one contestant of benchmarks/all_reduce.py: sleeps until it is its turn, measures, reports.
+"""One rank of one contestant of benchmarks/all_reduce.py: sleeps until its turn, measures and reports.
 
 python _contestant.py HOST:PORT NAME LIBRARY PIN      LIBRARY: keras_ddl or mpi
 """
@@ -53,7 +53,7 @@ class Mpi:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """np.dtype(name), bfloat16 included."""
+    """Returns np.dtype(name), also for bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -62,7 +62,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def buffers(collective: str, whole: np.ndarray, contestant) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Input, output and the first elements to expect of it, where `whole` is this rank's i % 7 + rank."""
+    """Returns input, output and the first expected elements of the output; `whole` is this rank's i % 7 + rank."""
     count, rank, size = whole.size, contestant.rank, contestant.size
     own = _halves.chunk_of(count, rank, size)
     if collective == "all_gather":
@@ -81,7 +81,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     if pin == "1":
         os.sched_setaffinity(0, {cores[contestant.rank % len(cores)]})
-    # Asleep in a socket, not in a barrier: MPI libraries spin there and would take the others' cores.
+    # Sleep in a socket, not in a barrier, where MPI libraries spin and would take the others' cores.
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as lines:
         print(json.dumps([name, contestant.rank, contestant.version]), file=lines, flush=True)
         call = None

@@ -1,6 +1,6 @@
 """Reduce-scatter and all-gather of arrays by keras_ddl and by MPI, for benchmarks/all_reduce.py and cluster.py.
 
-In all_reduce.py, MPI's ranks have no keras_ddl.
+In all_reduce.py, MPI's ranks do not import keras_ddl.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATIENCE_US = 10_000
 
 
 def chunk_of(count: int, rank: int, size: int) -> slice:
-    """The elements of `count` that are rank's: the first ranks have one more."""
+    """Returns the slice of `count` elements that belongs to `rank`; the first ranks have one more."""
     base, more = divmod(count, size)
     begin = base * rank + min(rank, more)
     return slice(begin, begin + base + (rank < more))
@@ -30,7 +30,7 @@ def chunk_of(count: int, rank: int, size: int) -> slice:
 def prepared(
     comm: binding.NativeCommunicator, collective: str, name: str, source: np.ndarray, result: np.ndarray
 ) -> Callable[[], None]:
-    """Returns a prepared call from `source` into `result`, which may have different lengths, like `all_reduce_init`.
+    """Like `all_reduce_init`, returns a prepared call from `source` into `result`, which may have different lengths.
 
     If all ranks share memory, the calling threads run it themselves.
     """
@@ -68,7 +68,7 @@ def by_keras_ddl(
 
 
 def by_mpi(world: MPI.Intracomm, collective: str) -> Callable[[np.ndarray, np.ndarray], None]:
-    """Returns the same call as `by_keras_ddl`, but of MPI."""
+    """Returns the same call as `by_keras_ddl`, made with MPI."""
 
     def counts(n: int) -> list[int]:
         slices = (chunk_of(n, rank, world.size) for rank in range(world.size))

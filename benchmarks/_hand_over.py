@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def build(folder: Path) -> Path | None:
-    """Builds the library in `folder` and returns its path, or prints why it cannot be built and returns None."""
+    """Builds the library in `folder` and returns its path, or prints why it cannot and returns None."""
     beside_python = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside_python, os.environ.get("PATH", "")])
     cmake = shutil.which("cmake", path=path)

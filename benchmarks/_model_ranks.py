@@ -1,4 +1,4 @@
-"""The program that benchmarks/validate_model.py runs on every rank. It measures the links, then all-reduces over them.
+"""The program that benchmarks/validate_model.py runs on every rank. It measures links, then all-reduces.
 
 Rank 0 prints a JSON document after SETTINGS["mark"].
 """
@@ -21,7 +21,7 @@ from keras_ddl.communicator.native import binding
 SMALL = 1 << 10  # bytes of a message to measure latency
 MESSAGE, WINDOW = 60 << 10, 4  # the engine's bytes per message and messages in flight
 LARGE = 8 << 20  # bytes per unit to measure bandwidth
-BURST = 1 << 20  # bytes that use up the burst of a shaped link, which a plain link does not have
+BURST = 1 << 20  # bytes that use up the burst allowance of a shaped link
 
 
 def stream(unit: int, units: int, nbytes: int) -> float:
@@ -57,7 +57,7 @@ def bandwidth(unit: int, units: int) -> float:
 def latency(ring: binding.NativeCommunicator) -> float:
     """Returns the seconds of a step of the ring through all ranks with `SMALL` bytes. COLLECTIVE.
 
-    The engine's ring is measured because it leaves the core to other threads between its polls, so that a step takes it
+    The engine's ring is measured, because it yields the core to other threads between polls, so a step takes it
     longer than a program that only waits.
     """
     source = np.ones(SMALL // 4 * WORLD.size, np.float32)
@@ -67,7 +67,7 @@ def latency(ring: binding.NativeCommunicator) -> float:
 
 
 def shared_memory() -> float:
-    """Returns busbw of all-reduces inside all hosts at once, because they share this machine's cores. COLLECTIVE."""
+    """Returns the bus bandwidth of all-reduces inside all hosts at once, which share its cores. COLLECTIVE."""
     local = keras_ddl.split(keras_ddl.topology().hosts[WORLD.rank])
     if local.size == 1:
         return 1e12
@@ -128,7 +128,7 @@ def main() -> None:
                 )
                 assert right, f"{mode}: wrong sum"
                 runs[mode].append(seconds)
-        # The first of each opens connections and touches memory.
+        # The first run of each opens connections and touches memory.
         rows += [{"mode": m, "bytes": source.nbytes, "seconds": statistics.median(s[1:])} for m, s in runs.items()]
     if WORLD.rank == 0:
         print(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Family:
-    """An MPI library: its installation, and the start of ranks under it.
+    """An MPI library: how to install it and start ranks under it.
 
     Attributes:
         wheel: the library's package.
@@ -28,16 +28,16 @@ class Family:
     environment: dict[str, str] = field(default_factory=dict)
 
     def command(self, folder: Path | None, ranks: int, program: list[str]) -> list[str]:
-        """Returns the command that starts `program` (arguments of Python) on `ranks` ranks of this machine.
+        """Returns the command that starts `program` (Python's arguments) on `ranks` ranks of this machine.
 
-        `folder`: as for `prepare`; None: this environment, which has the library (`of_this_environment`).
+        `folder`: as for `prepare`; None: this environment has the library (`installed_families`).
         """
         bin_folder = Path(sys.executable).parent if folder is None else self.prepare(folder)
         launcher = [str(bin_folder / self.launcher[0]), *self.launcher[1:], "-n", str(ranks)]
         return [*launcher, str(bin_folder / "python"), *program]
 
     def prepare(self, folder: Path) -> Path:
-        """Makes the environment under `folder` unless it exists; returns its bin/."""
+        """Creates the environment under `folder` unless it exists; returns its bin/."""
         home = folder / self.wheel
         done = home / ".complete"
         if not done.exists():
@@ -49,8 +49,8 @@ class Family:
         return home / "bin"
 
 
-def of_this_environment() -> list[str]:
-    """Returns the family that this Python's environment has together with mpi4py: a list of one name, or none."""
+def installed_families() -> list[str]:
+    """Returns a list of the family that is installed in this Python's environment beside mpi4py, or an empty list."""
     names = {(each.metadata["Name"] or "").lower() for each in importlib.metadata.distributions(path=sys.path)}
     return [name for name, family in FAMILIES.items() if {family.wheel, "mpi4py"} <= names]
 

@@ -14,7 +14,7 @@ from typing import Any
 class Phases:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self._inside: list[float] = []  # for each phase that is open: seconds of the phases inside it
+        self._inside: list[float] = []  # for each open phase, the seconds of the phases inside it
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ _COMMUNICATION = "keras_ddl"  # the name of the engine's threads
 
 
 class Processor(NamedTuple):
-    """Seconds that the threads of this process have run so far, and that they were ready to run without a core."""
+    """Seconds that the threads of this process have run so far, and seconds that they were ready but had no core."""
 
     communication: float
     others: float
@@ -32,5 +32,5 @@ class Processor(NamedTuple):
         return cls(communication, usage.ru_utime + usage.ru_stime - communication, queued)
 
     def since(self, before: Processor, parts: int) -> Processor:
-        """Returns the difference since `before`, divided by `parts`."""
+        """Returns the increase since `before`, divided by `parts`."""
         return Processor(*((now - then) / parts for now, then in zip(self, before)))

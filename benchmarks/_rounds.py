@@ -1,4 +1,4 @@
-"""The interleaved rounds with which benchmarks measure, imported from the code of `keras-ddl bench`."""
+"""Imports the interleaved rounds of `keras-ddl bench`, which the benchmarks use."""
 
 from keras_ddl.bench.rounds import interleave, machine, slowest_rank
 

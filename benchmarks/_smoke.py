@@ -1,6 +1,6 @@
-"""Adds the option --smoke to every benchmark: the smallest run that shows that the program works.
+"""Adds the option --smoke to every benchmark: a minimal run that shows that the program works.
 
-The figures of such a run mean nothing. tests/project/benchmarks/test_programs.py runs every program with it.
+Figures from such a run are meaningless. tests/project/benchmarks/test_programs.py runs every program with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def options_of(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Nam
     """Adds --smoke to the parser and returns the options of the command line.
 
     Args:
-        smallest: defaults that replace the parser's with --smoke. Options that the user gives still count.
+        smallest: defaults that replace the parser's under --smoke. Options given by the user take precedence.
     """
     parser.add_argument("--smoke", action="store_true", help="run as little as possible to test that the program works")
     options = parser.parse_args()

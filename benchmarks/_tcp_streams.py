@@ -1,4 +1,4 @@
-"""Sends the bytes of an all-reduce through plain sockets, without MPI and without additions: a bound set by the links.
+"""Sends the bytes of an all-reduce through plain sockets, without MPI and additions, as a bound set by the links.
 
 One rank of each host sends to the next host of its rack and, at the same time, to the same host of the next rack. With
 h hosts in each of R racks it sends 2 (h-1)/h N and 2 (R-1)/R N/h bytes, and receives as many. Any all-reduce must send
@@ -55,7 +55,7 @@ class TcpStreams:
             thread.start()
         for thread in threads:
             thread.join()
-        # Ranks that do not send must not occupy a core of their host while they wait.
+        # Ranks that do not send must not use a core of their host while they wait.
         everywhere = self._comm.Ibarrier()
         while not everywhere.Test():
             time.sleep(0.2e-3)

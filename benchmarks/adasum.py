@@ -1,10 +1,10 @@
-"""Measures the time of adaptive sums, compared with adaptive sums by an all_gather and with a plain sum.
+"""Measures adaptive sums, compared with adaptive sums via an all_gather and with plain sums.
 
     keras-ddl run -np 2 python benchmarks/adasum.py
 
 Three functions of TensorFlow take turns on one float32 tensor: `all_reduce(..., op="adasum")`; the definition, computed
 in full on every rank from the result of an all_gather; and `all_reduce(..., op="sum")`, which moves the same bytes as
-the first and adds them once. The program reports medians over the rounds of the slowest rank's time.
+the first and adds them once. The program reports the slowest rank's time, as the median over the rounds.
 """
 
 from __future__ import annotations

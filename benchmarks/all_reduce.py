@@ -35,14 +35,14 @@ from pathlib import Path
 
 import _hand_over
 from _halves import COLLECTIVES
-from _mpi_families import FAMILIES, of_this_environment
+from _mpi_families import FAMILIES, installed_families
 from _smoke import options_of
 
 HERE = Path(__file__).resolve().parent
 SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 START_SECONDS, LOOK_SECONDS = 120, 0.2
-# Calls before the first round: memory is touched, connections are made, and keras_ddl has tried its schemes.
+# Calls before the first round: they touch memory, open connections, and let keras_ddl try its schemes.
 WARMUP = 100
 
 
@@ -109,7 +109,7 @@ def contestants(ranks: int, peers: list[str], folder: Path | None, pin: bool):
 def next_rank(server: socket.socket, launcher: subprocess.Popen, name: str, latest: float) -> socket.socket:
     """Returns the next rank's connection. Exits if the launcher ends first, or at the time `latest`."""
     while True:
-        has_ended = launcher.poll() is not None  # before the last look: a rank may have connected just before
+        has_ended = launcher.poll() is not None  # check before the last look: a rank may have just connected
         try:
             return server.accept()[0]
         except TimeoutError:
@@ -152,7 +152,7 @@ def measure(
     rounds: int,
     bound: dict[str, str] | None,
 ) -> dict[str, list[float]]:
-    """Returns the seconds per call in each round, of each contestant, a copy, and the hand-over if `bound` is given."""
+    """Returns the seconds per call in each round, for each contestant, a copy, and (given `bound`) the hand-over."""
     # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
     repeat = max(1, min(300, (64 << 20) // nbytes))
     for contestant in everybody:
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds per size (default: 11)")
     parser.add_argument("--families", type=Path, default=HERE.parent / "build" / "mpi-families", metavar="DIR")
     parser.add_argument("--json", default=None, metavar="FILE", help="also write all rounds' seconds here")
-    options = options_of(parser, sizes="1K", rounds=1, peers=",".join(of_this_environment()), families=None)
+    options = options_of(parser, sizes="1K", rounds=1, peers=",".join(installed_families()), families=None)
     peers = [peer for peer in options.peers.split(",") if peer]
     if unknown := set(peers) - set(FAMILIES):
         parser.error(f"--peers: one of {', '.join(FAMILIES)}. Received: {', '.join(sorted(unknown))}")

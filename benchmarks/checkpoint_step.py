@@ -1,4 +1,4 @@
-"""Measures how much longer a step takes when it saves a checkpoint, compared with a memcpy of the checkpoint's bytes.
+"""Measures the extra time of a step that saves a checkpoint, compared with a memcpy of the same bytes.
 
     keras-ddl run -np 2 python benchmarks/checkpoint_step.py [--optimizer adam] [--directory /a/disk]
 
@@ -9,7 +9,7 @@ step lasts from its first callback to the first callback of the next step, on ra
                checkpoints of the same run
     step       a step that takes a checkpoint, minus the median of the steps before it, over memcpy. The goal: 1.05
     hook       the time in the callback alone, over memcpy: the same without the noise of the steps
-    beside     a step during which the thread copies and writes, over a step without that: the slowdown of training
+    beside     a step during which the thread copies and writes, over a step without that work: the slowdown of training
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Times(keras.callbacks.Callback):
         self.every, self.steps, self.began = every, 0, []
         self.pairs = [(np.ones(size, np.uint8), np.ones(size, np.uint8)) for size in sizes]
         self.copies: list[float] = []
-        self.with_memcpy: set[int] = set()  # steps
+        self.with_memcpy: set[int] = set()  # the steps with a memcpy
 
     def on_train_batch_begin(self, batch, logs=None):
         self.began.append(time.perf_counter())
@@ -55,7 +55,7 @@ class Times(keras.callbacks.Callback):
 
 
 class Timed(callbacks.Checkpoint):
-    """A Checkpoint that records in which steps it was busy, and for how long."""
+    """A Checkpoint that records the steps in which it was busy, and for how long."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

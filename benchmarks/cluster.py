@@ -1,4 +1,4 @@
-"""Measures collectives on an emulated cluster: builds hosts and links, measures, checks the bytes sent, removes it all.
+"""Measures collectives on an emulated cluster: builds it, measures times, checks the bytes sent, and removes it.
 
     sudo python benchmarks/cluster.py --hosts 4 --ranks-per-host 2 --rate 200mbit --sizes 25M
     sudo python benchmarks/cluster.py --hosts 3 --ranks-per-host 3,2,1 --rate 1gbit
@@ -10,7 +10,7 @@ N: bytes of the buffer, H: hosts, R: racks. Whatever the algorithm, a host must 
 2 (R-1)/R N (each is one node of an all-reduce among H or R nodes), so the bound is the larger of 2 (H-1)/H N / rate and
 2 (R-1)/R N / rack rate. A reduce-scatter and an all-gather of N bytes must send half of that; "bfloat16" and "float16",
 which are keras_ddl with compression, send half of it, but are compared with the same bound. Headers of Ethernet, IP and
-TCP leave 95 % of a rate to the payload. The contestant "tcp" measures in the same run what the links carry: it streams
+TCP leave 95 % of a rate to the payload. The contestant "tcp" measures the links' capacity in the same run: it streams
 the same bytes through plain sockets (_tcp_streams.py). Each round runs every contestant once; the program prints
 medians of the slowest rank's time.
 
@@ -42,7 +42,7 @@ SHARE_OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each 
 
 
 def parse_size(text: str) -> int:
-    """'25M' -> 25,000,000 bytes, as link rates are decimal too; rounded down to whole float32."""
+    """Returns 25,000,000 bytes for '25M' (decimal, like link rates), rounded down to whole float32 values."""
     value = int(float(text[:-1]) * UNITS[text[-1].upper()]) if text[-1].upper() in UNITS else int(text)
     return value // 4 * 4
 
@@ -82,7 +82,7 @@ def launch(
     words = [mpirun or "mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
     # All "hosts" share this machine's cores, so MPI must not spin on a core that another rank needs.
     words += ["--mca", "mpi_yield_when_idle", "1"]
-    # Otherwise each of mpirun's daemons makes a session. Linux shares a core among sessions first (sessions.py), so
+    # Otherwise each of mpirun's daemons creates a session. Linux shares a core among sessions first (sessions.py), so
     # threads of one session may wait for seconds while a thread of another polls. Real hosts do not share cores.
     words += ["--leave-session-attached"]
     words += ["--prtemca", "plm_ssh_agent", str(cluster.agent), "--host", slots, "-np", str(sum(ranks))]
@@ -188,7 +188,7 @@ def main() -> int:
         raise SystemExit(f"--contestants: keras_ddl, mpi and modes for --collective {options.collective}.")
     ranks = parse_ranks(options.ranks_per_host, options.hosts)
 
-    # kill and a closed terminal end the run like Ctrl-C does: through `with`, which removes the cluster.
+    # kill and a closed terminal end the run like Ctrl-C: through `with`, which removes the cluster.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     try:

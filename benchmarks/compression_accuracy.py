@@ -1,4 +1,4 @@
-"""Measures how much accuracy compression costs: trains the network of examples/digits.py with several seeds.
+"""Measures the effect of compression on accuracy: trains the network of examples/digits.py with several seeds.
 
     KERAS_DDL_MODE=x:1x2 keras-ddl run -np 2 python benchmarks/compression_accuracy.py
 

@@ -4,7 +4,7 @@
 
 The source repeats a batch in memory. Reading it costs nothing, so the program measures the time to split the batch and
 send the parts. No model is trained, so this time is not hidden behind steps as it is in fit. Both ways take turns in
-one job. The time in which NumPy copies the batch once is a bound: rank 0 copies the other ranks' rows into a message,
+one job. One NumPy copy of the batch is a bound: rank 0 copies the other ranks' rows into a message,
 the collective moves them, and TensorFlow copies a rank's rows out of the message.
 """
 

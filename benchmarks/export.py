@@ -1,11 +1,11 @@
-"""Measures how long it takes to export ResNet-50, with and without proof, and how long Keras's model.export() takes.
+"""Measures the time to export ResNet-50, with and without verification, and the time of Keras's model.export().
 
     python benchmarks/export.py [--rounds 5] [--directory /a/disk]
 
 Contestants take turns in one run. The program prints medians, and medians of the ratios within each round:
 
     bound                               writing the bytes of the weights to a file that is synced to disk
-    in the process that has the model   export_saved_model of a checkpoint; model.export() of the model in memory
+    in the process that has the model   export_saved_model from a checkpoint; model.export() of the model in memory
     by a command, from files            `keras-ddl export`; a script that loads a .keras file and calls export(): each a
                                         new Python, which imports TensorFlow
 

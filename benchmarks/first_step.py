@@ -4,9 +4,9 @@
     python benchmarks/first_step.py --networks resnet --np 4 --rounds 5
 
 One process that trains with plain Keras takes turns with ranks that each train on the same number of rows. Each run is
-a new process with one network, so that nothing was traced before, and one TensorFlow thread. The table shows rank 0's
+a new process with one network, with nothing traced before, and one TensorFlow thread. The table shows rank 0's
 medians over the rounds. `reading`: making the dataset's pipeline and its iterator. `exchanging`: the ranks exchange
-settings and initial values. `running`: TensorFlow then prepares the graph and runs it once.
+settings and initial values. `running`: TensorFlow prepares the graph and runs it once.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from keras_ddl.communicator import all_reduce_init
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 UNITS = {"K": 1 << 10, "M": 1 << 20}
-# Up to this many elements the buffers stay in the caches, and it takes more calls to get a steady time.
+# Up to this many elements the buffers stay in the caches, and more calls are needed for a steady time.
 IN_CACHE = 1 << 20
 
 
 def parse_count(text: str) -> int:
-    """'64K' -> 65536 elements."""
+    """Returns 65536 for '64K'."""
     return int(text[:-1]) * UNITS[text[-1].upper()] if text[-1].upper() in UNITS else int(text)
 
 

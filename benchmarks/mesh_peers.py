@@ -9,7 +9,7 @@ Contestants take turns, each in fresh processes on this host, in float32 and fro
     ddl     keras_ddl.Strategy(layout=...) under `keras-ddl run`, a process for each position of the mesh
     jax     keras.distribution.ModelParallel on JAX, one process with a virtual CPU device for each position of the mesh
 
-step = median seconds of a step after the first two; memory = how much training raises peak resident memory beyond the
+step = median seconds of a step after the first two; memory = the peak resident memory that training adds to the
 imported frameworks, for all processes together and for the largest; loss = largest relative difference between a step's
 loss and the loss of `one`. JAX compiles the step with XLA, and its devices exchange arrays within one process.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/rounding.py --ranks 2 3
 
-Ranks add the numbers of a batch in another order than one process does, so the last bits of a gradient differ, and
+Ranks add the numbers of a batch in a different order than one process, so the last bits of a gradient differ, and
 training amplifies the difference. The same happens to plain Keras in one process when TensorFlow uses another number
 of threads; the first line of each table shows this for comparison. float64 shows that rounding is the only cause.
 
@@ -48,7 +48,7 @@ def make(name: str, learning_rate: float) -> keras.Model:
         x = layers.Flatten()(layers.Conv2D(32, 3, activation="relu")(inputs))
     else:
         optimizer = keras.optimizers.Adam(learning_rate)
-        tokens = layers.Reshape((64,))(16 * inputs) + 17 * np.arange(64)  # a word for each pixel and gray level
+        tokens = layers.Reshape((64,))(16 * inputs) + 17 * np.arange(64)  # one token for each pixel and gray level
         x = layers.Embedding(17 * 64, 32)(tokens)
         for _ in range(2):
             x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 16)(x, x))
@@ -60,7 +60,7 @@ def make(name: str, learning_rate: float) -> keras.Model:
 
 
 class WeightsAt(keras.callbacks.Callback):
-    """Keeps all weights after STEPS steps, as one vector each."""
+    """Records all weights, as one vector, after each of STEPS."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Simulates the control plane at 256, 1,024 and 4,096 ranks: the work of rank 0 for a step, and the time it adds.
+"""Simulates the control plane at 256, 1,024 and 4,096 ranks: rank 0's work for a step, and the time that it adds.
 
     python benchmarks/scale.py
 
@@ -30,13 +30,13 @@ from keras_ddl.cost_model import predict
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = (256, 1024, 4096)
 ENGINE = "2-d pipelined"
-# What a step does, by who decides: key of the program's answer -> words.
+# How a step's collectives are decided: key of the program's answer -> description.
 WAYS = {
     "first": "coordinator, in full",
     "repeated": "coordinator, by id",
     "planned": "by plan",
 }
-# The same of one collective, that in which ranks tell one another their rows, once a step.
+# The same for one collective: the exchange of row counts, once per step.
 ROWS = {"rows_first": "coordinator, in full", "rows": "coordinator, by id", "planned_rows": "by plan"}
 
 
@@ -73,12 +73,12 @@ def simulate(program: Path, ranks: Sequence[int], buckets: int, repeat: int) -> 
 
 
 def rank_0_seconds(found: dict, message_s: float) -> float:
-    """Returns the seconds for which the control plane of a step keeps rank 0 busy: its code, and its messages."""
+    """Returns how long a step's control plane keeps rank 0 busy, in seconds: its code and its messages."""
     return found["cpu_seconds"] + found["messages"] * message_s
 
 
 def added_seconds(found: dict, buckets: int, latency_s: float, message_s: float) -> float:
-    """Returns the seconds that the control plane adds to a step if nothing overlaps: latency, and work on the way.
+    """Returns the seconds that the control plane adds to a step if nothing overlaps: latency plus work along the chain.
 
     With a coordinator this is rank 0's work; with a plan, each message of the chain adds its own work.
     """
@@ -114,7 +114,7 @@ def print_rings(results: list[dict]) -> None:
 
 
 def print_paper(found: dict, buckets: int, latency_s: float, message_s: float) -> dict[int, dict[str, float]]:
-    """Prints and returns {MB: {way: seconds}} for the paper's cluster, which `found` is of."""
+    """Prints and returns {MB: {way: seconds}} for the paper's cluster, which `found` describes."""
     seconds: dict[int, dict[str, float]] = {}
     print(f"\n64 hosts x {DEVICES} devices, {buckets} buckets a step: milliseconds, predicted\n")
     print(f"{'':>32}" + "".join(f"{f'{mb} MB':>12}" for mb in PAPER))

@@ -1,7 +1,7 @@
-"""Which strategy trains your model? Runs one set of Keras programs under keras_ddl and its peers and in one process.
+"""Shows which strategy trains your model: runs Keras programs under keras_ddl, under its peers, and in one process.
 
     python benchmarks/scoreboard.py                               # keras_ddl and tf.distribute
-    python -m venv jax && jax/bin/pip install keras jax           # environments of their own for the others
+    python -m venv jax && jax/bin/pip install keras jax           # separate environments for the others
     python benchmarks/scoreboard.py --jax jax/bin/python --torch torch/bin/python --json board.json
 
 Every peer has two ranks, replicas or devices on this host's CPUs, and runs a program as its documentation says. The
@@ -13,7 +13,7 @@ backend, from the same data, seeds and initial weights, in float64:
     wrong         different values and no error, with the difference relative to the largest weight or logged value
     refused       an error; its first line is below the table
     crashed, hung a process died; the time limit passed (--limit)
-    draws differ  equal without its random layers; with them it draws other random numbers than one process
+    draws differ  equal without its random layers; with them, the random numbers differ from those of one process
     -             one process of this backend cannot run it, or the peer documents no way to run it
 
 The programs are in benchmarks/_scoreboard/programs/, and benchmarks/_scoreboard/peers.py follows each peer's
@@ -73,7 +73,7 @@ def fill(
             each = PROGRAMS[name]
             if peer.backend not in each.backends:
                 board[name][peer.name] = Verdict(NONE, f"not for the {peer.backend} backend")
-            elif each.of_logs and not peer.logs:
+            elif each.tests_logs and not peer.logs:
                 board[name][peer.name] = Verdict(NONE, "no way to compute it over all processes is documented")
             elif expected[name, peer.backend].error or expected[name, peer.backend].ended != EQUAL:
                 board[name][peer.name] = judge(expected[name, peer.backend], [])
@@ -95,7 +95,7 @@ def fill(
 
 
 def table(board: Board, peers: list[type[Peer]]) -> list[str]:
-    """Returns the table in Markdown, and below it, for each peer, the programs with a note."""
+    """Returns the table in Markdown, followed by notes on programs, for each peer."""
     from _scoreboard.programs import PROGRAMS
 
     def verdict(name: str, peer: type[Peer]) -> Verdict:
@@ -142,7 +142,7 @@ def write(file: str | None, board: Board, versions: dict[str, dict[str, str]]) -
 
 
 def read(files: list[Path]) -> tuple[Board, dict[str, dict[str, str]]]:
-    """Returns what --json wrote. Verdicts in later files replace those in earlier files."""
+    """Reads files written by --json. Verdicts in later files replace those in earlier ones."""
     from _scoreboard.programs import PROGRAMS
 
     seen: Board = {}
@@ -176,7 +176,7 @@ def main() -> None:
 
         work(options.worker, int(options.process), Path(options.folder), options.only, options.limit)
         return
-    os.environ |= TENSORFLOW_ENVIRONMENT  # listing the programs imports TensorFlow in this process, too
+    os.environ |= TENSORFLOW_ENVIRONMENT  # listing programs imports TensorFlow in this process, too
     from _scoreboard.programs import PROGRAMS
 
     if unknown := set(options.only or ()) - PROGRAMS.keys():
@@ -198,7 +198,7 @@ def main() -> None:
         print(f"Without {', '.join(absent)}: pass a Python that has them as --jax or --torch.", flush=True)
     if not peers:
         parser.error("no peer is left")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit also ends the peers' processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exiting also ends the peers' processes
     began = time.monotonic()
     board, versions = fill(names, peers, options)
     print(f"\n{len(names)} programs in {(time.monotonic() - began) / 60:.0f} minutes.\n")

@@ -1,11 +1,11 @@
-"""Measures the cost of a server for a small CNN: calls in the process, keras-ddl serve by gRPC and REST, and FastAPI.
+"""Measures the cost of serving a small CNN: in-process calls, keras-ddl serve over gRPC and REST, and FastAPI.
 
     python benchmarks/serving.py
-    python benchmarks/serving.py --fastapi-python venv/bin/python   # one with fastapi, uvicorn and tensorflow
+    python benchmarks/serving.py --fastapi-python venv/bin/python   # a Python with fastapi, uvicorn and tensorflow
 
 Every contestant answers the same two rows with the same SavedModel, in interleaved rounds of one run. First one client
 sends requests one after the other (median and 99th percentile), then `--clients` clients at once (answers per second).
-The bounds are the call in the process, and a server that ignores its input and always gives the same answer, which
+The bounds are the in-process call, and a server that ignores its input and always gives the same answer, which
 shows the cost of clients, gRPC and HTTP alone. The peer is a plain FastAPI script.
 """
 
@@ -117,7 +117,7 @@ def http_status(port: int, path: str) -> int:
 
 
 def first_match(process: subprocess.Popen[str], pattern: str) -> tuple[int, int]:
-    """Returns the two numbers in the first matching line of a server's output; exits if the server ends before."""
+    """Returns the two numbers in the first matching line of a server's output; exits if the server ends first."""
     for line in process.stdout:
         if found := re.search(pattern, line):
             return int(found[1]), int(found[2])
@@ -174,7 +174,7 @@ def alone(ask: Callable[[], object], requests: int) -> tuple[float, float]:
 
 
 def together(make: Callable[[], Callable[[], object]], clients: int, requests: int) -> float:
-    """Returns answers per second for `clients` threads that send `requests` requests in all."""
+    """Returns answers per second for `clients` threads that send `requests` requests in total."""
 
     def work() -> None:
         ask = make()

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from _smoke import options_of
 
-SLEEPERS = 4  # of a group
+SLEEPERS = 4  # in a group
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def longest_gap(pause: float, end: float) -> float:
-    """Returns the longest time between two looks at the clock, in seconds. A look follows each pause."""
+    """Returns the longest time between two readings of the clock, in seconds. The clock is read after each pause."""
     longest, last = 0.0, time.monotonic()
     while last < end:
         if pause:

@@ -7,13 +7,13 @@
 Contestants take turns in one run. Each turn starts new processes, so that no contestant's memory includes another's:
 
     independent  every rank trains on its own at the same time, with plain Keras
-    whole        every rank trains under keras_ddl.Strategy(), and keeps all of the optimizer's variables
+    whole        every rank trains under keras_ddl.Strategy(), and stores all of the optimizer's variables
     shards       every rank trains under Strategy(sharding="optimizer")
     weights      every rank trains under Strategy(sharding="weights")
 
-memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = its maximum until
+memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = its maximum up to
 then (VmHWM); both minus the memory before the model was made. variables = bytes of weights and optimizer variables on a
-rank; at best, sharding saves the value of `whole` minus a rank's share of it. step = median step of the slowest rank.
+rank; at best, sharding saves the value of `whole` minus a rank's share. step = median step of the slowest rank.
 All values are medians over the rounds.
 """
 

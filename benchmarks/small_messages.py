@@ -1,10 +1,10 @@
-"""Measures how much a small all-reduce adds to a tf.function: compares calls with and without one all_reduce of 1 KB.
+"""Measures the time that a small all-reduce adds to a tf.function, by calls with and without one all_reduce of 1 KB.
 
     keras-ddl run -np 2 python benchmarks/small_messages.py
     keras-ddl run -np 2 --mpirun mpirun python benchmarks/small_messages.py --mpi
 
 Both functions take turns of some hundred calls. The program reports medians over the turns of the slowest rank's median
-call, and their difference, the cost of one small collective. "floor" is a call without the all_reduce after which the
+call, and their difference, the cost of one small collective. "floor" is a call without the all_reduce, after which the
 ranks only meet outside TensorFlow. Meeting alone ("rendezvous") takes microseconds, so the floor is about the time lost
 by waiting for the slower rank. --mpi adds MPI_Allreduce on a NumPy array, without TensorFlow, for comparison.
 """

@@ -3,7 +3,7 @@
     keras-ddl run -np 2 python benchmarks/soak.py
     keras-ddl run -np 2 python benchmarks/soak.py --calls 2000000 --no-tensorflow
 
-Runs a cycle of small collectives of every kind (and now and then a large one, one that fails and one from another
+Runs a cycle of small collectives of every kind (and occasionally a large one, one that fails and one from another
 thread), and compares resident memory, open file descriptors and threads after a warm-up and at the end. Ends with
 status 1 if a rank's memory grew by more than --limit-mib, or if it has more files or threads.
 """
@@ -26,7 +26,7 @@ from keras_ddl import communicator, errors
 
 def resources() -> dict[str, float]:
     """Returns this process's memory in MiB, and its numbers of file descriptors and threads."""
-    time.sleep(0.2)  # a thread that was joined may still be there for a moment
+    time.sleep(0.2)  # a joined thread may remain visible for a moment
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "memory": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
@@ -36,7 +36,7 @@ def resources() -> dict[str, float]:
 
 
 def disagree() -> None:
-    """Runs a collective that fails on every rank, unless there is only one."""
+    """Runs a collective that fails on every rank, unless there is only one rank."""
     try:
         communicator.all_reduce_array(np.ones(2 + keras_ddl.rank()), name="soak/disagree")
     except errors.RankMismatchError:

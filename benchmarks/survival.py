@@ -11,7 +11,7 @@ joining: each kill is one job with a spare. The first time runs from the kill un
 second is the longest time between the ends of two of rank 0's steps while the spare joins, because training then stops.
 
 overhead: one job. Two models with the same layers and data take turns in rounds of some steps of fit: one may continue
-after a loss (`may go on`), and one may not, as in a job without -np MIN:MAX (`may not`). This program switches between
+after a loss (`may go on`), one may not, as in a job without -np MIN:MAX (`may not`). This program switches between
 the two by private attributes of the Strategy. The overhead of a round is the ratio of the median step times; the table
 shows medians over the rounds.
 
@@ -42,7 +42,7 @@ NETWORKS = ("mlp", "cnn", "lstm", "transformer")
 MIRRORED = ("mlp", "wide")
 PARTS = ("recovery", "joining", "overhead", "mirrors")
 MARK = "survival.py: "
-STEPS_BEFORE = 5  # first steps, in which no rank dies, because they are slower
+STEPS_BEFORE = 5  # no rank dies in these first steps, because they are slower
 BATCH = 96
 
 
@@ -103,7 +103,7 @@ def compiled(strategy: Any, network: str) -> Any:
 
 
 def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
-    """Trains; rank `victim` dies when the fraction `part` of step `step` is over. Rank 0 prints what it measured."""
+    """Trains; rank `victim` dies when the fraction `part` of step `step` is over. Rank 0 prints its measurements."""
     import keras
 
     strategy, x, y = begin(steps=step + 10)
@@ -125,7 +125,7 @@ def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.lasted = time.monotonic() - self.begun_at
             if me == victim and batch > step:
-                time.sleep(60)  # the timer is late
+                time.sleep(60)  # wait for a late timer
             if self.ended_at is None and strategy.size < size:
                 self.ended_at = time.monotonic()
 
@@ -140,7 +140,7 @@ def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
 
 
 def train_and_replace(network: str, victim: int) -> None:
-    """Trains until a spare has replaced rank `victim`. Rank 0 prints what it measured."""
+    """Trains until a spare has replaced rank `victim`. Rank 0 prints its measurements."""
     import keras
 
     strategy, x, y = begin(steps=400)
@@ -148,7 +148,7 @@ def train_and_replace(network: str, victim: int) -> None:
     is_spare = (folder / "killed").exists()
 
     class Watch(keras.callbacks.Callback):
-        since_lost: list[float]  # times of steps
+        since_lost: list[float]  # durations of steps
         joined_at, last = 0.0, 0
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -163,7 +163,7 @@ def train_and_replace(network: str, victim: int) -> None:
                 self.joined_at = self.joined_at or now
                 self.last += 1
                 self.model.stop_training = self.last >= STEPS_BEFORE
-            time.sleep(0.05)  # so that there is time to join
+            time.sleep(0.05)  # leaves time to join
 
     watch = Watch()
     compiled(strategy, network).fit(x, y, batch_size=BATCH, epochs=1, verbose=0, callbacks=[watch])
@@ -207,7 +207,7 @@ def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -
 
 
 def launch(ranks: int, *arguments: object, spares: int = 0) -> Any:
-    """Runs this program in a job that continues without a lost rank; returns what rank 0 printed."""
+    """Runs this program in a job that continues without a lost rank; returns rank 0's output."""
     numbers = ["-np", f"1:{ranks}", "--spares", str(spares)]
     command = [sys.executable, "-m", "keras_ddl.cli", "run", *numbers, sys.executable]
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ moment of a random step. Contestants take turns:
              the gradients, because DistributedDataParallel of torchft 0.2.0 with PyTorch 2.13 fails when a rank is lost
 
 seconds = from the kill until the lowest remaining rank has taken the next step without the lost rank; steps lost =
-batches that changed no weight; differs = the largest difference of a final weight to that of one process on whole
+batches that changed no weight; differs = the largest difference of a final weight from that of one process on whole
 batches, relative to the largest weight.
 """
 
@@ -53,7 +53,7 @@ def batches() -> tuple[np.ndarray, np.ndarray]:
 class Watch:
     """Kills this rank as planned, or records when it has continued without the killed rank.
 
-    plan: (rank, step, fraction of the step that is over); None: nobody is killed.
+    plan: (rank, step, fraction of the step that is over); None: no rank is killed.
     """
 
     def __init__(self, rank: int, plan: tuple[int, int, float] | None) -> None:
@@ -71,7 +71,7 @@ class Watch:
         """Called when `size` ranks have taken a step."""
         self._lasted = time.monotonic() - self._begun
         if self.plan is not None and self.plan[0] == self.rank and step > self.plan[1]:
-            time.sleep(60)  # the timer is late
+            time.sleep(60)  # wait for a late timer
         if self.continued_at is None and size < RANKS and Path("killed").exists():
             self.continued_at = time.monotonic()
 
@@ -213,9 +213,9 @@ def torchft(plan: tuple[int, int, float] | None) -> None:
     )
     optimizer, watch, parameters = Optimizer(manager, plain), Watch(rank, plan), list(module.parameters())
     Path(f"ready-{rank}").touch()
-    while len(list(Path().glob("ready-*"))) < RANKS:  # otherwise the first would train alone
+    while len(list(Path().glob("ready-*"))) < RANKS:  # otherwise the first rank would train alone
         time.sleep(0.01)
-    time.sleep(1)  # until the lighthouse knows all groups, and waits for them
+    time.sleep(1)  # until the lighthouse knows all groups and waits for them
     for step in range(STEPS):
         watch.begin(step)
         optimizer.zero_grad()

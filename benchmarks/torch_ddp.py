@@ -38,7 +38,7 @@ def slowest(seconds: float, group: dist.ProcessGroup) -> float:
 
 
 def timed(call: Callable[[], None], times: int, group: dist.ProcessGroup) -> float:
-    """Returns seconds of one of `times` calls. COLLECTIVE."""
+    """Returns the seconds per call over `times` calls. COLLECTIVE."""
     dist.barrier(group)
     begun = time.perf_counter()
     for _ in range(times):

@@ -8,7 +8,7 @@ rank alone. Contestants take turns in one run:
 
     alone        rank 0 trains without a strategy, while the other ranks are idle
     independent  every rank trains alone at the same time, sharing this machine's memory and clock
-    in step      independent, but ranks read the strategy's data (whole global batches, of which each keeps its rows)
+    in step      like independent, but ranks read the strategy's data (each keeps its rows of the global batches)
                  and wait for each other after every step
     together     every rank trains under keras_ddl.Strategy
 
@@ -16,7 +16,7 @@ overhead = together - independent, the cost of training one model together. A th
 comparison: recorded elsewhere (HOROVOD_MS), not measured in this run. floor = in step - independent, the overhead
 without any communication: ranks that wait for each other take the longest of their steps' times, which differ on any
 machine. speed-up = images per second of all ranks together over those of one rank alone; it cannot exceed (number of
-ranks) x alone / independent. on wire = bytes of gradients that were reduced while the backward pass still ran; ready =
+ranks) x alone / independent. on wire = bytes of gradients that were reduced during the backward pass; ready =
 bytes that the backward pass had made by then.
 
 --processor shows where the overhead goes: the time that a rank's communication threads run in a step, that its other
@@ -94,7 +94,7 @@ def measure(
                 seconds.append(median)
                 taken[name].append(Processor.now().since(before, steps))
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    # The differences are between times of one round, because the machine's speed drifts between rounds.
+    # Differences are taken within a round, because the machine's speed drifts between rounds.
     for name, contestant in (("overhead", "together"), ("floor", "in step")):
         pairs = zip(times[contestant], times["independent"])
         medians[name] = statistics.median(one - other for one, other in pairs)

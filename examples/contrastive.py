@@ -1,4 +1,4 @@
-"""Contrastive learning of two views of each image, with a loss that compares every row of the batch with every other.
+"""Contrastive learning on two views of each image, with a loss that compares all rows of the batch with each other.
 
     keras-ddl run -np 2 python examples/contrastive.py
 

@@ -2,8 +2,8 @@
 
     python examples/demo.py
 
-Prints each stage's command, which a person would type, and its time. Exits with 1 if a stage fails, or if the exported
-model is right about fewer than 97% of the held-out images.
+Prints each stage's command, as a user would type it, and its time. Exits with 1 if a stage fails, or if the exported
+model recognizes fewer than 97% of the held-out images.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def fresh_folder(path: Path) -> Path:
-    """Empties and returns the folder; refuses a non-empty folder that no earlier demo has made."""
+    """Empties and returns the folder; refuses a non-empty folder that was not made by a demo."""
     if path.exists() and any(path.iterdir()) and not (path / OWNED).exists():
         sys.exit(f"--output-dir must be new, empty or an earlier demo's. Received: {path}. Give another one.")
     shutil.rmtree(path, ignore_errors=True)

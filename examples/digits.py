@@ -1,4 +1,4 @@
-"""The main job: a convolutional network learns scikit-learn's handwritten digits (1,797 real scans) on all ranks.
+"""The main example: a convolutional network learns scikit-learn's handwritten digits (1,797 real scans) on all ranks.
 
     keras-ddl run -np 2 python examples/digits.py --epochs 20 --output-dir digits-output
 
@@ -6,7 +6,7 @@ Every rank runs this same file; without a launcher it is rank 0 of size 1. Write
 
     digits-output/ckpt/           checkpoints and the base graph, for `keras-ddl export` (or --ckpt-dir)
     digits-output/history.csv     the global training curve
-    digits-output/held_out.npz    images and labels that training never saw, for predict_saved_model.py
+    digits-output/held_out.npz    images and labels held out from training, for predict_saved_model.py
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_split() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
     The split is the same in every run and on every rank.
     """
-    from sklearn.datasets import load_digits  # here, because importers of the model do not need it
+    from sklearn.datasets import load_digits  # imported here, because importers of the model do not need it
 
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)

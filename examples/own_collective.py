@@ -1,4 +1,4 @@
-"""A custom algorithm on the collectives: k-means on data that is split between the ranks.
+"""A custom algorithm built on collectives: k-means on data that is split between the ranks.
 
     keras-ddl run -np 2 python examples/own_collective.py
 
@@ -66,7 +66,7 @@ def main() -> None:
         difference = np.abs(centers.numpy() - with_numpy(rows, start, arguments.iterations)).max()
         print(f"{len(everyone)} rows in clusters of {np.bincount(everyone, minlength=arguments.clusters).tolist()}")
         print(f"largest difference from NumPy on all rows: {difference:.1e}")
-        assert difference < 1e-9, "the ranks did not compute what one process would have"
+        assert difference < 1e-9, "the result differs from that of one process"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-# From here on an import of these fails, so nothing below (nor the model) can lean on them.
+# From here on, importing these fails, so neither this program nor the model can depend on them.
 for module in ("keras_ddl", "keras"):
     sys.modules[module] = None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from keras_ddl.checkpoint import list_bases
+from keras_ddl.checkpoint.listing import list_bases
 from keras_ddl.cli.sizes import size_text
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import CheckpointError, ConfigError
@@ -198,7 +198,7 @@ def _graph_mode(
     import logging
 
     from keras_ddl.compat.tensorflow import tf
-    from keras_ddl.export.sources.graph_mode import export_graph
+    from keras_ddl.export.graph_mode import export_graph
 
     tf.get_logger().setLevel(logging.ERROR)  # TensorFlow warns that graph mode is deprecated
     return export_graph(

@@ -17,14 +17,16 @@ from typing import Any
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint import verifying
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export import fingerprint, manifest, versions
 from keras_ddl.export import warmup as warmup_file
-from keras_ddl.export.proof.replay import DEFAULT, ROWS, load_rows, rows_of
+from keras_ddl.export.inference import composites
+from keras_ddl.export.inference.replay import DEFAULT, ROWS, load_rows, rows_of
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
-from keras_ddl.export.signatures import METHODS, composites, declarations
+from keras_ddl.export.signatures import METHODS, declarations
 from keras_ddl.export.sources.weights import Source, read, source_of_checkpoint
 from keras_ddl.files import digests, durable, foreign
 
@@ -109,14 +111,14 @@ def export_saved_model(
         thread = stack.enter_context(ThreadPoolExecutor(1))
         intact = None
         if source.checkpoint is not None:  # hashed while TensorFlow is imported
-            intact = thread.submit(ckpt.validate_files, source.checkpoint)
+            intact = thread.submit(verifying.validate_files, source.checkpoint)
         import_without_keras()
         clock.lap("import tensorflow")
         scan = scan_saved_model(base.path, base["allow_ops"])
         scan.raise_for_problems(str(base.path))
         if intact is not None and source.checkpoint is not None:
             intact.result()
-            ckpt.validate_entries(source.checkpoint)
+            verifying.validate_entries(source.checkpoint)
         clock.lap("check files")
         stack.enter_context(bundle.translated(_WHAT, final, ExportError))
         staged = stack.enter_context(durable.staging_directory(final.parent))

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from keras_ddl.checkpoint import BASE, base_directory, list_bases
+from keras_ddl.checkpoint.listing import BASE, base_directory, list_bases
 from keras_ddl.errors import ExportError
 from keras_ddl.files import digests, durable, foreign
 

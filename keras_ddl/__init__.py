@@ -17,7 +17,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# Bound here on purpose: imported later, the module would hide the function `topology` below.
+# Imported here on purpose: a later import of the module would hide the function `topology` below.
 import keras_ddl.topology as _topology_module
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def _extend_path() -> None:
 
     root = Path(__file__).parents[1]
     if not (root / "native" / "CMakeLists.txt").exists():
-        return  # installed: all of it is here
-    # Before installed ones: parts must be of the same version as this folder.
+        return  # an installed package is complete
+    # These come before installed parts, because parts must have the version of this folder.
     __path__.extend(str(folder) for folder in (root, root / "integrations", root / "observe"))
     for entry in [*sys.path, *site.getsitepackages()]:
         other = Path(entry or ".", "keras_ddl").absolute()
@@ -142,7 +142,7 @@ def _extend_path() -> None:
             __path__.append(str(other))
 
 
-if not TYPE_CHECKING:  # whose tools then know a name that does not exist
+if not TYPE_CHECKING:  # a type checker would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
@@ -170,7 +170,7 @@ def __dir__() -> list[str]:
 
 
 class _MissingParts:
-    """The last finder of modules: raises an error that says which part is not installed."""
+    """The last module finder; it raises an error that names the part that is not installed."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -190,7 +190,7 @@ if _processes is not None and getattr(_processes.current_process(), "_inheriting
 
     child_process.watch_import()
 
-# Of those that launchers set (topology/launcher.py): without one the module is not imported, which takes milliseconds.
+# Launchers set one of these (topology/launcher.py). Without it, the module is not imported, which saves milliseconds.
 _RANK_VARIABLES = (
     *("KERAS_DDL_HOST_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
     *("SLURM_PROCID", "PMIX_RANK"),

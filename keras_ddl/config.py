@@ -3,7 +3,7 @@
 Parts add rows (parts.py).
 
 `get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type is a
-ConfigError, and so is a variable that is not in the table, because a misspelt one would be silently ignored.
+ConfigError, and so is a variable that is not in the table, because a misspelled one would be silently ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Seconds:
     PROOF = 30.0  # until a process has proved that it belongs to the job, on a machine that may freeze
     MEET = 10.0  # until a rank on another host answers
     LOOK_AGAIN = 1.0  # until a rank checks again whether the ranks that it waits for still wait for it
-    LOST_AFTER = 25.0  # until another host without a sign of life counts as lost: a network may be down for a moment
+    LOST_AFTER = 25.0  # until another host without a sign of life counts as lost: a network may fail briefly
     # The start and the end of a job.
     START = 120.0  # until all ranks have connected
     AFTER_FAILURE = 5.0  # until all others are ended, if a wrapper has failed before it connected

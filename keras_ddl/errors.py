@@ -40,10 +40,10 @@ def __dir__() -> list[str]:
 class KerasDdlError(Exception):
     """Base of every error raised by keras_ddl."""
 
-    # While it traces a tf.function, TensorFlow's autograph replaces exceptions it does not know by a StagingError. This
+    # While it traces a tf.function, TensorFlow's autograph replaces unknown exceptions with a StagingError. This
     # attribute tells it to let them through unchanged (tensorflow/python/autograph/impl/api.py, 2.16 to 2.21).
     ag_pass_through = True
-    # The name of the collective that failed; "" where the error is not that of a collective.
+    # The name of the collective that failed; "" if the error did not come from a collective.
     tensor = ""
 
 
@@ -70,9 +70,9 @@ class DriftError(RankMismatchError):
 class RankLostError(KerasDdlError, RuntimeError):
     """Another rank died, left the job or shut down while this one was waiting for it."""
 
-    # Whether the rank left in an orderly way: its process ended by itself, or called shutdown().
+    # Whether the rank left in an orderly way: its process ended on its own, or called shutdown().
     has_left = False
-    # The lost ranks, as far as they are known.
+    # The lost ranks, as far as known.
     ranks: tuple[int, ...] = ()
 
 
@@ -124,18 +124,18 @@ _BY_CODE: dict[int, type[KerasDdlError]] = {
     15: CheckFailedError,
 }
 _HAS_LEFT = 14
-_MOST_POSITIONS = 4  # in one message
+_MOST_POSITIONS = 4  # the largest number of positions in one message
 # The last errors of lost ranks in this process, the newest last.
 _lost: collections.deque[RankLostError] = collections.deque(maxlen=8)
 
-# Id of a communicator -> its ranks' numbers in the job, which equal their own in the communicator of all ranks.
+# Id of a communicator -> its ranks' numbers in the job; they equal their own in the communicator of all ranks.
 _ranks_of: dict[int, Sequence[int]] = {}
-# Describes the position of a rank on the mesh.
+# Function that describes the position of a rank on the mesh.
 _position_of: Callable[[int], str] | None = None
 
 
 def number_ranks(communicator: int, ranks: Sequence[int] | None) -> None:
-    """Makes errors name ranks of the communicator with this id by numbers in the job; None: by its own numbers."""
+    """Makes errors name the ranks of a communicator by their numbers in the job; None: by its own numbers."""
     if ranks is None:
         _ranks_of.pop(communicator, None)
     else:
@@ -143,7 +143,7 @@ def number_ranks(communicator: int, ranks: Sequence[int] | None) -> None:
 
 
 def name_positions(position_of: Callable[[int], str] | None) -> None:
-    """Makes the native library's messages also contain the positions on a mesh of the ranks that they name."""
+    """Makes the native library's messages also give the mesh positions of the ranks that they name."""
     global _position_of
     _position_of = position_of
 
@@ -184,7 +184,7 @@ def from_code(
     if isinstance(error, RankLostError):
         error.has_left = code == _HAS_LEFT
         error.ranks = tuple(dict.fromkeys(lost))
-        kept = RankLostError(message)  # not the one that is raised: its traceback would keep communicators alive
+        kept = RankLostError(message)  # a copy, because the traceback of the raised one would keep communicators alive
         kept.has_left, kept.ranks = error.has_left, error.ranks
         _lost.append(kept)
     return error
@@ -193,7 +193,7 @@ def from_code(
 def lost_rank_behind(error: BaseException | None) -> RankLostError | None:
     """Returns the RankLostError that `error` was raised from, or whose message `error` contains, or None.
 
-    Another library may have turned the RankLostError into its own error, which keeps only the text.
+    Another library may have converted the RankLostError to an error of its own, which keeps only the text.
     """
     seen: list[BaseException] = []
     while error is not None and error not in seen:

@@ -1,6 +1,6 @@
 """Saves a Keras model's state to a checkpoint, and restores it.
 
-checkpoint/model_keys.py says under which keys. Metrics are not saved.
+checkpoint/model_keys.py defines the keys. Metrics are not saved.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def __dir__() -> list[str]:
 COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
 _WHAT = "A checkpoint"
 _GROUP_BYTES = 2**26
-_ENTRY_BYTES = 16  # of the largest dtype, complex128
+_ENTRY_BYTES = 16  # size of the largest dtype, complex128
 
 
 class Base(Protocol):
@@ -122,7 +122,7 @@ def take(
     Args:
         optimizer, base: as in `save_checkpoint`.
         evidence: whether `base` adds golden outputs, besides its variables.
-        parts: what `take_parts` returned, by the keys of `spread_variables`. None: each variable is read in full.
+        parts: the result of `take_parts`, by the keys of `spread_variables`. None: each variable is read in full.
     Raises: CheckpointError: the model is not built, or has no weights.
     """
     from keras_ddl.compat.optimizers import trained_variables  # an export reads checkpoints without Keras
@@ -167,7 +167,7 @@ def take(
 
 
 def spread_variables(model: Any) -> dict[str, ShardedVariable]:
-    """Returns key -> variable, of the variables of a model and its built optimizers that are spread over ranks.
+    """Returns key -> variable for those variables of a model and its built optimizers that are spread over ranks.
 
     Their order is the same on all ranks; the numbers in the keys may differ.
     """
@@ -178,7 +178,7 @@ def spread_variables(model: Any) -> dict[str, ShardedVariable]:
 
 
 def take_parts(model: Any, reached: Sequence[bool]) -> list[bundle.Part | None]:
-    """Returns this rank's part of each of `spread_variables`, to write it. COLLECTIVE if a rank cannot reach the files.
+    """Returns this rank's parts of `spread_variables`, to be written. COLLECTIVE if a rank cannot reach the files.
 
     reached: which ranks reach the files, as `files.reaching` returns.
     """
@@ -242,13 +242,13 @@ def restore_complete(
     seeds: str = "all",
     metric: str | None = None,
 ) -> tuple[ckpt.Checkpoint, dict[str, tuple[str, str]]]:
-    """Restores all variables except variables that are spread over ranks.
+    """Restores all variables except those that are spread over ranks.
 
     Arguments and errors are as for `restore_checkpoint`.
 
     Returns: the checkpoint, and a dict key -> (bundle, key in the bundle) of the `spread_variables` that it has.
     """
-    from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without them
+    from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without the ops
 
     if seeds not in ("all", "none"):
         raise CheckpointError(f"seeds must be 'all' or 'none'. Received: seeds={seeds!r}.")
@@ -271,7 +271,7 @@ def restore_complete(
         complete = [each for each in source if each not in spread]
         prefix = str(checkpoint.path / name)
         with bundle.translated(_WHAT, prefix, CheckpointError):
-            # In groups, because a group's values are in memory twice.
+            # Assign in groups, because the values of a group are in memory twice.
             for group in in_groups(
                 complete, [math.prod(targets[key].shape) * _ENTRY_BYTES for key in complete], _GROUP_BYTES
             ):
@@ -309,7 +309,7 @@ def trackable(model: Any) -> Any:
 def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[str, list[int] | None]]:
     """Returns (name, positions of its variables in `weights_of(model)`) of a checkpoint's unbuilt optimizers.
 
-    Optimizers that are built here are left out. Positions None: the model's trainable variables.
+    Optimizers that are already built on this rank are left out. Positions None: the model's trainable variables.
 
     Raises: CheckpointError: the model does not have such an optimizer.
     """

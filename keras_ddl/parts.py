@@ -1,4 +1,4 @@
-"""Reads what optional parts add to the core, which imports none of them.
+"""Reads what optional parts add to the core. The core imports none of them.
 
 A part is a folder of the repository with a part.toml (resilience/, export/, serving/, those in integrations/ and
 observe/), installed as a package of keras_ddl. If its folder is deleted, everything else works as before. Its part.toml
@@ -12,13 +12,13 @@ lists its additions:
     type = "0 or 1"
     default = false
     why = "..."
-    [provides]                           # what the core asks for by name (`provided`)
+    [provides]                           # objects that the core asks for by name (`provided`)
     in_ranks = "keras_ddl.trackers:leave_to_rank_0"
 
 The core asks for:
     base_graphs: writes what `keras-ddl export` needs (callbacks/_base_graphs.py).
     callbacks.NAME: the class keras_ddl.callbacks.NAME.
-    resilience: what a training does when ranks are lost or join (strategy/resilience.py).
+    resilience: how training continues when ranks are lost or join (strategy/resilience.py).
     in_ranks: called without arguments when keras_ddl is imported in a rank.
     run_options: a module of options for `keras-ddl run` (cli/part_options.py).
     training_figures: counts what a rank trains (strategy/figures.py).
@@ -38,8 +38,8 @@ from typing import Any
 
 from keras_ddl.errors import DependencyError
 
-# All parts of the project and their folders, in the order of `keras-ddl --help`; and what else users call them by.
-# Only messages and a checkout that is not installed depend on it: a part is here where its part.toml is.
+# All parts of the project and their folders, in the order of `keras-ddl --help`, and other words for them.
+# Only messages, and a checkout that is not installed, depend on it; a part is installed if its part.toml exists.
 FOLDERS = {
     "resilience": "resilience",
     "export": "export",

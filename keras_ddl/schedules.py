@@ -1,4 +1,4 @@
-"""Learning rates for data-parallel training: how a rate grows with the number of ranks, and how it changes by step.
+"""Learning rates for data-parallel training: scaling by the number of ranks, and schedules by step.
 
 `scale_factor` and `scale_learning_rate` are the rules by size. The classes are ordinary
 `keras.optimizers.schedules.LearningRateSchedule`s: give one to an optimizer as its learning rate. They need no
@@ -45,11 +45,11 @@ Scaling = str | float | None
 
 
 def scale_factor(scaling: Scaling = "linear", size: int | None = None) -> float:
-    """Returns by how much the learning rate of one process grows when `size` ranks share one step.
+    """Returns the factor by which one process's learning rate grows when `size` ranks share one step.
 
     Args:
         scaling: "linear" (factor `size`; Goyal et al. 2017), "sqrt" (factor sqrt(size): keeps the variance of the
-            step; Krizhevsky 2014), None (factor 1: the rate is right already, or the global batch has not grown), or
+            step; Krizhevsky 2014), None (factor 1: the rate is already right, or the global batch has not grown), or
             a number > 0, the factor itself.
         size: number of ranks; default: this job's, or 1 before `keras_ddl.init()`.
     Raises: ConfigError: `scaling` is none of these, or `size` is not a whole number >= 1.
@@ -124,7 +124,7 @@ class LinearWarmup(LearningRateSchedule):
         step = ops.cast(step, dtype)
         target = ops.cast(self.target_learning_rate, dtype)
         if self.after is not None:
-            # The later schedule must not see negative steps, whose rate is not used but whose NaN would be.
+            # The later schedule must not see negative steps: their rates are unused, but a NaN would spread.
             target = ops.cast(self.after(ops.maximum(step - self.warmup_steps, 0.0)), dtype)
         line = self.start_learning_rate + (self.target_learning_rate - self.start_learning_rate) * (
             step / max(self.warmup_steps, 1)
@@ -182,7 +182,7 @@ class Staircase(LearningRateSchedule):
         learning_rate: the rate until the first change.
         every: optimizer steps between two changes, 1 or more.
         factor: multiplies the rate at each change.
-        start_step: the first change comes `every` steps after this step.
+        start_step: the first change is `every` steps after this step.
     Raises: ConfigError: a rate or factor is not a finite number > 0, or a step is not a whole number in its range.
     """
 
@@ -205,10 +205,10 @@ _LUONG = {"luong5": (1, 2, 5), "luong10": (1, 2, 10), "luong234": (2, 3, 4)}  # 
 
 
 def luong_decay(learning_rate: float, total_steps: int, scheme: str = "luong10") -> Staircase:
-    """Returns the decay of TensorFlow's NMT tutorial, which halves the rate several times late in the training.
+    """Returns the decay of TensorFlow's NMT tutorial, which halves the rate several times late in training.
 
     Args:
-        total_steps: optimizer steps of the whole training.
+        total_steps: total number of optimizer steps.
         scheme: "luong10": ten halvings after half of the steps, "luong5": five after half, "luong234": four after two
             thirds; evenly spaced, the last one at the last step.
     Raises: ConfigError: another scheme, or fewer steps than halvings.

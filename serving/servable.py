@@ -83,7 +83,7 @@ class Servable:
         self._lock = threading.Lock()
 
     def signature(self, name: str) -> Signature:
-        """Returns the signature of that name; "": the default one.
+        """Returns the signature with that name; "": the default one.
 
         Raises: RequestError: FAILED_PRECONDITION: it does not exist.
         """

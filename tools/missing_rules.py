@@ -154,7 +154,7 @@ class _Draw:
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
-        self._expected = [_array(each) for each in traced.of_one_process()]
+        self._expected = [_array(each) for each in traced.one_process_results()]
 
     def right(
         self, states: States, among: Sequence[frozenset[Placement]] | None, rng: np.random.Generator
@@ -220,7 +220,7 @@ def _moved(traced: Traced, states: States, rng: np.random.Generator) -> tuple[in
     """Returns the operands that the cut gathers or combines."""
     report = Moved()
     with tf.Graph().as_default():
-        Trial(traced, states, rng).of_rank(0, NoRanks(), report=report)
+        Trial(traced, states, rng).rank_results(0, NoRanks(), report=report)
     return tuple(at for at, each in enumerate(traced.graph.inputs) if any(each is one.tensor for one in report.values))
 
 

@@ -20,7 +20,7 @@ class Gan(keras.Model):
         self.critic = dense(outputs=1)
         self.trackers = [keras.metrics.Mean(name="critic_loss"), keras.metrics.Mean(name="generator_loss")]
 
-        self.built = True  # Keras asks for it under tf.distribute
+        self.built = True  # Keras requires it under tf.distribute
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:

@@ -1,4 +1,4 @@
-"""Starts the processes of a peer, watches them, and restarts them if a program has ended them."""
+"""Starts the processes of a peer, watches them, and restarts them after a program that ended them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Job:
             )
 
     def outcomes(self, program: str, limit: float) -> list[Outcome]:
-        """Waits until all processes have run a program or no longer can."""
+        """Waits until every process has run a program or can no longer do so."""
         files = [self.folder / f"{program}.{n}" for n in range(self.peer.processes)]
         begun, first_ended = None, None
         while True:
-            ended = [each.poll() is not None for each in self.processes]  # checked before their files
+            ended = [each.poll() is not None for each in self.processes]  # check this before the files
             exists = [each.exists() for each in files]
             if all(exists):
                 return [pickle.loads(each.read_bytes()) for each in files]

@@ -14,10 +14,10 @@ EQUAL, DRAWS, WRONG, REFUSED, CRASHED, HUNG, NONE = KINDS = (
     "refused",  # an error in Python
     "crashed",  # a process died
     "hung",  # did not end within the time limit
-    "-",  # one process of this backend cannot run it, or the peer's documentation has no way to
+    "-",  # one process of this backend cannot run it, or the peer's documentation describes no way to do so
 )
 DRAWN = "drawn "  # prefix of the label of a value that depends on random numbers
-NOT_OFFERED = "NotOffered"  # the error type of a peer that documents no way to run a program
+NOT_OFFERED = "NotOffered"  # the error type for a peer that documents no way to run a program
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Outcome:
 @dataclass
 class Verdict:
     kind: str  # one of KINDS
-    detail: str = ""  # the first line of an error, or what differs most
+    detail: str = ""  # the first line of an error, or the value that differs most
     gap: float = 0.0  # the largest relative difference
 
     def cell(self) -> str:

@@ -1,4 +1,4 @@
-"""Starts each peer, and writes the parts of a program as the peer's documentation does.
+"""Starts each peer, and runs the parts of a program as the peer's documentation describes.
 
 A peer's constructor runs in its worker, after the variables of `environments` are set. Only there are TensorFlow, JAX
 and PyTorch imported.
@@ -15,7 +15,7 @@ from typing import Any
 TENSORFLOW_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # also keeps its notice out of the output
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # also suppresses its notice
     "TF_NUM_INTRAOP_THREADS": "1",
 }
 
@@ -33,8 +33,8 @@ class Peer:
     processes = 1
     tolerance = 0.0  # lower bound on the tolerance of every program
     sum_loss_factor = 1.0  # multiplies a loss that is a sum over rows
-    logs = True  # its documentation says how to compute a training's logs
-    fragile = False  # an error in one program may leave it unable to run the next
+    logs = True  # whether its documentation says how to compute logs of training
+    fragile = False  # whether an error in one program may leave it unable to run the next
 
     def __init__(self, process: int) -> None:
         self.process = process
@@ -59,7 +59,7 @@ class Peer:
         return loss
 
     def fit(self, model: Any, x: Any, y: Any = None, **options: Any) -> dict[str, Any]:
-        """Trains without shuffling; returns the logs of the epochs."""
+        """Trains without shuffling; returns each epoch's logs."""
         return model.fit(x, y, shuffle=False, verbose=0, **options).history
 
     def loop(self, model: Any, optimizer: Any, losses: Callable[[Any, Any], Any], x: Any, y: Any, batch: int) -> list:
@@ -166,14 +166,14 @@ class MultiWorker(Mirrored):
 class JaxProcess(Peer):
     name = "one process of JAX"
     backend = "jax"
-    tolerance = 1e-5  # except on TensorFlow, Keras turns float64 into float32 in many operations (common/dtypes.py)
+    tolerance = 1e-5  # outside TensorFlow, Keras turns float64 into float32 in many operations (common/dtypes.py)
 
     @classmethod
     def environments(cls) -> list[dict[str, str]]:
         return [{"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}]
 
     def share(self, rows: Any) -> Any:
-        """Places a batch where a custom loop needs it."""
+        """Places a batch on the devices, for a custom loop."""
         return rows
 
     def loop(self, model: Any, optimizer: Any, losses: Callable[[Any, Any], Any], x: Any, y: Any, batch: int) -> list:
@@ -341,7 +341,7 @@ class Torch(TorchProcess):
                 getattr(optimizer, "scale_loss", lambda loss: loss)(loss).backward()
                 with torch.no_grad():
                     optimizer.apply([each.value.grad for each in model.trainable_weights], model.trainable_weights)
-        optimizer.finalize_variable_values(model.trainable_weights)  # as fit does, and as Keras asks of loops
+        optimizer.finalize_variable_values(model.trainable_weights)  # as fit does and Keras requires in loops
 
 
 def free_ports(count: int) -> list[int]:

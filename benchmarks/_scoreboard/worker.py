@@ -1,4 +1,4 @@
-"""A process of a peer: runs programs one after the other, and writes the outcome of each to a file."""
+"""One process of a peer, which runs programs one after another, and writes the outcome of each to a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IGNORED = ("made outside the scope", "retracing")  # warnings that say nothing a
 
 
 def work(name: str, process: int, folder: Path, programs: list[str], limit: float) -> None:
-    """Runs the programs under the peer; writes `PROGRAM.PROCESS.begun` before each and `PROGRAM.PROCESS` after it.
+    """Runs programs under the peer; writes `PROGRAM.PROCESS.begun` before each one and `PROGRAM.PROCESS` after it.
 
     A program may take `limit` seconds. Shortly before that, this writes the program's stack to stderr.
     """
@@ -76,7 +76,7 @@ def outcome_of(program: object, peer: Peer) -> Outcome:
 
 
 def first_line(message: str) -> str:
-    """Returns the first informative line, without colours. Keras and TensorFlow begin with where the error was."""
+    """Returns the first informative line, without colors. Keras and TensorFlow first say where the error was."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines() if line.strip()]
     general = (
         "Graph execution error",

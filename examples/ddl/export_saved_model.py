@@ -1,4 +1,4 @@
-"""The second half: makes a SavedModel from the base graph and a checkpoint, without DDL."""
+"""The second half of an export with DDL: makes a SavedModel from the base graph and a checkpoint, without DDL."""
 
 import os
 

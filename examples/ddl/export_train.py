@@ -1,4 +1,4 @@
-"""The first half of DDL's way to a SavedModel: the base graph is kept before training operations are added to it.
+"""The first half of an export with DDL: saves the base graph before training operations are added to it.
 
 ddlrun --accelerators 2 python examples/ddl/export_train.py
 python examples/ddl/export_saved_model.py
@@ -42,7 +42,7 @@ with tf.Session(config=tf.ConfigProto()) as session:
     session.run(tf.global_variables_initializer())
     for _ in range(300):
         rows = order.randint(len(images), size=32 * ddl.size())
-        rows = np.split(rows, ddl.size())[ddl.rank()]  # DDL: the rank's part of one batch
+        rows = np.split(rows, ddl.size())[ddl.rank()]  # DDL: this rank's part of one batch
         session.run(train, {x: images[rows], y: labels[rows], keep: 0.8})
     if ddl.rank() == 0:
         saver.save(session, PATH, global_step=300)

@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
     (images, labels), held_out = load()
-    images, labels = images[ddl.rank() :: ddl.size()], labels[ddl.rank() :: ddl.size()]  # DDL: each rank has its part
+    images, labels = images[ddl.rank() :: ddl.size()], labels[ddl.rank() :: ddl.size()]  # DDL: each rank has a part
 
     x = tf.placeholder(tf.float32, [None, 64])
     y = tf.placeholder(tf.int64, [None])
@@ -40,7 +40,7 @@ def main():
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32))
     step = tf.train.get_or_create_global_step()
-    optimizer = tf.train.MomentumOptimizer(0.05 * ddl.size(), 0.9)  # DDL: all ranks together have a larger batch
+    optimizer = tf.train.MomentumOptimizer(0.05 * ddl.size(), 0.9)  # DDL: the global batch is larger
     train = optimizer.minimize(loss, global_step=step)
 
     saver = tf.train.Saver()

@@ -1,4 +1,4 @@
-"""An elastic script of Horovod's Keras interface, with every line it has there: only its import names keras_ddl.
+"""An elastic script for Horovod's Keras interface, unchanged except for the import, which names keras_ddl.
 
     keras-ddl run -np 2 --restarts 3 python examples/horovod/elastic_digits.py
     keras-ddl run -np 1:4 --host-discovery-script ./hosts --restarts 3 \\
@@ -44,7 +44,7 @@ def main() -> None:
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     def on_state_reset() -> None:
-        model.optimizer.learning_rate.assign(0.02 * hvd.size())  # the commit may have another size's rate
+        model.optimizer.learning_rate.assign(0.02 * hvd.size())  # the commit may have the rate for another size
 
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     state.register_reset_callbacks([on_state_reset])

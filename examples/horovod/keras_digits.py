@@ -1,8 +1,8 @@
-"""A script of Horovod's Keras interface, with every line it has there: only its import names keras_ddl.
+"""A script for Horovod's Keras interface, unchanged except for the import, which names keras_ddl.
 
     keras-ddl run -np 2 python examples/horovod/keras_digits.py
 
-Each rank trains on its own share of the digits; gradients are averaged by the optimizer.
+Each rank trains on its own share of the digits; the optimizer averages gradients.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A training loop of Horovod's TensorFlow interface, with every line it has there: only its import names keras_ddl.
+"""A training loop for Horovod's TensorFlow interface, unchanged except for the import, which names keras_ddl.
 
     keras-ddl run -np 2 python examples/horovod/tape_digits.py
 
-Each rank trains on its own share of the digits; gradients are averaged by the tape.
+Each rank trains on its own share of the digits; the tape averages gradients.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
         tape = hvd.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        # After the first step, because only then all variables exist.
+        # Broadcast after the first step, because all variables exist only then.
         if first_batch:
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)

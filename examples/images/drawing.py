@@ -3,7 +3,7 @@
     images, labels = draw(1000, seed=1)
 
 draws about 40,000 pictures a second on one core. Class c is shape c // 20 with texture c % 20. Colours, position, size,
-rotation, the phase of the texture, and noise are random for each picture, so that none of them gives a class away. The
+rotation, the phase of the texture, and noise are random for each picture, so that none of them reveals the class. The
 same seed draws the same pictures, on every rank and every machine.
 """
 
@@ -25,7 +25,7 @@ def draw(count: int, seed: int, size: int = SIZE, noise: float = NOISE) -> tuple
     """Returns images, uint8 [count, size, size, 3], and labels, int32 [count], each class equally often.
 
     Args:
-        seed: other seeds give other pictures of the same classes.
+        seed: different seeds give different pictures of the same classes.
         size: pixels in each direction.
         noise: standard deviation of a pixel's colours, which are in 0..1.
     """

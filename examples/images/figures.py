@@ -52,7 +52,7 @@ def _save(file: Path, size: tuple[float, float], fill: Callable[[Figure], None])
     with matplotlib.rc_context({"svg.hashsalt": file.stem, "svg.fonttype": "none"}):
         figure = Figure(figsize=size, layout="constrained")
         fill(figure)
-        # Without a date, so that the same results make the same file.
+        # Without a date, equal results give equal files.
         figure.savefig(file, dpi=72, metadata={"Date": None} if file.suffix == ".svg" else None)
     print(f"picture: {file}")
 
@@ -70,7 +70,7 @@ def classes(figure: Figure) -> None:
 
 
 def accuracy(figure: Figure, results: dict[str, Any]) -> None:
-    """Draws the final accuracy against the batch, and the curves of the largest batch that was trained in all ways."""
+    """Draws the final accuracy against the batch, and the curves of the largest batch that has all arms."""
     left, right = figure.subplots(1, 2)
     runs = list(results.values())
     base = next((run for run in runs if run["batch"] == min(one["batch"] for one in runs)), runs[0])

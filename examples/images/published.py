@@ -1,4 +1,4 @@
-"""Published results of trainings on the machines of PowerAI DDL, and the predictions of the cost model for them.
+"""Published training results on the machines of PowerAI DDL, and the cost model's predictions for them.
 
 The machines are 64 hosts (IBM Power S822LC) with 4 P100 devices each. The links have their manufacturers' speeds, as in
 benchmarks/predict.py: two NVLinks of 20 GB/s between devices, and one port of 100 Gbit/s per host. ASSUMED: 5 us per

@@ -15,7 +15,7 @@ def resnet(size: int, classes: int, width: int = 16, blocks: int = 1, last_gamma
     Args:
         width: channels of the first stage; each further stage has twice as many.
         blocks: residual blocks of a stage.
-        last_gamma: initializer of the scale of a block's last BatchNormalization. Zeros let a block begin as the
+        last_gamma: initializer of the scale of a block's last BatchNormalization. With zeros, a block begins as the
             identity, as for large batches (Goyal et al. 2017, arXiv 1706.02677, section 5.1).
     """
     image = keras.Input((size, size, 3), dtype="uint8", name="image")

@@ -1,6 +1,6 @@
 """Runs the study of examples/images/README.md in pieces. Results that are already in study.json are not repeated.
 
-    python examples/images/study.py accuracy           # 10 trainings, one after the other, a core each
+    python examples/images/study.py accuracy           # 10 training runs, one after the other, on one core each
     python examples/images/study.py accuracy --batches 4096
     python examples/images/study.py time               # on an idle machine: 1, 2 and 4 ranks to an accuracy
     python examples/images/study.py figures            # draws all pictures from study.json, and prints the tables
@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "pictures" / "images" / "study.json"
 BATCHES = (64, 4096, 1024, 256)
-# Ways in which the rate follows the batch, as options of train.py.
+# How the rate depends on the batch, as options of train.py.
 ARMS = {
     "same rate": ["--scaling", "none", "--warmup-epochs", "0"],
     "linear scaling": ["--warmup-epochs", "0"],
@@ -36,7 +36,7 @@ RANKS, ROWS, GOAL = "1,2,4", 64, 0.7
 
 
 def update(file: Path, kind: str, found: Any, name: str | None = None) -> None:
-    """Adds a result to `file`, also while another piece runs. name: its name among several results of a kind."""
+    """Adds a result to `file`, even while another piece runs. name: its name among several results of a kind."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+") as content:
         fcntl.flock(content, fcntl.LOCK_EX)
@@ -57,8 +57,8 @@ def done(file: Path) -> dict[str, Any]:
 
 
 def accuracy(file: Path, batches: Sequence[int], options: Sequence[str]) -> None:
-    """Runs trainings that have no results yet. options: further options of train.py."""
-    # On one core each, which does not change the accuracy, so that two pieces can run at the same time.
+    """Runs trainings that have no results yet. options: additional options of train.py."""
+    # Use one core each, so that two pieces can run at the same time. This does not change the accuracy.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     import train
 
@@ -77,7 +77,7 @@ def accuracy(file: Path, batches: Sequence[int], options: Sequence[str]) -> None
 
 
 def times(file: Path, options: Sequence[str]) -> None:
-    """Measures steps and the time to an accuracy with `keras-ddl bench train`. options: its further options."""
+    """Measures steps and the time to an accuracy with `keras-ddl bench train`. options: its additional options."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "found.json")
         command = [sys.executable, "-m", "keras_ddl.cli", "bench", "train", "train:subject", "--ranks", RANKS]

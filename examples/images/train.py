@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# TensorFlow leaves oneDNN off on some CPUs on which this program is twice as fast with it.
+# TensorFlow disables oneDNN on some CPUs where this program runs twice as fast with it.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import drawing
@@ -85,7 +85,7 @@ def train(options: argparse.Namespace, verbose: int = 2) -> dict[str, Any]:
 
 
 def subject(batch: int, images: int = 12_288) -> tuple[keras.Model, Any, Any]:
-    """Returns what `keras-ddl bench train train:subject` trains: the same model with a global batch of `batch` rows."""
+    """The subject of `keras-ddl bench train train:subject`: the same model with a global batch of `batch` rows."""
     steps = -(-images // batch)
     rate = schedules.LinearWarmup(0.05 * batch / BASE_BATCH, 2 * steps, start_learning_rate=0.05)
     return compiled(16, rate), drawing.draw(images, 2), drawing.draw(1_000, 3)

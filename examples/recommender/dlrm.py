@@ -1,10 +1,10 @@
-"""A model that ranks ads by the chance of a click (DLRM: Naumov et al., arXiv 1906.00091). Its tables are in shards.
+"""A model that ranks ads by the chance of a click (DLRM: Naumov et al., arXiv 1906.00091). The tables are sharded.
 
     pip install '.[recommender]'   # KerasRS
     keras-ddl run -np 2 python examples/recommender/dlrm.py
 
-Each rank has a half of each table; of a table only the rows that a batch needs move (docs/tables.md). Clicks are made
-up.
+Each rank has half of each table, and only the rows that a batch needs are sent (docs/tables.md). The clicks are
+made up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SITES, ADS, SEEN, WIDTH = 30_000, 20_000, 5, 16
 
 
 def clicks(rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the inputs of some rows, and whether an ad was clicked: ads are liked as those next to them are."""
+    """Returns the inputs of some rows, and whether an ad was clicked. Neighboring ads are similarly popular."""
     rng = np.random.default_rng(0)
     liked = rng.normal(size=ADS // 100).repeat(100)
     ads = rng.zipf(1.3, (rows, SEEN + 1)) * 37 % ADS
@@ -40,7 +40,7 @@ def clicks(rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def table(name: str, rows: int) -> keras_rs.layers.TableConfig:
-    # The default initializer draws its seed when keras_rs is imported, before a program can set one.
+    # The default initializer draws its seed when keras_rs is imported, before the program can set one.
     return keras_rs.layers.TableConfig(name, rows, WIDTH, initializer="uniform", combiner="mean")
 
 

@@ -1,11 +1,11 @@
-"""A retrieval model of two towers, users and items (Yi et al., 10.1145/3298689.3346996). Its tables are in shards.
+"""A retrieval model of two towers, users and items (Yi et al., 10.1145/3298689.3346996). The tables are sharded.
 
     pip install '.[recommender]'   # KerasRS
     keras-ddl run -np 2 python examples/recommender/two_tower.py
 
 The loss compares each user of a batch with all items of the batch, so it is written for the whole batch, on all ranks.
-To answer, the model multiplies users with all items (BruteForceRetrieval), for which the items' table is gathered.
-What users have watched is made up.
+To answer, the model multiplies users with all items (BruteForceRetrieval), so the items' table is gathered.
+The watch histories are made up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USERS, ITEMS, KINDS, WIDTH = 5_000, 6_000, 10, 16
 
 
 def watched(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns names of users, and items that they have watched: mostly of one kind."""
+    """Returns names of users, and items that they have watched, mostly of one kind."""
     rng = np.random.default_rng(0)
     users, items = rng.integers(USERS, size=rows), rng.integers(ITEMS // KINDS, size=rows) * KINDS
     kinds = np.where(rng.random(rows) < 0.9, users % KINDS, rng.integers(KINDS, size=rows))

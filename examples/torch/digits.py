@@ -2,7 +2,7 @@
 
     keras-ddl run -np 2 python examples/torch/digits.py
 
-It differs from a script for another backend in one import and the name in init_process_group. Without `keras-ddl run`,
+Only one import and the name in init_process_group differ from other backends. Without `keras-ddl run`,
 one process trains alone.
 """
 

@@ -2,8 +2,8 @@
 
     keras-ddl run -np 2 python examples/torch/keras_digits.py
 
-Started without `keras-ddl run`, it trains alone: on the same rows in the same order, so that figures can be compared.
---rows 1437 leaves a last batch that ranks do not divide.
+Without `keras-ddl run`, it trains in one process, on the same rows in the same order, so that figures can be compared.
+With --rows 1437, the number of ranks does not divide the last batch.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ The models and their training:
     settings.py       sizes, data and optimizer of a training: presets and flags
     training.py       the training on one rank or many, and its command
     averaging.py      the mean of the last checkpoints
-    history.py        speed, loss and scores of each epoch, as a picture
+    history.py        records and draws the speed, loss and scores of each epoch
     run_directory.py  the files of a training, and the model in them
 
 Evaluation and inference, with the same weights:

@@ -21,7 +21,7 @@ from typing import Any
 
 from translation import DEFAULT_OUTPUT
 
-_LINES = 64  # at once
+_LINES = 64  # sentences translated at once
 
 
 def newest_export(output: Path) -> Path:
@@ -44,7 +44,7 @@ def load(version: Path) -> Callable[[list[str]], dict[str, Any]]:
 
     Raises: ValueError: the SavedModel does not translate.
     """
-    # Without TensorFlow's messages at startup, and without Keras, whose import would take half of the startup time.
+    # Import without TensorFlow's startup messages, and without Keras, whose import would take half of the startup time.
     os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"})
     sys.modules.setdefault("keras", None)
     import tensorflow as tf

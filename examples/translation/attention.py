@@ -26,8 +26,8 @@ class LuongAttention(keras.layers.Layer):
 
         score(query, memory) = query^T W memory        vector = tanh(V [context; query])
 
-    The vector is not part of the next position's input, so training computes all positions of a target in one product
-    of matrices.
+    The vector is not part of the next position's input, so training computes all positions of a target in one matrix
+    product.
     """
 
     def __init__(self, units: int, **options: Any) -> None:
@@ -55,7 +55,7 @@ class LuongAttention(keras.layers.Layer):
 class MultiHeadAttention(keras.layers.Layer):
     """Scaled dot-product attention in several heads (Vaswani et al. 2017, arXiv 1706.03762, section 3.2).
 
-    Keras's own layer projects the memory in each call; this one lets inference keep what it has projected.
+    Keras's own layer projects the memory in each call; this one lets inference reuse the projection.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, **options: Any) -> None:

@@ -2,7 +2,7 @@
 
     strategy = keras_ddl.Strategy(seed=1)
     batches = Batches(("data/train.en", "data/train.de"), subwords, tokens=4096, seed=1)
-    model.fit(batches, epochs=10, shuffle=False)  # they are shuffled already; whole epochs: no steps_per_epoch
+    model.fit(batches, epochs=10, shuffle=False)  # they are already shuffled; whole epochs, so no steps_per_epoch
 
 A batch is ({"source": ids and END, "target": BEGIN and ids}, ids of the target and END), int32, padded with 0.
 
@@ -31,7 +31,7 @@ Batch = tuple[dict[str, np.ndarray], np.ndarray]
 
 
 class Batches(keras.utils.PyDataset):
-    """An epoch has each pair of sentences once, and all ranks take `len(batches)` steps.
+    """An epoch contains each pair of sentences once, and all ranks take `len(batches)` steps.
 
     Attributes: plan: which sentences share a batch. epoch: the current epoch, which `fit` increments.
     """
@@ -63,7 +63,7 @@ class Batches(keras.utils.PyDataset):
             lengths and numbers of all pairs, some 30 bytes each.
         """
         super().__init__()
-        self.ranks = Ranks.of_job() if ranks is None else ranks
+        self.ranks = Ranks.current() if ranks is None else ranks
         total, texts = read_range(paths, self.ranks)
         first = ranges(total, self.ranks.size)[self.ranks.rank]
         mine = Sentences.encoded(first, texts, subwords)
@@ -107,7 +107,7 @@ class Batches(keras.utils.PyDataset):
         self._began = True
 
     def on_epoch_end(self) -> None:
-        """Moves on to the next epoch's order. Keras also calls it once before the first epoch."""
+        """Switches to the next epoch's order. Keras also calls it once before the first epoch."""
         self.epoch += self._began
         self._began = False
 
@@ -159,7 +159,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def _ended(ids: np.ndarray) -> np.ndarray:
-    """Returns rows with END after their last id, where each row has padding."""
+    """Returns rows with END after their last id, in the place of its first padding."""
     ended = ids.copy()
     ended[np.arange(len(ids)), (ids != PADDING).sum(axis=1)] = END
     return ended

@@ -24,7 +24,7 @@ LANGUAGES = ("en", "de")
 def pairs(seed: int = 0) -> Iterator[Pair]:
     """Yields (English, German) phrases without end, the same for the same seed.
 
-    No phrase comes twice in either language, so that each phrase has one right translation.
+    No phrase occurs twice in either language, so each phrase has one correct translation.
     """
     draw, seen = Random(seed), (set(), set())
     while True:
@@ -94,7 +94,7 @@ def _write(path: Path, lines: list[str], compress: bool) -> Path:
     path = path.with_name(path.name + ".gz") if compress else path
     text = "".join(line + "\n" for line in lines).encode()
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_bytes(gzip.compress(text, mtime=0) if compress else text)  # no time, for the same bytes each time
+    unfinished.write_bytes(gzip.compress(text, mtime=0) if compress else text)  # no timestamp: equal bytes
     unfinished.replace(path)
     return path
 

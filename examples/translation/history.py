@@ -33,7 +33,7 @@ class Speed(keras.callbacks.Callback):
         self._batches += 1  # in a resumed epoch, only the batches since it was resumed
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._end = time.perf_counter()  # the batches of the epoch are over
+        self._end = time.perf_counter()  # the epoch's batches have ended
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs["tokens_per_second"] = self._batches * self.tokens_per_batch / (self._end - self._begin)

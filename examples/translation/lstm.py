@@ -17,7 +17,7 @@ class LSTMTranslator(keras.Model):
     """Computes the logits of each next subword.
 
     Args:
-        units: units of the decoder's LSTMs and of the encoder's, which have half of them in each direction; even.
+        units: units of each LSTM; the encoder's have half of them in each direction, so the number must be even.
         layers: layers of the encoder, and of the decoder. dropout: dropout of embeddings and of each LSTM's output.
     """
 
@@ -84,7 +84,7 @@ class LSTMTranslator(keras.Model):
         x = self.dropout(self.target_table(target), training=training)
         state = self.start(memory)
         for number, layer in enumerate(self.decoder):
-            # No mask is needed, because padding comes after a target's end, where nothing is read any more.
+            # No mask is needed, because padding comes after a target's end, where nothing is read.
             initial = [state[f"output_{number}"], state[f"cell_{number}"]]
             x = layer(x, initial_state=initial, training=training)[0]
             x = self.dropout(x, training=training)

@@ -5,7 +5,7 @@ padded to the bucket's widths. So all rows of a batch cost the same, and ranks w
 tokens.
 
 Batches must not depend on the number of ranks, and yet a rank should hold only its share of the sentences. So a
-bucket's sentences, in the order of the files, are split into as many strips as its batches have rows. Row r of a batch
+bucket's sentences, in the order of the files, are split into as many strips as a batch has rows. Row r of a batch
 is a sentence of strip r, and each epoch shuffles every strip. A rank computes on the same neighbouring rows of every
 batch, so it needs the same sentences in every epoch, and most of them are in its own range of lines.
 """
@@ -147,9 +147,9 @@ def _similar_lengths(lengths: np.ndarray, tokens: int, buckets: int) -> list[np.
 
 
 def _different_first(dealt: list[tuple[Bucket, np.ndarray]]) -> list[tuple[Bucket, np.ndarray]]:
-    """Puts two batches first that differ in every width that differs in any two batches.
+    """Moves two batches to the front that differ in every width in which any two batches differ.
 
-    Keras looks at the first two batches, and assumes that a width that they share is that of all batches.
+    Keras looks at the first two batches, and assumes that all batches share the widths that these two share.
     """
     widths = np.array([bucket.widths for bucket, _ in dealt])
     differs = (widths != widths[0]).any(axis=0)

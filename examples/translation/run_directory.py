@@ -1,4 +1,4 @@
-"""The directory of a training, and the model in it.
+"""The directory of a training run, and the model in it.
 
     OUTPUT/settings.json        the training's settings
     OUTPUT/subwords.model       the subwords, in sentencepiece's own format

@@ -13,7 +13,7 @@ _AT_A_TIME = 10_000
 
 
 class Sentences:
-    """Some pairs of sentences of a corpus.
+    """Some of a corpus's pairs of sentences.
 
     Attributes:
         numbers: line numbers of the pairs, ascending.
@@ -53,7 +53,7 @@ class Sentences:
         return self._at(np.flatnonzero(np.isin(self.numbers, numbers)))
 
     def exchanged(self, needed: np.ndarray, ranks: Ranks) -> Sentences:
-        """Returns the pairs `needed` (ascending), and gets missing pairs from other ranks. COLLECTIVE.
+        """Returns the pairs `needed` (ascending); missing pairs come from other ranks. COLLECTIVE.
 
         Cost: each rank receives all pairs that any rank lacks, a few per thousand if the corpus is not sorted.
         """
@@ -70,7 +70,7 @@ class Sentences:
     def padded(self, numbers: np.ndarray, side: int, width: int) -> np.ndarray:
         """Returns the ids of pairs in any order, [pairs, width] int32, padded at the end. side: 0 source, 1 target.
 
-        Raises: KeyError: a pair is not here.
+        Raises: KeyError: a pair is missing on this rank.
         """
         places = np.searchsorted(self.numbers, numbers)
         found = places < len(self.numbers)

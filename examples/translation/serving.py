@@ -1,4 +1,4 @@
-"""The exported signatures: `translate`, from strings to strings, and `serving_default`, which gives logits.
+"""The exported signatures: `translate`, from strings to strings, and `serving_default`, which returns logits.
 
     base = keras_ddl.export.write_base_graph(model, directory, **for_export(model, subwords, phrases))
 
@@ -67,7 +67,7 @@ def translate(
     # A tf.function, because a checkpoint also calls it eagerly to compare.
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")], autograph=False)
     def function(text: tf.Tensor) -> dict[str, tf.Tensor]:
-        # Checked by bytes first, because cutting takes the square of a word's length.
+        # Check the bytes first, because the cost of cutting is quadratic in a word's length.
         text = _checked(text, tf.strings.length(text), _BYTES * longest, "bytes")
         source = cut.encode(text)
         lengths = tf.reduce_sum(tf.cast(source != PADDING, tf.int32), 1) - 1  # without END

@@ -1,4 +1,4 @@
-"""The settings of a training: sizes, data, optimizer. Presets give all settings, and flags change some of them."""
+"""The settings of a training run: sizes, data, optimizer. Presets give all settings, and flags change some of them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 With one vocabulary, models can share one table between encoder, decoder and output. With byte pairs, the rule that cuts
 a text is short enough for a graph of plain TensorFlow operations: see `Subwords.pieces`. For the same reason text is
-not normalised; give it in one Unicode form (NFC).
+not normalized, so pass it in one Unicode form (NFC).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Subwords:
             row = [int(one) for one in row]
             row = row[: row.index(END)] if END in row else row
             rows.append([one for one in row if one not in (PADDING, BEGIN)])
-        return self._processor.decode(rows) if rows else []  # sentencepiece turns no rows into one empty sentence
+        return self._processor.decode(rows) if rows else []  # sentencepiece would return one empty sentence
 
     @functools.cached_property
     def pieces(self) -> list[tuple[str, float]]:
@@ -64,7 +64,7 @@ class Subwords:
 
     @classmethod
     def load(cls, path: str | Path) -> Subwords:
-        """Returns what `save` wrote."""
+        """Returns the subwords that `save` wrote."""
         return cls(Path(path).read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""Subwords in a graph: does in TensorFlow operations, from strings to strings, what `Subwords` does in Python.
+"""Subwords in a graph: implements `Subwords` with TensorFlow operations, from strings to strings.
 
 A served model takes and returns text, and a server runs no Python. This module applies the rule of `Subwords.pieces` to
 all words at once. Pairs are looked up in sorted constants, so that no tables have to be saved with the graph.
@@ -50,7 +50,7 @@ class GraphSubwords:
         """Returns each sentence's ids and END, padded to the longest sentence, [n, width] int32.
 
         Args:
-            sentences: [n] strings in UTF-8; bytes that are not become UNKNOWN.
+            sentences: [n] strings in UTF-8; invalid bytes become UNKNOWN.
         Cost: grows with the number of words, and with the square of the longest one's length.
         """
         sentences = tf.strings.unicode_transcode(sentences, "UTF-8", "UTF-8")
@@ -82,7 +82,7 @@ class GraphSubwords:
 
         def candidates(ids: tf.Tensor) -> tf.Tensor:
             pairs = tf.cast(ids[:, :-1], tf.int64) * len(self._texts) + tf.cast(ids[:, 1:], tf.int64)
-            return tf.pad(self._merges(pairs), [[0, 0], [0, 1]])  # the last one has no neighbour
+            return tf.pad(self._merges(pairs), [[0, 0], [0, 1]])  # the last one has no right neighbor
 
         def step(ids: tf.Tensor, merged: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             scores = tf.where(merged == PADDING, -np.inf, tf.gather(self._scores, merged))
@@ -102,7 +102,7 @@ class _Lookup:
     """A table from whole numbers to whole numbers, as constants of the graph."""
 
     def __init__(self, table: Mapping[int, int], default: int) -> None:
-        end = np.iinfo(np.int64).max  # so that there is a place for each key
+        end = np.iinfo(np.int64).max  # so that every key has a place
         self._keys = np.array([*sorted(table), end], np.int64)
         self._values = np.array([*(table[key] for key in sorted(table)), default], np.int32)
         self._default = default

@@ -1,4 +1,4 @@
-"""Training under keras_ddl.Strategy, on one rank or many.
+"""Trains a model under keras_ddl.Strategy, on one rank or many.
 
     python -m translation.corpus data
     keras-ddl run -np 2 python -m translation.training data
@@ -146,7 +146,7 @@ def main() -> None:
     try:
         corpus = find(options.corpus, ["train", "dev"], options.source, options.target, optional=["test"])
         keras_ddl.init()
-        # Rank 0 wrote them; another host may not have them.
+        # Rank 0 wrote the settings; another host may not have the file.
         earlier = (
             keras_ddl.broadcast_object(RunDirectory(options.output).earlier_settings()) if options.resume else None
         )

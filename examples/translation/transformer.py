@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017, arXiv 1706.03762) with one table for encoder, decoder and output projection.
 
-Each sublayer normalises its input, instead of the sum after it (Xiong et al. 2020, arXiv 2002.04745), so the learning
+Each sublayer normalizes its input instead of the sum after it (Xiong et al. 2020, arXiv 2002.04745), so the learning
 rate needs less care. `normalize="after"` is the original.
 """
 
@@ -19,7 +19,7 @@ Tensor = Any
 
 
 class Transformer(keras.Model):
-    """Predicts the logits of each next subword. The default sizes are the sizes of the paper's base model.
+    """Predicts the logits of each next subword. The default sizes are those of the paper's base model.
 
     One table [vocabulary, width] embeds source and target and, transposed, projects the decoder's output (Press and
     Wolf 2017, arXiv 1608.05859). Its gradient is the sum of two lists of rows and a whole table.

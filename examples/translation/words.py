@@ -26,7 +26,7 @@ def _below_thousand(number: int, language: str) -> str:
 
 
 def cardinal(number: int, language: str) -> str:
-    """Returns a number from 0 to a million in words, as one counts: 21 is "twenty-one", "einundzwanzig"."""
+    """Returns a number from 0 to a million in words, as in counting: 21 is "twenty-one", "einundzwanzig"."""
     if number == LARGEST:
         return "one million" if language == "en" else "eine Million"
     thousands, rest = divmod(number, 1000)
@@ -40,7 +40,7 @@ def cardinal(number: int, language: str) -> str:
 
 
 def before_noun(number: int, one: str = "ein") -> str:
-    """Returns the German number of things; `one` is the form for a single one ("eine Stunde", "einem Tag").
+    """Returns a German number before a noun; `one` is the form for 1 ("eine Stunde", "einem Tag").
 
     Numbers such as 101, which end in -eins, have their form in compounds ("einhunderteintausend").
     """
@@ -81,7 +81,7 @@ def clock(hour: int, minute: int) -> tuple[str, str]:
     """Returns a time of day on twelve hours, in English and German: "half past two", "halb drei".
 
     Args:
-        hour: 1 to 12. minute: a multiple of five, as one reads a clock's hands.
+        hour: 1 to 12. minute: a multiple of five, as read from a clock's hands.
     """
     this, following = hour, hour % 12 + 1
     if minute == 0:

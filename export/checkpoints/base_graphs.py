@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_ddl import export
+from keras_ddl.callbacks import _base_graphs
 from keras_ddl.checkpoint import Checkpoint
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.communicator.reporting import stack_position
@@ -21,17 +22,15 @@ from keras_ddl.export.tracing.tracer import Elsewhere
 from keras_ddl.strategy.shards import gathered_slots
 
 
-class BaseGraphs:
+class BaseGraphs(_base_graphs.BaseGraphs):
     """Writes base graphs on rank 0. Every method is COLLECTIVE unless it says otherwise.
 
     Attributes:
-        is_due: whether graphs must still be written; equal on all ranks, because collectives depend on it.
         is_written: whether the graphs were written; equal on all ranks.
     """
 
     def __init__(self, dir: Path | None) -> None:
-        """`dir`: the checkpoint directory; None: write no graph."""
-        self._dir = dir
+        super().__init__(dir)
         self._settings = ExportBase()
         self._publish: Publish | None = None
         self._publisher: Publisher | None = None  # on rank 0 only

@@ -186,9 +186,9 @@ def _lines(path: str) -> list[str]:
 
 
 def _gpus() -> int:
-    from keras_ddl.launch.checks import gpus
+    from keras_ddl.packages.nvidia_driver import device_files
 
-    devices = gpus.device_files()
+    devices = device_files()
     if not devices:
         raise ConfigError(
             "ddlrun starts one rank per GPU. Received: a host without GPUs. Set the number with -accelerators."

@@ -20,6 +20,7 @@ from typing import Any
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import communicator, config
+from keras_ddl.checkpoint import verifying
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.files import durable, private
 
@@ -90,7 +91,7 @@ def read(commit: ckpt.Checkpoint) -> Any:
         unpickling.
     """
     content = private.read_own(commit.path / _CONTENT, _LEVELS + 1)
-    ckpt.validate_files(commit)
+    verifying.validate_files(commit)
     return pickle.loads(content)
 
 

@@ -12,7 +12,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.errors import CheckpointError, ConfigError
 from keras_ddl.horovod import commits, old_keras_names
-from keras_ddl.launch.hosts import host_watch
+from keras_ddl.link import program
 
 # A state is identified by the order in which the script creates states, which is the same after a restart.
 _states = itertools.count()
@@ -77,7 +77,7 @@ class State(abc.ABC):
 
     def check_host_updates(self) -> None:
         """Raises: HostsUpdatedInterrupt: on all ranks, if one was notified that the hosts have changed. COLLECTIVE."""
-        notices = self._hosts_updated, host_watch.hosts_changed()
+        notices = self._hosts_updated, program.hosts_changed()
         gathered = communicator.all_gather_object(notices, name="keras_ddl/elastic/hosts")
         self._is_to_leave = any(by_launcher for _, by_launcher in gathered)
         if any(map(any, gathered)):
@@ -89,7 +89,7 @@ class State(abc.ABC):
             self.save()
             self.write_commit()
             communicator.barrier(name="keras_ddl/elastic/leave")
-            host_watch.exit_for_restart()
+            program.exit_for_restart()
 
     def write_commit(self) -> None:
         """Writes the saved state to the disk of this host, if the job can be restarted."""

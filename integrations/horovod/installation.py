@@ -73,9 +73,10 @@ def explain(error: BaseException) -> None:
         name, owner = error.name, error.obj
         old = getattr(getattr(owner, "compat", None), "v1", None)
         is_in_tensorflow = getattr(owner, "__name__", "") == "tensorflow" and hasattr(old, str(name))
-    elif isinstance(error, ImportError):
-        match = re.match(r"cannot import name '(\w+)' from '(?:tensorflow\.)?keras", str(error))
-        name, is_in_tensorflow = match and match[1], False
+    elif isinstance(error, ImportError) and re.match(r"(tensorflow\.)?keras", error.name or ""):
+        match = re.match(r"cannot import name '(\w+)'", str(error))  # Python 3.11 has the name only here
+        name = getattr(error, "name_from", match and match[1])
+        is_in_tensorflow = False
     else:
         return
     if is_in_tensorflow:

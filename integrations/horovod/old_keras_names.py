@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-
-_MISSING = object()
 
 
 @contextlib.contextmanager
@@ -24,23 +23,17 @@ def available() -> Iterator[None]:
     Without this, `optimizer.lr = 0.1` would silently set an unused attribute, and tf.keras.backend.set_value would fail
     with variables of Keras 3.
     """
-    names = _names()
-    before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in names]
-    _set(names)
+    undo = replacing.set_values(_names())
     try:
         yield
     finally:
-        for owner, name, value in before:
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        undo()
 
 
 @functools.cache
 def install() -> None:
     """Adds the names for the rest of the process."""
-    _set(_names())
+    replacing.set_values(_names())
 
 
 class _Variables(list[Any]):
@@ -67,11 +60,6 @@ def _names() -> list[tuple[Any, str, Any]]:
         if isinstance(own := vars(kind).get("variables"), property):
             names.append((kind, "variables", _callable_variables(own)))
     return names
-
-
-def _set(names: list[tuple[Any, str, Any]]) -> None:
-    for owner, name, value in names:
-        setattr(owner, name, value)
 
 
 def _callable_variables(original: property) -> property:

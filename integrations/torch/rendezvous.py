@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.compat import replacing
 from keras_ddl.topology.launcher import find_launcher
 from torch.distributed import Store, TCPStore
 
@@ -34,10 +35,8 @@ def install() -> None:
         own = {name: value for name, value in known.items() if name not in os.environ}
         os.environ.update(own)
     # Private in PyTorch 2.8 to 2.15: a public function adds handlers, but cannot replace this one.
-    handlers = importlib.import_module(
-        "torch.distributed.rendezvous"
-    )._rendezvous_handlers  # importlib, because a function has the same name
-    by_environment = handlers["env"]
+    module = importlib.import_module("torch.distributed.rendezvous")  # a function has the same name
+    by_environment = module._rendezvous_handlers["env"]
 
     def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
         if "MASTER_ADDR" in os.environ:
@@ -49,7 +48,7 @@ def install() -> None:
         yield store, communicator.rank(), communicator.size()
         raise RuntimeError("Unable to perform re-rendezvous using the launcher of MPI")
 
-    handlers["env"] = handler
+    replacing.set_values([(module, "_rendezvous_handlers", {**module._rendezvous_handlers, "env": handler})])
 
 
 def _store(**kwargs: Any) -> Store:

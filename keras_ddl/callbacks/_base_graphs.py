@@ -17,13 +17,14 @@ class BaseGraphs:
     In the export part's class every method is COLLECTIVE unless it says otherwise.
 
     Attributes:
-        is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
+        is_due: whether graphs have yet to be written; equal on all ranks, because collectives depend on it.
     """
 
     is_due = False
 
-    def __init__(self, *, is_wanted: bool) -> None:
-        self._is_wanted = is_wanted
+    def __init__(self, dir: Path | None) -> None:
+        """`dir`: the checkpoint directory; None: no graph is wanted."""
+        self._dir = dir
 
     def follow(self, callbacks: Sequence[Any]) -> None:
         """Reads the settings of ExportBase and Publish among the callbacks of a fit. On all ranks; not collective."""
@@ -33,8 +34,8 @@ class BaseGraphs:
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known."""
-        if self._is_wanted:
-            self._is_wanted = False
+        if self._dir is not None:
+            self._dir = None  # warn once
             warnings.warn(f"Checkpoint writes no base graph. {parts.why_missing('export')}", stacklevel=2)
 
     def write(self, model: Any) -> None:
@@ -51,11 +52,9 @@ class BaseGraphs:
         """Publishes a checkpoint. Returns at once. On rank 0; not collective."""
 
     def wait(self) -> None:
-        """Waits until all is published."""
+        """Waits until everything is published."""
 
 
 def base_graphs(dir: Path | None) -> BaseGraphs:
-    """Returns the writer of a Checkpoint's base graphs. `dir`: the checkpoint directory; None: no graph is wanted."""
-    for written in parts.provided("base_graphs"):
-        return written(dir)
-    return BaseGraphs(is_wanted=dir is not None)
+    """Returns the writer of a Checkpoint's base graphs."""
+    return next(iter(parts.provided("base_graphs")), BaseGraphs)(dir)

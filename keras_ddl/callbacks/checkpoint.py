@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import numbers
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,23 +20,22 @@ from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.direction import resolve_direction
+from keras_ddl.checkpoint.listing import path_of
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
 from keras_ddl.checkpoint.tensor_bundle import Part
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat.models import optimizers_of, steps_taken, unwrapped
 from keras_ddl.errors import CheckpointError, ConfigError
-from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import make_directory
-from keras_ddl.launch.outcome import RESTART_STATUS
-from keras_ddl.link import program
+from keras_ddl.link import last_checkpoint, program
 from keras_ddl.link.kinds import Kind
 from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import fits, keras_patches
 from keras_ddl.strategy.agreement.training_state import agreed_layer_state
 from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
 
-_LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
+_LOST = -1  # in place of a step: the checkpoint was incomplete when rank 0 was lost
 
 
 class Checkpoint(JobCallback):
@@ -113,7 +111,7 @@ class Checkpoint(JobCallback):
             raise ConfigError(
                 f"save_minutes must be a number above 0, or None. Received: save_minutes={save_minutes!r}."
             )
-        keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
+        keras_patches.install()  # a resumed run may begin inside an epoch, even without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
         self._warned = monitor is None  # by default, do not warn if there is no validation
@@ -126,7 +124,7 @@ class Checkpoint(JobCallback):
         # Lets Keras run on_train_batch_end in a thread, which saves it a wait per batch.
         self.async_safe = self._every is None and save_minutes is None and not self._notice
         self._saved: int | None = None  # the step of the last checkpoint of this object, or _LOST
-        self._begun: int | None = None  # ... of those that this process has written
+        self._begun: int | None = None  # the step of the last checkpoint that this process wrote
         self._epoch = self._marks = self._batches = 0
         self._trained = self._is_due = False
         self._has_memory = False
@@ -135,7 +133,7 @@ class Checkpoint(JobCallback):
         self._buffers = Buffers()
         self._writer = BackgroundWriter()
         self._in_parts = InParts(self.dir, self._writer, self._buffers)
-        self._in_flight = False  # on all ranks: whether rank 0's writer may be busy, or have failed
+        self._in_flight = False  # on all ranks: whether rank 0's writer may be busy or have failed
 
     # ---- train begin -------------------------------------------------------------------------------------------------
 
@@ -156,9 +154,9 @@ class Checkpoint(JobCallback):
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None for a new run."""
         self._bases.prepare_publishing()
-        if self._saved is not None:  # a second fit of this process continues in the directory
+        if self._saved is not None:  # a second fit in this process continues in the directory
             return None
-        wait_for_writers()  # of a fit that was interrupted, as in a notebook: its last checkpoint counts
+        wait_for_writers()  # an interrupted fit, as in a notebook, may still be writing its last checkpoint
         make_directory(self.dir, "A checkpoint", CheckpointError)  # fails now rather than after the first epoch
         ckpt.sweep_temporaries(self.dir)
         if self.resume and ckpt.list_checkpoints(self.dir):
@@ -210,7 +208,7 @@ class Checkpoint(JobCallback):
             self._is_due |= self._clock.is_due()
         noticed = self._notice.agreed()
         self._is_due |= noticed is not None
-        # After the last batch, wait for the end of the epoch, whose checkpoint is more useful.
+        # After the last batch, leave the checkpoint to the end of the epoch, where it is more useful.
         steps = self.params.get("steps")
         if self._is_due and (steps is None or batch + 1 < steps):
             save = functools.partial(self._save, self._step(), self._epoch, {}, in_epoch=batch + 1, last_logs=logs)
@@ -263,7 +261,7 @@ class Checkpoint(JobCallback):
         return any(getattr(unwrapped(each), "use_ema", False) for each in self._optimizers)
 
     def _complete(self, save: Callable[[], None]) -> None:
-        """Saves until a checkpoint is complete, because a rank 0 that is lost meanwhile leaves none. COLLECTIVE."""
+        """Saves until a checkpoint is complete, because losing rank 0 meanwhile loses the checkpoint. COLLECTIVE."""
         save()
         self._wait()
         while self._saved == _LOST:
@@ -320,7 +318,7 @@ class Checkpoint(JobCallback):
 
     def _note(self, step: int, *, is_news: bool = False) -> None:
         """Records the last complete checkpoint, for the message when the job fails. `is_news`: it was just written."""
-        path = ckpt.path_of(self.dir, step)
+        path = path_of(self.dir, step)
         if (noted := last_checkpoint.note(path, step, self.resume)) is not None:
             program.tell(Kind.CHECKPOINT, noted | {"is_new": is_news})
 
@@ -331,9 +329,10 @@ class Checkpoint(JobCallback):
         if is_first_rank():
             known = last_checkpoint.known()
             assert known is not None
-            print(f"Checkpoint: {signal_name} on rank {rank}: saved, and this run ends with status {RESTART_STATUS}.")
+            status = program.RESTART_STATUS
+            print(f"Checkpoint: {signal_name} on rank {rank}: saved, and this run ends with status {status}.")
             print(f"Checkpoint: {last_checkpoint.resume_hint(known)}", flush=True)
-        sys.exit(RESTART_STATUS)
+        program.exit_for_restart()
 
     def _save(
         self,
@@ -383,7 +382,7 @@ class Checkpoint(JobCallback):
         parts: Mapping[str, Part | None],
     ) -> Place | None:
         """On rank 0, writes the model's state in a thread. Returns the place for the other ranks' parts, or None."""
-        if self._begun is None:  # another rank may have been rank 0 until now
+        if self._begun is None:  # another process may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
             self._bases.prepare_publishing()
         self._begun = step

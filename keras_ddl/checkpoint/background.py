@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from keras_ddl.errors import CheckpointError, KerasDdlError
 
-# Lets the step that starts the work continue first: a thread that runs Python at once would delay it by milliseconds.
+# Lets the step that starts the work continue first: the thread's Python code would delay it by milliseconds.
 _HEAD_START_SECONDS = 0.01
 _THREAD = "keras_ddl-checkpoint"
 
@@ -42,7 +42,7 @@ class BackgroundWriter:
             except BaseException as error:
                 self._error = error
 
-        # No daemon, so that a process that ends completes the write.
+        # Not a daemon thread, so that an ending process completes the write.
         self._thread = threading.Thread(target=run, name=_THREAD)
         self._thread.start()
 
@@ -56,7 +56,7 @@ class BackgroundWriter:
         return False
 
     def wait(self) -> None:
-        """Waits until the work is done. Raises: CheckpointError: it failed (raised once)."""
+        """Waits until the work is done. Raises: CheckpointError: it failed (raised only once)."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,6 +1,6 @@
 """Reads the index of a TensorFlow bundle: which boxes of each tensor its data files have.
 
-TensorFlow itself tells only the shapes. The index is a table of LevelDB's format, uncompressed: blocks of entries, the
+TensorFlow itself reports only shapes. The index is an uncompressed table in LevelDB's format: blocks of entries, the
 last of which lists the others (tensorflow/core/lib/io/format.cc). Its values are BundleEntryProtos; a tensor that was
 written in parts has one that lists the parts.
 """
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from keras_ddl.cut.values.layouts import Box
 
-_FOOTER = 48  # bytes: two handles, filled up, and a magic number
+_FOOTER = 48  # bytes: two handles, padding, and a magic number
 _MAGIC = 0xDB4775248B80FB57
 _HEADER = b""  # the key of the bundle's own entry
 
 
 def stored_boxes(prefix: str) -> dict[str, list[Box]]:
-    """Returns key -> the boxes that are stored. Raises: OSError: the index is missing or none."""
+    """Returns key -> the boxes that are stored. Raises: OSError: the index is missing or is not an index."""
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import tensor_bundle_pb2
 
@@ -29,7 +29,7 @@ def stored_boxes(prefix: str) -> dict[str, list[Box]]:
     boxes: dict[str, list[Box]] = {}
     try:
         for key, value in _entries(data):
-            if key == _HEADER or key.startswith(b"\0"):  # further entries: of parts, by numbers
+            if key == _HEADER or key.startswith(b"\0"):  # more entries, for parts, by number
                 continue
             entry = tensor_bundle_pb2.BundleEntryProto.FromString(value)
             shape = [each.size for each in entry.shape.dim]
@@ -54,7 +54,7 @@ def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(data: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the entries of a block. A key repeats the first bytes of the key before it."""
+    """Yields the entries of a block. A key shares its first bytes with the previous key."""
     if data[begin + size]:
         raise ValueError("a block is compressed")
     restarts = struct.unpack("<I", data[begin + size - 4 : begin + size])[0]

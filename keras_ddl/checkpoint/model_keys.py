@@ -1,4 +1,4 @@
-"""The key of each variable of a model in a checkpoint.
+"""Maps each variable of a model to its key in a checkpoint.
 
 Weights are stored under `weights/<path of the Keras variable>`. The base graph's variables have the same keys, so an
 export copies key by key and needs neither Keras nor the model's code.

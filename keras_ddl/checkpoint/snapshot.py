@@ -1,4 +1,4 @@
-"""A model's state at one moment, ready to be written.
+"""Takes a snapshot of a model's state, ready to be written.
 
 A snapshot begins as tensors that share the variables' memory, without a copy. Their values do not change: while a
 variable's tensor is referenced, TensorFlow's updates allocate a new one (copy on write, PrepareToUpdateVariable in
@@ -37,7 +37,7 @@ class Buffers:
             return tensor.numpy() if tensor.dtype != tf.string else tensor
         buffer = self._buffers.get(key)
         if buffer is None or buffer[0].shape != tensor.shape or buffer[0].dtype != tensor.dtype:
-            # A TensorFlow tensor, because SaveV2 writes it without another copy. It is not shared with anybody.
+            # A TensorFlow tensor, because SaveV2 writes it without another copy. Nothing else shares its memory.
             with tf.device("CPU:0"):
                 empty = tf.raw_ops.Empty(shape=tf.shape(tensor), dtype=tensor.dtype, init=False)
             buffer = self._buffers[key] = (empty, np.asarray(_Writable(_bytes_of(empty))))
@@ -64,13 +64,13 @@ def _bytes_of(tensor: Any) -> Any:
         if tensor.dtype.name.startswith(("bfloat", "float8")):  # NumPy lacks these dtypes; copy their bits
             tensor = tf.bitcast(tensor, tf.uint16 if tensor.dtype.size == 2 else tf.uint8)
         return np.asarray(memoryview(tensor)).reshape(-1).view(np.uint8)
-    except (TypeError, ValueError, BufferError, tf.errors.OpError):  # strings; on a device
+    except (TypeError, ValueError, BufferError, tf.errors.OpError):  # a tensor of strings, or on a device
         return None
 
 
 @dataclass
 class Snapshot:
-    """The contents of one checkpoint, or one rank's part of them.
+    """The contents of one checkpoint, or of one rank's part of it.
 
     Attributes:
         bundles: bundle name -> key -> value. parts: bundle name -> key -> part of a tensor.
@@ -109,7 +109,7 @@ class Snapshot:
         return names
 
     def write_files(self, folder: Path) -> dict[str, Any]:
-        """Writes all but the bundles; returns the entries for state.json. Raises: OSError."""
+        """Writes everything except the bundles; returns the entries for state.json. Raises: OSError."""
         for name, arrays in self.archives.items():
             if arrays:
                 import numpy as np
@@ -121,7 +121,7 @@ class Snapshot:
 
 
 def by_bundle(parts: Mapping[str, bundle.Part | None]) -> dict[str, dict[str, bundle.Part]]:
-    """Sorts parts, whose keys begin with the name of their bundle, by bundle. None: this rank writes nothing of it."""
+    """Sorts parts, whose keys begin with the name of their bundle, by bundle. None: this rank writes no part."""
     sorted_parts: dict[str, dict[str, bundle.Part]] = {WEIGHTS: {}, OPTIMIZER: {}}
     for key, part in parts.items():
         if part is not None:

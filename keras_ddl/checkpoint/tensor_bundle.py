@@ -1,7 +1,7 @@
-"""Writes and reads TensorFlow bundles (`prefix.index`, `prefix.data-*`) by key, with OSErrors.
+"""Writes and reads TensorFlow bundles (`prefix.index`, `prefix.data-*`) by key, and raises OSErrors.
 
 Several processes may write one bundle. Each writes the tensors, or boxes of tensors, that it has, under its own prefix,
-and `merge` makes one bundle of them. A reader gets complete tensors or any boxes of them, whichever boxes were written.
+and `merge` makes one bundle of them. Readers may request complete tensors or any boxes, whichever boxes were written.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from keras_ddl.state.boxes import size
 if TYPE_CHECKING:
     from keras_ddl.cut.values.layouts import Box
 
-GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key for the object graph
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint
 
-# The dtypes of which TensorFlow reads boxes (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19
+# The dtypes whose boxes TensorFlow can read (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19
 # to 2.21). It also writes boxes of other dtypes, but cannot read them.
 DTYPES_IN_PARTS = frozenset(
     ["float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128"]
@@ -67,7 +67,7 @@ def name_of(key: str) -> str:
 def object_graph(keys: Iterable[str]) -> Any:
     """Returns the entry GRAPH of a bundle with these keys of `variable_key`, a string tensor.
 
-    By it tf.train.Checkpoint finds the variables of an object; the variables of `Checkpoint(weights={"dense/kernel":
+    With it, tf.train.Checkpoint finds the variables of an object; the variables of `Checkpoint(weights={"dense/kernel":
     ...})` are under "weights".
     """
     import tensorflow as tf
@@ -91,7 +91,7 @@ def object_graph(keys: Iterable[str]) -> Any:
 def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> None:
     """Writes tensors or tf.Variables, and parts of tensors, by key, as one bundle.
 
-    Not atomic: write into a staging directory.
+    Not atomic, so write into a staging directory.
 
     Raises: OSError (also when TensorFlow reports a full disk or a missing permission).
     """
@@ -111,7 +111,7 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
 def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
     """Writes a bundle part by part, with `beside` in the first part. Several parts give several data files.
 
-    A part has tensors, and a `Part` of a tensor whose other boxes follow. Each part is released before the next one is
+    A part has tensors, and perhaps a `Part` of a tensor whose other boxes follow. Each is released before the next is
     computed. Raises: OSError.
     """
     written: list[str] = []
@@ -171,14 +171,14 @@ def read_boxes(prefix: str, key: str, dtype: str, shape: tuple[int, ...], boxes:
     if dtype not in DTYPES_IN_PARTS:
         complete = read(prefix, {key: dtype})[key]
         pieces = [complete[tuple(slice(first, first + extent) for first, extent in box)] for box in boxes]
-    else:  # one after the other: RestoreV2 reads several large tensors at once, in threads
+    else:  # one after the other, because RestoreV2 reads several large tensors at once, in threads
         pieces = [_restored(prefix, [(key, _spec(shape, box), tf.as_dtype(dtype))])[0] for box in boxes]
     flat = [tf.reshape(each, [-1]) for each in pieces]
     return flat[0] if len(flat) == 1 else tf.concat(flat or [tf.zeros([0], dtype)], axis=0)
 
 
 def _restored(prefix: str, entries: Sequence[tuple[str, str, Any]]) -> list[Any]:
-    """Returns tensors, given (key, box as TensorFlow spells it, dtype) of each."""
+    """Returns tensors, given (key, box in TensorFlow's notation, dtype) for each."""
     import tensorflow as tf
 
     if not entries:
@@ -194,7 +194,7 @@ def _restored(prefix: str, entries: Sequence[tuple[str, str, Any]]) -> list[Any]
 
 
 def _spec(shape: Sequence[int], box: Box) -> str:
-    """Returns the box as TensorFlow spells it: "10 4 0,5:-" is the first five rows of a tensor [10, 4], "" is all."""
+    """Returns the box in TensorFlow's notation: "10 4 0,5:-" is the first five rows of a tensor [10, 4], "" is all."""
     if box == tuple((0, size) for size in shape):
         return ""
     extents = ":".join("-" if each == (0, size) else f"{each[0]},{each[1]}" for each, size in zip(box, shape))

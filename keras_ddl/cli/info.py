@@ -19,7 +19,7 @@ from keras_ddl import config, packages
 from keras_ddl.cli.sizes import size_text
 from keras_ddl.errors import KerasDdlError
 
-# Alternatives: one of each row is expected.
+# Each row lists alternatives, of which one should be installed.
 _DISTRIBUTIONS = (
     packages.TENSORFLOWS,
     ("keras",),
@@ -126,7 +126,7 @@ def gpus() -> list[tuple[str, str]]:
 
 
 def settings(*, with_defaults: bool) -> list[tuple[str, str]]:
-    """Returns the variables that the user has set, or all that a user may set: name, value and its source."""
+    """Returns name, value and source of the variables that the user has set, or of all that a user may set."""
     rows = _variables(are_set_by_keras_ddl=False, with_defaults=with_defaults)
     rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
     if os.environ.get("TF_CONFIG"):

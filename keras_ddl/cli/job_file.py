@@ -18,9 +18,9 @@ from keras_ddl.errors import ConfigError
 
 _COMMAND, _ENV = "command", "env"
 _NOT_IN_FILES = ("config", "help", _ENV)
-# Only one of these names the hosts, so an option on the command line replaces such options in the file.
+# Only one of these may name the hosts, so an option on the command line replaces such options in the file.
 _HOSTS = ("hosts", "hostfile", "tf_config", "tf_config_file", "host_discovery_script")
-# Name of an option's type -> types of TOML that it takes, in words, and as an example.
+# Name of an option's type -> TOML types that it accepts, their description, and an example.
 _TEXT = ((str,), "a string", "'text'")
 _KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
     "boolean": ((bool,), "true or false", "true"),
@@ -30,7 +30,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
     "ranks": ((int, str), "a whole number, or a range such as '2:4'", "2"),
 }
 _NUMBER = re.compile(r"-np?=?(\d+(?::\d*)?)")
-# Options of earlier versions.
+# Options of earlier versions, which an error explains.
 _REPLACED = {
     **dict.fromkeys(("--min-np", "--min-num-proc", "--min-ranks", "--max-np", "--max-num-proc"), "-np MIN:MAX"),
     "--explain-step": "-x KERAS_DDL_EXPLAIN_STEP=1",
@@ -99,7 +99,7 @@ class Command(click.Command):
         return rest
 
     def _spelled_out(self, args: list[str]) -> list[str]:
-        """Returns the words with `-np2`, `-np=2` and `-n=2`, before the program, as `-np 2`: click reads `-n p2`."""
+        """Rewrites `-np2`, `-np=2` and `-n=2` before the program as `-np 2`, because click reads `-np2` as `-n p2`."""
         flags = {word for each in self.params if isinstance(each, click.Option) and each.is_flag for word in each.opts}
         words: list[str] = []
         rest = [*args]
@@ -116,7 +116,7 @@ class Command(click.Command):
 
 
 def _spelling(option: click.Option, shows_all: bool) -> str:
-    """Returns an option as the help shows it: by its first name, by all names, or as a line of a file."""
+    """Returns an option as shown in the help: by its first name, by all names, or as a line of a file."""
     metavar = "" if option.is_flag else f" {option.metavar}"
     if isinstance(option, InFile):
         return f"{option.opts[0][2:]} ={metavar}"

@@ -1,4 +1,4 @@
-"""The group of commands. An error is one message on stderr, with a traceback only if --debug is given."""
+"""The group of commands. An error is one message on stderr, with a traceback only under --debug."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def group() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with 0, the status of a failed rank, 1 for an error, or 2 for wrong usage."""
     arguments = sys.argv[1:] if argv is None else argv
-    # Only before the command: after it, the option may be the program's.
+    # Looks only before the command, because after it the option may belong to the program.
     debug = "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments)
     run_and_exit(group, "keras-ddl", arguments, debug=debug)
 

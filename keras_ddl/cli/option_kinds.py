@@ -1,4 +1,4 @@
-"""Options that few people need, and the number of ranks."""
+"""Types of options: rarely needed ones, settings for files, and the number of ranks."""
 
 from __future__ import annotations
 

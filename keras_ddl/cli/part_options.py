@@ -23,10 +23,10 @@ class RunOptions:
     options: Sequence[click.Option] = ()
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Raises: ConfigError: the options contradict each other. `values`: all options of parts, by name."""
+        """Raises: ConfigError: the options contradict each other. `values`: the options of all parts, by name."""
 
     def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
-        """Returns the variables of the program, given those that the command line sets."""
+        """Returns the variables of the program, given the variables that the command line sets."""
         return env
 
     def wants_figures(self, values: Mapping[str, Any]) -> bool:
@@ -58,7 +58,7 @@ def check(values: Mapping[str, Any]) -> None:
 
 
 def environment(values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
-    """Returns the variables of the program, given those that the command line sets."""
+    """Returns the variables of the program, given the variables that the command line sets."""
     for part in all_of_them():
         env = part.environment(values, env)
     return env

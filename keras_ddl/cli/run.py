@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keras_ddl.launch.watchers import Watchers
 
 _COUNT = click.IntRange(min=1)
-_NUMBER = re.compile(r"(-n|-np|--np|--num-proc)(?:=?(?P<value>\d+(?::\d*)?))?")  # as people write the number of ranks
+_NUMBER = re.compile(r"(-n|-np|--np|--num-proc)(?:=?(?P<value>\d+(?::\d*)?))?")  # spellings of the number of ranks
 
 
 def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -192,7 +192,7 @@ def command(
     verbose: bool,
     dry_run: bool,
     program: tuple[str, ...],
-    **of_parts: Any,
+    **part_values: Any,
 ) -> int:
     """Run PROGRAM on several ranks, one process each.
 
@@ -210,7 +210,7 @@ def command(
     from keras_ddl.launch.hosts.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
-    part_options.check(of_parts)
+    part_options.check(part_values)
     ranks_from = (num_ranks, hosts, hostfile, tf_config_file, host_discovery_script)
     if program and not tf_config and all(each is None for each in ranks_from):
         check_number_is_before(program)
@@ -237,7 +237,7 @@ def command(
         hosts=hosts,
         mode=mode,
         mpirun=mpirun,
-        env=part_options.environment(of_parts, variables),
+        env=part_options.environment(part_values, variables),
         timeout=timeout,
         grace=grace,
         needs_mpi=discovery is not None,
@@ -249,7 +249,7 @@ def command(
         max_ranks=most,
         verbose=verbose,
     )
-    wanted = job.num_ranks if discovery is None else most if least is None else None  # None: what the hosts take
+    wanted = job.num_ranks if discovery is None else most if least is None else None  # None: as many as the hosts take
     placement = Placement(wanted, job.hosts, discovery, least, most)
     attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
     if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
@@ -271,11 +271,11 @@ def command(
                 f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
                 f"({error.strerror}). Name a directory that you can write to."
             ) from None
-    if job.why_it_ends is not None:
-        click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
-    if hostfile is not None and job.why_it_stays is not None:
-        click.echo(f"keras-ddl: {job.why_it_stays}", err=True)
-    with part_options.watching(of_parts, verbose=verbose) as watchers:
+    if job.cannot_continue_reason is not None:
+        click.echo(f"keras-ddl: {job.cannot_continue_reason}", err=True)
+    if hostfile is not None and job.fixed_hosts_reason is not None:
+        click.echo(f"keras-ddl: {job.fixed_hosts_reason}", err=True)
+    with part_options.watching(part_values, verbose=verbose) as watchers:
         return run_job(job, watchers=watchers, **attempts)
 
 
@@ -327,7 +327,7 @@ def run_job(job: JobSpec, *, watchers: Watchers | None = None, **attempts: Any) 
         watchers.event("end", status=1, error=f"{type(error).__name__}: {error}")
         raise
     screen.write_lines("err", result.failure_text.encode())
-    # Writing the failure may have shown that nobody reads any more.
+    # Writing the failure may have revealed that nobody reads the output any more.
     status = result.exit_status if screen.lost is None else 128 + screen.lost
     first = result.first_failure
     watchers.event(
@@ -379,7 +379,7 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     if name.endswith(".py"):
         name, arguments = sys.executable, list(program)
     elif name in ("python", "python3"):
-        # The python that has keras_ddl, even if its environment is not activated.
+        # Use the Python that has keras_ddl, even if its environment is not activated.
         name = sys.executable
     elif name == "keras-ddl":
         name, arguments = sys.executable, ["-m", "keras_ddl.cli", *arguments]
@@ -406,17 +406,17 @@ def _similar_file(path: Path) -> str:
 
 
 def parse_env(settings: tuple[str, ...], files: tuple[str, ...] = ()) -> dict[str, str]:
-    """Returns the variables of NAME=VALUE settings; a NAME alone takes its value from the environment.
+    """Returns the variables of NAME=VALUE settings; a bare NAME takes its value from the environment.
 
     Args:
-        files: files with a setting (taken verbatim) or a comment (#) in each line; `settings` win.
-    Raises: ConfigError: a setting without a name, a NAME alone that is not set, or a file that cannot be read.
+        files: files with a setting (taken verbatim) or a comment (#) on each line; `settings` take precedence.
+    Raises: ConfigError: a setting without a name, a bare NAME that is not set, or a file that cannot be read.
     """
     result = {}
     for origin, number, setting in [*_lines(files), *(("--env", 0, each) for each in settings)]:
         name, equals, value = setting.partition("=")
         if not name or any(map(str.isspace, name)) or "\0" in setting or (not equals and name not in os.environ):
-            # Not the line itself, which may be a secret.
+            # Do not show the line itself, which may contain a secret.
             received = repr(setting) if not number else f"line {number} of {origin}, which is neither"
             raise ConfigError(
                 f"{'Each line of --env-file' if number else '--env'} must be NAME=VALUE, or the NAME of a variable "

@@ -28,12 +28,12 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
 
 def saves_after(callback: keras.callbacks.ModelCheckpoint, batch: int) -> bool:
     """Whether ModelCheckpoint or BackupAndRestore is about to save after this batch of the epoch."""
-    # Asks a copy, because the method counts batches.
+    # Ask a copy, because the method counts batches.
     return bool(copy.copy(callback)._should_save_on_batch(batch))
 
 
 def note_best(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
-    """Lets ModelCheckpoint decide whether it would save and note its best value, without saving."""
+    """Lets ModelCheckpoint decide whether to save, and record its best value, without saving."""
     checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
 
 
@@ -54,7 +54,7 @@ def path_of_saves(callback: Any) -> Path:
 
 
 def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int = 1) -> None:
-    """Makes TensorBoard count what it counts in this hook, without writing."""
+    """Makes TensorBoard update the counts of this hook without writing."""
     if hook == "on_train_begin":
         callback._global_train_batch = 0
     elif hook == "on_train_batch_begin":
@@ -74,7 +74,7 @@ def _set_model_in_silence(callback: keras.callbacks.TensorBoard, model: Any) -> 
 
 
 _no_writer = property(lambda _: tf.summary.create_noop_writer())
-# What is replaced in a TensorBoard that writes nothing, besides its hooks.
+# Replacements, besides those of its hooks, for a TensorBoard that writes nothing.
 SILENT_TENSORBOARD = {"set_model": _set_model_in_silence, "_train_writer": _no_writer, "_val_writer": _no_writer}
 
 
@@ -92,7 +92,7 @@ def finish_batch_hooks(callbacks: keras.callbacks.CallbackList) -> None:
 
 
 def flush_points(callback: keras.callbacks.TensorBoard) -> None:
-    """Writes what TensorBoard has in memory, which would be lost with the process."""
+    """Writes the data that TensorBoard has in memory and that would be lost with the process."""
     for writer in callback._writers.values():
         writer.flush()
 

@@ -1,4 +1,4 @@
-"""Values that are set for this thread inside a `with` block."""
+"""Context variables: values that are set for this thread inside a `with` block."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _IN_A_CHAIN = (
     "_ShuffleDataset _SkipDataset _TakeDataset _TensorDataset _TensorSliceDataset _UnbatchDataset _ZipDataset"
 )
 _CHAIN = frozenset(_IN_A_CHAIN.split())
-# Datasets that make inner iterators as they are read. They do not matter unless they contain a shuffle.
+# Datasets that create inner iterators while they are read, which matters only if they contain a shuffle.
 _LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
 
 
@@ -52,9 +52,9 @@ def order_follows_from_passes(pipeline: Iterable[tf.data.Dataset]) -> bool:
 
 
 def is_batched_at_once(dataset: Any) -> bool:
-    """Whether one .batch() or the like makes all components of a dataset's elements, unless a later map changes that.
+    """Whether one .batch(), or a similar step, makes all components of a dataset's elements, barring a later map.
 
-    False: the dataset is zipped from several or made by a generator, so nothing is known.
+    False: the dataset is zipped from several or made by a generator, so this is unknown.
     """
     name = type(dataset).__name__
     if "Batch" in name and "Unbatch" not in name:

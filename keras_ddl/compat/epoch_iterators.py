@@ -26,7 +26,7 @@ def inputs_of(adapter: Any) -> Any:
 
 
 def batches_of_epoch(iterator: Any) -> int | None:
-    """Returns how many batches an epoch has; None while that is not known."""
+    """Returns the number of batches in an epoch; None while it is unknown."""
     batches: int | None = iterator._num_batches
     return batches
 

@@ -17,7 +17,7 @@ tensorflow_packages.check_keras_backend()
 
 import keras
 
-# Versions with which `make test-versions` passed.
+# Versions that passed `make test-versions`.
 TESTED = ("3.13", "3.14", "3.15")
 
 
@@ -55,13 +55,13 @@ CallbackList = keras.callbacks.CallbackList
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 tree = keras.tree
 
-tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
+tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may name another backend
 
 
 def is_batch_moment(frames: Iterable[Any]) -> bool:
     """Whether BatchNormalization's `_moments` made an operation. `frames`: the operation's traceback.
 
-    A `_moments` that a subclass overrides does not count, unless it calls Keras's.
+    A `_moments` that a subclass overrides does not count, unless it calls that of Keras.
     """
     home = sys.modules[keras.layers.BatchNormalization.__module__].__file__
     return any(frame.name == "_moments" and frame.filename == home for frame in frames)
@@ -115,7 +115,7 @@ def global_seed_generator() -> Any:
 
 
 def make_global_seed_generator() -> Any:
-    """Returns `global_seed_generator`'s generator. Makes an unused one without drawing from Python's random numbers."""
+    """Returns `global_seed_generator`'s generator. Makes a missing one without drawing Python's random numbers."""
     if global_seed_generator() is None:
         _global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, keras.random.SeedGenerator(0))
     return global_seed_generator()

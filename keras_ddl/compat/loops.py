@@ -24,7 +24,7 @@ from keras_ddl.compat.tensorflow import (
 class LoopGraph:
     """The graph of a loop's body or condition. Create it inside the graph that will contain the loop.
 
-    Args: label: "body" or "condition". has_effects: it has side effects, which keep the program's order.
+    Args: label: "body" or "condition". has_effects: its side effects must keep the program's order.
     Attributes: graph: the FuncGraph. carried: placeholders of the loop values.
     """
 
@@ -45,7 +45,7 @@ class LoopGraph:
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Makes operations in the block part of this graph."""
+        """Adds the operations built in the block to this graph."""
         with self.graph.as_default(), self._order or contextlib.nullcontext():
             yield
         if self._order is not None:
@@ -101,7 +101,7 @@ def while_op(
         "body": value(func={"name": body.graph.name}),
         "output_shapes": value(list=values(shape=[each.as_proto() for each in result_shapes])),
         "parallel_iterations": value(i=at_once),
-        # Lets operations after the loop run in parallel with it if it only reads their variables.
+        # Lets operations after the loop run in parallel if the loop only reads their variables.
         auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR: value(list=values(i=sorted(read))),
     }
     after = [op for each in graphs for op in each.function_captures.control]

@@ -27,7 +27,7 @@ def has_keras_train_step(model: Any) -> bool:
 
 
 def is_built(model: Any) -> bool:
-    """Whether a model has its variables. Keras never marks a model that is never called as built."""
+    """Whether a model has its variables. Keras does not mark a model as built if it is never called."""
     if model.built:
         return True
     return bool(model.variables) and (not has_call(model) or all(layer.built for layer in layers_of(model)[1:]))
@@ -51,7 +51,7 @@ def build_as(model: Any, config: dict[str, Any] | None) -> None:
 
 
 def weights_made_trainable(model: Any) -> dict[int, Any]:
-    """Returns id -> variable of the weights that layers made as trainable, even if now frozen; not statistics."""
+    """Returns id -> variable of the weights that layers created as trainable, even if now frozen; no statistics."""
     own = [v for layer in model._flatten_layers() for v in getattr(layer, "_trainable_variables", ())]
     return {id(v): v for v in [*own, *model.trainable_variables]}
 
@@ -94,7 +94,7 @@ def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
 
 
 def metric_direction(metric: Any) -> str | None:
-    """Returns 'min' or 'max', whichever is better for a metric; None if the metric does not say."""
+    """Returns 'min' or 'max', whichever is better for a metric; None if the metric does not declare it."""
     direction = getattr(metric, "_direction", None)
     return None if direction is None else "max" if direction == "up" else "min"
 
@@ -162,7 +162,7 @@ def named_optimizers_of(model: Any) -> dict[str, Any]:
     take("optimizer", getattr(model, "optimizer", None))
     for number, owner in enumerate([model, *model._flatten_layers(include_self=False)]):
         for name, value in list(vars(owner).items()):
-            # Skips Keras's own lists of layers and variables, which are long and hold no optimizers.
+            # Skip Keras's own lists of layers and variables, which are long and hold no optimizers.
             if isinstance(value, keras.optimizers.Optimizer) or not name.startswith("_"):
                 take(name if number == 0 else f"layer {number}/{name}", value)
     return optimizers

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_ddl.compat.keras import keras
 
-# Our names of the steps of an update. All take gradients; "apply" and "overwrite" also take the variables.
+# keras_ddl's names for the steps of an update. All take gradients; "apply" and "overwrite" also take variables.
 _STEPS = {
     "apply": "_backend_apply_gradients",
     "update": "_backend_update_step",
@@ -29,7 +29,7 @@ def delegates_updates(optimizer: Any) -> bool:
 
 
 def learning_rate_source(optimizer: Any) -> Any:
-    """Returns what an optimizer reads its rate from: a variable, a schedule or a function; None if it has none."""
+    """Returns the source of an optimizer's rate: a variable, a schedule or a function; None if it has none."""
     return getattr(optimizer, "_learning_rate", None)
 
 
@@ -45,7 +45,7 @@ def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> list[Any]:
 
 
 def batches_counted(optimizer: Any) -> Any:
-    """Returns the variable that counts batches; `iterations` counts updates, of which there may be fewer."""
+    """Returns the variable that counts batches; `iterations` counts updates, which may be fewer."""
     return optimizer._iterations
 
 
@@ -55,7 +55,7 @@ def averaged_weights(optimizer: Any) -> list[Any]:
 
 
 def replace_steps(optimizer: Any, replacements: Mapping[str, Callable[..., Any]]) -> None:
-    """Replaces steps ("apply", "update", "clip", "overwrite") of this one optimizer, without Keras's tracking."""
+    """Replaces steps ("apply", "update", "clip", "overwrite") of a single optimizer, without Keras's tracking."""
     for step, replacement in replacements.items():
         object.__setattr__(optimizer, _STEPS[step], replacement)
 

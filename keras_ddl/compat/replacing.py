@@ -1,6 +1,6 @@
-"""Replaces attributes of other packages, for the rest of the process, and methods of one object, for a while.
+"""Replaces attributes of other packages, for the rest of the process, and methods of single objects temporarily.
 
-For a while the object has a class that is derived from its own. So no class of another package changes, and `super()`
+Meanwhile, the object has a class that is derived from its own. So no class of another package changes, and `super()`
 in a class of the program finds the replacement, too.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_ddl.errors import DependencyError
 
 Table = Sequence[tuple[Any, str, Any]]
+_MISSING = object()
 _OWN = "keras_ddl_own_class"  # an attribute of derived classes: the class that the program has given the object
 
 
@@ -52,6 +53,22 @@ def _replacement(original: Any, patch: Any) -> Any:
     return replacement
 
 
+def set_values(table: Table) -> Callable[[], None]:
+    """Sets attributes, also new ones: rows of (owner, name, value). Returns a function that undoes it."""
+    before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in table]
+    for owner, name, value in table:
+        setattr(owner, name, value)
+
+    def undo() -> None:
+        for owner, name, value in before:
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+    return undo
+
+
 def replace_on(owner: Any, methods: Mapping[str, Any], inherited_from: type | None = None) -> None:
     """Replaces methods of one object, until `restore`.
 
@@ -60,11 +77,11 @@ def replace_on(owner: Any, methods: Mapping[str, Any], inherited_from: type | No
             place of those that its class inherits from that class.
     """
     own, current = class_of(owner), type(owner)
-    # A program may pickle the object later.
+    # The program may pickle the object later.
     named = {_OWN: own, "__module__": own.__module__, "__reduce_ex__": _reduce, **methods}
     if inherited_from is None or inherited_from is own:
         bases: tuple[type, ...] = (current,)
-    else:  # which comes before `inherited_from` and after the program's class
+    else:  # a class between the program's class and `inherited_from`
         bases = (current, _derived((inherited_from,), methods))
         named = {name: value for name, value in named.items() if name not in methods}
     owner.__class__ = _derived(bases, named)

@@ -1,6 +1,6 @@
 """Imports TensorFlow, checks it, and loads keras_ddl's ops; the only module that imports tensorflow.python.
 
-Read from TensorFlow 2.21. Other modules write `from keras_ddl.compat.tensorflow import tf`, so that an environment in
+Written for TensorFlow 2.21. Other modules write `from keras_ddl.compat.tensorflow import tf`, so that an environment in
 which keras_ddl cannot work ends in a DependencyError that says what to install.
 """
 
@@ -24,7 +24,7 @@ from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import tensorflow_packages
 from keras_ddl.errors import DependencyError
 
-# Oldest TensorFlow whose C API has all that native/tf uses.
+# The oldest TensorFlow whose C API has everything that native/tf uses.
 OLDEST = (2, 16)
 # Versions with tested asynchronous kernels, which rely on how TensorFlow passes `done` (native/tf/kernels.cc).
 TESTED = ((2, 16), (2, 17), (2, 18), (2, 19), (2, 20), (2, 21))
@@ -57,7 +57,7 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS):
         resource_variable_ops,
     )
 
-    # Exported by TensorFlow for Keras.
+    # TensorFlow exports these for Keras.
     FuncGraph, EagerTensor = tf.__internal__.FuncGraph, tf.__internal__.EagerTensor
     # The class of every tf.function, and modules that define public classes.
     _Function = type(tf.function(lambda: None))
@@ -150,7 +150,7 @@ def _free_from_program_order() -> None:
 def traced_for_xla() -> bool:
     """Whether a tf.function(jit_compile=True) is being traced on this thread.
 
-    The traced graph does not know this, but the tf.function that traces it does, and is on the stack.
+    The traced graph does not show this, but the tf.function that traces it does, and that is on the stack.
     """
     if tf.executing_eagerly():
         return False
@@ -187,7 +187,7 @@ def _once_optimizing(executor: str | None, config_proto: bytes) -> Any:
     rewriter.meta_optimizer_iterations = rewriter.meta_optimizer_iterations or rewriter.ONE
     rewriter.memory_optimization = rewriter.memory_optimization or rewriter.NO_MEM_OPT
     rewriter.layout_optimizer = rewriter.layout_optimizer or rewriter.OFF
-    rewriter.disable_tfg_optimizer = True  # experimental, and only infers shapes once more
+    rewriter.disable_tfg_optimizer = True  # this experimental optimizer only infers shapes again
     return FunctionCallOptions(executor, chosen)
 
 
@@ -284,7 +284,7 @@ def add_control_input(operation: tf.Operation, before: tf.Operation) -> None:
     operation._add_control_input(before)
 
 
-# Skips a wrapper that looks for a deprecated argument in every call, a quarter of the time of a cut.
+# Skips a wrapper that checks for a deprecated argument in every call, which takes a quarter of the time of a cut.
 create_op: Callable[..., tf.Operation] = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
 
 
@@ -294,7 +294,7 @@ def is_stateful(operation: tf.Operation) -> bool:
 
 
 def written_resources(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the input resources that an operation may write: all of them unless some are known to be only read."""
+    """Returns the input resources that an operation may write: all of them, except those known to be only read."""
     reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
     return [each for each in operation.inputs if each.dtype == tf.resource and (each in writes or each not in reads)]
 
@@ -373,7 +373,7 @@ def constant_value(tensor: tf.Tensor) -> Any:
 
 
 def session_callable(session: Any, options: Any) -> Callable[..., Any]:
-    """Returns a function that runs a session as CallableOptions say.
+    """Returns a function that runs a session according to CallableOptions.
 
     Session.make_callable runs Session.run, which takes 0.2 ms per call and compares shapes with those of placeholders;
     TensorFlow Serving leaves that check to the model.

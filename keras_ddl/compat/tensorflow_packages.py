@@ -1,4 +1,4 @@
-"""Tells which TensorFlow is installed, by the packages' metadata, without importing TensorFlow or Keras."""
+"""Finds out from package metadata which TensorFlow is installed, without importing TensorFlow or Keras."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def import_without_keras() -> None:
             del sys.modules[name]
     keras = importlib.util.find_spec("keras")  # does not import it
     if "tensorflow" in sys.modules and keras is not None and keras.submodule_search_locations:
-        # Where TensorFlow 2.16 and later look for tensorflow.keras if they find Keras.
+        # The place where TensorFlow 2.16 and later look for tensorflow.keras if they find Keras.
         folders = [str(Path(folder, "_tf_keras")) for folder in keras.submodule_search_locations]
         tensorflow.__path__ = [*folders, *filter(None, tensorflow.__path__)]
 
 
-# How to distribute training with Keras on another backend.
+# Advice for distributing training with Keras on another backend.
 _INSTEAD = {
     "torch": (
         " On PyTorch, instead of keras_ddl.Strategy: import keras_ddl.torch, "

@@ -104,30 +104,37 @@ def build_step(
         keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are still gathered, because
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) whose value is the sum over all ranks, even between steps.
-        shards: outer tensors (handles of variables) that are held in flat shards. A rank's shard is in the variable
+        shards: outer tensors (handles of variables) kept in flat shards. A rank's shard is in the variable
             whose handle `captured` returns. mirrors: mirrors of these shards, or of slices of the earlier axis, on
             other ranks, if there are any; only in a step that commits.
-        weights: a subset of `shards`, gathered again wherever the step needs a complete weight. At most
+        weights: a subset of `shards`, which are gathered wherever the step needs a complete weight. At most
             `gathered_bytes` of gathered weights exist at a time, unless one operation needs more.
         snapshots: the step commits: no variable is written before all ranks have run everything else. Variables that
             cannot wait are copied here first. None: variables are written at once.
-        declare_rows: declares the extents of replicated arguments that are made of the batch's rows, and returns these
+        declare_rows: declares the extents of replicated arguments that consist of the batch's rows, and returns these
             arguments.
         earlier: collectives of the axis along which the program was already cut (model_axis.py). everyone: collectives
             of all ranks of the mesh, which commit together; None: `collectives` covers all ranks.
-        further: batches of other sizes; an argument `Sharded(0, rows=(n,))` has the rows of the n-th one.
+        further: batches of other sizes; an argument `Sharded(0, rows=(n,))` has the rows of batch n.
     Returns: the step's outputs in order, replicated.
     """
     report = report or Report()
-    builder = Builder(
-        program=program, batch=batch, others=tuple(further), collectives=collectives, report=report, seed=seed
-    )
-    builder.gathered_bytes = gathered_bytes
-    builder.earlier, builder.everyone = earlier, everyone or collectives
+    statistics = None
     if batch_statistics == "rank":
-        calls, others = detection.find(program)
-        builder.override = OwnStatistics(calls)
-        builder.report.own_statistics, builder.report.global_statistics = len(calls), others
+        calls, report.global_statistics = detection.find(program)
+        statistics, report.own_statistics = OwnStatistics(calls), len(calls)
+    builder = Builder(
+        program=program,
+        batch=batch,
+        others=tuple(further),
+        collectives=collectives,
+        earlier=earlier,
+        everyone=everyone or collectives,
+        report=report,
+        seed=seed,
+        gathered_bytes=gathered_bytes,
+        statistics=statistics,
+    )
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)
@@ -147,7 +154,7 @@ def build_step(
     if writes is not None:
         if mirrors is not None:
             mirrors.update(writes, earlier or collectives, lambda: everything_before(writes.needed(), outputs))
-        # On a mesh memory is scarce. Without a mesh, updates overlap with sums of other gradients.
+        # Memory is scarce on a mesh. Without a mesh, updates overlap with sums of other gradients.
         last = [*outputs, *writes.scattered()]
         after = (
             None if earlier is None else AfterCommit(writes.values(), last, gathers=bool(shards) and mirrors is None)

@@ -16,7 +16,7 @@ from keras_ddl.communicator.newcomers import history
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.launch.checks import gpus
+from keras_ddl.packages import nvidia_driver
 from keras_ddl.topology import Topology
 
 
@@ -38,14 +38,14 @@ def share_cores(topology: Topology) -> None:
     if threads is None:
         return
     _set("intra", threads)
-    # A synchronous kernel blocks a thread while it waits for other ranks, so with too few threads all would wait.
+    # A synchronous kernel blocks a thread while it waits for other ranks, so too few threads could all be blocked.
     if tf_compat.asynchronous():
-        # At least two: with one, a weight's gradient, and its bucket, may wait until all of backward is done.
+        # At least two threads: with one, a gradient and its bucket may wait until the backward pass has ended.
         _set("inter", max(2, threads))
 
 
 def threads_of(rank: int, hosts: Sequence[int], cores: Sequence[Sequence[int]]) -> int | None:
-    """Returns the threads for `rank`, its cores divided by the ranks that share any of them; None if it shares none.
+    """Returns the thread count for `rank`: its cores divided by the ranks that share any of them; None without sharing.
 
     Args:
         hosts: index of the host of each rank. cores: numbers of the cores that each rank may run on.
@@ -77,7 +77,7 @@ def choose_device(topology: Topology) -> str:
     if own is None:
         return "/device:CPU:0"
     try:
-        # Otherwise every rank would allocate memory on every GPU.
+        # Otherwise, every rank would allocate memory on every GPU.
         tf.config.set_visible_devices(own, "GPU")
         number = 0
     except RuntimeError:
@@ -96,7 +96,7 @@ def _ranks_on(own: tf.config.PhysicalDevice | None, topology: Topology) -> list[
     """Returns the ranks that compute on this rank's GPU, itself included. COLLECTIVE."""
     if topology.size == 1 and not history.takes_newcomers():
         return [topology.rank]
-    identity = None if own is None else gpus.identity_of(int(own.name.rpartition(":")[2]))
+    identity = None if own is None else nvidia_driver.identity_of(int(own.name.rpartition(":")[2]))
     identities = communicator.all_gather_object(identity, name="keras_ddl/gpus")
     mine = topology.hosts[topology.rank]
     return [rank for rank, each in enumerate(identities) if each == identity and topology.hosts[rank] == mine]

@@ -35,5 +35,5 @@ def session_config(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto
 
 
 def _configured(original: Any, session: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
-    # Without a config a session uses TensorFlow's settings, which already are this rank's.
+    # Without a config a session uses TensorFlow's settings, which are already this rank's.
     original(session, target, graph, config if config is None else session_config(config))

@@ -1,4 +1,4 @@
-"""Writes files and directories atomically: writes a hidden one, syncs it and renames it.
+"""Writes files and directories atomically: writes a hidden copy, syncs it and renames it.
 
 `rename` is the only step that readers can see, and POSIX makes it atomic. A killed writer leaves a `.tmp-*` directory,
 which readers ignore and `sweep_temporaries` removes.
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 TEMPORARY = ".tmp-"
-REPLACED = ".replaced"  # suffix of a directory that is being replaced by a newer one of its name
-_OTHER_HOST_SECONDS = 24 * 3600.0  # how long another host's temporaries stay: its processes cannot be checked
+REPLACED = ".replaced"  # suffix of a directory that is being replaced by a newer one
+_OTHER_HOST_SECONDS = 24 * 3600.0  # how long another host's temporaries stay; its processes cannot be checked
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY  # O_DIRECTORY, because opening a FIFO would wait for its writer
 _PATTERN = re.compile(r"^\.tmp-(?P<host>.*)-(?P<pid>\d+)-[^-]*$")
 
@@ -146,7 +146,7 @@ def write_whole(path: str | Path, write: Callable[[str], Any], *, synced: bool =
 
     A file appears atomically, and so does a directory, unless an existing one at `path` has other entries: then files
     are moved one by one. Without `synced`, the result survives the process, but not the host.
-    Returns: what `write` returns. Raises: what `write` raises; OSError. `path` is then unchanged.
+    Returns: the result of `write`. Raises: errors of `write`; OSError. On errors, `path` is unchanged.
     """
     final = Path(os.path.realpath(path))
     base = next(parent for parent in final.parents if parent.is_dir())  # `write` creates missing parents, or fails
@@ -193,7 +193,7 @@ def being_read(path: Path) -> Iterator[None]:
     """Protects a directory from `remove_unless_read` in any process of this host, within the block."""
     try:
         descriptor = os.open(path, _DIRECTORY)
-    except OSError:  # missing: reading it will fail
+    except OSError:  # the directory is missing, so reading it will fail
         yield
         return
     try:
@@ -205,7 +205,7 @@ def being_read(path: Path) -> Iterator[None]:
 
 
 def remove_unless_read(path: Path) -> bool:
-    """Works like `remove`, unless a process of this host reads the directory (`being_read`). Returns whether it did.
+    """Works like `remove`, unless a process of this host reads the directory (being_read). Returns whether it is gone.
 
     Raises: OSError: `path` is not a directory, or cannot be read or removed.
     """
@@ -221,7 +221,7 @@ def remove_unless_read(path: Path) -> bool:
     except OSError:  # this file system has no locks
         pass
     try:
-        remove(path)  # while locked, so that a new reader waits and then finds nothing
+        remove(path)  # remove it while locked, so that a new reader waits and then finds nothing
     finally:
         os.close(descriptor)
     return True

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 MOST_JSON_BYTES = 1 << 28
-MOST_JSON_LEVELS = 200  # nested lists and objects; keras_ddl's files have 5 and what a user adds
+MOST_JSON_LEVELS = 200  # nested lists and objects; keras_ddl's files have 5 levels, plus those of user data
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {
@@ -60,7 +60,7 @@ def _open(name: str, flags: int, place: int, path: Path) -> int:
         return os.open(name, flags, dir_fd=place)
     except OSError as error:
         mode = stat.S_IFREG
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # a link, not a directory, or a socket
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # a link, a socket, or not a directory
             mode = os.stat(name, dir_fd=place, follow_symlinks=False).st_mode
         if stat.S_ISREG(mode):
             raise OSError(error.errno, error.strerror, str(path)) from None

@@ -21,7 +21,7 @@ from keras_ddl.errors import ConfigError
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREDENTIALS = struct.Struct("@iII")  # process, user, group
-_NOTHING = 0o077  # permissions of others that are refused: any,
+_NOTHING = 0o077  # permissions that others must not have: any,
 _WRITE = 0o022  # or write
 
 
@@ -31,7 +31,7 @@ def private_directory(path: Path, *, is_new: bool = False) -> Path:
     The directories above are checked, too, so that no other user can replace it later.
 
     Args:
-        is_new: it must not exist yet.
+        is_new: whether it must not exist yet.
     Returns: its path without symbolic links.
     Raises:
         ConfigError: it is not a directory, others may use it, or others may rename a directory above it.
@@ -115,7 +115,7 @@ def _enter_own(
                 raise
     try:
         descriptor = _enter(stack, holder, path.name)
-    except NotADirectoryError:  # also if it is a symbolic link
+    except NotADirectoryError:  # also raised for a symbolic link
         raise _refusal(path, "which is not a directory") from None
     _require_own(os.fstat(descriptor), path, forbidden)
     return descriptor
@@ -130,7 +130,7 @@ def _require_own(status: os.stat_result, path: Path, forbidden: int) -> None:
 
 
 def _require_that_nobody_renames(descriptor: int, path: Path) -> None:
-    """Checks that only this user and root can rename or replace this user's entries of a directory."""
+    """Checks that only this user and root can rename or replace this user's entries in a directory."""
     status = os.fstat(descriptor)
     if status.st_uid not in _trusted_owners():
         raise _refusal(path, f"a directory of user {status.st_uid}, who can rename its entries")

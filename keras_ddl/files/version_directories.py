@@ -1,4 +1,4 @@
-"""Recognizes the directories of a model's versions, which an export writes and a server loads."""
+"""Recognizes the version directories of a model, which an export writes and a server loads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ LARGEST = 2**63 - 1  # TensorFlow Serving keeps a version as an int64
 
 
 def number_of(name: str) -> int | None:
-    """Returns the version that a directory's name stands for, None if it is not a version.
+    """Returns the version that a directory's name denotes; None if it is not a version.
 
     As in TensorFlow Serving, a version is a number from 0 to LARGEST in ASCII digits, with or without leading zeros.
     """

@@ -1,4 +1,4 @@
-"""Chooses how many bytes of gradients go into one bucket: a fixed number, or by measurement.
+"""Chooses how many bytes of gradients go into one bucket, a fixed number or one found by measurement.
 
 Large buckets use the links well; small ones start earlier and overlap more with backward. Horovod fuses up to a fixed
 64 MB (Sergeev & Del Balso, arXiv 1802.05799, section 4), PyTorch's DDP uses 25 MB after a first bucket of 1 MB (Li et
@@ -19,20 +19,20 @@ from keras_ddl.communicator.newcomers import history
 from keras_ddl.topology import Topology
 
 AUTO = "auto"
-# Sizes that are measured. Below the first, TensorFlow's cost of starting an op outweighs that of the links.
+# The measured sizes. Below the first one, the cost of starting a TensorFlow op outweighs that of the links.
 SIZES = tuple(size << 20 for size in (1, 2, 4, 8, 16, 32))
 BANDWIDTH_FRACTION = 0.9
 _REPEAT = 3
-# If one reduction takes longer, larger sizes are not measured: that is long enough to keep the link busy.
+# If one reduction takes longer, larger sizes are not measured, because this is long enough to keep the link busy.
 _LONGEST_SECONDS = 0.1
-# Auto: at least this many buckets, so that the first are sent while others are still computed.
+# "auto" makes at least this many buckets, so that the first are sent while others are still being computed.
 _MIN_BUCKETS = 4
 # The size for communicators that lack some ranks. "auto" does not measure these.
 _SUBSET_BYTES = 8 << 20
 
 
 class BucketSize(NamedTuple):
-    """The size of buckets. `measured`: by "auto"; its bound also depends on the total bytes of the gradients."""
+    """The size of buckets. `measured`: by "auto"; the bound then also depends on the total bytes of the gradients."""
 
     bytes: int
     measured: bool
@@ -98,7 +98,7 @@ def of(comm: Communicator) -> BucketSize:
 
 
 def measure(clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
-    """Measures an all-reduce: bytes -> seconds, equal on all ranks. COLLECTIVE."""
+    """Measures the time of an all-reduce: bytes -> seconds, equal on all ranks. COLLECTIVE."""
     import numpy as np
 
     name = "keras_ddl/bucket_probe"
@@ -107,11 +107,11 @@ def measure(clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
     for size in SIZES:
         part = array[: size // 4]
         times = []
-        for _ in range(_REPEAT + 1):  # the first allocates pages
+        for _ in range(_REPEAT + 1):  # the first round allocates pages
             begin = clock()
             communicator.all_reduce_array(part, name=name, out=part)
             times.append(clock() - begin)
-        # The maximum over ranks of every rank's minimum, which leaves out other load on the machines.
+        # The maximum over ranks of each rank's minimum, which excludes other load on the machines.
         own = np.array([min(times[1:])])
         seconds[size] = float(communicator.all_reduce_array(own, op="max", name=name)[0])
         if seconds[size] > _LONGEST_SECONDS:

@@ -28,7 +28,7 @@ def plan_buckets(
 
     The backward pass computes the last tensors first, so buckets are filled from the end of the list. A bucket has one
     dtype, like a collective. A bucket may exceed the bound by its last tensor if it was less than a quarter full
-    before: small tensors such as biases are not worth a collective of their own.
+    before: small tensors such as biases are not worth a separate collective.
 
     Args:
         sizes: bytes of each tensor, in the order of the model's variables.

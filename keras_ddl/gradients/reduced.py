@@ -1,6 +1,6 @@
 """Tracks which gradients are already reduced, so that an optimizer reduces each gradient once.
 
-In a graph the operations show it: a gradient that was computed from a reduced one (clipped, scaled) is reduced. In
+In a graph, the operations show this: a gradient that was computed from a reduced one (clipped, scaled) is reduced. In
 eager mode only the tensors themselves are known, and the variables whose reduced gradients the program has not applied
 yet: another gradient of such a variable may be computed from the reduced one.
 """
@@ -28,7 +28,7 @@ def note(before: Any, after: Any) -> None:
 
 
 def note_variable(variable: Any) -> None:
-    """Records, in eager mode, that the program has a reduced gradient of `variable`, and may change it."""
+    """Records, in eager mode, that the program has a reduced gradient of `variable`, which it may change."""
     if tf.executing_eagerly():
         setattr(variable, _MARK, True)
 

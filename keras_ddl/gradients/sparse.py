@@ -34,7 +34,7 @@ def all_reduce_slices(
     """Reduces `slices` over all ranks.
 
     Args:
-        slices: rows of a table of shape [n, ...], equal on all ranks; the number of rows may differ.
+        slices: rows of a table, whose shape [n, ...] is equal on all ranks; the number of rows may differ.
         op: "sum" or "mean".
         name: match key, equal on all ranks.
         compare: in eager mode, compare the indices over ranks.

@@ -39,12 +39,12 @@ class Channel:
         """
         Args:
             accepts: the kinds of frames that the peer may send, with size limits, perhaps until its proof; None: all.
-            lost_after: seconds after which another host that does not answer counts as lost.
+            lost_after: seconds after which another host counts as lost if it does not answer.
         """
         self.sock = sock
         self._accepts = accepts
         self.closed = False
-        self.timed_out = False  # the network is down: the peer may live
+        self.timed_out = False  # whether the network is down; the peer may still live
         self.is_impostor = False  # whether the peer has sent a frame that it may not send
         self._incoming = bytearray()
         self._outgoing = bytearray()
@@ -93,7 +93,7 @@ class Channel:
         """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
         taken = 0
         while taken < _READ_BYTES and not self.closed:
-            # If only some kinds are accepted, it reads no byte beyond a frame, because another reader may need it.
+            # If only some kinds are accepted, read no bytes beyond a frame, because another reader may need them.
             most = _READ_BYTES if self._accepts is None else self._missing()
             try:
                 data = self.sock.recv(most)
@@ -120,14 +120,14 @@ class Channel:
                 yield Kind(kind), payload
 
     def _missing(self) -> int:
-        """Returns how many bytes the frame that has begun to arrive lacks, as far as is known."""
+        """Returns how many bytes of the incoming frame are still missing, as far as known."""
         if len(self._incoming) < _HEADER.size:
             return _HEADER.size - len(self._incoming)
         _, size = _HEADER.unpack_from(self._incoming)
         return min(_READ_BYTES, _HEADER.size + size - len(self._incoming))
 
     def is_ready(self, events: int, seconds: float | None) -> bool:
-        """Waits until the connection is ready for `events` (loop.py). None: without a limit."""
+        """Waits until the connection is ready for `events` (loop.py). None: no time limit."""
         ready: list[int] = []
         serve(None if seconds is None else max(0.0, seconds), [(self.fileno(), events, partial(ready.append, 1))])
         return bool(ready)

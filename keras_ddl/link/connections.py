@@ -1,4 +1,4 @@
-"""Connections between the processes of a job: on one host by UNIX sockets, between hosts by TCP."""
+"""Connections between the processes of a job: UNIX sockets on one host, TCP between hosts."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The listener sends a nonce first (NONCE). The caller answers with its own nonce and facts about itself (HELLO), and the
 listener with the facts that the caller needs (WELCOME). Each proof is an HMAC over the other side's nonce and the
-message. So nobody else can read a rank's output or start a program through a port, and a rank runs nothing for an
+message. Thus nobody else can read a rank's output or start a program through a port, and a rank runs nothing for an
 impostor. No message is parsed before its proof is checked.
 """
 

@@ -2,7 +2,7 @@
 
     program  <-- UNIX socket -->  its wrapper  <-- UNIX socket or TCP -->  launcher
 
-The program and the launcher send each other most frames; the wrapper forwards them unchanged.
+Most frames pass between the program and the launcher; the wrapper forwards them unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
     REPORT = 17  # P JSON: the uncaught exception that ends the program (error_report.py)
     IN_JOB = 18  # P JSON: in_job: whether the program is between init and shutdown, so that its end is a loss
     CHECKPOINT = 19  # P JSON: path, step, resume, is_new: the last complete checkpoint
-    FIGURES = 20  # P JSON: figures of the training (strategy/figures.py), if somebody watches the job
+    FIGURES = 20  # P JSON: figures of the training (strategy/figures.py), if the job has a watcher
     HOSTS_CHANGED = 21  # L empty: the job would be started on other hosts now (host_watch.py)
     QUESTION = 22  # P JSON: about the other ranks (membership.py, board.py)
     ANSWER = 23  # L JSON: to a QUESTION; for a membership: epoch, members, ended, and with several hosts doors, secret
@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     READY = 31  # from host_ranks.py to remote_ranks.py, empty: from now on, the ranks belong to the launcher
 
 
-# The frames that a peer may send, with their size limits, so that it cannot make the other side allocate memory:
+# The frames that a peer may send, with their size limits, which keep it from making the other side allocate memory:
 # before its proof,
 FROM_UNPROVEN_CALLER: Mapping[int, int] = {Kind.HELLO: 1 << 12}
 FROM_UNPROVEN_LISTENER: Mapping[int, int] = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}

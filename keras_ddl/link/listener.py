@@ -1,6 +1,6 @@
 """A listening socket, and the connections that have not yet proved that they belong to the job.
 
-Anybody on the network may connect. Before its proof, a connection may send a few kilobytes, which are not parsed.
+Anybody on the network may connect. Before the proof, a connection may send a few kilobytes, which are not parsed.
 Only a few unproven connections are open at a time, and they are closed after a while. If too many strangers connect, a
 process of the job may also lose its connection; it then connects again (handshake.py).
 """
@@ -88,7 +88,7 @@ class Listener:
         return None
 
     def introduce(self, secret: str) -> Iterator[Caller]:
-        """Sets the secret; yields the callers that have proved before that they know it."""
+        """Sets the secret; yields the callers that have already proved that they know it."""
         self._secret = secret
         for fd in self._unproven:
             if self._unproven[fd].payload is not None and (caller := self._proven(fd)) is not None:
@@ -133,7 +133,7 @@ class Listener:
                 return
             fd = sock.fileno()
             caller.channel.send(Kind.NONCE, caller.nonce)
-            if caller.channel.closed:  # by the caller
+            if caller.channel.closed:  # the caller has closed it
                 continue
             pushed_out = self._unproven.add(fd, address[0] if address else "", caller)
             if pushed_out is not None:

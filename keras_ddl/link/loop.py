@@ -6,7 +6,7 @@ import select
 from collections.abc import Callable, Iterable
 
 READ, WRITE = select.POLLIN, select.POLLOUT
-Source = tuple[int, int, Callable[[], object]]  # a descriptor, READ or WRITE or both, and what to call
+Source = tuple[int, int, Callable[[], object]]  # a descriptor, READ or WRITE or both, and the handler to call
 
 
 def serve(seconds: float | None, sources: Iterable[Source]) -> None:

@@ -17,10 +17,11 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from keras_ddl import config
 from keras_ddl.errors import RankLostError
@@ -30,6 +31,8 @@ from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, WRITE
 
 SOCKET = "link"  # in KERAS_DDL_RUN_DIR
+# EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
+RESTART_STATUS = 75
 
 
 class LinkLost(RankLostError):
@@ -50,7 +53,7 @@ class ProgramLink:
         admit_at: see board.py.
         hosts_changed: whether a restart of the job would use other hosts.
         ended: the ranks that this rank has waited for and whose programs have ended.
-        record: the record that rank 0 has sent to this newcomer. The program takes it and sets None.
+        record: the record that rank 0 has sent to this newcomer. The program takes it and sets this to None.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,13 +72,13 @@ class ProgramLink:
         self.record: bytes | None = None
         self._opened()
 
-    def of_job(self, name: str) -> Any:
+    def job_fact(self, name: str) -> Any:
         """Returns an entry of WELCOME."""
         return self._job[name]
 
     def look(self) -> None:
         """Handles the frames that have arrived; never waits. Cost: 3 us."""
-        if self._reading.acquire(blocking=False):  # else another thread reads
+        if self._reading.acquire(blocking=False):  # otherwise another thread is reading
             try:
                 if self._channel is None or self._arrived.poll(0):
                     self._take()
@@ -85,7 +88,7 @@ class ProgramLink:
                 self._reading.release()
 
     def send(self, kind: Kind, message: bytes | Mapping[str, Any] = b"") -> None:
-        """Sends a frame to the launcher. Waits while the wrapper has too much to send. Raises: LinkLost."""
+        """Sends a frame to the launcher. Waits while the wrapper's backlog is full. Raises: LinkLost."""
         channel = self._opened()
         with self._sending:
             try:
@@ -106,11 +109,11 @@ class ProgramLink:
         return answer
 
     def ask_until(self, question: Mapping[str, Any], is_over: Callable[[], bool]) -> dict[str, Any] | None:
-        """Returns the answer as `ask`; None: `is_over`, which another frame made true, ended the wait."""
+        """Like `ask`, but returns None if another frame makes `is_over` true first."""
         with self._reading:
             self._answer = None
             self.send(Kind.QUESTION, question)
-            self._wait(lambda: is_over() or self._answer is not None)  # `is_over` may look, and take the answer
+            self._wait(lambda: is_over() or self._answer is not None)  # `is_over` may look and take the answer
             if self._answer is None:
                 self._close()  # so that the wrapper drops a late answer
             return self._answer
@@ -196,8 +199,8 @@ _link: ProgramLink | None = None
 _opening = threading.RLock()
 
 
-def of_process() -> ProgramLink | None:
-    """Returns the connection of this process with its rank's wrapper; None: `keras-ddl run` has not started it."""
+def current() -> ProgramLink | None:
+    """Returns the connection of this process with its rank's wrapper; None: `keras-ddl run` did not start it."""
     global _link
     with _opening:
         folder = config.get("RUN_DIR")
@@ -209,19 +212,32 @@ def of_process() -> ProgramLink | None:
 
 def opened() -> ProgramLink:
     """Returns the connection of this process. Raises: LinkLost: there is none."""
-    if (link := of_process()) is None:
+    if (link := current()) is None:
         raise LinkLost
     return link
 
 
 def tell(kind: Kind, message: Mapping[str, Any]) -> None:
-    """Tells the launcher something; does nothing without a launcher."""
+    """Sends the launcher a frame; does nothing without a launcher."""
     with contextlib.suppress(LinkLost):
         opened().send(kind, message)
 
 
+def hosts_changed() -> bool:
+    """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
+    if (link := current()) is None:
+        return False
+    link.look()
+    return link.hosts_changed
+
+
+def exit_for_restart() -> NoReturn:
+    """Ends this rank so that the job is restarted. All ranks must call it once `hosts_changed()` is true on one."""
+    sys.exit(RESTART_STATUS)
+
+
 def _in_forked_child() -> None:
-    """A child process has its own connection: the frames of two processes would mix."""
+    """Gives a child process its own connection, because frames of two processes would mix."""
     global _link, _opening
     _link, _opening = None, threading.RLock()
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Distributions whose files are the folder tensorflow/. The other names of TensorFlow on PyPI only depend on these.
+# Distributions that contain the folder tensorflow/. TensorFlow's other names on PyPI only depend on these.
 TENSORFLOWS = (
     "tensorflow",
     "tensorflow-cpu",
@@ -50,7 +50,7 @@ def missing(modules: Sequence[str]) -> list[str]:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # imported, but without a spec
+    except ValueError:  # the module was imported but has no spec
         return True
 
 
@@ -86,7 +86,7 @@ def install_tensorflow(*, for_gpus: bool = False) -> str:
 
 
 def is_for_cuda() -> bool | None:
-    """Whether the TensorFlow that is installed is a build for CUDA; None if that is unknown."""
+    """Whether the installed TensorFlow is a CUDA build; None if unknown."""
     with contextlib.suppress(OSError, ValueError):  # another layout of files; a module without a spec
         spec = importlib.util.find_spec("tensorflow")
         for folder in (spec and spec.submodule_search_locations) or ():
@@ -103,7 +103,7 @@ def _has_cuda() -> bool:
 
 
 def install_mpi(*also: str) -> str:
-    """Returns the command that installs an MPI, or reinstalls the present one. `also`: further packages to install."""
+    """Returns the command that installs an MPI, or reinstalls the existing one. `also`: further packages to install."""
     installed = [name for name in MPIS if version(name)]
     wanted = [name for name in also if not version(name)]
     if installed and wanted:
@@ -150,7 +150,7 @@ def _required() -> list[tuple[str, list[str], str, str]]:
 
 
 def pip(command: str) -> str:
-    """Returns how to call this environment's pip: as `pip` if a shell finds it, else through Python."""
+    """Returns the command that calls this environment's pip: `pip` if a shell finds it, else through Python."""
     here = Path(sys.executable).parent
     on_path = shutil.which("pip")
     if on_path is not None and Path(on_path).parent == here:

@@ -96,7 +96,7 @@ class Strategy(BaseStrategy):
         cluster.check_arguments(positional, removed)
         topology = communicator.init()
         self._check_no_other_scope(topology.rank)
-        if hasattr(self, "job"):  # an existing Strategy that __new__ returned
+        if hasattr(self, "job"):  # __new__ returned an existing Strategy
             if seed is not None:
                 self.random_state = RandomState(self.size, seed)
             return
@@ -114,7 +114,7 @@ class Strategy(BaseStrategy):
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
-        self.resilience = resilience.of_job()
+        self.resilience = resilience.current()
         self.mesh_layout = mesh_layout if self.job.goes_on else None
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 

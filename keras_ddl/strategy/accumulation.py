@@ -9,7 +9,7 @@ In a job that continues when a rank is lost, a part would be lost with its rank,
 the data ranks only. In these two cases each step sums its gradients over ranks, and every rank accumulates the total.
 
 With Strategy(sharding="weights") the accumulator of a weight in shards is in shards, too: each step gives each rank its
-chunk of the sum over ranks. No rank has room for a complete one.
+chunk of the sum over ranks. No rank has memory for a complete accumulator.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from keras_ddl.strategy.shards import sharded_slots
 _in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks hold parts of sums; equal on all ranks
 
 
-def of_parts(model: Any) -> list[Any]:
-    """Returns the accumulators in which each rank keeps its part of a sum: those that are not in shards."""
+def partial_accumulators(model: Any) -> list[Any]:
+    """Returns the accumulators that hold each rank's part of a sum, that is, all that are not in shards."""
     return sharded_slots.whole(models.accumulators_of(model))
 
 
 def begin_step(model: Any, rank: int) -> None:
     """Prepares a training step of fit that accumulates parts.
 
-    The first one after `combine` clears the accumulators of all ranks but 0. Not collective.
+    The first step after `combine` clears the accumulators of all ranks but 0. Not collective.
     """
     if model in _in_parts or model.run_eagerly or not models.accumulates(model):
         return
     _in_parts.add(model)
     if rank != 0:
-        for variable in of_parts(model):
+        for variable in partial_accumulators(model):
             variable.assign(tf.zeros_like(variable.value))
 
 
@@ -52,7 +52,7 @@ def combine(model: Any) -> None:
         return
     _in_parts.discard(model)
     if models.is_accumulating(model):
-        variables = of_parts(model)
+        variables = partial_accumulators(model)
         totals = ops.all_reduce_n([each.value for each in variables], op="sum") if variables else []
         for variable, total in zip(variables, totals):
             variable.assign(total)

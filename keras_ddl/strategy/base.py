@@ -1,4 +1,4 @@
-"""The base class of Strategy: the job that its modules work for."""
+"""The base class of Strategy, which the other modules use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BaseStrategy(tf.distribute.Strategy):
     """The internal half of Strategy, without the methods that users call.
 
     Attributes:
-        mesh_layout: the layout over the present mesh, in a job that continues. saves: the SaveRecords of several ranks.
+        mesh_layout: the layout over the current mesh, in a job that can lose ranks. saves: the job's SaveRecords.
     """
 
     rank: int

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-_COLUMNS = 512  # words that are summed side by side: 4 KiB, which stays in the L1 cache
+_COLUMNS = 512  # words that are summed side by side: 4 KiB, which fit in the L1 cache
 
 
 def checksum(array: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""Translates the terms of TensorFlow's clusters: a rank's task, and the arguments of TensorFlow's strategies."""
+"""Translates between ranks and TensorFlow's clusters: a rank's task, and arguments of TensorFlow's strategies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REPLACED = {
 
 
 def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """Returns the cluster of all ranks and this rank's task in it. TensorFlow's ways to find the chief all give rank 0.
+    """Returns the cluster of all ranks and this rank's task in it. In TensorFlow, rank 0 is always the chief.
 
     The tasks are those of TF_CONFIG if it names as many training tasks as there are ranks. Otherwise every rank is a
     worker, with a name instead of an address, because ranks do not connect by addresses of the cluster.
@@ -54,7 +54,7 @@ def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleCluster
 def check_arguments(positional: Sequence[Any], removed: Mapping[str, Any]) -> None:
     """Refuses arguments that Strategy() does not take, which may come from another strategy or an earlier version.
 
-    Raises: ConfigError: an argument of TensorFlow's strategies or of earlier versions; it names the replacement.
+    Raises: ConfigError: an argument of TensorFlow's strategies or of earlier versions; the error names the replacement.
         TypeError: an argument that no strategy takes.
     """
     if positional:  # earlier versions took a mode; MirroredStrategy takes devices

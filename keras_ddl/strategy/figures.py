@@ -1,4 +1,4 @@
-"""The interface through which a watched training reports steps, rows and logs. A part implements it (parts.py)."""
+"""The interface through which watched training reports steps, rows and logs. A part implements it (parts.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_ddl.strategy.base import strategy_of
 
 
 class JobFigures(Protocol):
-    """Counts what this process has trained. Its methods are called on all ranks."""
+    """Counts the steps and rows that this process has trained. Called on all ranks."""
 
     rows: float  # of all ranks together, in the program's own loops
 
@@ -26,11 +26,11 @@ class JobFigures(Protocol):
         """Writes the figures for the launcher."""
 
     def of_fit(self, model: Any, strategy: Any) -> FitFigures:
-        """Returns the figures of a fit that begins."""
+        """Returns the figures for a fit that is beginning."""
 
 
 class FitFigures(Protocol):
-    """Counts what one fit has trained. Its methods are called on all ranks, together with the callbacks."""
+    """Counts the steps and rows of one fit. Called on all ranks, together with the callbacks."""
 
     def begin_batch(self, batch: int) -> None: ...
 
@@ -42,15 +42,15 @@ class FitFigures(Protocol):
 
 
 @functools.cache
-def of_job() -> JobFigures | None:
-    """Returns the figures of this process; None if nobody watches its job."""
-    link = program.of_process()
-    if link is None or not link.of_job("figures"):
+def current() -> JobFigures | None:
+    """Returns the figures of this process; None if its job has no watcher."""
+    link = program.current()
+    if link is None or not link.job_fact("figures"):
         return None
     return next((count() for count in parts.provided("training_figures")), None)
 
 
 def of_fit(model: Any) -> FitFigures | None:
-    """Returns the figures of a fit that begins; None if nobody watches the job or `model` has no keras_ddl.Strategy."""
-    counted, strategy = of_job(), strategy_of(model)
+    """Returns the figures for a new fit; None without a watcher, or if `model` has no keras_ddl.Strategy."""
+    counted, strategy = current(), strategy_of(model)
     return None if counted is None or strategy is None else counted.of_fit(model, strategy)

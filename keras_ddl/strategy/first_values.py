@@ -1,4 +1,4 @@
-"""Makes only a share of a variable's first value, with the same bits as in one process.
+"""Makes only part of a variable's initial value, bitwise equal to that of one process.
 
 Keras's initializers draw with counter-based generators, so that any stretch of a draw can be made separately
 (cut/operations/philox.py), and then compute each entry from one drawn number. So the initializer is traced once, and
@@ -34,7 +34,7 @@ _BLOCK = 1 << 20  # entries that are computed at a time
 class Recipe(NamedTuple):
     """One of Keras's initializers, in a form that ranks can exchange.
 
-    Attributes: config: its config without the seed. seed: the seed of the draw; None: nothing is drawn.
+    Attributes: config: the initializer's config without the seed. seed: the seed of the draw; None: nothing is drawn.
     """
 
     name: str
@@ -55,7 +55,7 @@ class _Drawn(keras.random.SeedGenerator):
 def recipe_of(initializer: Any) -> Recipe | None:
     """Returns the recipe of an initializer; None if it makes all entries at once.
 
-    A recipe takes the next seed of the initializer's generator, as the initializer would have.
+    A recipe takes the next seed of the initializer's generator, as the initializer would do.
     """
     name = type(initializer).__name__
     if _INITIALIZERS.get(name) is not type(initializer) or np.ndim(getattr(initializer, "value", 0)):
@@ -105,7 +105,7 @@ class FirstValue:
         self.is_possible = self._is_possible(self._output)
 
     def _is_possible(self, tensor: tf.Tensor) -> bool:
-        """Whether a stretch of a tensor of this shape can be made alone."""
+        """Whether a stretch of a tensor of this shape can be made separately."""
         operation = tensor.op
         if operation.type in _DRAWS:
             return int(self._scalar(operation.inputs[3])) in philox.ALGORITHMS
@@ -117,7 +117,7 @@ class FirstValue:
     def share(self, runs: Runs, shape: Any) -> tf.Tensor:
         """Returns the entries of some runs, reshaped to `shape`.
 
-        Cost: memory for the entries and a few MB; unless all entries are equal, twice as much while they are made.
+        Cost: memory for the entries and a few MB; unless all entries are equal, twice that while they are made.
         """
         if not runs.length * runs.number:  # more ranks than rows
             return tf.zeros(shape, self.dtype)

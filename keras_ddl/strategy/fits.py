@@ -17,7 +17,7 @@ class Fit(trainer_calls.Loop):
     """One call of fit."""
 
     method: str = "fit"
-    reading: Reading | None = None  # how the training data is read
+    reading: Reading | None = None  # the reading of the training data
     resumed_at: int | None = None  # the epoch at which a resumed fit began
     logs_before: dict[str, Any] | None = None  # logs of the part of the epoch that ran before the resume
     agreed_stop: bool | None = None  # whether ranks have agreed to stop; None: not asked yet
@@ -30,7 +30,7 @@ def of(model: Any) -> Fit | None:
 
 
 def reading_of(model: Any) -> Reading | None:
-    """Returns how the running fit of `model` reads its data, or None."""
+    """Returns the Reading of the running fit of `model`, or None."""
     fit = of(model)
     return None if fit is None else fit.reading
 

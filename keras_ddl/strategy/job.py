@@ -41,14 +41,14 @@ class Job:
         rank: this process's rank. size: the number of ranks.
         token: a string that only the ranks of this job share; "" if there is one rank.
         device: this rank's device, as tf.device takes it.
-        settings: as this rank passed them. The attributes below are equal on all ranks.
+        settings: the settings that this rank passed. The attributes below are equal on all ranks.
         bucket_size: size of the gradients that are sent in one collective.
         shards_from_elements: slots with this many elements or more are in shards; None: no slots are. shards_weights:
             weights are, too. gathered_bytes: limit of the weights that a step keeps gathered at a time.
         drift_check_fraction: fraction of the training time that comparing weights may take.
         goes_on: fit continues when a rank is lost (resilience.py); `rank` and `size` then change.
         reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
-        epoch: how often `rank` and `size` have changed. hosts: of all ranks, as in Topology.
+        epoch: how often `rank` and `size` have changed. hosts: those of all ranks, as in Topology.
         mesh: data and model ranks, if a layout splits variables; None: all ranks are data ranks.
     """
 
@@ -73,7 +73,7 @@ class Job:
         self.rank, self.size, self.hosts, self.epoch = topology.rank, topology.size, topology.hosts, self.epoch + 1
 
     def place_of(self, rank: int) -> MeshPlace:
-        """Returns the place of a rank among those that share variables."""
+        """Returns the place of a rank among the ranks that share variables."""
         place = place_on_mesh(rank, self.hosts, 1 if self.mesh is None else self.mesh.model.size)
         return place if self.goes_on else MeshPlace(*(each._replace(offset=0) for each in place))
 

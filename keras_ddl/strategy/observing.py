@@ -15,25 +15,25 @@ class Observer(Protocol):
     """The observer's methods, which are called on every rank, even in a job of one rank."""
 
     def begin_step(self, owner: str, model: Any) -> None:
-        """A training step of a model begins; if `model` is None, a step of a function. `owner`: the name of either."""
+        """Called when a training step of a model, or of a function (`model` is None), begins. `owner`: its name."""
 
     def end_step(self, owner: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
-        """The step has ended. variables: tf.Variables that a function uses; empty for a model."""
+        """Called when the step has ended. variables: tf.Variables that a function uses; empty for a model."""
 
     def end_epoch(self, model: Any, logs: Any) -> None:
-        """An epoch of fit or an evaluation has ended, with these logs."""
+        """Called when an epoch of fit or an evaluation has ended, with its logs."""
 
     def predicted(self, model: Any, outputs: Any) -> None:
-        """`predict` has returned."""
+        """Called when `predict` has returned."""
 
     def made(self, variable: Any) -> None:
-        """A Keras variable has its first value."""
+        """Called when a Keras variable has its first value."""
 
     def traced(self, step: str, program: cut.Program, report: cut.Report) -> None:
-        """A step was traced and cut into ranks."""
+        """Called when a step was traced and cut into ranks."""
 
     def callbacks_of_fit(self, callbacks: Any) -> Any:
-        """Returns the callbacks with which fit continues."""
+        """Returns the callbacks that fit should use."""
 
 
 _observers: list[Observer] = []

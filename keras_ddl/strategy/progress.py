@@ -1,4 +1,4 @@
-"""Saves and restores a run's state besides its variables, for an exact resume.
+"""Saves and restores a run's state other than its variables, for an exact resume.
 
 The state is the position in the data, random numbers, the current epoch's metrics, and the state of other callbacks.
 
@@ -27,11 +27,12 @@ from keras_ddl.files import foreign
 from keras_ddl.state import callback_state
 from keras_ddl.state.plan import MissingBoxError
 from keras_ddl.strategy import fits
+from keras_ddl.strategy.agreement.training_state import gather
 from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
 RECORD = "progress.json"
 ARRAYS = "progress.npz"
-# How to combine the ranks' states of a metric that are not summed.
+# Metric states that are combined across ranks in other ways than by a sum.
 _TOGETHER = {
     "mean": lambda values: values.astype(np.float64).mean(axis=0),
     "equal": lambda values: values[0],
@@ -183,7 +184,7 @@ def _way_of(variable: Any) -> str:
 
 
 def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Returns key -> array of the weights that callbacks keep, complete on rank 0.
+    """Returns key -> array for weights that callbacks keep; complete on rank 0.
 
     COLLECTIVE if weights of the model are spread over the ranks; these are gathered one by one.
     """
@@ -221,12 +222,6 @@ def _gathered(best: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
         except MissingBoxError:
             lost.add(key.rpartition("/")[0])
     return complete, lost
-
-
-def gather(value: Any, what: str) -> list[Any]:
-    if not communicator.is_initialized() or communicator.size() == 1:
-        return [value]
-    return communicator.all_gather_object(value, name=f"Checkpoint/{what}")
 
 
 def build_for_data(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The interface of the part `resilience`: all calls that a Strategy makes to it."""
+"""The interface of the part `resilience`: everything that a Strategy calls in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from keras_ddl.communicator.transports import membership
 
 
 class Joining:
-    """Lets ranks join a job. No rank can join a job of this base class, so its methods do nothing.
+    """Lets ranks join a job. With this base class no rank can join, so its methods do nothing.
 
     Attributes:
-        has_newcomers: ranks have joined at some time; equal on all ranks between the same two calls.
+        has_newcomers: whether ranks have ever joined; equal on all ranks between the same two calls.
     """
 
     has_newcomers = False
@@ -43,7 +43,7 @@ class Joining:
 
 
 class Resilience:
-    """A job that ends when a rank is lost, and that no rank can join.
+    """Base class: the job ends when a rank is lost, and no rank can join.
 
     The part derives from both classes (resilience/survival.py, resilience/joining_state.py).
     """
@@ -81,7 +81,7 @@ def is_possible() -> bool:
     return can_ask and (communicator.size() > 1 or history.takes_newcomers())
 
 
-def of_job() -> Resilience:
+def current() -> Resilience:
     """Returns the Resilience of this job. Raises: DependencyError: it needs the part, which is not installed."""
     if not is_possible():
         return _usual

@@ -38,7 +38,7 @@ _PREFIX = "keras_ddl-saves-"
 
 @dataclass(frozen=True)
 class Call:
-    """A call that writes. Ranks compare calls to find what others have written in the same call.
+    """A call that writes. Ranks compare calls to find out whether another rank has already made the same call.
 
     Attributes:
         name: the function's name and whatever distinguishes its calls; no spaces. content: a digest of the rest.
@@ -76,11 +76,11 @@ class _Entry:
 
 
 class SaveRecords:
-    """Records which files this job's ranks have written on this host. `job`: a string that only these ranks share."""
+    """Records which files this job's ranks have written on this host. `job`: a string that only its ranks share."""
 
     def __init__(self, job: str, rank: int) -> None:
         self.rank = rank
-        # The launcher removes everything in its ranks' directory, however they ended.
+        # The launcher removes everything in its ranks' directory, no matter how they ended.
         base = Path(config.get("RUN_DIR")).parent if config.is_set("RUN_DIR") else Path(tempfile.gettempdir())
         self.folder = base / f"{_PREFIX}{job}"
         self._held: int | None = None
@@ -94,7 +94,7 @@ class SaveRecords:
 
     @contextlib.contextmanager
     def claim(self, path: str, call: Call, appears_as: str | None = None) -> Iterator[bool]:
-        """Yields whether this rank is to carry out `call`, which writes `path`; waits while another rank does.
+        """Yields whether this rank should carry out `call`, which writes `path`; waits while another rank does.
 
         A lower rank that has since changed its weights may already have written the file. A rank that still has the
         weights that all ranks last shared does not replace it, because one process would have written the changed
@@ -131,7 +131,7 @@ class SaveRecords:
                         )
                         yield False
                         return
-            yield True  # if the caller raises, nothing is recorded, and the next rank tries itself
+            yield True  # if the caller raises, nothing is recorded, and the next rank tries
             file.write(_Entry.of(call, self.rank).line())
             self._seen[path] = len(record) + 1
 
@@ -198,5 +198,5 @@ def _is_own_directory(status: os.stat_result) -> bool:
 
 
 def _name_of(path: str) -> str:
-    """Returns one name for all names of a file; a URL, such as gs://bucket/model.keras, unchanged."""
+    """Returns one canonical name of a file; a URL, such as gs://bucket/model.keras, is returned unchanged."""
     return path if "://" in path else os.path.realpath(path)

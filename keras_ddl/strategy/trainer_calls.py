@@ -1,7 +1,7 @@
 """Tracks the calls of fit, evaluate and predict on this thread, and the executions of steps in them.
 
 Keras's code stands between the two ends of such a call: between `fit` and its iterator, and between `train_function`
-and `Strategy.run`. The inner end looks up here which call the outer end has begun; no argument could tell it.
+and `Strategy.run`. The inner end looks up here which call the outer end has begun, because no argument says it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keras_ddl.compat.context import Setting
 
 @dataclass(eq=False)
 class TrainerCall:
-    """A call of, or by, the trainer of `model`."""
+    """A call of a method of `model`'s trainer, or a call that it makes."""
 
     model: Any
 
@@ -31,7 +31,7 @@ class Follower(Protocol):
         """Called when this rank becomes rank 0. may_lack_last: output since the last finished call may be missing."""
 
     def flush(self) -> None:
-        """Writes what rank 0 has in memory and the next rank 0 would take for written."""
+        """Writes data in rank 0's memory that the next rank 0 would consider written."""
 
     def compare(self) -> None:
         """Compares the weights of all ranks while a model trains. COLLECTIVE."""

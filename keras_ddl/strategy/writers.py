@@ -1,4 +1,4 @@
-"""Tells which callbacks of Keras and other packages only write. Other packages are not imported for this.
+"""Identifies callbacks of Keras and other packages that only write files, without importing those packages.
 
 Such a callback can run on rank 0 alone, because it decides nothing for other ranks (what BackupAndRestore restores on
 rank 0 is sent to all). A program's subclass runs on all ranks, because its code may change logs or stop the training;

@@ -1,6 +1,6 @@
 """The layout of ranks: which ranks share a host or memory, and the box of dimensions that they form.
 
-It uses neither MPI nor TensorFlow. launcher.py and tf_config.py read what the launcher and TF_CONFIG say.
+It uses neither MPI nor TensorFlow. launcher.py and tf_config.py read the launcher's variables and TF_CONFIG.
 keras_ddl.cost_model predicts the cost of an all-reduce on such a box.
 """
 

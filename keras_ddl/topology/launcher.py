@@ -1,4 +1,4 @@
-"""Finds out which launcher started this process. Valid until the ranks are connected; then ask the communicator."""
+"""Finds the launcher of this process. Valid until the ranks are connected; from then on, ask the communicator."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def local_place(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Returns the local rank that the launcher has chosen for a process, and how many ranks there are on its host."""
+    """Returns the local rank that the launcher has chosen for a process, and the number of ranks on its host."""
     rank, size = (_integer(environ, f"OMPI_COMM_WORLD_LOCAL_{each}") for each in ("RANK", "SIZE"))
     return rank or 0, size or 1
 
@@ -84,7 +84,7 @@ def host_key() -> str:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(str(Path("/proc/self/ns/ipc").readlink()))
     except OSError:
-        pass  # not Linux, or a hardened /proc: only the host name
+        pass  # without Linux, or with a hardened /proc, use only the host name
     return " ".join(parts)
 
 

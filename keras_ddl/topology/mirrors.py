@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def mirror_offset(hosts: Sequence[int]) -> int:
-    """Returns the distance from each rank to the rank with its copy: for rank r, rank (r + distance) % size.
+    """Returns the distance from each rank to the rank with its copy: rank (r + distance) % size for rank r.
 
     It is the smallest distance that puts as many copies as possible on other hosts; 0 if there is only one rank.
 

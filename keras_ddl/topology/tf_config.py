@@ -1,7 +1,7 @@
 """Parses TF_CONFIG, which lists the tasks of a TensorFlow cluster, and derives the `keras-ddl run` command for them.
 
 According to TensorFlow's documentation the chief and the workers train; without a chief, worker 0 is the chief. An
-evaluator is not in the cluster and evaluates its checkpoints. Parameter servers belong to another way of training.
+evaluator is not in the cluster and evaluates its checkpoints. Parameter servers belong to a different way of training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keras_ddl.errors import ConfigError
 
 NAME = "TF_CONFIG"
 _TRAINING = ("chief", "worker")
-# Programs that run functions sent to them: a notebook's kernel, Ray's workers.
+# Programs that run functions that are sent to them: a notebook's kernel, Ray's workers.
 _HOSTS_OF_FUNCTIONS = ("ipykernel", "default_worker.py")
 _EXAMPLE = '{"cluster": {"worker": ["h0:2222", "h1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -128,7 +128,7 @@ def of_rank(text: str, rank: int, size: int) -> str | None:
 def check_not_one_of_a_cluster() -> None:
     """Raises ConfigError if TF_CONFIG makes this process one of several; the message has the command for all ranks.
 
-    For a process without a launcher, which would silently train alone, like every other task of the cluster.
+    Called in a process without a launcher, which would silently train alone, like every other task of the cluster.
     """
     cluster = read()
     if len(cluster.tasks) < 2 or (cluster.own is not None and cluster.own.type == "evaluator"):

@@ -1,4 +1,4 @@
-// What tests of ranks that do not do the same have in common: the layouts they run on, and the sum that works again
+// Helpers for tests in which ranks act differently: the layouts to run on, and a sum that must work
 // afterwards.
 #ifndef KERAS_DDL_TESTS_SEVERAL_GROUPS_H_
 #define KERAS_DDL_TESTS_SEVERAL_GROUPS_H_

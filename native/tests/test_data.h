@@ -1,4 +1,4 @@
-// Reproducible elements of every dtype, with the awkward ones among them.
+// Reproducible elements of every dtype, including special values.
 #ifndef KERAS_DDL_TESTS_TEST_DATA_H_
 #define KERAS_DDL_TESTS_TEST_DATA_H_
 
@@ -17,7 +17,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// xorshift64*: small, fast, the same everywhere.
+// xorshift64*: small, fast, the same on every platform.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x1234567u) {}

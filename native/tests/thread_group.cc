@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kPatienceMs = 120'000;
 
-// Lets `expected` threads go on together.
+// Lets `expected` threads continue together.
 class Gate {
  public:
   explicit Gate(int expected) : missing_(expected) {}

@@ -1,4 +1,4 @@
-// Runs a test body on several ranks, each a thread with a communicator of its own.
+// Runs a test body on several ranks, each a thread with its own communicator.
 #ifndef KERAS_DDL_TESTS_THREAD_GROUP_H_
 #define KERAS_DDL_TESTS_THREAD_GROUP_H_
 
@@ -15,7 +15,7 @@ namespace ddl_test {
 struct RunOptions {
   uint64_t staging_bytes = 0;
   double warn_after_s = 0;
-  double deadline_s = 30;  // a test that hangs should fail, with a message
+  double deadline_s = 30;  // a test that hangs should fail with a message
   double lost_after_s = 0;
   void (*warn)(void* user, const char* message) = nullptr;
   void* warn_user = nullptr;
@@ -30,8 +30,8 @@ struct RunOptions {
   std::function<void(ddl_transport&)> tweak_lane;
 };
 
-// `group[r]`: lowest of the ranks that rank r shares memory with; its size is the number of ranks. Fails the test when
-// a communicator cannot be made.
+// `group[r]`: the lowest rank that shares memory with rank r; its size is the number of ranks. Fails the test if
+// a communicator cannot be created.
 void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*, int rank)>& body,
               const RunOptions& options = {});
 
@@ -39,7 +39,7 @@ void RunRanks(const std::vector<int>& group, const std::function<void(ddl_comm*,
 std::vector<int> AllTogether(int size);
 std::vector<int> AllApart(int size);
 
-// What became of a request.
+// The outcome of a request.
 struct Outcome {
   int code = DDL_OK;
   std::string message;
@@ -62,19 +62,19 @@ class Call {
   Call& Flags(uint32_t flags);
   Call& Detail(const char* detail);
   Call& Buffer(const void* in, void* out, uint64_t count);
-  // Of the buffers that are added from then on.
+  // Sets the location and stream of buffers added from then on.
   Call& On(ddl_location location, void* stream);
   Call& Rows(uint64_t rows, uint64_t row_count);
   Call& Splits(std::vector<int64_t> splits);
 
-  ddl_request request{};  // `name` and `buffers` are filled in by Start and TryRun
+  ddl_request request{};  // `name` and `buffers` are set by Start and TryRun
 
-  // Starts the request; Finish waits for it. A request that is not done after two minutes ends the process: the
-  // other ranks could not be joined.
+  // Starts the request; Finish waits for it. A request that is not done after two minutes ends the process, because
+  // the other ranks could not be joined.
   ddl_work* Start(ddl_comm* comm);
   static Outcome Finish(ddl_work* work);
   Outcome Run(ddl_comm* comm) { return Finish(Start(comm)); }
-  // Not 0: the calling thread carried it out itself; see ddl_try_run.
+  // Returns not 0 if the calling thread ran it itself; see ddl_try_run.
   int TryRun(ddl_comm* comm, uint32_t patience_us);
 
  private:

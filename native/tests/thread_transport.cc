@@ -25,7 +25,7 @@ struct Operation {
 struct Send {
   std::shared_ptr<Operation> operation;
   std::vector<char> copy;  // eager
-  const void* buffer;      // else the sender's own
+  const void* buffer;      // otherwise the sender's own
   size_t bytes;
   uint64_t arrival;
 };
@@ -36,7 +36,7 @@ struct Receive {
   size_t bytes;
 };
 
-// Messages of one (source, destination, tag) that nobody has received yet, and receives without a message.
+// Unreceived messages of one (source, destination, tag), and receives without a message.
 struct Channel {
   std::deque<Send> sends;
   std::deque<Receive> receives;
@@ -46,7 +46,7 @@ struct FreeBlock {
   void operator()(void* block) const { std::free(block); }
 };
 
-// What all ranks share. Everything is guarded by `mutex`.
+// State shared by all ranks, guarded by `mutex`.
 struct World {
   explicit World(int size_in) : size(size_in), parts(size_in) {}
 
@@ -56,7 +56,7 @@ struct World {
   uint64_t arrivals = 0;
   std::map<std::tuple<int, int, int>, Channel> channels;
   std::map<int, std::pair<size_t, std::unique_ptr<void, FreeBlock>>> blocks;  // by leader
-  // A reusable barrier, and what each rank shows the others between two of them.
+  // A reusable barrier, and the pointers that ranks exchange between two barriers.
   int waiting = 0;
   uint64_t generation = 0;
   std::vector<const void*> parts;
@@ -77,8 +77,8 @@ struct Rank {
   std::shared_ptr<World> world;
   int rank;
   std::string error;
-  // Operations the caller holds, by the address it was given. Those of a collective that broke off are never finished;
-  // they go when the transport does, as ddl.h promises.
+  // Operations that callers hold, by address. Operations of a collective that was broken off never finish;
+  // they are freed with the transport, as ddl.h promises.
   std::map<void*, std::shared_ptr<Operation>> operations;
 
   void* Hold(const std::shared_ptr<Operation>& operation) {
@@ -91,7 +91,7 @@ struct Rank {
   }
 };
 
-// Called by the destination: only it writes into its own buffers.
+// Called by the destination, because only it writes into its buffers.
 void Match(Channel& channel) {
   while (!channel.sends.empty() && !channel.receives.empty()) {
     const Send send = std::move(channel.sends.front());
@@ -153,7 +153,7 @@ int Irecv(void* self, int peer, int tag, void* buffer, size_t bytes, void** oper
 int Test(void* self, void** operation, int* finished) {
   Rank& me = *static_cast<Rank*>(self);
   *finished = 1;
-  if (*operation == nullptr) return DDL_OK;  // as MPI_REQUEST_NULL
+  if (*operation == nullptr) return DDL_OK;  // like MPI_REQUEST_NULL
   const std::lock_guard<std::mutex> lock(me.world->mutex);
   for (auto& [key, channel] : me.world->channels) {
     if (std::get<1>(key) == me.rank) Match(channel);
@@ -208,7 +208,7 @@ int Probe(void* self, int tag, int* peer, size_t* bytes) {
   return DDL_OK;
 }
 
-// Sum over the ranks in their order, as the kernels do it for one block of memory.
+// Reduces over the ranks in their order, as the kernels do for one block of memory.
 int PlainAllReduce(void* self, const void* in, void* out, uint64_t count, uint32_t dtype_number, uint32_t op_number) {
   Rank& me = *static_cast<Rank*>(self);
   World& world = *me.world;

@@ -40,7 +40,7 @@ TEST(ThreadTransportTest, AllGathers) {
   });
 }
 
-TEST(ThreadTransportTest, MessagesOfOneTagStayInOrderWhateverTheirSize) {
+TEST(ThreadTransportTest, MessagesOfOneTagStayInOrderAtAnySize) {
   OnThreads(2, [](ddl_transport& t) {
     constexpr int kMessages = 50;
     std::vector<std::vector<char>> messages;

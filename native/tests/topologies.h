@@ -1,4 +1,4 @@
-// The shapes of communicators that collectives are tested on.
+// The layouts of ranks on which collectives are tested.
 #ifndef KERAS_DDL_TESTS_TOPOLOGIES_H_
 #define KERAS_DDL_TESTS_TOPOLOGIES_H_
 
@@ -9,7 +9,7 @@ namespace ddl_test {
 
 struct Topology {
   const char* name;
-  std::vector<int> group;       // lowest of the ranks that share memory, by rank
+  std::vector<int> group;       // by rank: the lowest rank that shares memory with it
   std::vector<int> outer = {};  // the box of the groups, fastest dimension first; empty: one dimension
   int size() const { return static_cast<int>(group.size()); }
 };
@@ -26,7 +26,7 @@ inline const std::vector<Topology>& Topologies() {
       {"4_as_2x2", {0, 0, 2, 2}},
       {"4_as_2x2_alternating", {0, 1, 0, 1}},
       {"6_as_3_2_1", {0, 0, 0, 3, 3, 5}},
-#ifndef __SANITIZE_THREAD__  // under which eight ranks take longest, and show no other races than four, five and six
+#ifndef __SANITIZE_THREAD__  // eight ranks take longest under it, and show no other races than four, five and six
       {"8_together", {0, 0, 0, 0, 0, 0, 0, 0}},
       {"8_apart", {0, 1, 2, 3, 4, 5, 6, 7}},
       {"8_as_2x4", {0, 0, 0, 0, 4, 4, 4, 4}},

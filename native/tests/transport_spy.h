@@ -1,5 +1,5 @@
-// Spy: stands between an engine and its transport, knows every range of memory that messages used and what is under
-// way, and can make messages fail or stay under way.
+// Spy: sits between an engine and its transport, records the memory ranges of messages and the messages in
+// progress, and can make messages fail or stay in progress.
 #ifndef KERAS_DDL_TESTS_TRANSPORT_SPY_H_
 #define KERAS_DDL_TESTS_TRANSPORT_SPY_H_
 
@@ -26,9 +26,9 @@ struct Spy {
   };
 
   ddl_transport inner;
-  int sends_until_failure = -1;                   // of data; negative: never
+  int sends_until_failure = -1;                   // data messages; negative: never
   std::function<bool(const Message&)> withholds;  // whether this message does not finish yet
-  std::atomic<int> withheld{0};                   // tests of messages that were told so
+  std::atomic<int> withheld{0};                   // number of Test calls that were answered "not finished"
   std::atomic<size_t>* under_way_at_end = nullptr;
   std::mutex mutex;
   std::vector<std::pair<const char*, size_t>> lent;

@@ -18,6 +18,7 @@ from keras_ddl.communicator.transports import mpi
 from keras_ddl.doctor import host
 from keras_ddl.launch.checks import gpus, host_facts
 from keras_ddl.launch.checks.finding import Finding, Severity, merged
+from keras_ddl.packages import nvidia_driver
 
 _ROWS = 64
 
@@ -75,7 +76,7 @@ def gpu(device: str) -> tuple[str, str, Finding | None]:
 
     own = tf.config.get_visible_devices("GPU")[int(device.rpartition(":")[2])]
     number = int(own.name.rpartition(":")[2])
-    return f"GPU {number} ({names[number]})", gpus.identity_of(number), found
+    return f"GPU {number} ({names[number]})", nvidia_driver.identity_of(number), found
 
 
 def clock() -> dict[str, float]:

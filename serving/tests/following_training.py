@@ -1,4 +1,4 @@
-"""A training that publishes as it goes. Run by test_following.py: following_training.py FOLDER EPOCHS RESUME"""
+"""A training that publishes checkpoints. Run by test_following.py: following_training.py FOLDER EPOCHS RESUME"""
 
 import sys
 import time
@@ -18,7 +18,7 @@ with keras_ddl.Strategy(seed=1).scope():
 
 
 class Slow(keras.callbacks.Callback):
-    """Lets a step take long enough for something to be published meanwhile."""
+    """Makes steps long enough that a version can be published during training."""
 
     never_stops_within_epoch = True
 

@@ -1,4 +1,4 @@
-"""What strangers send to stop a server, each bounded in count and time; and what is measured meanwhile."""
+"""Attacks on a server, each bounded in count and time, and measurements during an attack."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tensorflow_serving.apis import predict_pb2
 from harness.serving import Running, predict_request, resident_bytes
 
 MEGABYTE = 2**20
-LIMIT = 256 * MEGABYTE  # what the servers under attack may hold
+LIMIT = 256 * MEGABYTE  # memory limit of attacked servers
 PREDICT = "/v1/models/model:predict"
 SERVICE, MODELS = "/tensorflow.serving.PredictionService", "/tensorflow.serving.ModelService"
 X = np.ones([2, 3], np.float32)
-BUSY_SECONDS = 30.0  # that a Predict may take on a machine that is busy with other tests
-# HTTP/2, by hand: a client of gRPC reads what it is sent and ends what it begins.
+BUSY_SECONDS = 30.0  # limit for a Predict on a machine busy with other tests
+# Hand-written HTTP/2, because a gRPC client would read its responses and finish its requests.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4
 _END_STREAM, _END_HEADERS = 1, 4
@@ -37,7 +37,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def headers(path: str, stream: int) -> bytes:
-    """Begins a call; literals, so that each frame stands for itself."""
+    """Begins a call. Uses literal headers, so that each frame is independent."""
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
     fields["content-type"] = "application/grpc"
     block = b"".join(
@@ -56,7 +56,7 @@ def connected(port: int, count: int = 1) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
         found = []
         for _ in range(count):
-            with contextlib.suppress(OSError):  # refused: that is an answer, too
+            with contextlib.suppress(OSError):  # being refused is an answer, too
                 found.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)))
         yield found
 
@@ -76,17 +76,17 @@ def post(server: Running, path: str, body: bytes, **more: str) -> tuple[int, byt
         connection.close()
 
 
-# ---- the attacks -------------------------------------------------------------------------------------------------
+# ---- the attacks -----------------------------------------------------------------------------------------------------
 
 
 def mixed_values(server: Running) -> None:
-    """146 bytes: a long text among numbers. NumPy gives every one of them as much room as the text takes."""
+    """146 bytes: a long text among numbers. NumPy gives each number as much room as the text needs."""
     body = b'{"instances": ["' + b"a" * 16_000 + b'"' + b",1" * 40_000 + b"]}"
     assert post(server, PREDICT, gzip.compress(body), Content_Encoding="gzip")[0] in (400, 503)
 
 
 def pairs(size: int, count: int) -> predict_pb2.PredictRequest:
-    """Returns a request in which one string of `size` bytes stands for `count`."""
+    """Returns a request in which one string of `size` bytes is repeated `count` times."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = "model", "pair"
     text, number = request.inputs["text"], request.inputs["number"]
@@ -98,19 +98,19 @@ def pairs(size: int, count: int) -> predict_pb2.PredictRequest:
 
 
 def repeated_text(server: Running) -> None:
-    """One string that stands for 800,000: TensorFlow copies it as often."""
+    """One string that stands for 800,000, and TensorFlow copies it as often."""
     code_of(server, "Predict", pairs(1400, 800_000).SerializeToString())
 
 
 def repeated_context(server: Running) -> None:
-    """A context that is part of every example."""
+    """A context that is merged into every example."""
     body = b'{"signature_name": "regress", "context": {"x": "' + b"a" * 40_000 + b'"}, "examples": [' + b"{}," * 19_000
     body += b"{}]}"
     assert post(server, "/v1/models/model:regress", gzip.compress(body), Content_Encoding="gzip")[0] in (400, 413, 503)
 
 
 def unread_replies(server: Running) -> None:
-    """Clients of gRPC and of REST that read nothing of what they ask for: 8 MB for each 1.5 KB over gRPC."""
+    """Clients of gRPC and REST that do not read their responses: 8 MB for each 1.5 KB over gRPC."""
     data = message(pairs(1400, 3000).SerializeToString())
     body = b'{"inputs": [' + b"[1,1,1]," * 150_000 + b"[1,1,1]]}"
     head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -132,12 +132,12 @@ def streams_without_a_body(server: Running) -> None:
         begun = b"".join(headers(f"{SERVICE}/Predict", 2 * number + 1) for number in range(60))
         send(client, _PREFACE + frame(_SETTINGS, 0, 0) + begun)
         time.sleep(0.3)
-        assert seconds_of_a_predict(server) < BUSY_SECONDS
+        assert predict_seconds(server) < BUSY_SECONDS
         time.sleep(1)
 
 
-def messages_without_an_end(server: Running) -> None:
-    """Each claims 60 MB and sends as much of it as the windows of HTTP/2 let it."""
+def endless_messages(server: Running) -> None:
+    """Each claims 60 MB and sends as much as the HTTP/2 windows allow."""
     piece = frame(_DATA, 0, 1, b"x" * 16_000)
     with connected(server.grpc_port, 150) as clients:
         for client in clients:
@@ -164,9 +164,9 @@ def health_watches(server: Running) -> None:
                 for number in range(100)
             ]
             send(client, _PREFACE + frame(_SETTINGS, 0, 0) + b"".join(begun))
-            time.sleep(0.05)  # of those that come at once gRPC itself refuses many
+            time.sleep(0.05)  # gRPC itself refuses many that arrive at once
         time.sleep(1)
-        assert seconds_of_a_predict(server) < BUSY_SECONDS
+        assert predict_seconds(server) < BUSY_SECONDS
 
 
 def invented_names(server: Running) -> None:
@@ -181,7 +181,7 @@ def invented_names(server: Running) -> None:
 
 
 def no_more_files(server: Running) -> None:
-    """Nothing can be opened: what is loaded stays."""
+    """No file can be opened; loaded models stay."""
     pid = server.process.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     with connected(server.rest_port, 5), connected(server.grpc_port, 5):
@@ -194,13 +194,13 @@ def no_more_files(server: Running) -> None:
 
 
 def growing_model(server: Running) -> None:
-    """Four bytes of which the model makes 4 GB."""
+    """Four bytes that the model expands to 4 GB."""
     request = predict_request({"rows": np.int32(1000)}, signature="grow")
     assert code_of(server, "Predict", request.SerializeToString()) in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
-def fields_without_end(server: Running) -> None:
-    """Messages of up to 60 MB in which no model is named, of 61 KB when they are compressed."""
+def endless_fields(server: Running) -> None:
+    """Messages of up to 60 MB that name no model; 61 KB if compressed."""
     size = 60 * MEGABYTE
     for data in (bytes(size), b"\x08\x01" * (size // 2), b"\x0b" * size, b"\x0a\x02\x0a\x00" * (size // 4)):
         for compression in (None, grpc.Compression.Gzip, grpc.Compression.Deflate):
@@ -208,21 +208,21 @@ def fields_without_end(server: Running) -> None:
 
 
 def compressed_zeros(server: Running) -> None:
-    """Of a request that names its model, the process of the model unpacks no more than it may have."""
+    """A request that names its model, whose process must decompress no more than the limit."""
     data = predict_request({}).SerializeToString() + b"\x1a\x80\x80\x80\x60" + bytes(192 * MEGABYTE)
     for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
         assert code_of(server, "Predict", data, compression) == "RESOURCE_EXHAUSTED"
 
 
 def lists_of_models(server: Running) -> None:
-    """Control messages are unpacked where clients connect to, so they must be small."""
+    """Control messages are parsed in the process that clients connect to, so they must be small."""
     for data in (bytes(64 * MEGABYTE), b"\x0a\x02\x0a\x00" * MEGABYTE):
         for compression in (None, grpc.Compression.Gzip):
             code = code_of(server, "HandleReloadConfigRequest", data[: 60 * MEGABYTE], compression, MODELS)
             assert code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
 
 
-def headers_without_end(server: Running) -> None:
+def endless_headers(server: Running) -> None:
     head = b"GET /healthz HTTP/1.1\r\n"
     for data in (head + b"a: b\r\n" * MEGABYTE, b"GET /" + b"a" * (8 * MEGABYTE), (head + b"\r\n") * 200_000):
         with connected(server.rest_port) as (client,):
@@ -231,8 +231,8 @@ def headers_without_end(server: Running) -> None:
                 assert b" 400 " in client.recv(100)
 
 
-def frames_without_end(server: Running) -> None:
-    """Settings, pings, windows, and headers that never end."""
+def endless_frames(server: Running) -> None:
+    """Sends settings, pings, window updates, and headers that never end."""
     many = b"".join(b"\0\4k%03d\1v" % number for number in range(1000))
     for data in (frame(_SETTINGS, 0, 0), frame(6, 0, 0, bytes(8)), frame(8, 0, 0, b"\0\0\0\1"), frame(9, 0, 1, many)):
         with connected(server.grpc_port) as (client,):
@@ -242,7 +242,7 @@ def frames_without_end(server: Running) -> None:
 
 
 def silent_clients(server: Running) -> None:
-    """A thousand on each port that send nothing, or stop in the middle: a new client is answered at once."""
+    """A thousand clients on each port send nothing, or stop midway; a new client still gets an answer at once."""
     begun = _PREFACE + frame(_SETTINGS, 0, 0)
     post = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n[".encode()
     grpc_port, rest_port = server.grpc_port, server.rest_port
@@ -276,17 +276,17 @@ ATTACKS: dict[str, Callable[[Running], None]] = {
     each.__name__: each
     for each in (
         *(mixed_values, repeated_text, repeated_context, unread_replies, streams_without_a_body),
-        *(messages_without_an_end, health_watches, invented_names, no_more_files),
-        *(growing_model, fields_without_end, compressed_zeros, lists_of_models, headers_without_end),
-        *(frames_without_end, silent_clients),
+        *(endless_messages, health_watches, invented_names, no_more_files),
+        *(growing_model, endless_fields, compressed_zeros, lists_of_models, endless_headers),
+        *(endless_frames, silent_clients),
     )
 }
 
-# ---- what is measured --------------------------------------------------------------------------------------------
+# ---- measurements ----------------------------------------------------------------------------------------------------
 
 
 def children_of(pid: int) -> list[int]:
-    """Returns a process and all that it started, as they are now."""
+    """Returns the pids of a process and all its current descendants."""
     found = [pid]
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -303,7 +303,7 @@ def memory_of(pid: int) -> dict[int, int]:
     return found
 
 
-def seconds_of_a_predict(server: Running) -> float:
+def predict_seconds(server: Running) -> float:
     begin = time.monotonic()
     np.testing.assert_array_equal(server.predict(X), 3 * X)
     return time.monotonic() - begin
@@ -312,9 +312,9 @@ def seconds_of_a_predict(server: Running) -> float:
 @dataclass
 class Observed:
     """
-    health: seconds of each answer of the port that health has of its own, each over a new connection.
-    rest: those of the REST interface's own, over one connection.
-    peak: the most that one process held more than at first. predict: seconds.
+    health: seconds of each response of the separate health port, each over a new connection.
+    rest: seconds of each response of the REST interface's own health path, over one connection.
+    peak: the largest growth of a process's memory. predict: seconds.
     """
 
     health: list[float] = field(default_factory=list)
@@ -327,15 +327,15 @@ def p99(seconds: list[float]) -> float:
     return float(np.percentile(seconds, 99)) if seconds else float("inf")
 
 
-def asked_for_health(port: int, seconds: list[float], stop: threading.Event, *, anew: bool) -> None:
-    """Notes how long each answer takes. `anew`: each over a connection of its own."""
+def poll_health(port: int, seconds: list[float], stop: threading.Event, *, anew: bool) -> None:
+    """Records how long each response takes. `anew`: each over a new connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     while not stop.wait(0.01):
         begin = time.monotonic()
         try:
             connection.request("GET", "/healthz")
             connection.getresponse().read()
-        except (OSError, http.client.HTTPException):  # a connection that idles may give way to others
+        except (OSError, http.client.HTTPException):  # an idle connection may be closed in favor of others
             connection.close()
         seconds.append(time.monotonic() - begin)
         if anew:
@@ -345,7 +345,7 @@ def asked_for_health(port: int, seconds: list[float], stop: threading.Event, *, 
 
 @contextlib.contextmanager
 def observed(server: Running) -> Iterator[Observed]:
-    """Asks for health, and looks at memory, until the block ends; then predicts."""
+    """Polls health and memory until the block ends, then predicts."""
     pid, stop, found = server.process.pid, threading.Event(), Observed()
     first = memory_of(pid)
     most = max(first.values())
@@ -357,11 +357,11 @@ def observed(server: Running) -> Iterator[Observed]:
 
     threads = [
         threading.Thread(target=look),
-        threading.Thread(target=asked_for_health, args=(server.rest_port, found.rest, stop), kwargs={"anew": False}),
+        threading.Thread(target=poll_health, args=(server.rest_port, found.rest, stop), kwargs={"anew": False}),
     ]
     if server.health_port:
         arguments = (server.health_port, found.health, stop)
-        threads.append(threading.Thread(target=asked_for_health, args=arguments, kwargs={"anew": True}))
+        threads.append(threading.Thread(target=poll_health, args=arguments, kwargs={"anew": True}))
     for each in threads:
         each.start()
     try:
@@ -372,4 +372,4 @@ def observed(server: Running) -> Iterator[Observed]:
         stop.set()
         for each in threads:
             each.join()
-    found.predict = seconds_of_a_predict(server)
+    found.predict = predict_seconds(server)

@@ -1,4 +1,4 @@
-"""What strangers send stops nothing: health answers, memory is bounded, and the next request is answered."""
+"""Attacks do not stop a server: health answers, memory is bounded, and the next request is answered."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from serving_attacks import ATTACKS, LIMIT, MEGABYTE, children_of, observed, p99, seconds_of_a_predict
+from serving_attacks import ATTACKS, LIMIT, MEGABYTE, children_of, observed, p99, predict_seconds
 
 from harness.serving import Running, predict_request, serving
 from keras_ddl.compat.tensorflow import tf
 
-HEALTH_SECONDS, PREDICT_SECONDS = 0.1, 1.0  # on two cores that do nothing else
-BUSY = 30  # times longer at the most where other tests run; a server that is held up answers after minutes
+HEALTH_SECONDS, PREDICT_SECONDS = 0.1, 1.0  # on two idle cores
+BUSY = 30  # times longer at most while other tests run; a blocked server answers after minutes
 
 
 @pytest.fixture(scope="module")
 def attacked(versions: Path) -> Iterator[Running]:
     with serving(versions, "--max-memory-mb", LIMIT // MEGABYTE, "--timeout", 60, "--health-port", 0) as server:
         server.wait_for(3)
-        seconds_of_a_predict(server)
+        predict_seconds(server)
         yield server
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_stops_nothing(attacked: Running, name: str) -> None:
+def test_server_withstands_attack(attacked: Running, name: str) -> None:
     with observed(attacked) as seen:
         ATTACKS[name](attacked)
     assert p99(seen.health) < BUSY * HEALTH_SECONDS, sorted(seen.health)[-5:]
@@ -41,22 +41,22 @@ def test_an_attack_stops_nothing(attacked: Running, name: str) -> None:
 
 
 def model_process_of(server: Running) -> int:
-    """Returns the process that computes: the youngest."""
+    """Returns the process that computes, the youngest one."""
     return max(children_of(server.process.pid), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
 
 
-def test_a_process_that_dies_is_started_anew_and_nobody_notices_but_who_killed_it(attacked: Running) -> None:
+def test_dead_process_is_replaced_and_only_its_killer_is_refused(attacked: Running) -> None:
     work = predict_request({"rounds": np.int32([3000])}, signature="work")
     answers = [attacked.predictions.Predict.future(work, timeout=120) for _ in range(6)]
     time.sleep(0.1)
     os.kill(model_process_of(attacked), signal.SIGSEGV)
     assert [each.result().model_spec.version.value for each in answers] == [3] * 6
-    assert seconds_of_a_predict(attacked) < BUSY * PREDICT_SECONDS
+    assert predict_seconds(attacked) < BUSY * PREDICT_SECONDS
 
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A model that ends its process when it is asked for what it cannot do."""
+    """Serves a model that ends its process on certain requests."""
     folder = tmp_path_factory.mktemp("fragile")
 
     kernel, bias = tf.Variable(tf.ones([3, 3, 1, 2])), tf.Variable(tf.ones([2]))
@@ -67,7 +67,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int32, "rows")])
     def grow(rows):
-        text = tf.fill([rows], tf.strings.reduce_join(tf.fill([1000], "x")))  # each a copy of its own
+        text = tf.fill([rows], tf.strings.reduce_join(tf.fill([1000], "x")))  # each row is a separate copy
         return {"y": tf.reduce_max(tf.strings.length(text))}
 
     module = tf.Module()
@@ -79,8 +79,8 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-def test_a_request_that_ends_its_process_is_refused_and_others_are_not(fragile: Running) -> None:
-    """Strings of a model take memory that TensorFlow does not ask for politely."""
+def test_only_the_request_that_ends_its_process_is_refused(fragile: Running) -> None:
+    """The memory of strings is not allocated through TensorFlow's allocator, which would return an error."""
     refused, answered = [], []
 
     def ask(rows: int) -> None:
@@ -101,7 +101,7 @@ def test_a_request_that_ends_its_process_is_refused_and_others_are_not(fragile: 
     assert fragile.rest("POST", "/v1/models/model:predict", {"inputs": 10}) == (200, {"outputs": 1000})
 
 
-def test_a_rank_that_tensorflow_would_check_by_ending_the_process_is_refused(fragile: Running) -> None:
+def test_rank_on_which_tensorflow_would_abort_is_refused(fragile: Running) -> None:
     process = model_process_of(fragile)
     for instances in ([[1.0, 2.0, 3.0]], [1.0], [[[[1.0]]]]):
         received = list(np.shape(instances))
@@ -115,7 +115,7 @@ def test_a_rank_that_tensorflow_would_check_by_ending_the_process_is_refused(fra
     assert model_process_of(fragile) == process
 
 
-def test_loaders_operation_is_nobodys_to_call(attacked: Running) -> None:
+def test_clients_cannot_call_the_loaders_operation(attacked: Running) -> None:
     for name in ("__saved_model_init_op",):
         with pytest.raises(grpc.RpcError, match="not found") as caught:
             attacked.predictions.Predict(predict_request({}, signature=name))
@@ -124,7 +124,7 @@ def test_loaders_operation_is_nobodys_to_call(attacked: Running) -> None:
         assert status == 400 and "init_op" not in answer["error"].partition("There are")[2], answer
 
 
-def test_nothing_stays_of_a_server_that_is_killed(versions: Path) -> None:
+def test_killed_server_leaves_nothing_behind(versions: Path) -> None:
     with serving(versions) as server:
         server.wait_for(3)
         server.predictions.Predict.future(predict_request({"rounds": np.int32([10**9])}, signature="work"), timeout=60)

@@ -1,4 +1,4 @@
-"""`keras-ddl predict` and the client to copy, over both interfaces; what `keras-ddl serve` refuses to start with."""
+"""`keras-ddl predict` and the client example over both interfaces; refusals of `keras-ddl serve` at startup."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_predict_answers_over_both_interfaces(server, tmp_path):
         with np.load(tmp_path / f"{number}.npz") as outputs:
             np.testing.assert_array_equal(outputs["y"], 3 * X)
             np.testing.assert_array_equal(outputs["total"], X.sum(1))
-        # Whole numbers in JSON are what the model takes; text stays text.
+        # Whole numbers in JSON get the model's dtype; text stays text.
         shown = keras_ddl("predict", url, "-", "--version", 3, stdin='{"x": [[1, 2, 3]]}')
         for rows in ('{"instances": [[1, 2, 3]]}', '{"instances": [{"x": [1, 2, 3]}]}'):
             assert keras_ddl("predict", url, "-", "--version", 3, stdin=rows) == shown
@@ -42,7 +42,7 @@ def test_predict_answers_over_both_interfaces(server, tmp_path):
         assert json.loads((tmp_path / "text-out.json").read_text()) == {"text": ["fünf 日7"], "raw_bytes": ["fünf 日"]}
 
 
-def test_predict_shows_and_writes_text_and_bytes_alike_over_both_interfaces(server, tmp_path):
+def test_predict_shows_and_writes_text_and_bytes_alike(server, tmp_path):
     def predict(url, rows, *words):
         return keras_ddl("predict", url, rows, "--signature", "pair", *words)
 
@@ -67,7 +67,7 @@ def test_predict_shows_and_writes_text_and_bytes_alike_over_both_interfaces(serv
         assert json.loads((tmp_path / "out.json").read_text())["raw_bytes"] == [{"b64": "/w=="}, "b"]
 
 
-def test_predict_says_what_the_server_said(server, tmp_path):
+def test_predict_shows_the_servers_error(server, tmp_path):
     np.savez(tmp_path / "rows.npz", z=X)
     for url in urls(server):
         refused = keras_ddl("predict", url, tmp_path / "rows.npz", status=1)
@@ -87,18 +87,18 @@ def test_predict_says_what_the_server_said(server, tmp_path):
     assert "serving_default" in unknown and "init_op" not in unknown
 
 
-def test_predict_sends_no_number_that_the_model_cannot_have(server, tmp_path):
+def test_predict_sends_no_number_outside_the_models_dtype(server, tmp_path):
     np.savez(tmp_path / "large.npz", x=np.array([[1.0, 1e39, 0.0]]))
     np.savez(tmp_path / "fraction.npz", number=np.array([1.5]), text=["a"])
     for number, url in enumerate(urls(server)):
-        status = 1 + number  # over gRPC the model's dtypes are known before anything is sent
+        status = 1 + number  # over gRPC the model's dtypes are known before sending
         refused = keras_ddl("predict", url, tmp_path / "large.npz", status=status)
         assert "'x' takes float32: 1e+39 is beyond its range" in refused, refused
         refused = keras_ddl("predict", url, tmp_path / "fraction.npz", "--signature", "pair", status=status)
         assert "'number' takes int64" in refused and "1.5" in refused, refused
 
 
-def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
+def test_client_example_works_over_both_interfaces(server, tmp_path):
     np.savez(tmp_path / "rows.npz", x=X)
     rest, grpc = urls(server)
     shown = run(sys.executable, CLIENT, tmp_path / "rows.npz", "--rest", rest)
@@ -123,7 +123,7 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
         (["a=.", "--import", "no_such_module"], "must name a Python module that is installed"),
     ],
 )
-def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, said):
+def test_serve_refuses_invalid_arguments(tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.config").write_text("model {")
     for version in ("model/7", "model/x"):
@@ -134,7 +134,7 @@ def test_serve_refuses_what_it_cannot_serve(tmp_path, monkeypatch, arguments, sa
     assert said in keras_ddl("serve", *arguments, status=2)
 
 
-def test_serve_says_that_a_port_is_taken(server, versions):
+def test_serve_reports_a_port_in_use(server, versions):
     for option, other, port in (
         ("--port", "--rest-port", server.grpc_port),
         ("--rest-port", "--port", server.rest_port),

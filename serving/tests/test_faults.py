@@ -1,4 +1,4 @@
-"""What goes wrong beside a request: logs that cannot be written, processes that are killed, requests without an end."""
+"""Faults beside requests: logs that cannot be written, killed processes, requests that never end."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TIMEOUT = 3.0
 
 @pytest.fixture(scope="module")
 def server(versions: Path) -> Iterator[Running]:
-    """Its access log is on a full disk."""
+    """A server whose access log is on a full disk."""
     with serving(versions, "--access-log", "/dev/full", "--timeout", TIMEOUT, "--threads", 2) as running:
         running.wait_for(3)
         yield running
 
 
-def test_a_log_on_a_full_disk_fails_no_request(server: Running) -> None:
+def test_full_log_disk_fails_no_request(server: Running) -> None:
     for _ in range(20):
         np.testing.assert_array_equal(server.predict(X), 3 * X)
         assert server.rest("POST", PREDICT, {"inputs": X.tolist()})[0] == 200
@@ -44,8 +44,8 @@ def test_a_log_on_a_full_disk_fails_no_request(server: Running) -> None:
     assert len(lost) == 1, server.lines
 
 
-def test_requests_without_an_end_are_refused_together(server: Running) -> None:
-    """And not one after another, each when the process of those before it has ended."""
+def test_endless_requests_are_refused_together(server: Running) -> None:
+    """They are not refused one after another, each when the process of the previous one has ended."""
     endless = predict_request({"rounds": np.int32([10**9])}, signature="work")
     begin = time.monotonic()
     calls = [server.predictions.Predict.future(endless, timeout=120) for _ in range(8)]
@@ -59,7 +59,7 @@ def test_requests_without_an_end_are_refused_together(server: Running) -> None:
 
 
 def fork_server_of(server: Running) -> int:
-    """Returns the fork server: the one child of the server."""
+    """Returns the fork server, the only child of the server."""
     (pid,) = [each for each in children_of(server.process.pid)[1:] if parent_of(each) == server.process.pid]
     return pid
 
@@ -69,7 +69,7 @@ def parent_of(pid: int) -> int:
 
 
 def ask_until_answered(server: Running, seconds: float = 120) -> set[int]:
-    """Returns the statuses of the requests until one is answered; 504 is that of those that have waited for long."""
+    """Returns the statuses of requests until one succeeds; 504 is for requests that waited too long."""
     statuses, end = set(), time.monotonic() + seconds
     while 200 not in statuses and time.monotonic() < end:
         statuses.add(server.rest("POST", PREDICT, {"inputs": X.tolist()})[0])
@@ -77,7 +77,7 @@ def ask_until_answered(server: Running, seconds: float = 120) -> set[int]:
     return statuses
 
 
-def test_a_version_whose_process_is_killed_while_it_loads_is_unavailable_and_comes_back(server: Running) -> None:
+def test_version_killed_while_loading_is_unavailable_then_returns(server: Running) -> None:
     fork_server, killed = fork_server_of(server), 0
     while killed < 4:
         for pid in children_of(fork_server)[1:]:
@@ -89,18 +89,18 @@ def test_a_version_whose_process_is_killed_while_it_loads_is_unavailable_and_com
     assert [(each["version"], each["state"]) for each in states] == [("3", "AVAILABLE")]
 
 
-def test_a_fork_server_that_is_killed_is_started_again(server: Running) -> None:
+def test_killed_fork_server_is_restarted(server: Running) -> None:
     killed = fork_server_of(server)
     os.kill(killed, signal.SIGKILL)
     end = time.monotonic() + 120
-    while Path(f"/proc/{killed}").exists() and time.monotonic() < end:  # then it is no zombie either
+    while Path(f"/proc/{killed}").exists() and time.monotonic() < end:  # until it is gone, and no zombie either
         assert ask_until_answered(server) <= {200, 503, 504}
     assert fork_server_of(server) != killed
     assert ask_until_answered(server) <= {200, 503, 504}
 
 
-def test_a_server_has_no_socket_in_the_file_system(server: Running) -> None:
-    """So a server that is killed leaves none."""
+def test_server_has_no_socket_file(server: Running) -> None:
+    """A killed server would leave it behind."""
     inodes = set()
     for pid in children_of(server.process.pid):
         for each in Path(f"/proc/{pid}/fd").iterdir():
@@ -109,17 +109,17 @@ def test_a_server_has_no_socket_in_the_file_system(server: Running) -> None:
     assert not [words[7] for words in named if len(words) > 7 and f"socket:[{words[6]}]" in inodes]
 
 
-def test_lines_that_cannot_be_written_are_lost_and_nobody_waits() -> None:
+def test_lines_that_cannot_be_written_are_lost_without_blocking() -> None:
     read, write = os.pipe()
     lost: list[str] = []
     lines = BackgroundLines(write, lost.append)
     begin = time.monotonic()
-    for number in range(30_000):  # a pipe takes 64 KB, and nobody reads
+    for number in range(30_000):  # a pipe holds 64 KB, and nothing reads it
         lines.write(f"{number:099}\n")
     assert time.monotonic() - begin < 30 and len(lost) == 1 and "wait to be written" in lost[0]
     assert os.read(read, 100) == b"0" * 99 + b"\n"
     os.close(read)
-    lines.close()  # before its descriptor, which would be the next file's
+    lines.close()  # before the descriptor is closed, whose number the next file would get
     os.close(write)
 
 
@@ -130,7 +130,7 @@ from keras_ddl.serving.background_lines import BackgroundLines
 descriptor, lost = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), []
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as if the disk had room for so many bytes
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as if the disk had room for ten bytes
 lines = BackgroundLines(descriptor, lost.append)
 lines.write("one\\n")
 lines.write("this is cut\\n")
@@ -143,7 +143,7 @@ assert len(lost) == 1, lost
 """
 
 
-def test_after_a_full_disk_the_log_has_whole_lines_again(tmp_path: Path) -> None:
+def test_log_has_complete_lines_again_after_a_full_disk(tmp_path: Path) -> None:
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", FULL_DISK, file], check=True, timeout=120)
     assert file.read_text().splitlines() == ["one", "this i", "two"]
@@ -157,7 +157,7 @@ def code_of(manager: ModelManager, number: int | None = None) -> Code:
         return error.code
 
 
-def test_a_version_on_disk_is_unavailable_until_it_is_loaded_and_not_found_when_it_is_gone(tmp_path: Path) -> None:
+def test_version_is_unavailable_until_loaded_and_not_found_once_removed(tmp_path: Path) -> None:
     errors: list[Exception | None] = [LoadInterrupted("killed"), OSError("no memory"), LoadError("broken"), None]
 
     async def load(config: ModelConfig, path: Path, version: int) -> Any:
@@ -170,7 +170,7 @@ def test_a_version_on_disk_is_unavailable_until_it_is_loaded_and_not_found_when_
         (tmp_path / "1").mkdir()
         (tmp_path / "1" / "saved_model.pb").touch()
         manager = ModelManager([ModelConfig("model", tmp_path)], load, retry_seconds=1.0)
-        assert code_of(manager) == Code.UNAVAILABLE  # nobody knows yet what is there
+        assert code_of(manager) == Code.UNAVAILABLE  # the directory has not been read yet
         for left, state in ((3, State.LOADING), (2, State.LOADING), (1, State.END), (0, State.AVAILABLE)):
             end = time.monotonic() + 60
             while len(errors) > left and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's flags: each is taken, refused with a reason, or said to have no effect."""
+"""TensorFlow Serving's flags: each works, is refused with a reason, or is reported to have no effect."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ X = np.ones([2, 3], np.float32)
 FOR_PRODUCTION = "TensorFlow Serving is the server for production"
 
 
-def test_the_table_of_the_docs_is_that_of_the_flags() -> None:
+def test_docs_table_matches_the_flags() -> None:
     assert flags.markdown() in DOCS.read_text(), "write flags.markdown() into serving/docs/serving.md"
 
 
-def test_values_are_in_the_unit_that_the_name_of_a_flag_says() -> None:
+def test_values_use_the_units_in_flag_names() -> None:
     units = {"_in_ms": 1e-3, "_micros": 1e-6}
     for flag in FLAGS:
         assert flag.scale == next((unit for end, unit in units.items() if flag.name.endswith(end)), 1.0), flag.name
@@ -36,7 +36,7 @@ def test_values_are_in_the_unit_that_the_name_of_a_flag_says() -> None:
 @pytest.mark.parametrize(
     "flag", [each for each in FLAGS if each.support is Support.REFUSED], ids=lambda flag: flag.name
 )
-def test_a_flag_that_cannot_be_done_is_refused_with_the_reason(flag: flags.Flag, tmp_path: Path) -> None:
+def test_unsupported_flag_is_refused_with_the_reason(flag: flags.Flag, tmp_path: Path) -> None:
     outcome = CliRunner().invoke(command, [str(tmp_path), f"--{flag.name}={'true' if flag.kind is bool else '1'}"])
     assert flag.note in str(outcome.exception), outcome.output
     assert flag.name in str(outcome.exception)
@@ -65,7 +65,7 @@ def test_all_flags_together_start_a_server(versions: Path, tmp_path: Path) -> No
         np.testing.assert_array_equal(server.predict(X), 3 * X)
         with grpc.insecure_channel(f"unix:{tmp_path / 'socket'}") as channel:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-            assert stub.Predict(predict_request({"x": X})).outputs["y"].tensor_content  # as it was asked for
+            assert stub.Predict(predict_request({"x": X})).outputs["y"].tensor_content  # as requested by the flag
         status, text = server.rest("GET", "/metrics")
         assert status == 200 and ":tensorflow:serving:request_count{" in text
         url = f"http://127.0.0.1:{server.rest_port}/v1/models/model"
@@ -78,19 +78,19 @@ def test_all_flags_together_start_a_server(versions: Path, tmp_path: Path) -> No
             assert (f"--{flag.name} has no effect here" in said) == (flag.support is Support.NO_EFFECT), flag
 
 
-def test_a_server_that_others_reach_says_which_one_is_for_production(tmp_path: Path) -> None:
+def test_server_open_to_others_recommends_tensorflow_serving_for_production(tmp_path: Path) -> None:
     with serving(tmp_path, host="0.0.0.0") as server:
         server.end()
     (notice,) = [line for line in server.lines if FOR_PRODUCTION in line]
     assert "0.0.0.0" in notice
 
 
-def test_by_default_nobody_else_reaches_it() -> None:
+def test_server_is_closed_to_others_by_default() -> None:
     (host,) = [parameter.default for parameter in command.params if parameter.name == "host"]
     assert host == "127.0.0.1"
 
 
-def test_a_config_file_is_followed_and_a_wrong_one_changes_nothing(versions: Path, tmp_path: Path) -> None:
+def test_config_file_is_followed_and_an_invalid_one_changes_nothing(versions: Path, tmp_path: Path) -> None:
     file = tmp_path / "models.config"
     one = 'config {{ name: "{}" base_path: "{}" model_platform: "tensorflow" }}'
     file.write_text(f"model_config_list {{ {one.format('first', versions)} }}")
@@ -106,7 +106,7 @@ def test_a_config_file_is_followed_and_a_wrong_one_changes_nothing(versions: Pat
         np.testing.assert_array_equal(server.predict(X, "second"), 3 * X)
 
 
-def test_a_label_of_a_version_that_is_yet_to_come_moves_when_it_has_come(versions: Path, tmp_path: Path) -> None:
+def test_label_moves_when_its_version_becomes_available(versions: Path, tmp_path: Path) -> None:
     file, model = tmp_path / "models.config", tmp_path / "model"
     shutil.copytree(versions / "1", model / "1")
     text = (
@@ -146,6 +146,6 @@ def _wait_for_line(server: Running, text: str) -> None:
         (["--grpc_channel_arguments=one"], "NAME=VALUE"),
     ],
 )
-def test_a_wrong_value_is_refused(arguments: list[str], said: str, versions: Path) -> None:
+def test_invalid_value_is_refused(arguments: list[str], said: str, versions: Path) -> None:
     outcome = CliRunner().invoke(command, [str(versions), "--port=0", "--rest-port=0", *arguments])
     assert outcome.exit_code != 0 and said in f"{outcome.output}{outcome.exception}", outcome.output

@@ -1,4 +1,4 @@
-"""A server that follows a training run, which publishes versions as it goes, and which is killed."""
+"""A server that follows a training, which publishes versions and is killed."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def train(folder, epochs, resume, mark):
 
 
 class Client:
-    """Asks all along, and keeps which version answered what, and whether training ran then."""
+    """Sends requests all the time, and records each response, its version, and whether training was running."""
 
     def __init__(self, server, is_training):
         self.seen, self.failed = [], []
@@ -63,11 +63,11 @@ class Client:
             else:
                 answer = tf.make_ndarray(found.outputs["y"])
                 self.seen.append((found.model_spec.version.value, answer, self._is_training()))
-            time.sleep(0.005)  # leaves the cores to the training
+            time.sleep(0.005)  # leaves the cores to training
 
 
 def expected(folder, step):
-    """What the weights of that step answer, from the checkpoint of which a version is made."""
+    """Returns the outputs for that step's weights, from the checkpoint that the version was exported from."""
     reader = tf.train.load_checkpoint(str(folder / "ckpt" / f"ckpt-{step:08d}" / "weights"))
     arrays = [reader.get_tensor(key) for key, shape in reader.get_variable_to_shape_map().items() if key != "_C"]
     (kernel,) = [each for each in arrays if each.shape == (3, 2)]
@@ -76,14 +76,14 @@ def expected(folder, step):
 
 
 def check_answers(folder, seen):
-    """Every answer is that of the version that is said to have given it, and versions only go up."""
+    """Checks that every output is that of the reported version, and that versions only increase."""
     versions = [version for version, _, _ in seen]
     assert versions == sorted(versions)
     answers = {version: expected(folder, version) for version in set(versions)}
     for version, answer, _ in seen:
         np.testing.assert_allclose(answer, answers[version], rtol=1e-5, atol=1e-6)
     rest = sorted(answers)
-    for one, other in zip(rest, rest[1:]):  # which can tell: no two versions answer alike
+    for one, other in zip(rest, rest[1:]):  # no two versions give equal outputs
         assert np.abs(answers[one] - answers[other]).max() > 1e-4
 
 
@@ -92,7 +92,7 @@ def hidden(folder):
 
 
 @pytest.mark.long
-def test_a_server_follows_a_training_that_is_killed_and_goes_on(tmp_path):
+def test_server_follows_a_training_that_is_killed_and_resumed(tmp_path):
     served, mark = tmp_path / "served", uuid.uuid4().hex
     served.mkdir()
     with serving(served, "--poll-seconds", 0.1) as server:
@@ -102,7 +102,7 @@ def test_a_server_follows_a_training_that_is_killed_and_goes_on(tmp_path):
             assert sum("no version to serve yet" in line for line in server.lines) == 1, server.lines
             with Client(server, lambda: training.poll() is None) as client:
                 wait_until(lambda: len({version for version, _, _ in client.seen}) >= 3, training)
-                # Killed while a version is being written: the exporting process, too.
+                # Killed while a version is being written, including the exporting process.
                 wait_until(lambda: list(served.glob(".tmp-*")), training)
                 killed = leftovers.end_all(mark, grace=0)
                 training.wait()
@@ -139,17 +139,17 @@ def wait_until(happens, process=None, seconds=300):
         time.sleep(0.01)
 
 
-def test_what_is_being_read_is_not_removed(tmp_path):
+def test_version_being_read_is_not_removed(tmp_path):
     (tmp_path / "1").mkdir()
     with durable.being_read(tmp_path / "1"), durable.being_read(tmp_path / "1"):
         assert not durable.remove_unless_read(tmp_path / "1") and (tmp_path / "1").is_dir()
     assert durable.remove_unless_read(tmp_path / "1") and not (tmp_path / "1").exists()
-    assert durable.remove_unless_read(tmp_path / "1")  # it is gone already
+    assert durable.remove_unless_read(tmp_path / "1")  # already removed
     with durable.being_read(tmp_path / "1"):
         pass
 
 
-def test_a_version_is_held_while_it_is_loaded(tmp_path):
+def test_version_is_locked_while_it_is_loaded(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "saved_model.pb").touch()
     removed = []
@@ -166,7 +166,7 @@ def test_a_version_is_held_while_it_is_loaded(tmp_path):
     assert durable.remove_unless_read(tmp_path / "1")
 
 
-def test_until_the_first_models_are_loaded_requests_are_told_to_wait(tmp_path):
+def test_requests_before_the_first_load_get_unavailable(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "saved_model.pb").touch()
     seen = []

@@ -1,4 +1,4 @@
-"""The gRPC interface, asked with the stubs of tensorflow-serving-api."""
+"""The gRPC interface, tested with the stubs of tensorflow-serving-api."""
 
 import re
 
@@ -49,7 +49,7 @@ def with_examples(request, *examples, context=None, signature=""):
     return request
 
 
-def test_requests_that_no_model_could_answer_have_their_codes(server):
+def test_invalid_requests_have_their_codes(server):
     predict = server.predictions.Predict
     bad_shape, unknown, reference, bomb, short = (predict_request({"x": X}) for _ in range(5))
     bad_shape.inputs["x"].tensor_shape.dim[0].size = -1
@@ -89,7 +89,7 @@ def test_classify_regress_and_both_at_once(server):
     assert found == [list(zip(LABELS, [3.0, 6.0, 9.0])), list(zip(LABELS, [12.0, 15.0, 18.0]))]
     request = with_examples(regression_pb2.RegressionRequest(), one, other, signature="regress")
     assert [each.value for each in server.predictions.Regress(request).result.regressions] == [18.0, 45.0]
-    # Features of a context are those of every example.
+    # Features of the context are merged into every example.
     context = example(bias=[0.5])
     request = with_examples(regression_pb2.RegressionRequest(), one, context=context, signature="regress")
     assert [each.value for each in server.predictions.Regress(request).result.regressions] == [18.5]
@@ -134,7 +134,7 @@ def test_metadata_status_and_health(server):
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_reload_config_must_say_what_to_serve(server):
+def test_reload_config_must_name_models(server):
     request = model_management_pb2.ReloadConfigRequest()
     refused("INVALID_ARGUMENT", lambda: server.models.HandleReloadConfigRequest(request), "no config")
     request.config.model_config_list.config.add(name="model")
@@ -142,8 +142,8 @@ def test_reload_config_must_say_what_to_serve(server):
     assert server.predict(X).shape == (2, 3)
 
 
-def test_every_rpc_that_the_package_names_is_answered_but_those_of_sessions(server):
-    """An empty request: each says what it lacks, which no method says that is not there."""
+def test_every_rpc_of_the_package_exists_except_sessions(server):
+    """Sends empty requests: an existing method reports what the request lacks, a missing one is UNIMPLEMENTED."""
     stubs = {prediction_service_pb2: server.predictions, model_service_pb2: server.models}
     called = []
     for module, stub in stubs.items():
@@ -163,7 +163,7 @@ def test_every_rpc_that_the_package_names_is_answered_but_those_of_sessions(serv
     assert server.predict(X).shape == (2, 3)
 
 
-def test_a_client_that_gives_up_is_not_waited_for(server):
+def test_server_does_not_wait_for_a_client_that_gave_up(server):
     request = predict_request({"rounds": np.int32([20_000])}, signature="work")
     refused("DEADLINE_EXCEEDED", lambda: server.predictions.Predict(request, timeout=0.2))
     assert server.predict(X).shape == (2, 3)

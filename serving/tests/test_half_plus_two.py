@@ -1,4 +1,4 @@
-"""TensorFlow Serving's first model, x / 2 + 2, made by TensorFlow 1, and answers as its users know them."""
+"""TensorFlow Serving's first model, x / 2 + 2, made by TensorFlow 1, with the responses known from its docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIGNATURES = v1.saved_model.signature_def_utils
 
 
 def write_half_plus_two(path: Path) -> None:
-    """Writes it as a SavedModel of TensorFlow 1: x is what examples are parsed to, not a placeholder."""
+    """Writes it as a SavedModel of TensorFlow 1, where x is a tensor parsed from examples, not a placeholder."""
     with v1.Session(graph=tf.Graph()) as session:
         serialized = v1.placeholder(tf.string, name="tf_example")
         parsed = v1.parse_example(serialized, {"x": v1.FixedLenFeature([1], tf.float32)})
@@ -85,20 +85,20 @@ def test_classify_and_regress_over_both_interfaces(half_plus_two: Running) -> No
         assert "3" in str(answer.result) and answer.model_spec.version.value == 123
 
 
-def test_values_of_every_kind_are_written_as_they_are(half_plus_two: Running) -> None:
+def test_special_values_are_written_exactly(half_plus_two: Running) -> None:
     status, answer = ask(half_plus_two, "predict", {"signature_name": "described", "inputs": [1.0]})
     assert (status, answer) == (200, {"outputs": {"name": "half", "numbers": [2**64 - 1], "real": [0.1]}})
     status, answer = ask(half_plus_two, "predict", {"signature_name": "complex", "inputs": [1.0]})
     assert status == 400 and "complex" in answer["error"]
 
 
-def test_metadata_has_no_type_of_its_own(half_plus_two: Running) -> None:
+def test_metadata_has_no_type_entry(half_plus_two: Running) -> None:
     status, answer = half_plus_two.rest("GET", "/v1/models/half/metadata")
     assert status == 200 and "@type" not in json.dumps(answer)
     assert answer["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]["x"]["dtype"] == "DT_FLOAT"
 
 
-def test_a_model_of_tensorflow_2_classifies_though_it_says_predict(tmp_path: Path) -> None:
+def test_tensorflow_2_model_classifies_despite_its_method_name(tmp_path: Path) -> None:
     class Model(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")])
         def scores(self, inputs):

@@ -1,4 +1,4 @@
-"""Health has a port and a process of its own: what it says, and that nothing else is needed for it."""
+"""The health port and its process: responses, and independence from the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from harness.serving import serving
 from keras_ddl.serving.health import HealthPort
 
-SILENT_SECONDS = 4.0  # what is asked right after the server has said something is asked within that
+SILENT_SECONDS = 4.0  # probes right after a message of the server must arrive within this time
 
 
 def ask(port: int, path: str = "/healthz", method: str = "GET") -> tuple[int, str]:
@@ -48,7 +48,7 @@ def until(port: int, path: str, status: int, seconds: float = 120) -> str:
     raise AssertionError((path, found, text))
 
 
-def test_health_is_what_the_server_says_and_a_silent_server_has_none(health: HealthPort) -> None:
+def test_health_follows_the_server_and_fails_when_it_is_silent(health: HealthPort) -> None:
     assert ask(health.port) == (200, "ok\n")
     assert ask(health.port, "/readyz") == (503, "not ready\n")
     health.show(True)
@@ -63,14 +63,14 @@ def test_health_is_what_the_server_says_and_a_silent_server_has_none(health: Hea
     assert ask(health.port, "/readyz") == (503, "not ready\n")
 
 
-def test_a_health_process_that_ends_is_started_anew(health: HealthPort) -> None:
+def test_dead_health_process_is_restarted(health: HealthPort) -> None:
     health._process.kill()
     health._process.wait()
     health.show(True)
     assert until(health.port, "/readyz", 200) == "ready\n"
 
 
-def test_connections_that_ask_for_nothing_give_way(health: HealthPort) -> None:
+def test_idle_connections_give_way_to_new_ones(health: HealthPort) -> None:
     with contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(socket.create_connection(("127.0.0.1", health.port), timeout=120)) for _ in range(300)
@@ -87,12 +87,12 @@ def test_connections_that_ask_for_nothing_give_way(health: HealthPort) -> None:
             assert clients[-1].recv(100) == b""
 
 
-def test_a_stopped_server_is_answered_for_and_a_killed_one_leaves_nothing(versions: Path) -> None:
+def test_stopped_server_still_has_health_and_a_killed_one_leaves_nothing(versions: Path) -> None:
     with serving(versions, "--health-port", 0) as server:
         assert until(server.health_port, "/readyz", 200) == "ready\n"
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
-            assert ask(server.health_port) == (200, "ok\n")  # it does not need the server to answer
+            assert ask(server.health_port) == (200, "ok\n")  # does not need the server
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
         server.process.kill()

@@ -1,4 +1,4 @@
-"""What strangers send: requests that would become large, and bodies that are none. Others are answered meanwhile."""
+"""Hostile requests: small ones that would expand, and invalid bodies. Other requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from keras_ddl.serving.processes import ModelProcess
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError
 
-# Far above what was measured (0.05 s on two cores that do nothing else), below what a parser needs that others wait for
-# (tens of seconds).
+# Far above the measured 0.05 s on two idle cores, and below the tens of seconds of a parser that blocks
+# other requests.
 HEALTH_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def asked_for_its_health(server: Running, seconds: float = HEALTH_SECONDS) -> Iterator[None]:
-    """Meanwhile /healthz answers in time."""
+def healthy(server: Running, seconds: float = HEALTH_SECONDS) -> Iterator[None]:
+    """Checks that /healthz answers in time during the block."""
     stop, slowest = threading.Event(), [0.0]
 
     def ask() -> None:
@@ -53,7 +53,7 @@ def asked_for_its_health(server: Running, seconds: float = HEALTH_SECONDS) -> It
 
 
 def settled(server: Running, before: int, more: int) -> bool:
-    """Whether the server's memory comes back to at most `more` bytes above `before`."""
+    """Returns whether the server's memory returns to at most `more` bytes above `before`."""
     for _ in range(600):
         if resident_bytes(server.process.pid) - before < more:
             return True
@@ -62,7 +62,7 @@ def settled(server: Running, before: int, more: int) -> bool:
 
 
 def claims(names: list[str], size: int) -> predict_pb2.PredictRequest:
-    """One value for each input, in a tensor that claims to have `size` rows of three."""
+    """Returns a request with one value for each input, in a tensor that claims `size` rows of three."""
     request = predict_request({})
     for name in names:
         tensor = request.inputs[name]
@@ -74,7 +74,7 @@ def claims(names: list[str], size: int) -> predict_pb2.PredictRequest:
 
 @pytest.fixture(scope="module")
 def strict(versions: Path) -> Iterator[Running]:
-    """A server that takes requests of 8 MB, and whose processes may hold 256 MB for requests."""
+    """A server that accepts requests of 8 MB, and whose processes may hold 256 MB for requests."""
     with serving(versions, "--max-message-mb", 8, "--max-memory-mb", 256, "--timeout", 60) as server:
         server.wait_for(3)
         server.predict(X)
@@ -93,10 +93,10 @@ BODIES: dict[str, tuple[int, Callable[[], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_json_that_would_become_large_is_refused_and_holds_up_nobody(strict: Running, name: str) -> None:
+def test_expanding_json_is_refused_and_blocks_no_request(strict: Running, name: str) -> None:
     status, body = BODIES[name]
     before = resident_bytes(strict.process.pid)
-    with asked_for_its_health(strict):
+    with healthy(strict):
         found, answer = post(strict, PREDICT, body())
     assert found == status and (b'"error"' in answer) == (status != 200), answer[:300]
     assert settled(strict, before, 64 * MEGABYTE)
@@ -114,11 +114,11 @@ def test_json_that_would_become_large_is_refused_and_holds_up_nobody(strict: Run
     ],
     ids=["bomb", "cut off", "longer", "false", "unknown"],
 )
-def test_compressed_bodies_are_unpacked_up_to_the_limit(
+def test_compressed_bodies_are_decompressed_up_to_the_limit(
     strict: Running, body: bytes, encoding: str, status: int
 ) -> None:
     before = resident_bytes(strict.process.pid)
-    with asked_for_its_health(strict):
+    with healthy(strict):
         assert post(strict, PREDICT, body, Content_Encoding=encoding)[0] == status
     assert settled(strict, before, 64 * MEGABYTE)
     assert not any("Traceback" in line for line in strict.lines)
@@ -134,27 +134,27 @@ def test_large_requests_within_the_limits_are_answered(strict: Running) -> None:
     np.testing.assert_array_equal(strict.predict(rows), 3 * rows)
 
 
-def test_tensors_are_refused_before_they_are_unpacked(strict: Running) -> None:
+def test_oversized_tensors_are_refused_before_they_are_unpacked(strict: Running) -> None:
     before = resident_bytes(strict.process.pid)
     for names, size, code in (
         ([f"x{number}" for number in range(60)], 600_000, grpc.StatusCode.INVALID_ARGUMENT),
         (["x"], 15_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ):
-        with asked_for_its_health(strict), pytest.raises(grpc.RpcError) as caught:
+        with healthy(strict), pytest.raises(grpc.RpcError) as caught:
             strict.predictions.Predict(claims(names, size))
         assert caught.value.code() == code, caught.value
     assert resident_bytes(strict.process.pid) - before < 32 * MEGABYTE
 
 
-def test_models_that_are_not_there_cost_no_body(strict: Running) -> None:
-    """The answer comes before the body has."""
+def test_unknown_models_are_refused_before_the_body(strict: Running) -> None:
+    """The response arrives before the body is sent."""
     with socket.create_connection(("127.0.0.1", strict.rest_port), timeout=120) as client:
         client.sendall(b"POST /v1/models/none:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n")
         assert b"404" in client.recv(1000).partition(b"\r\n")[0]
 
 
-def test_requests_together_hold_no_more_than_they_may(strict: Running) -> None:
-    """Bodies that stop before their end: those that no longer move give way to others, or others wait for them."""
+def test_concurrent_requests_stay_below_the_limit(strict: Running) -> None:
+    """Bodies that stop early: stalled ones give way to other requests, or these wait for them."""
     part = b'{"instances": [' + b" " * (7 * MEGABYTE)
     head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * MEGABYTE}\r\n\r\n".encode()
     before = resident_bytes(strict.process.pid)
@@ -163,7 +163,7 @@ def test_requests_together_hold_no_more_than_they_may(strict: Running) -> None:
         with contextlib.suppress(OSError):
             client.sendall(head + part)
     assert resident_bytes(strict.process.pid) - before < 320 * MEGABYTE
-    np.testing.assert_array_equal(strict.predict(X), 3 * X)  # small ones need no room
+    np.testing.assert_array_equal(strict.predict(X), 3 * X)  # small requests are not counted
     for _ in range(1200):
         status, answer = post(strict, PREDICT, part + b"]}")
         if status == 400:
@@ -186,14 +186,14 @@ def test_requests_together_hold_no_more_than_they_may(strict: Running) -> None:
     ],
     ids=["TLS", "version", "length", "noise"],
 )
-def test_what_is_no_http_is_answered_and_no_traceback(strict: Running, sent: bytes) -> None:
+def test_invalid_http_is_answered_without_a_traceback(strict: Running, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", strict.rest_port), timeout=120) as client:
         client.sendall(sent + b"\r\n\r\n")
         assert b" 400 " in client.recv(1000).partition(b"\r\n")[0]
     assert not any("Traceback" in line for line in strict.lines)
 
 
-def test_leaving_in_the_middle_of_a_body_is_nobodys_fault(strict: Running) -> None:
+def test_client_that_leaves_during_its_body_causes_no_error(strict: Running) -> None:
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", strict.rest_port), timeout=120) as client:
             client.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode())
@@ -201,28 +201,28 @@ def test_leaving_in_the_middle_of_a_body_is_nobodys_fault(strict: Running) -> No
     assert not any("Traceback" in line or "Unhandled" in line for line in strict.lines)
 
 
-def test_connections_without_a_request_end(versions: Path) -> None:
+def test_connections_without_a_request_are_closed(versions: Path) -> None:
     with serving(versions, "--idle-seconds", 1) as server:
         for sent in (b"", b"GET /healthz HTTP/1.1\r\nHost:"):
             with socket.create_connection(("127.0.0.1", server.rest_port), timeout=120) as client:
                 client.sendall(sent)
-                client.recv(1000)  # ends before its time is over
+                client.recv(1000)  # ends before the timeout
 
 
 def test_connections_stay_below_the_limit_of_open_files(versions: Path) -> None:
-    """So that a new one never waits for a descriptor."""
+    """A new connection must never wait for a descriptor."""
     with serving(versions, files=256) as server, contextlib.ExitStack() as stack:
         server.wait_for(3)
         server.predict(X)
         for _ in range(300):
             for port, sent in ((server.rest_port, b"GET /healthz HTTP/1.1\r\n"), (server.grpc_port, b"PRI * HTTP/2")):
-                with contextlib.suppress(OSError):  # gRPC closes what is too much
+                with contextlib.suppress(OSError):  # gRPC closes excess connections
                     client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=120))
                     client.sendall(sent)
         for _ in range(5):
             begin = time.monotonic()
             assert server.rest("GET", "/healthz") == (200, "ok\n")
-            assert time.monotonic() - begin < 10  # a header that never ends is waited for 20 s
+            assert time.monotonic() - begin < 10  # the server waits 20 s for an endless header
         assert server.rest("POST", PREDICT, {"inputs": X.tolist()})[0] == 200
         assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 256
         np.testing.assert_array_equal(server.predict(X), 3 * X)
@@ -238,9 +238,7 @@ def test_connections_stay_below_the_limit_of_open_files(versions: Path) -> None:
     ],
     ids=["4", "4 as 6", "6"],
 )
-def test_a_client_is_disconnected_by_the_name_that_grpc_gives_it(
-    host: str, family: socket.AddressFamily, name: str
-) -> None:
+def test_disconnect_accepts_grpcs_names_of_clients(host: str, family: socket.AddressFamily, name: str) -> None:
     try:
         listener = socket.create_server(
             ("" if family == socket.AF_INET6 else host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6
@@ -257,7 +255,7 @@ def test_a_client_is_disconnected_by_the_name_that_grpc_gives_it(
         assert clients[1].recv(10) == b"yes"
 
 
-def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:
+def test_slow_model_does_not_block_a_fast_one(versions: Path) -> None:
     with serving(f"slow={versions}", f"fast={versions}", "--threads", 1, "--queue", 100) as server:
         for name in ("slow", "fast"):
             server.wait_for(3, name)
@@ -271,7 +269,7 @@ def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:
             each.cancel()
 
 
-def test_as_many_requests_wait_as_the_queue_holds() -> None:
+def test_queue_holds_its_limit_of_waiting_requests() -> None:
     async def ask(threads: int, queue: int) -> None:
         process = ModelProcess(
             ForkServer(()), "model", 1, Path(), Options(threads=threads, queue=queue)
@@ -290,7 +288,7 @@ def test_as_many_requests_wait_as_the_queue_holds() -> None:
     asyncio.run(ask(threads=2, queue=3))
 
 
-def test_a_compressed_body_is_whole_or_refused() -> None:
+def test_compressed_body_is_complete_or_refused() -> None:
     body = gzip.compress(b"x" * 1000)
     assert bodies.inflated(body, "gzip", 1000) == b"x" * 1000
     for wrong in (body[:-1], body[:-8], body[: len(body) // 2], b"", body + b"x", body + body):

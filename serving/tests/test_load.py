@@ -1,4 +1,4 @@
-"""Requests that are changed at random: each has an answer, and memory does not grow."""
+"""Randomly mutated requests: each gets a response, and memory does not grow."""
 
 import http.client
 import random
@@ -15,7 +15,7 @@ X = [[1.0, 2.0, 3.0]]
 
 
 def mutated(data, generator):
-    """Some bytes changed, taken out, doubled, or put in."""
+    """Returns the data with some bytes changed, removed, duplicated or inserted."""
     found = bytearray(data)
     for _ in range(generator.randint(0, 5)):
         place = generator.randrange(len(found) + 1)
@@ -80,12 +80,12 @@ def check_mutated_requests(server, count):
     return sum(memory_of(server.process.pid).values()) - before
 
 
-def test_requests_that_are_none_do_not_harm(server):
+def test_mutated_requests_do_no_harm(server):
     assert check_mutated_requests(server, 500) < 50e6
 
 
 @pytest.mark.long
-def test_memory_is_flat_over_thousands_of_requests_that_are_none(versions):
+def test_memory_is_flat_over_thousands_of_mutated_requests(versions):
     with serving(versions) as server:
         server.wait_for(3)
         assert check_mutated_requests(server, 12_000) < 50e6  # as many over each interface

@@ -1,4 +1,4 @@
-"""The messages that are built where tensorflow-serving-api is missing, compared with those of that package."""
+"""Compares the messages that are built without tensorflow-serving-api with the package's."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tensorflow_serving.config import model_server_config_pb2  # noqa: F401
 
 from keras_ddl.serving import messages
 
-# Built outside of the message that contains them in the package.
+# Built at the top level, although the package nests them in other messages.
 _POLICY = "FileSystemStoragePathSourceConfig.ServableVersionPolicy"
 _NESTED = {
     "LatestVersions": f"{_POLICY}.Latest",
@@ -24,7 +24,7 @@ _POOL = descriptor_pool.Default()
 
 
 def facts(message, field):
-    """What must be equal of a field: its number, type, how often it occurs, and its oneof."""
+    """Returns the facts about a field that must be equal: number, type, cardinality, oneof."""
     oneof = message.oneof_decl[field.oneof_index].name if field.HasField("oneof_index") else ""
     kind = field.type_name
     entries = {each.name: each for each in message.nested_type if each.options.map_entry}
@@ -32,12 +32,12 @@ def facts(message, field):
         kind = [facts(entry, each) for each in entry.field]
     elif kind.startswith(_PACKAGE):
         kind = _PACKAGE + _NESTED.get(kind.removeprefix(_PACKAGE), kind.removeprefix(_PACKAGE))
-    # Whether a field of one value was set is of no interest.
+    # Presence of single-valued fields is not compared.
     return field.number, field.type, field.label, kind, "" if field.proto3_optional else oneof
 
 
 @pytest.mark.parametrize("table", [messages.CONTROL, messages.REQUESTS], ids=["control", "requests"])
-def test_each_field_is_that_of_the_package(table):
+def test_fields_equal_the_packages(table):
     file = messages.description("any", "tensorflow.serving", table, messages.ENUMS)
     for ours in file.message_type:
         theirs = descriptor_pb2.DescriptorProto()
@@ -45,11 +45,11 @@ def test_each_field_is_that_of_the_package(table):
         of_package = {field.name: facts(theirs, field) for field in theirs.field}
         of_table = {field.name: facts(ours, field) for field in ours.field}
         assert of_table == {field: of_package[field] for field in of_table}, ours.name
-        if table is messages.CONTROL:  # files are read by it: none of their fields may be unknown
+        if table is messages.CONTROL:  # config files are read with these, so no field may be missing
             assert of_table.keys() == of_package.keys(), ours.name
 
 
-def test_enums_are_those_of_the_package():
+def test_enums_equal_the_packages():
     for name, values in messages.ENUMS.items():
         theirs = _POOL.FindEnumTypeByName((_PACKAGE + name)[1:])
         assert values == {value.name: value.number for value in theirs.values}
@@ -68,7 +68,7 @@ print(messages.message("SignatureDefMap").DESCRIPTOR.full_name, request.Serializ
 """
 
 
-def test_without_the_package_messages_have_the_same_bytes():
+def test_messages_without_the_package_have_the_same_bytes():
     request = predict_pb2.PredictRequest(output_filter=["y"], client_id=b"a field that is not built")
     request.model_spec.name, request.model_spec.version.value, request.model_spec.signature_name = "m", 3, "s"
     request.inputs["x"].float_val.extend([1.0, 2.0])

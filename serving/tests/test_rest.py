@@ -18,7 +18,7 @@ def test_text_and_bytes(server):
     rows = [{"number": 1, "text": "a"}, {"number": 2, "text": {"b64": encoded}}]
     status, answer = server.rest("POST", PREDICT, {"signature_name": "pair", "instances": rows})
     assert status == 200
-    # Outputs whose names end in _bytes are bytes; others are text where they can be.
+    # Outputs whose names end in _bytes are bytes; others are text if possible.
     assert answer["predictions"][0] == {"text": "a1", "raw_bytes": {"b64": base64.b64encode(b"a").decode()}}
     assert answer["predictions"][1]["raw_bytes"] == {"b64": encoded}
     assert answer["predictions"][1]["text"] == {"b64": base64.b64encode(b"\xff\x002").decode()}
@@ -65,7 +65,7 @@ def test_classify_and_regress(server):
         ("/v1/models/model:regress", {"signature_name": "regress", "examples": [{"x": [1, None]}]}, 400, "Feature"),
     ],
 )
-def test_what_cannot_be_answered_has_its_status_and_says_why(server, path, body, status, said):
+def test_invalid_requests_have_their_status_and_message(server, path, body, status, said):
     found, answer = server.rest("POST", path, body)
     assert found == status, answer
     assert said in answer["error"], answer
@@ -92,7 +92,7 @@ def test_status_metadata_metrics_and_health(server):
     assert 'request_latency_bucket{API="Predict",entrypoint="REST",le="' in text
 
 
-def test_idle_and_half_open_requests_harm_nobody_and_endless_ones_are_given_up(versions):
+def test_idle_connections_are_harmless_and_endless_requests_time_out(versions):
     with serving(versions, "--timeout", 4, "--drain-seconds", 0) as server:
         server.wait_for(3)
         idle = [socket.create_connection(("127.0.0.1", server.rest_port)) for _ in range(50)]
@@ -102,7 +102,7 @@ def test_idle_and_half_open_requests_harm_nobody_and_endless_ones_are_given_up(v
         assert server.rest("POST", PREDICT, {"instances": X})[0] == 200
         for each in (*idle, half):
             each.close()
-        # What computes still is given up in time.
+        # A computation that does not end is abandoned in time.
         endless = predict_request({"rounds": np.int32([10**8])}, signature="work")
         computing = server.predictions.Predict.future(endless, timeout=60)
         time.sleep(0.3)

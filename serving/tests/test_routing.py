@@ -1,4 +1,4 @@
-"""Which model a message is for is found without reading it, and the server's own messages are those of protobuf."""
+"""Routing finds a message's model without parsing the message, and encodes valid protobuf messages."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def request() -> predict_pb2.PredictRequest:
     return found
 
 
-def test_the_model_spec_of_a_message_is_found() -> None:
+def test_model_spec_is_found() -> None:
     message = request()
     assert routing.spec_of(message.SerializeToString()) == message.model_spec
     later = predict_pb2.PredictRequest(inputs=message.inputs).SerializeToString()
     later += predict_pb2.PredictRequest(model_spec=message.model_spec).SerializeToString()
-    assert routing.spec_of(later) == message.model_spec  # fields may stand in any order
+    assert routing.spec_of(later) == message.model_spec  # fields may come in any order
     both = inference_pb2.MultiInferenceRequest()
     both.tasks.add().model_spec.CopyFrom(message.model_spec)
     assert routing.spec_of(both.SerializeToString(), in_task=True) == message.model_spec
 
 
-def test_fields_of_any_length_may_stand_before_the_model_spec() -> None:
+def test_model_spec_is_found_after_fields_of_any_length() -> None:
     message = request()
     for length in (*range(300), 2**14, 2**21):
         before = predict_pb2.PredictRequest(output_filter=["\n" * length])
@@ -43,7 +43,7 @@ def test_fields_of_any_length_may_stand_before_the_model_spec() -> None:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.binary(max_size=60), st.integers(0, 200))
-def test_any_bytes_have_a_model_or_are_refused(noise: bytes, place: int) -> None:
+def test_arbitrary_bytes_have_a_model_or_are_refused(noise: bytes, place: int) -> None:
     data = request().SerializeToString()
     place %= len(data)
     for each in (noise, data[:place] + noise + data[place + len(noise) :]):
@@ -53,7 +53,7 @@ def test_any_bytes_have_a_model_or_are_refused(noise: bytes, place: int) -> None
             assert error.code == Code.INVALID_ARGUMENT
 
 
-def test_nothing_grows_with_a_message() -> None:
+def test_cost_does_not_grow_with_the_message() -> None:
     begin = time.thread_time()
     numbers, fixed = b"\x08\x01" * 30_000_000, b"\x0d\0\0\0\0" * 12_000_000
     for data in (
@@ -66,12 +66,12 @@ def test_nothing_grows_with_a_message() -> None:
     ):
         with pytest.raises(RequestError):
             routing.spec_of(data)
-    assert time.thread_time() - begin < 5  # to read all of it would take minutes
+    assert time.thread_time() - begin < 5  # reading all of it would take minutes
 
 
-def test_of_a_compressed_message_the_beginning_is_read() -> None:
+def test_only_the_beginning_of_a_compressed_message_is_read() -> None:
     data = request().SerializeToString() + predict_pb2.PredictRequest(output_filter=["y" * 10**8]).SerializeToString()
-    blocks = gzip.compress(b"")[:10] + b"\0\0\0\xff\xff" * 10**7  # which decompress to nothing
+    blocks = gzip.compress(b"")[:10] + b"\0\0\0\xff\xff" * 10**7  # blocks that decompress to nothing
     assert bodies.encoding_of(data) == "identity" and bodies.beginning(data, "identity") == data
     for encoding, packed in (
         ("gzip", gzip.compress(data, 1)),
@@ -81,19 +81,19 @@ def test_of_a_compressed_message_the_beginning_is_read() -> None:
         assert bodies.encoding_of(packed) == encoding
         first = bodies.beginning(packed, encoding)
         assert len(first) <= 2**16 and routing.spec_of(first) == request().model_spec
-        assert time.thread_time() - begin < 0.1  # to unpack all of it takes longer
+        assert time.thread_time() - begin < 0.1  # decompressing all of it takes longer
     assert bodies.beginning(blocks, "gzip") == b""
     with pytest.raises(RequestError):
         bodies.beginning(b"\x1f\x8bno gzip", "gzip")
 
 
-def test_no_request_looks_compressed() -> None:
+def test_uncompressed_requests_do_not_look_compressed() -> None:
     for each in (request(), *(predict_pb2.PredictRequest(output_filter=["y" * size]) for size in range(300))):
         assert bodies.encoding_of(each.SerializeToString()) == "identity"
     assert [bodies.encoding_of(each) for each in (b"", b"\x1f", b"\x78")] == ["identity"] * 3
 
 
-def test_the_servers_own_messages_are_those_of_protobuf() -> None:
+def test_encoded_responses_equal_protobufs() -> None:
     versions = [SimpleNamespace(number=3, state=30, error=""), SimpleNamespace(number=2**40, state=50, error="é" * 200)]
     found = get_model_status_pb2.GetModelStatusResponse.FromString(routing.status_response(versions))
     shown = [(each.version, each.state, each.status.error_code) for each in found.model_version_status]

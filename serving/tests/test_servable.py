@@ -1,4 +1,4 @@
-"""A version in memory: what clients ask for does not pile up in it."""
+"""A loaded version: requests do not accumulate objects in it."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.tensors import outputs_of
 
 
-def test_choices_of_outputs_do_not_pile_up(tmp_path, monkeypatch):
+def test_output_choices_do_not_accumulate(tmp_path, monkeypatch):
     monkeypatch.setattr(servable_module, "_CALLABLES", 3)
     module = tf.Module()
     module.serve = tf.function(lambda x: {f"y{i}": x + i for i in range(3)})
@@ -20,8 +20,8 @@ def test_choices_of_outputs_do_not_pile_up(tmp_path, monkeypatch):
     for count in (1, 2, 3):
         for wanted in itertools.permutations(signature.outputs, count):
             fetches = outputs_of(signature, wanted)
-            assert fetches == outputs_of(signature, wanted[::-1])  # their order does not matter
+            assert fetches == outputs_of(signature, wanted[::-1])  # the order of outputs does not matter
             assert served.run(signature, feeds, fetches) == [2.0 + int(alias[1]) for alias in fetches]
             assert len(served._callables) <= 3
     first = list(signature.outputs)[:1]
-    assert ("serving_default", tuple(first)) not in served._callables  # it went
+    assert ("serving_default", tuple(first)) not in served._callables  # evicted

@@ -1,4 +1,4 @@
-"""A model is served, and answers over both interfaces."""
+"""Serves a model over both interfaces."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 PREDICT = "/v1/models/model:predict"
 
 
-def test_predict_answers_all_outputs_or_those_that_are_asked_for(server):
+def test_predict_returns_all_or_the_requested_outputs(server):
     answer = server.predictions.Predict(predict_request({"x": X}))
     assert sorted(answer.outputs) == ["total", "y"]
     np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), 3 * np.float32(X))

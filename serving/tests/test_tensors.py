@@ -1,4 +1,4 @@
-"""Tensors and examples of requests are read, and answers written, as TensorFlow reads and writes them."""
+"""Tensors and examples of requests are read, and responses written, as TensorFlow does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_tensors_are_read_as_tensorflow_reads_them(data: st.DataObject) -> None:
     raw = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)
     array = (raw > 99 if dtype.kind == "b" else raw.view(dtype)).reshape(shape)
     proto = tf.make_tensor_proto(array)
-    if data.draw(st.booleans()) or not proto.tensor_content:  # the field of values, shortened as TensorFlow may do
+    if (
+        data.draw(st.booleans()) or not proto.tensor_content
+    ):  # values in the typed field, shortened as TensorFlow may do
         proto = tensors.proto_of(array, as_content=False)
         for field in ("float_val", "int_val", "double_val", "int64_val", "uint32_val", "uint64_val", "half_val"):
             values = getattr(proto, field)
@@ -61,13 +63,13 @@ def test_tensors_are_read_as_tensorflow_reads_them(data: st.DataObject) -> None:
     assert (found.dtype, found.shape, found.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
 
 
-def test_any_byte_but_0_is_true() -> None:
+def test_any_nonzero_byte_is_true() -> None:
     proto = tensor_pb2.TensorProto(dtype=tf.bool.as_datatype_enum, tensor_content=b"\0\1\2\xff")
     proto.tensor_shape.dim.add(size=4)
     assert read(proto).tolist() == [False, True, True, True]
 
 
-def test_input_with_a_default_may_be_left_out_and_others_may_not() -> None:
+def test_only_inputs_with_a_default_may_be_omitted() -> None:
     info = meta_graph_pb2.TensorInfo(name="x:0", dtype=1)
     inputs, defaults = {"x": info, "scale": info}, {"scale": np.float32(2)}
     signature = Signature("serving_default", "", inputs, {}, {"x": None, "scale": None}, defaults)
@@ -87,7 +89,7 @@ def test_strings_are_read_as_tensorflow_reads_them(texts: list[bytes], more: int
 
 @pytest.mark.parametrize("dtype", known_dtypes(), ids=str)
 @pytest.mark.parametrize("as_content", [False, True])
-def test_answers_are_messages_that_tensorflow_reads(dtype: np.dtype, as_content: bool) -> None:
+def test_responses_are_readable_by_tensorflow(dtype: np.dtype, as_content: bool) -> None:
     array = np.arange(-3, 3).reshape(2, 3).astype(dtype)
     proto = tensors.proto_of(array, as_content=as_content)
     np.testing.assert_array_equal(tf.make_ndarray(proto), array)
@@ -111,7 +113,7 @@ def test_answers_are_messages_that_tensorflow_reads(dtype: np.dtype, as_content:
         (None, [2**60], False),
     ],
 )
-def test_inputs_have_the_rank_and_the_extents_of_the_signature(shape, sizes, fits) -> None:
+def test_inputs_must_fit_the_signatures_shape(shape, sizes, fits) -> None:
     proto = tensor_pb2.TensorProto(dtype=1, float_val=[1.0])
     for size in sizes:
         proto.tensor_shape.dim.add(size=size)
@@ -137,7 +139,7 @@ def test_inputs_have_the_rank_and_the_extents_of_the_signature(shape, sizes, fit
         ("3", tf.int32, 3),
     ],
 )
-def test_numbers_of_json_are_those_of_the_dtype(text, dtype, expected) -> None:
+def test_json_numbers_get_the_dtype(text, dtype, expected) -> None:
     found = read_json(text, dtype)
     assert found.dtype == dtype.as_numpy_dtype and found.tolist() == expected
 
@@ -157,7 +159,7 @@ def test_numbers_of_json_are_those_of_the_dtype(text, dtype, expected) -> None:
         (f"[NaN, {'9' * 400}]", tf.float64),
     ],
 )
-def test_numbers_that_a_dtype_does_not_have_are_refused(text, dtype) -> None:
+def test_json_numbers_outside_the_dtype_are_refused(text, dtype) -> None:
     with pytest.raises(RequestError) as caught:
         read_json(text, dtype)
     assert caught.value.code == Code.INVALID_ARGUMENT
@@ -165,7 +167,7 @@ def test_numbers_that_a_dtype_does_not_have_are_refused(text, dtype) -> None:
 
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
 @pytest.mark.parametrize("padded", [True, False])
-def test_bytes_may_be_in_either_alphabet_with_or_without_padding(encode, padded) -> None:
+def test_base64_may_use_either_alphabet_with_or_without_padding(encode, padded) -> None:
     data = bytes(range(250, 256)) * 20 + b"1"
     text = encode(data).decode()
     text = text if padded else text.rstrip("=\n")
@@ -175,7 +177,7 @@ def test_bytes_may_be_in_either_alphabet_with_or_without_padding(encode, padded)
         assert request.inputs["x"].tolist() == [data]
 
 
-def test_examples_are_those_of_the_message() -> None:
+def test_examples_of_a_message_are_read() -> None:
     request = classification_pb2.ClassificationRequest()
     given_examples = [example_pb2.Example(), example_pb2.Example()]
     given_examples[0].features.feature["a"].float_list.value.append(1.5)
@@ -184,7 +186,7 @@ def test_examples_are_those_of_the_message() -> None:
     rows = examples.rows_of(request.input)
     found = [example_pb2.Example.FromString(row) for row in rows]
     assert [sorted(each.features.feature) for each in found] == [["a", "b"], ["b"]]
-    request.input.example_list.examples.extend(given_examples[:1])  # of a oneof the last counts
+    request.input.example_list.examples.extend(given_examples[:1])  # the last field of a oneof counts
     rows = examples.rows_of(request.input)
     assert [example_pb2.Example.FromString(row) for row in rows] == given_examples[:1]
 
@@ -202,7 +204,7 @@ def test_examples_are_those_of_the_message() -> None:
         (2, tf.bool),
     ],
 )
-def test_a_number_beyond_the_range_of_a_dtype_is_refused_and_named(value, dtype) -> None:
+def test_number_beyond_the_range_of_a_dtype_is_refused_and_named(value, dtype) -> None:
     for values in (np.array([[0, value], [1, 0]], object), np.array([[0, value], [1, 0]])):
         with pytest.raises(
             (ValueError, OverflowError), match="(1e.39|65520.0|1.6.*e.60|128|-1|9.?2.*|2) is beyond its range"
@@ -210,7 +212,7 @@ def test_a_number_beyond_the_range_of_a_dtype_is_refused_and_named(value, dtype)
             tensors.cast(values, dtype)
 
 
-def test_the_last_number_of_a_dtype_and_infinity_are_taken() -> None:
+def test_largest_number_of_a_dtype_and_infinity_are_accepted() -> None:
     for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
         values = [float(dtype.max), float(dtype.min), -0.0, float("inf"), float("-inf"), float("nan")]
         for each in (np.array(values), np.array(values, object)):
@@ -224,7 +226,7 @@ def test_the_last_number_of_a_dtype_and_infinity_are_taken() -> None:
         tensors.cast(np.array([1.0, 1.5]), tf.int32)
 
 
-def test_examples_of_json_are_tensorflows() -> None:
+def test_json_examples_equal_tensorflows() -> None:
     found = example_pb2.Example.FromString(
         json_values.example_of({"i": [1, -2, 2**62], "f": [1, 0.5], "t": "ä", "b": [{"b64": "/w=="}, "x"], "none": []})
     )
@@ -240,7 +242,7 @@ def test_examples_of_json_are_tensorflows() -> None:
 
 @pytest.mark.parametrize("body", ['{"instances": {"a": %s}}', '{"signature_name": %s}', '{"inputs": {"x": %s}}'])
 @pytest.mark.parametrize("dtype", [tf.string, tf.float32])
-def test_deep_values_are_refused_where_they_do_not_belong(body, dtype) -> None:
+def test_deeply_nested_values_are_refused(body, dtype) -> None:
     deep = body.replace("%s", "[" * 1000 + "]" * 1000).encode()
     with pytest.raises(RequestError) as caught:
         json_values.predict_request(deep, {"serving_default": signature_of(dtype.as_datatype_enum)})

@@ -1,4 +1,4 @@
-"""Versions appear, are switched to and let go while clients ask."""
+"""Versions appear, are switched to and are unloaded while clients send requests."""
 
 import asyncio
 import json
@@ -26,14 +26,14 @@ X = [[1.0, 2.0, 3.0]]
 
 
 def publish(source, base, version):
-    """As keras_ddl's exports do: whole, or not at all."""
+    """Publishes a version atomically, like keras_ddl's exports."""
     staged = base / f".tmp-{version}"
     shutil.copytree(source, staged)
     staged.rename(base / str(version))
 
 
 def switch_while_clients_ask(versions, base, requests, published):
-    """Publishes version after version; returns which factors clients saw, in order, and how many failed."""
+    """Publishes versions in turn; returns the factors that clients saw, in order, and the number of failures."""
     publish(versions / "1", base, 1)
     with serving(base, "--poll-seconds", 0.1) as server:
         server.wait_for(1)
@@ -56,7 +56,7 @@ def switch_while_clients_ask(versions, base, requests, published):
                 time.sleep(0.01)
             publish(versions / str((number - 1) % 3 + 1), base, number)
             server.wait_for(number)
-        # Back again: the bad version is moved away, as serving/docs/serving.md says.
+        # Roll back: the bad version is moved away, as serving/docs/serving.md says.
         (base / str(published + 1)).rename(base / f"bad-{published + 1}")
         server.wait_for(published)
         wanted = len(seen) + 20
@@ -71,7 +71,7 @@ def switch_while_clients_ask(versions, base, requests, published):
 def check_switches(last, seen, failed, published):
     assert not failed, failed[:3]
     for version, answer in seen:
-        # The factor of a version is that of its weights: nothing was answered by a version that was loaded in part.
+        # A version's factor is that of its weights, so no response came from a partly loaded version.
         expected = np.float32(X) * ((version - 1) % 3 + 1)
         np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), expected)
     assert {version for version, _ in seen} >= set(range(1, published + 1))
@@ -79,7 +79,7 @@ def check_switches(last, seen, failed, published):
     np.testing.assert_array_equal(last, np.float32(X) * ((published - 1) % 3 + 1))
 
 
-def test_versions_are_switched_to_while_clients_ask(versions, tmp_path):
+def test_versions_are_switched_while_clients_send_requests(versions, tmp_path):
     check_switches(*switch_while_clients_ask(versions, tmp_path, 300, 2), 2)
 
 
@@ -90,11 +90,11 @@ def test_ten_thousand_requests_over_five_publications(versions, tmp_path):
     check_switches(last, seen, failed, 5)
 
 
-def test_a_version_that_cannot_be_loaded_leaves_the_last_one(versions, tmp_path):
+def test_version_that_cannot_be_loaded_leaves_the_previous_one(versions, tmp_path):
     publish(versions / "1", tmp_path, 1)
     with serving(tmp_path, "--poll-seconds", 0.1) as server:
         server.wait_for(1)
-        (tmp_path / "2").mkdir()  # not whole yet: no graph
+        (tmp_path / "2").mkdir()  # not complete yet: no graph
         (tmp_path / "notes").mkdir()
         shutil.copytree(versions / "2", tmp_path / ".tmp-4")
         (tmp_path / ".tmp-4" / "variables" / "variables.index").unlink()
@@ -146,7 +146,7 @@ model_config_list {
 """
 
 
-def test_models_versions_and_labels_of_a_config_file(versions, tmp_path):
+def test_config_file_with_models_versions_and_labels(versions, tmp_path):
     file = tmp_path / "models.config"
     file.write_text(CONFIG % (versions, versions))
     with serving("--model-config-file", file, "--allow-reload-config") as server:
@@ -164,7 +164,7 @@ def test_models_versions_and_labels_of_a_config_file(versions, tmp_path):
         request = model_management_pb2.ReloadConfigRequest()
         config = text_format.Parse(CONFIG % (versions, versions), model_server_config_pb2.ModelServerConfig())
         first = config.model_config_list.config[0]
-        first.version_labels["stable"] = 3  # a version that does not answer
+        first.version_labels["stable"] = 3  # a version that is not available
         request.config.CopyFrom(config)
         with pytest.raises(grpc.RpcError, match="cannot move to version 3"):
             server.models.HandleReloadConfigRequest(request)
@@ -177,7 +177,7 @@ def test_models_versions_and_labels_of_a_config_file(versions, tmp_path):
             server.predict(X, "all")
 
 
-def test_what_is_under_way_at_the_end_is_answered(versions, tmp_path):
+def test_requests_in_progress_at_shutdown_are_answered(versions, tmp_path):
     log = tmp_path / "access.log"
     with serving(versions, "--access-log", log, "--drain-seconds", 300) as server:
         server.wait_for(3)
@@ -189,7 +189,7 @@ def test_what_is_under_way_at_the_end_is_answered(versions, tmp_path):
         work(1).result(300)
         begin = time.monotonic()
         work(1000).result(300)
-        answer = work(round(4 * 1000 / (time.monotonic() - begin)))  # for some 4 seconds
+        answer = work(round(4 * 1000 / (time.monotonic() - begin)))  # takes about 4 seconds
         time.sleep(0.5)
         assert not answer.done()
         assert server.end() == 0
@@ -201,11 +201,11 @@ def test_what_is_under_way_at_the_end_is_answered(versions, tmp_path):
 
 
 async def load(config: ModelConfig, path: Path, version: int) -> Any:
-    """Stands for the process of a version."""
+    """Stands for a version's process."""
     return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
 
 
-def test_a_stale_version_waits_for_its_last_request_and_no_longer(tmp_path: Path) -> None:
+def test_stale_version_waits_only_for_its_last_request(tmp_path: Path) -> None:
     def add(number: int) -> None:
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "saved_model.pb").touch()
@@ -220,7 +220,7 @@ def test_a_stale_version_waits_for_its_last_request_and_no_longer(tmp_path: Path
             await asyncio.sleep(0.5)
             states = {each.number: each.state for each in manager.status("model")}
             assert servable.version == 1 and states == {2: State.AVAILABLE, 1: State.UNLOADING}
-        await asyncio.wait_for(polling, 25)  # of the 30 seconds that it has to drain
+        await asyncio.wait_for(polling, 25)  # of the 30 seconds that it may drain
         states = {each.number: each.state for each in manager.status("model")}
         assert states == {2: State.AVAILABLE, 1: State.END}
 
@@ -228,9 +228,7 @@ def test_a_stale_version_waits_for_its_last_request_and_no_longer(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["circle", "FIFO", "device", "FIFO inside", "file"])
-def test_a_version_that_cannot_be_read_stops_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
+def test_unreadable_version_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     def add(number: int) -> Path:
         (tmp_path / str(number) / "variables").mkdir(parents=True)
         (tmp_path / str(number) / "saved_model.pb").touch()
@@ -250,13 +248,13 @@ def test_a_version_that_cannot_be_read_stops_no_other(
 
     async def load_unless_fifo(config: ModelConfig, path: Path, version: int) -> Any:
         if any(file.is_fifo() for file in path.rglob("*")):
-            await asyncio.sleep(3600)  # as TensorFlow would wait
+            await asyncio.sleep(3600)  # TensorFlow would wait as long
         return await load(config, path, version)
 
     async def serve() -> None:
         manager = ModelManager([ModelConfig("model", tmp_path)], load_unless_fifo)
         add(7).rename(tmp_path / "007")  # names may have leading zeros
-        if kind == "FIFO inside":  # found when it is loaded: it takes the place of no other
+        if kind == "FIFO inside":  # found at loading, so it replaces no other version
             await manager.poll()
         add_bad(9)
         for _ in range(3):
@@ -274,7 +272,7 @@ def test_a_version_that_cannot_be_read_stops_no_other(
     assert len(said) == (0 if kind == "file" else 1), said
 
 
-def test_a_loaded_version_that_can_be_looked_into_no_more_stays(tmp_path: Path) -> None:
+def test_loaded_version_stays_if_its_directory_becomes_unreadable(tmp_path: Path) -> None:
     async def serve() -> None:
         manager = ModelManager([ModelConfig("model", tmp_path, latest=0)], load)
         for number in (1, 2):

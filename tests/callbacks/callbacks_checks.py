@@ -1,4 +1,4 @@
-"""The callbacks of keras_ddl, and Keras's own, on real ranks. Run by test_strategy.py."""
+"""Callbacks of keras_ddl and Keras on real ranks. Run by test_strategy.py."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from strategy.oracle import check_equal_to_one_process
 
 
 class Watch(keras.callbacks.Callback):
-    """The learning rate of every step, and the weights before the first."""
+    """Records the learning rate of every step, and the weights before the first."""
 
     def __init__(self):
         super().__init__()
@@ -42,9 +42,9 @@ def fit(model, *parts, **arguments):
 
 
 @long
-def check_broadcast_gives_plain_keras_the_roots_variables():
+def check_broadcast_copies_the_roots_variables_in_plain_keras():
     for root in {0, LAST}:
-        keras.utils.set_random_seed(10)  # equal seeds: dropout must differ all the same
+        keras.utils.set_random_seed(10)  # dropout must differ despite equal seeds
         model = small_model(keras.optimizers.SGD(0.01 * (RANK + 1), momentum=0.9), dropout=0.5)
         for variable in model.trainable_variables:
             variable.assign(variable + RANK)
@@ -69,8 +69,8 @@ class Unbuilt(keras.Model):
 
 
 @long
-def check_broadcast_waits_for_a_model_that_is_built_by_its_first_batch():
-    for rows in (40, 10):  # several batches; only one
+def check_broadcast_waits_for_a_model_built_by_its_first_batch():
+    for rows in (40, 10):  # several batches, or a single one
         keras.utils.set_random_seed(RANK)
         model = Unbuilt()
         model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -115,7 +115,7 @@ def check_average_logs_means_over_ranks_and_passes_nan():
 
 
 @long
-def check_average_logs_leaves_keys_that_a_rank_does_not_have():
+def check_average_logs_skips_keys_missing_on_a_rank():
     values = {"a": [float(RANK)] * 2}
     if RANK == LAST:
         values["own"] = [7.0, 8.0]
@@ -134,8 +134,8 @@ def check_warmup_trains_as_one_process_with_that_rate():
         return [warmup, callbacks.LearningRateSchedule(0.1, start_epoch=3)]
 
     sgd = lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True)  # noqa: E731
-    keras.utils.set_random_seed(1)  # earlier checks have set the ranks' apart, and
-    keras.utils.clear_session()  # the numbers that Keras puts into names
+    keras.utils.set_random_seed(1)  # earlier checks gave the ranks different seeds and
+    keras.utils.clear_session()  # different numbers in layer names
     check_equal_to_one_process(sgd, fit={"epochs": 4, "callbacks": parts})
 
 
@@ -145,7 +145,7 @@ def resumable(seed):
         return small_model(keras.optimizers.SGD(0.02, momentum=0.9), dropout=0.3)
 
 
-def check_gradients_that_plain_keras_accumulates_are_summed_once_for_a_checkpoint():
+def check_accumulated_gradients_of_plain_keras_are_summed_once_for_a_checkpoint():
     keras.utils.set_random_seed(1)
     model = small_model(keras.optimizers.SGD(0.05, gradient_accumulation_steps=3))
     model.train_on_batch(X[RANK : RANK + 4], Y[RANK : RANK + 4])
@@ -157,7 +157,7 @@ def check_gradients_that_plain_keras_accumulates_are_summed_once_for_a_checkpoin
         np.testing.assert_allclose(found.numpy(), total if RANK == 0 else 0 * total, rtol=1e-6)
 
 
-def check_what_rank_0_cannot_read_or_write_is_an_error_on_all_ranks():
+def check_files_that_rank_0_cannot_read_or_write_raise_on_all_ranks():
     with shared_folder() as folder:
         fit(resumable(5), callbacks.Checkpoint(folder / "a", export_base=False, monitor="loss"), epochs=1)
         if RANK == 0:

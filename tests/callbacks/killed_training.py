@@ -1,7 +1,7 @@
-"""A training that is killed at random moments and started again until it ends. Run by test_callbacks.py.
+"""A training that is killed at random moments and restarted until it finishes. Run by test_callbacks.py.
 
-killed_training.py FOLDER KILLS EPOCHS   the first KILLS attempts of `keras-ddl run --restarts` are killed; the next one
-                                         trains to the end, then once more without a stop in another folder
+killed_training.py FOLDER KILLS EPOCHS   kills the first KILLS attempts under `keras-ddl run --restarts`; the next one
+    trains to the end, and then once more without interruption in another folder
 """
 
 import json
@@ -29,7 +29,7 @@ def die():
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills one rank a random moment after a random step that comes soon."""
+    """Kills a random rank at a random moment after one of the next few steps."""
 
     never_stops_within_epoch = True
 
@@ -45,7 +45,7 @@ class Kill(keras.callbacks.Callback):
 
 
 class Record(keras.callbacks.Callback):
-    """Writes down each epoch's logs, and lets a step take as long as a write."""
+    """Writes each epoch's logs to a file, and makes a step last as long as a write."""
 
     never_stops_within_epoch = True
 

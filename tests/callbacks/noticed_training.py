@@ -1,7 +1,7 @@
-"""A training that is told of its end by a signal, and started again. Run by test_notice.py.
+"""A training that a signal warns of its end, and that is then restarted. Run by test_notice.py.
 
-noticed_training.py FOLDER SIGNAL RANK STEP   SIGNAL: which one rank RANK sends to itself in step STEP of the first
-                                              attempt; "none": train to the end in one go
+noticed_training.py FOLDER SIGNAL RANK STEP   rank RANK sends SIGNAL to itself in step STEP of the first attempt;
+    "none": trains to the end without interruption
 """
 
 import os
@@ -20,7 +20,7 @@ SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
 class SignalTo(keras.callbacks.Callback):
-    """Sends the signal while a step is under way, or marks that it may be sent from outside."""
+    """Sends the signal during a step, or marks that the test may send it from outside."""
 
     never_stops_within_epoch = True
 

@@ -1,4 +1,4 @@
-"""Runs that stop inside an epoch and go on from a checkpoint in it, on real ranks. Run by test_strategy.py."""
+"""Runs that stop inside an epoch and resume from a checkpoint in it, on real ranks. Run by test_strategy.py."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ class Stopped(Exception):
 
 
 class StopAtStep(keras.callbacks.Callback):
-    """Ends the run as a kill does: no callback hears of it."""
+    """Ends the run like a kill, without telling other callbacks."""
 
     never_stops_within_epoch = True
 
@@ -56,7 +56,7 @@ class StopAtEpochEnd(keras.callbacks.Callback):
 
 
 class Rows(keras.utils.PyDataset):
-    """Shuffles its rows itself, with NumPy's generator, from which others draw too."""
+    """Shuffles its own rows with NumPy's global generator, which others also use."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +90,7 @@ DATA = {
     "shuffled": lambda: {"x": slices().shuffle(43, seed=5).batch(10)},
     "shuffled, seeded by the script": lambda: {"x": slices().shuffle(43).map(lambda *row: row).batch(10).prefetch(2)},
     "shuffle inside repeat": lambda: {"x": slices().shuffle(20, seed=5).take(25).repeat(2).batch(10)},
-    "on and on": lambda: {"x": slices().shuffle(43, seed=5).repeat().batch(10), "steps_per_epoch": STEPS},
+    "endless": lambda: {"x": slices().shuffle(43, seed=5).repeat().batch(10), "steps_per_epoch": STEPS},
     "unknown length": lambda: {"x": slices().shuffle(43, seed=5).batch(10).filter(lambda *batch: True)},
     "PyDataset": lambda: {"x": Rows(), "shuffle": True},
     "generator": lambda: {"x": rows_of_generator(), "steps_per_epoch": STEPS},
@@ -99,7 +99,7 @@ DATA = {
 
 @functools.cache
 def model_and_beginning():
-    """One model for all runs, which begin with its first state: tracing takes longer than training."""
+    """Returns one model for all runs with its initial state, because tracing takes longer than training."""
     keras.utils.set_random_seed(SEED)
     set_precision("float32")
     layers = [
@@ -122,7 +122,7 @@ def state_of(model):
 
 
 def train(data, *parts, epochs=3, **arguments):
-    """A run from the beginning; returns its end: name -> bits of the state of this rank, and its history."""
+    """Trains from the initial state; returns {name: bytes of this rank's state} and the history."""
     model, beginning = model_and_beginning()
     for variable, value in zip(state_of(model), beginning, strict=True):
         variable.assign(value)
@@ -133,7 +133,7 @@ def train(data, *parts, epochs=3, **arguments):
 
 
 def stop(data, checkpoint, where, *parts, **arguments):
-    """A run that `where` ends, a step or a callback, with the last checkpoint on disk."""
+    """Trains until `where`, a step or a callback, stops the run, and waits for the last checkpoint."""
     try:
         train(data, StopAtStep(where) if isinstance(where, int) else where, checkpoint, *parts, **arguments)
     except Stopped:
@@ -156,15 +156,15 @@ def checkpointing(folder, **options):
 
 
 def check_resume_inside_an_epoch_is_exact_for_datasets():
-    exact_for(["shuffled, seeded by the script"])
+    assert_resume_is_exact(["shuffled, seeded by the script"])
 
 
 @long
 def check_resume_inside_an_epoch_is_exact_for_all_other_data():
-    exact_for([each for each in DATA if each != "shuffled, seeded by the script"])
+    assert_resume_is_exact([each for each in DATA if each != "shuffled, seeded by the script"])
 
 
-def exact_for(kinds):
+def assert_resume_is_exact(kinds):
     for kind in kinds:
         data = DATA[kind]
         with shared_folder() as folder:
@@ -186,17 +186,17 @@ def exact_for(kinds):
 @long
 def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
     strategy = keras_ddl.Strategy(reader="rank0")
-    one_per_job._made.remove(strategy)  # `Strategy()` of other checks is another
+    one_per_job._made.remove(strategy)  # other checks must not get this one from `Strategy()`
     model_and_beginning.cache_clear()
     try:
         with mock.patch.dict(globals(), STRATEGY=strategy):
-            exact_for(["arrays", "shuffled", "on and on", "unknown length", "PyDataset", "generator"])
+            assert_resume_is_exact(["arrays", "shuffled", "endless", "unknown length", "PyDataset", "generator"])
     finally:
         model_and_beginning.cache_clear()
 
 
 @long
-def check_resume_with_other_seeds_or_shorter_data_is_told():
+def check_resume_reports_other_seeds_or_shorter_data():
     def seeded(seed, batches=STEPS):
         return lambda: {"x": slices().shuffle(43, seed=seed).batch(10).take(batches)}
 
@@ -212,18 +212,18 @@ def check_resume_with_other_seeds_or_shorter_data_is_told():
 
 
 @long
-def check_resume_takes_the_shuffles_that_the_ranks_have_agreed_on():
-    """Without a seed of the script each run shuffles arrays anew; a resumed one as the run before."""
+def check_resume_repeats_the_agreed_shuffles():
+    """Without a script seed each run shuffles differently, but a resumed run repeats the earlier order."""
     states, data = STRATEGY.random_state, DATA["arrays"]
     states._own_seeds.add(SEED)
     try:
         with shared_folder() as folder:
-            before = states.shuffles_state()
+            before = states.shuffles.getstate()
             whole = train(data)
             assert train(data)[0] != whole[0], "the order is that of the run before"
-            states.set_shuffles_state(before)
+            states.shuffles.setstate(before)
             stop(data, checkpointing(folder), 9)
-            states.next_shuffle_seed()  # as another process would
+            states.next_shuffle_seed()  # as in another process
             assert_same_end(train(data, checkpointing(folder, resume=True)), whole)
     finally:
         states._own_seeds.discard(SEED)
@@ -231,7 +231,7 @@ def check_resume_takes_the_shuffles_that_the_ranks_have_agreed_on():
 
 @long
 def check_resume_at_the_last_batch_of_an_epoch_keeps_its_logs():
-    """Where the length of an epoch is not known, a checkpoint may be of its end and not know."""
+    """If the length of an epoch is unknown, a checkpoint may be taken at its end without knowing it."""
     data = DATA["unknown length"]
     with shared_folder() as folder:
         whole = train(data)
@@ -241,7 +241,7 @@ def check_resume_at_the_last_batch_of_an_epoch_keeps_its_logs():
 
 
 @long
-def check_resume_restores_what_other_callbacks_remember():
+def check_resume_restores_the_state_of_other_callbacks():
     data = DATA["shuffled"]
 
     class Play(keras.callbacks.Callback):
@@ -249,7 +249,7 @@ def check_resume_restores_what_other_callbacks_remember():
             logs["val_loss"] = [3.0, 1.0, 2.0, 1.5, 2.5, 2.5, 0.1, 0.1][epoch]
 
     class Count(keras.callbacks.Callback):
-        """A callback of one's own, with a state of one's own."""
+        """A custom callback with its own state."""
 
         def __init__(self):
             super().__init__()
@@ -278,17 +278,17 @@ def check_resume_restores_what_other_callbacks_remember():
         assert len(whole[1]["loss"]) == 6
         stop(data, checkpointing(folder), 23, *parts(), epochs=8)  # the checkpoint is of step 21, in the fifth epoch
         ours = parts()
-        # First in the list: what it keeps is what the others remember all the same.
+        # Checkpoint comes first in the list, and still saves the state of the callbacks after it.
         assert_same_end(train(data, checkpointing(folder, resume=True), *ours, epochs=8), whole)
         assert ours[3].batches == expected[3].batches == 30
         assert ours[2].best_epoch == expected[2].best_epoch == 1
         again = train(data, checkpointing(folder, resume=True), *parts(), epochs=8)
-        assert again[1] == {} and again[0] == whole[0], "a run that a callback has ended stays ended"
+        assert again[1] == {} and again[0] == whole[0], "a run that a callback stopped stays stopped"
 
 
 @contextlib.contextmanager
 def writing(write):
-    """Replaces what the thread of rank 0 does."""
+    """Replaces the function that rank 0's thread runs."""
     before, ckpt.write = ckpt.write, write
     try:
         yield
@@ -297,7 +297,7 @@ def writing(write):
 
 
 @long
-def check_a_write_that_fails_is_an_error_at_the_next_step_on_all_ranks():
+def check_failed_write_raises_at_the_next_step_on_all_ranks():
     begun, failed = [], threading.Event()
 
     class Count(keras.callbacks.Callback):
@@ -321,7 +321,7 @@ def check_a_write_that_fails_is_an_error_at_the_next_step_on_all_ranks():
 
 
 @long
-def check_a_write_that_fails_at_the_end_is_an_error_of_fit():
+def check_failed_write_at_the_end_raises_in_fit():
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
@@ -351,7 +351,7 @@ def check_one_checkpoint_is_in_flight_and_fit_waits_for_the_last():
 
 
 @long
-def check_checkpoints_by_the_clock_are_taken_by_all_ranks():
+def check_timed_checkpoints_are_taken_by_all_ranks():
     class Wait(keras.callbacks.Callback):
         never_stops_within_epoch = True
 

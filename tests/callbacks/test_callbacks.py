@@ -1,4 +1,4 @@
-"""A training that is killed and resumed. tests/strategy/test_strategy.py has the callbacks on ranks."""
+"""A training that is killed and resumed. tests/strategy/test_strategy.py runs the callbacks on ranks."""
 
 import os
 from pathlib import Path
@@ -13,8 +13,8 @@ PROGRAM = HERE / "killed_training.py"
 
 
 @pytest.mark.long
-def test_training_killed_twenty_times_ends_as_one_that_was_not(tmp_path):
-    """With 2 ranks, started again by `keras-ddl run` after each kill."""
+def test_training_killed_twenty_times_equals_an_undisturbed_one(tmp_path):
+    """Uses 2 ranks, which `keras-ddl run` restarts after each kill."""
     kills, epochs = 20, 26
     arguments = ["run", "-np", "2", "--restarts", str(kills), "python", str(PROGRAM)]
     paths = os.pathsep.join([str(HERE.parent), environment("", tmp_path, None)["PYTHONPATH"]])

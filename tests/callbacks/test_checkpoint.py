@@ -1,4 +1,4 @@
-"""callbacks.Checkpoint in one process: what is written when, what stays, and that a resumed run goes on exactly."""
+"""callbacks.Checkpoint in one process: when it writes, what it keeps, and that runs resume exactly."""
 
 import threading
 
@@ -16,7 +16,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 class Play(keras.callbacks.Callback):
-    """Gives each epoch a chosen value of the monitored metric."""
+    """Sets the monitored metric of each epoch."""
 
     def __init__(self, **values):
         super().__init__()
@@ -75,14 +75,14 @@ def test_checkpoint_keeps_the_newest_and_the_best(tmp_path):
         (None, "val_loss", "min"),
     ],
 )
-def test_direction_is_the_metrics_own_before_that_of_its_name(metric, monitor, direction):
+def test_direction_of_a_metric_takes_precedence_over_its_name(metric, monitor, direction):
     model = make()
     if metric is not None:
         model.compile("sgd", "mse", metrics=[metric] if not isinstance(metric, str) else None)
     assert resolve_direction(model, monitor, "auto") == direction
 
 
-def test_checkpoint_asks_for_the_mode_of_a_metric_that_does_not_say(tmp_path):
+def test_checkpoint_asks_for_the_mode_of_an_unknown_metric(tmp_path):
     with pytest.raises(ConfigError, match="monitor='score'.*Pass mode='min' or mode='max'"):
         fit(make(), Play(score=[1, 2, 3]), checkpointing(tmp_path, monitor="score"))
     fit(make(), Play(score=[1, 2, 3]), checkpointing(tmp_path, monitor="score", save_best=False))
@@ -100,7 +100,7 @@ def test_checkpoint_by_steps_saves_within_epochs_and_at_the_end(tmp_path):
     found = ckpt.list_checkpoints(tmp_path)
     assert [each.step for each in found] == [4, 8, 12]
     assert [each.epoch for each in found] == [1, 2, 4]
-    assert found[0].metrics == {}  # not final within an epoch
+    assert found[0].metrics == {}  # incomplete within an epoch
     assert "loss" in found[-1].metrics
 
 
@@ -124,7 +124,7 @@ def test_checkpoint_of_a_new_run_sets_an_earlier_one_aside(tmp_path, capsys):
     ],
     ids=["sgd", "adam", "adamw-ema-accumulation"],
 )
-def test_resume_goes_on_as_if_it_had_not_stopped(tmp_path, optimizer):
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, optimizer):
     def parts(**options):
         return [
             Cut(),
@@ -136,7 +136,7 @@ def test_resume_goes_on_as_if_it_had_not_stopped(tmp_path, optimizer):
     whole = make(optimizer(), dropout=0.5)
     whole_history = fit(whole, *parts()[:3], epochs=5)
     interrupted = make(optimizer(), dropout=0.5)
-    if interrupted.optimizer.use_ema:  # fit ends by putting the averages in place: stop without that
+    if interrupted.optimizer.use_ema:  # the end of fit would overwrite the weights with the averages
         interrupted.optimizer.finalize_variable_values = lambda variables: None
     fit(interrupted, *parts(), epochs=2)
     resumed = make(optimizer(), seed=99, dropout=0.5)
@@ -149,7 +149,7 @@ def test_resume_goes_on_as_if_it_had_not_stopped(tmp_path, optimizer):
 
 
 class Break(keras.callbacks.Callback):
-    """Ends the process's training inside the second epoch, after its first of three batches."""
+    """Interrupts training in the second epoch, after the first of its three batches."""
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.model.optimizer.iterations == 4:
@@ -158,8 +158,8 @@ class Break(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_metrics_of_an_epoch_that_is_resumed_inside_are_those_of_all_of_it(tmp_path, outputs, eagerly):
-    """Keras makes the metrics of compile() in the first step, so there are none when the epoch begins."""
+def test_metrics_of_a_resumed_epoch_cover_the_whole_epoch(tmp_path, outputs, eagerly):
+    """Keras makes compile()'s metrics in the first step, so they do not exist when the epoch begins."""
 
     def make_new():
         keras.utils.set_random_seed(1)
@@ -188,8 +188,8 @@ def test_metrics_of_an_epoch_that_is_resumed_inside_are_those_of_all_of_it(tmp_p
     assert resumed == {name: values[1:] for name, values in expected.items()}
 
 
-def test_a_fit_that_was_interrupted_while_it_wrote_is_resumed_from_what_it_wrote(tmp_path, monkeypatch):
-    """As in a notebook: the new fit begins while the thread of the old one has yet to publish."""
+def test_fit_interrupted_during_a_write_resumes_from_that_checkpoint(tmp_path, monkeypatch):
+    """As in a notebook, the new fit begins while the old one's thread has not yet published its checkpoint."""
 
     class Interrupt(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -211,7 +211,7 @@ def test_a_fit_that_was_interrupted_while_it_wrote_is_resumed_from_what_it_wrote
     assert steps(tmp_path) == [3, 6, 9]
 
 
-def test_resume_of_a_run_that_a_callback_has_ended_goes_on_only_for_more_epochs(tmp_path, capsys):
+def test_resume_of_a_stopped_run_continues_only_for_more_epochs(tmp_path, capsys):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training = epoch == 1

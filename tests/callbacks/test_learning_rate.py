@@ -1,4 +1,4 @@
-"""Warm-up and schedule callbacks at size 1, with a pretended number of ranks: curves, composition, momentum."""
+"""Warm-up and schedule callbacks on one rank that simulates more: curves, composition, momentum."""
 
 import contextlib
 import warnings
@@ -13,7 +13,7 @@ from keras_ddl.callbacks._momentum import buffers_with_rate
 from keras_ddl.errors import ConfigError
 
 STEPS = 5  # per epoch: 10 rows in batches of 2
-MOMENTUM = 0.875  # exact in float32, through which Keras passes it whatever the model's dtype
+MOMENTUM = 0.875  # exact in float32, which Keras always uses for it
 X = np.linspace(-1, 1, 30, dtype=np.float32).reshape(10, 3)
 Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32)).astype(np.float32)
 
@@ -26,7 +26,7 @@ def four_ranks(monkeypatch):
 
 
 class Recorder(keras.callbacks.Callback):
-    """The rate that each step was made with."""
+    """Records the learning rate of each step."""
 
     def __init__(self):
         super().__init__()
@@ -58,23 +58,23 @@ def no_warnings():
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 4), ("sqrt", 2), (3.0, 3)])
-def test_warmup_follows_goyals_line(four_ranks, scaling, factor):
+def test_warmup_rises_linearly_as_in_goyal(four_ranks, scaling, factor):
     rates, history = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2, scaling=scaling))
     step = np.arange(4 * STEPS)
     np.testing.assert_allclose(rates, 0.01 * (1 + (factor - 1) * np.minimum(step / 10, 1)), rtol=1e-6)
-    # What the logs show is the rate at the end of each epoch.
+    # The logs show the rate at the end of each epoch.
     expected = 0.01 * np.array([(1 + factor) / 2, factor, factor, factor])
     np.testing.assert_allclose(history["learning_rate"], expected, rtol=1e-6)
 
 
-def test_warmup_of_a_part_of_an_epoch_and_of_none(four_ranks):
+def test_warmup_for_part_of_an_epoch_or_none(four_ranks):
     rates, _ = fit(make(), callbacks.LearningRateWarmup(0.02, warmup_epochs=0.4, start=0.5, scaling="linear"), epochs=1)
     np.testing.assert_allclose(rates, 0.02 * np.array([0.5, 2.25, 4, 4, 4]), rtol=1e-6)
     rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=0, scaling="linear"), epochs=1)
     np.testing.assert_allclose(rates, 0.04, rtol=1e-6)
 
 
-def test_warmup_goes_on_in_a_second_fit(four_ranks):
+def test_warmup_continues_in_a_second_fit(four_ranks):
     model, warmup = make(), callbacks.LearningRateWarmup(warmup_epochs=4, scaling="linear")
     first, _ = fit(model, warmup, epochs=2)
     second, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=4, scaling="linear"), initial_epoch=2, epochs=5)
@@ -85,7 +85,7 @@ def test_warmup_goes_on_in_a_second_fit(four_ranks):
 
 @pytest.mark.parametrize("order", [1, pytest.param(-1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("interrupted", [pytest.param(False, marks=pytest.mark.long), True])
-def test_a_second_fit_does_not_scale_again_what_another_callback_has_changed(four_ranks, order, interrupted):
+def test_second_fit_does_not_scale_a_changed_rate_again(four_ranks, order, interrupted):
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if interrupted and self.params["epochs"] == 4 and self.model.optimizer.iterations == 2 * STEPS + 2:
@@ -115,7 +115,7 @@ def test_schedules_in_sequence_multiply_the_warmed_up_rate(four_ranks):
     ]
     with no_warnings():
         rates, _ = fit(make(), *parts, epochs=6)
-    per_epoch = 0.04 * np.array([1, 0.5, 0.5, 1e-4, 1e-4])  # an ended schedule's last value holds
+    per_epoch = 0.04 * np.array([1, 0.5, 0.5, 1e-4, 1e-4])  # the last value of an ended schedule stays
     np.testing.assert_allclose(rates[5::5], per_epoch, rtol=1e-6)
     np.testing.assert_allclose(rates[9::5], per_epoch, rtol=1e-6)
 
@@ -143,8 +143,8 @@ OBJECTS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", OBJECTS)
-def test_an_object_gives_the_same_training_to_the_optimizer_and_as_a_callback(name, tmp_path):
-    """Also in two parts: resumed from a backup, and by initial_epoch in a second fit."""
+def test_schedule_in_the_optimizer_or_as_a_callback_trains_alike(name, tmp_path):
+    """Also trains in two parts: resumed from a backup, and with initial_epoch in a second fit."""
 
     def backup(folder):
         return keras.callbacks.BackupAndRestore(tmp_path / folder, delete_checkpoint=False)
@@ -225,7 +225,7 @@ def test_backup_and_restore_gets_its_rate_back_once(four_ranks, tmp_path):
 
 
 def unabsorbed(rates, momentum, nesterov, accumulate):
-    """Weights of SGD in the form without the rate inside its buffer: u <- m*u + g, w <- w - rate*(u or g + m*u)."""
+    """Returns weights of SGD with the rate outside its buffer: u <- m*u + g, w <- w - rate*(u or g + m*u)."""
     w, b = np.ones((3, 1)), np.zeros(1)
     u = [np.zeros((3, 1)), np.zeros(1)]
     total = [0.0, 0.0]
@@ -233,7 +233,7 @@ def unabsorbed(rates, momentum, nesterov, accumulate):
     for step, rate in enumerate(rates):
         rows = slice(2 * (step % STEPS), 2 * (step % STEPS) + 2)
         error = x[rows] @ w + b - y[rows]
-        total = [t + g / accumulate for t, g in zip(total, [x[rows].T @ error, error.sum(0)])]  # mean of 2 squares
+        total = [t + g / accumulate for t, g in zip(total, [x[rows].T @ error, error.sum(0)])]  # mean over 2 outputs
         if (step + 1) % accumulate:
             continue
         u = [momentum * buffer + g for buffer, g in zip(u, total)]
@@ -259,7 +259,7 @@ def test_momentum_correction_equals_the_form_without_the_rate_inside(float64, fo
     for part in parts:
         part.momentum_correction = False
     fit(uncorrected, *parts)
-    assert np.abs(uncorrected.get_weights()[0] - model.get_weights()[0]).max() > 1e-3  # the test can tell
+    assert np.abs(uncorrected.get_weights()[0] - model.get_weights()[0]).max() > 1e-3  # the test can see a difference
 
 
 def test_momentum_correction_scales_rmsprop_and_the_inner_optimizer_and_leaves_adam():

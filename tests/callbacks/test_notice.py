@@ -1,4 +1,4 @@
-"""Signals that announce the end of a job: a checkpoint first, status 75, and going on from it."""
+"""Signals that announce the end of a job: a checkpoint is saved, the status is 75, and a new run resumes."""
 
 import os
 import signal
@@ -55,10 +55,8 @@ def test_notice_to_one_rank_is_followed_by_a_restart_from_its_checkpoint(name, r
 
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "options"), [(signal.SIGTERM, ["--grace", "60"]), (signal.SIGUSR1, [])])
-def test_notice_to_the_launcher_reaches_the_ranks_and_status_75_says_that_all_is_saved(
-    number, options, tmp_path, undisturbed
-):
-    arguments, env = command(tmp_path, "SIGUSR2", -1, 2, *options)  # sent by nobody
+def test_notice_to_the_launcher_saves_and_ends_with_status_75(number, options, tmp_path, undisturbed):
+    arguments, env = command(tmp_path, "SIGUSR2", -1, 2, *options)  # no rank sends it
     started = Started(arguments, tmp_path, env=env)
     started.wait_for(tmp_path / "up-0")
     started.process.send_signal(number)
@@ -73,7 +71,7 @@ def test_notice_to_the_launcher_reaches_the_ranks_and_status_75_says_that_all_is
 
 
 @pytest.mark.parametrize("names", ["SIGKILL", ("SIGTERM", "SIGNONSENSE"), ("TERM",), (15,)])
-def test_notice_of_what_no_program_can_catch_is_an_error(names, tmp_path):
+def test_notice_by_invalid_signals_is_refused(names, tmp_path):
     with pytest.raises(ConfigError, match="on_signal must be names of signals"):
         Checkpoint(tmp_path, on_signal=names)
 
@@ -92,7 +90,7 @@ def test_notice_outside_the_main_thread_is_an_error(tmp_path):
     assert found
 
 
-def test_notice_that_nobody_hears_does_at_last_what_it_did_before(tmp_path):
+def test_ignored_notice_falls_back_to_the_earlier_handler(tmp_path):
     notice, before, heard = Checkpoint(tmp_path, on_signal="SIGUSR1")._notice, signal.getsignal(signal.SIGUSR1), []
     signal.signal(signal.SIGUSR1, lambda *_: heard.append(True))
     try:

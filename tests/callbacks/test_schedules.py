@@ -1,4 +1,4 @@
-"""Schedules against their closed forms in NumPy, and through the optimizer and serialisation."""
+"""Schedules equal their closed forms in NumPy, also through the optimizer and serialisation."""
 
 import math
 
@@ -21,7 +21,7 @@ def test_scale_factor_follows_its_rule(scaling, factor):
 
 
 @pytest.mark.parametrize("scaling", ["cube", 0, -1.0, True, float("nan"), float("inf")])
-def test_scale_factor_refuses_what_is_no_rule(scaling):
+def test_scale_factor_refuses_unknown_rules(scaling):
     with pytest.raises(ConfigError, match="scaling must be 'linear'.*Received: scaling="):
         schedules.scale_factor(scaling, 2)
 
@@ -30,17 +30,17 @@ def test_linear_warmup_is_a_line_and_then_constant():
     step = np.arange(12)
     expected = np.where(step < 8, 0.1 + (0.8 - 0.1) * step / 8, 0.8)
     np.testing.assert_allclose(rates(schedules.LinearWarmup(0.8, 8, 0.1), 12), expected, rtol=1e-6)
-    np.testing.assert_allclose(rates(schedules.LinearWarmup(0.9, 8), 3), [0.1, 0.2, 0.3], rtol=1e-6)  # from one step up
+    np.testing.assert_allclose(rates(schedules.LinearWarmup(0.9, 8), 3), [0.1, 0.2, 0.3], rtol=1e-6)  # one step up
 
 
-def test_linear_warmup_hands_over_to_a_schedule_that_begins_at_its_step_0():
+def test_linear_warmup_is_followed_by_a_schedule_from_step_0():
     cosine = keras.optimizers.schedules.CosineDecay(0.8, 10)
     curve = rates(schedules.LinearWarmup(0.8, 4, 0.2, after=cosine), 14)
     np.testing.assert_allclose(curve[:4], [0.2, 0.35, 0.5, 0.65], rtol=1e-6)
     np.testing.assert_allclose(curve[4:], rates(cosine, 10), rtol=1e-6)
 
 
-def test_inverse_square_root_decay_is_the_transformers():
+def test_inverse_square_root_decay_matches_the_transformer_paper():
     d_model, warmup = 512, 40
     schedule = schedules.InverseSquareRootDecay((d_model * warmup) ** -0.5, warmup)
     step = np.arange(1, 301)
@@ -54,11 +54,11 @@ def test_piecewise_joins_rates_and_schedules():
     np.testing.assert_allclose(rates(schedule, 10), expected, rtol=1e-6)
 
 
-def test_staircase_falls_every_so_many_steps_from_its_start():
+def test_staircase_falls_at_equal_intervals():
     step = np.arange(20)
     expected = 0.8 * 0.5 ** np.maximum((step - 6) // 4, 0)
     np.testing.assert_allclose(rates(schedules.Staircase(0.8, 4, 0.5, 6), 20), expected, rtol=1e-6)
-    # Counted in whole numbers: float32 would lose a step beyond 2^24.
+    # Counts in integers; float32 would lose steps beyond 2^24.
     assert float(schedules.Staircase(1.0, 2**24 + 1)(2**24)) == 1.0
     assert float(schedules.Staircase(1.0, 2**24 + 1)(np.int64(2**24 + 1))) == pytest.approx(0.1)
 
@@ -66,7 +66,7 @@ def test_staircase_falls_every_so_many_steps_from_its_start():
 @pytest.mark.parametrize(
     ("scheme", "start", "falls"), [("luong5", 1 / 2, 5), ("luong10", 1 / 2, 10), ("luong234", 2 / 3, 4)]
 )
-def test_luong_decay_is_that_of_tensorflows_nmt(scheme, start, falls):
+def test_luong_decay_matches_tensorflows_nmt(scheme, start, falls):
     total = 120
     begin = int(total * start)
     remaining = int((total - begin) / falls)  # as nmt/model.py counts

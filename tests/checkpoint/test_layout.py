@@ -1,4 +1,4 @@
-"""Checkpoint directories: whole or not there at all, whatever becomes of the writer; clear words for damage."""
+"""Checkpoint directories are complete or absent even if the writer is killed, and damage is reported clearly."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_pa
         assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith("ckpt-")] == []
         assert not [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".replaced")]
     assert reads > 10
-    assert left_behind >= 2, "no kill struck in the middle of a write: the test shows nothing"
+    assert left_behind >= 2, "no kill struck during a write, so the test proves nothing"
 
 
-def test_checkpoint_is_on_disk_before_it_has_its_name_and_so_is_the_name_in_the_end(
+def test_checkpoint_is_synced_before_and_after_it_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, Path]] = []
@@ -93,7 +93,7 @@ def test_checkpoint_is_on_disk_before_it_has_its_name_and_so_is_the_name_in_the_
 
 def test_replaced_checkpoint_stands_in_until_the_new_one_is_there(tmp_path: Path) -> None:
     write(tmp_path, 5, epoch=1)
-    (tmp_path / "ckpt-00000005").rename(tmp_path / "ckpt-00000005.replaced")  # where a kill between the renames stops
+    (tmp_path / "ckpt-00000005").rename(tmp_path / "ckpt-00000005.replaced")  # as after a kill between the renames
     assert checkpoint.latest(tmp_path).epoch == 1
     checkpoint.sweep_temporaries(tmp_path)
     assert checkpoint.latest(tmp_path).path.name == "ckpt-00000005"
@@ -116,7 +116,7 @@ def test_best_follows_metric_and_mode(tmp_path: Path) -> None:
         metrics = {"val_loss": loss, "val_accuracy": accuracy}
         write(tmp_path, step, metrics=metrics, monitor="val_loss")
     write(tmp_path, 5)
-    assert checkpoint.best(tmp_path).step == 4, "of equals the later; NaN is never best"
+    assert checkpoint.best(tmp_path).step == 4, "the later of equals; NaN is never best"
     assert checkpoint.best(tmp_path, "val_accuracy").step == 3, "auto: accuracy is better when higher"
     assert checkpoint.best(tmp_path, "val_accuracy", "min").step == 1
     assert checkpoint.latest(tmp_path).step == 5
@@ -125,7 +125,7 @@ def test_best_follows_metric_and_mode(tmp_path: Path) -> None:
     assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [4, 5]
 
 
-def test_prune_counts_no_damaged_checkpoint_among_those_that_stay(tmp_path: Path) -> None:
+def test_prune_does_not_count_damaged_checkpoints(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         damaged = write(tmp_path, step).path
     (damaged / "state.json").unlink()
@@ -134,7 +134,7 @@ def test_prune_counts_no_damaged_checkpoint_among_those_that_stay(tmp_path: Path
     assert checkpoint.prune(tmp_path, 2) == [1, 3]
 
 
-def test_prune_leaves_a_checkpoint_that_is_read(tmp_path: Path) -> None:
+def test_prune_keeps_a_checkpoint_that_is_being_read(tmp_path: Path) -> None:
     first = write(tmp_path, 1).path
     write(tmp_path, 2)
     with durable.being_read(first), durable.being_read(first):
@@ -165,7 +165,7 @@ def test_resolve_mode_knows_common_names(metric: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("metric", ["val_dice", "inaccuracy", "score"])
-def test_resolve_mode_asks_where_the_name_does_not_say(metric: str, tmp_path: Path) -> None:
+def test_resolve_mode_asks_for_unknown_names(metric: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"Received: '{metric}'.*mode='min' or mode='max'"):
         checkpoint.resolve_mode(metric)
     write(tmp_path, 1, metrics={metric: 1.0})
@@ -174,13 +174,13 @@ def test_resolve_mode_asks_where_the_name_does_not_say(metric: str, tmp_path: Pa
     assert checkpoint.best(tmp_path, metric, "max").step == 1
 
 
-def test_set_aside_moves_an_earlier_run_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_set_aside_moves_an_earlier_run_even_after_a_kill(tmp_path: Path) -> None:
     assert checkpoint.set_aside(tmp_path / "absent") is None
     (tmp_path / "base").mkdir()
     assert checkpoint.set_aside(tmp_path) is None
     write(tmp_path, 1)
     write(tmp_path, 2)
-    (tmp_path / "previous-1.moving").mkdir()  # a kill after the first of two checkpoints was moved
+    (tmp_path / "previous-1.moving").mkdir()  # as after a kill between moving two checkpoints
     (tmp_path / "ckpt-00000001").rename(tmp_path / "previous-1.moving" / "ckpt-00000001")
     moved = checkpoint.set_aside(tmp_path)
     assert moved == tmp_path / "previous-1"
@@ -216,7 +216,7 @@ def test_damaged_checkpoint_is_refused_by_name(
         checkpoint.find(tmp_path, 3)
     assert checkpoint.find(tmp_path, 2).step == 2
     assert checkpoint.best(write(tmp_path, 2, metrics={"loss": 1.0}).path.parent, "loss").step == 2
-    assert checkpoint.prune(tmp_path, 1) == [], "the newest is never removed, whole or not"
+    assert checkpoint.prune(tmp_path, 1) == [], "the newest is never removed, even if damaged"
 
 
 def test_altered_byte_is_found_by_reading(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_altered_byte_is_found_by_reading(tmp_path: Path) -> None:
         checkpoint.validate(checkpoint.latest(tmp_path))
 
 
-def test_absent_checkpoints_are_told_apart(tmp_path: Path) -> None:
+def test_errors_distinguish_absent_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="must exist.*nothing there"):
         checkpoint.latest(tmp_path / "absent")
     (tmp_path / "file").write_text("")
@@ -257,13 +257,13 @@ def test_absent_checkpoints_are_told_apart(tmp_path: Path) -> None:
         (lambda folder: checkpoint.prune(folder, 0), "1 or more. Received: keep=0"),
     ],
 )
-def test_unknown_choices_are_told_what_there_is(tmp_path: Path, call: Callable[[Path], object], words: str) -> None:
+def test_errors_list_the_available_choices(tmp_path: Path, call: Callable[[Path], object], words: str) -> None:
     write(tmp_path, 3, metrics={"loss": 1.0})
     with pytest.raises(CheckpointError, match=words):
         call(tmp_path)
 
 
-def test_values_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+def test_unsupported_values_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="one number. Received: loss=.1, 2."):
         write(tmp_path, 1, metrics={"loss": [1, 2]})
     with pytest.raises(CheckpointError, match="extra must be JSON values"):
@@ -276,7 +276,7 @@ def test_directory_of_another_user_is_refused(foreign_directory: Path) -> None:
         write(foreign_directory, 1)
 
 
-def test_checkpoints_that_are_all_pruned_while_they_are_listed_are_listed_again(tmp_path, monkeypatch):
+def test_listing_is_repeated_if_all_checkpoints_are_pruned_meanwhile(tmp_path, monkeypatch):
     write(tmp_path, 1)
     is_dir, pruned = Path.is_dir, []
 
@@ -292,7 +292,7 @@ def test_checkpoints_that_are_all_pruned_while_they_are_listed_are_listed_again(
     assert pruned
 
 
-def test_what_is_no_checkpoint_is_named_and_stops_no_other(tmp_path: Path) -> None:
+def test_invalid_entries_are_named_and_do_not_hide_others(tmp_path: Path) -> None:
     write(tmp_path, 1)
     (tmp_path / "ckpt-00000002").symlink_to("ckpt-00000002")
     for step, name in ((3, "state.json"), (4, "weights.index")):

@@ -1,4 +1,4 @@
-"""A model's state in a checkpoint: an exact resume, and no half-restored model."""
+"""A model's state in a checkpoint: runs resume exactly, and no model is restored by halves."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_unbuilt_model_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_of_every_dtype_come_back(tmp_path: Path) -> None:
+def test_weights_of_every_dtype_are_restored(tmp_path: Path) -> None:
     class Mixed(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -130,7 +130,7 @@ def test_weights_of_every_dtype_come_back(tmp_path: Path) -> None:
         snapshot = model_state.take(model)
         if held is not None:
             snapshot.copy_into(held)
-        for each in model.variables:  # the model may go on
+        for each in model.variables:  # later training must not change the snapshot
             each.assign(keras.ops.zeros(each.shape, each.dtype))
         checkpoint.write(tmp_path, step, snapshot.fill)
         for each in model.variables:
@@ -164,7 +164,7 @@ def embedded(optimizer: Any) -> Any:
     + [pytest.param(name, "fit", marks=LONG) for name in ("nesterov", "averages", "accumulation", "scaling")]
     + [pytest.param(name, "sparse", marks=LONG) for name in ("nesterov", "averages")],
 )
-def test_snapshot_stays_what_it_was_while_the_model_trains_on(name: str, how: str) -> None:
+def test_snapshot_does_not_change_during_training(name: str, how: str) -> None:
     optimizer = OPTIMIZERS[name]()
     model = embedded(optimizer) if how == "sparse" else make_model(optimizer=optimizer)
     model.run_eagerly = how == "eagerly"
@@ -182,11 +182,11 @@ def test_snapshot_stays_what_it_was_while_the_model_trains_on(name: str, how: st
         np.testing.assert_array_equal(old, np.array(new))
 
 
-def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_files(tmp_path: Path) -> None:
     model = make_model(width=4000)
     model_state.save_checkpoint(model, tmp_path, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # Python ignores the signal: writes fail
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # Python ignores SIGXFSZ, so writes fail
     try:
         with pytest.raises(CheckpointError, match="no space left.*earlier files are untouched"):
             model_state.save_checkpoint(model, tmp_path, 2)
@@ -211,7 +211,7 @@ def test_altered_weights_are_not_restored(tmp_path: Path) -> None:
 
 
 class Twins(keras.Model):
-    """Two layers of one name, so that their variables have the same paths."""
+    """Two layers with the same name, whose variables have the same paths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Twins(keras.Model):
         return self.second(self.first(x))
 
 
-def test_variables_of_one_path_are_all_kept(tmp_path: Path) -> None:
+def test_variables_with_equal_paths_are_all_saved(tmp_path: Path) -> None:
     saved, other = Twins(), Twins()
     for model in (saved, other):
         model(X[:2, :2])
@@ -233,7 +233,7 @@ def test_variables_of_one_path_are_all_kept(tmp_path: Path) -> None:
         np.testing.assert_array_equal(mine, one)
 
 
-def test_keys_are_those_of_tensorflow_s_checkpoints(tmp_path: Path) -> None:
+def test_keys_match_tensorflows_checkpoints(tmp_path: Path) -> None:
     names = ["dense/kernel", "a.b", "a..S/.b", "plain"]
     tracked = {name: tf.Variable(float(number)) for number, name in enumerate(names)}
     prefix = tf.train.Checkpoint(weights=tracked).write(str(tmp_path / "checkpoint"))
@@ -243,7 +243,7 @@ def test_keys_are_those_of_tensorflow_s_checkpoints(tmp_path: Path) -> None:
         assert bundle.name_of(key) == name
 
 
-def test_a_checkpoint_is_restored_by_tensorflows_checkpoint(tmp_path: Path) -> None:
+def test_tensorflows_checkpoint_restores_our_checkpoint(tmp_path: Path) -> None:
     model, again = make_model(), make_model()
     fit(model, 1)
     saved = model_state.save_checkpoint(model, tmp_path, 3)

@@ -1,4 +1,4 @@
-"""Bundles that several write, each its boxes of tensors: TensorFlow reads complete tensors, others what they need."""
+"""Bundles in which several ranks write boxes of tensors: TensorFlow reads complete tensors, ranks read their boxes."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ TABLES = {
 
 
 def write(folder: Path, prefix: str = "weights", suffix: str = "", more: dict[str, object] | None = None) -> str:
-    """Writes all tables as if each rank had what the first layout says. Returns the prefix of the merged bundle."""
+    """Writes the tables as ranks with the first layout would, and returns the prefix of the merged bundle."""
     written = {}
     for rank in range(4):
         parts = {
@@ -48,7 +48,7 @@ def write(folder: Path, prefix: str = "weights", suffix: str = "", more: dict[st
     return str(folder / prefix)
 
 
-def test_a_bundle_of_parts_is_read_as_one_of_complete_tensors(tmp_path: Path) -> None:
+def test_tensorflow_reads_a_bundle_of_parts(tmp_path: Path) -> None:
     reader = tf.train.load_checkpoint(write(tmp_path))
     assert set(reader.get_variable_to_shape_map()) == {*TABLES, "alone"}
     for key, (array, _, _) in TABLES.items():
@@ -60,7 +60,7 @@ def test_a_bundle_of_parts_is_read_as_one_of_complete_tensors(tmp_path: Path) ->
     assert files == [*(f"weights.data-0000{i}-of-00004" for i in range(4)), "weights.index"]
 
 
-def test_complete_tensors_and_parts_are_read_in_other_parts(tmp_path: Path) -> None:
+def test_tensors_are_read_in_other_boxes(tmp_path: Path) -> None:
     bundle.write(complete := str(tmp_path / "complete"), {key: array for key, (array, _, _) in TABLES.items()})
     for prefix in (write(tmp_path), complete):
         for key, (array, _, other) in TABLES.items():
@@ -69,7 +69,7 @@ def test_complete_tensors_and_parts_are_read_in_other_parts(tmp_path: Path) -> N
                 np.testing.assert_array_equal(read, np.reshape(other.cut(array, rank), -1))
 
 
-def test_the_index_of_a_bundle_tells_which_boxes_are_stored(tmp_path: Path) -> None:
+def test_index_of_a_bundle_lists_stored_boxes(tmp_path: Path) -> None:
     stored = stored_boxes(write(tmp_path))
     assert stored.keys() == {*TABLES, "alone"} and stored["alone"] == [()]
     for key, (array, layout, _) in TABLES.items():
@@ -77,13 +77,13 @@ def test_the_index_of_a_bundle_tells_which_boxes_are_stored(tmp_path: Path) -> N
         whole = [tuple((0, extent) for extent in array.shape)]
         assert set(stored[key]) == set(parts), key
         assert without_all(whole, stored[key]) == [] and without_all(whole, stored[key][1:]) != []
-    many = {f"variable/{number}": tf.zeros([number % 5]) for number in range(6000)}  # several blocks
+    many = {f"variable/{number}": tf.zeros([number % 5]) for number in range(6000)}  # several blocks of the index
     bundle.write(str(tmp_path / "many"), many)
     assert stored_boxes(str(tmp_path / "many")) == {key: [((0, each.shape[0]),)] for key, each in many.items()}
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data[20:]])
-def test_what_is_no_index_is_refused(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_damaged_index_is_refused(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     index = Path(f"{write(tmp_path)}.index")
     index.write_bytes(damage(index.read_bytes()))
     with pytest.raises(OSError, match="no"):
@@ -91,7 +91,7 @@ def test_what_is_no_index_is_refused(damage: Callable[[bytes], bytes], tmp_path:
 
 
 @pytest.mark.parametrize("writers", [range(4), [0, 1, 3], [1, 2, 3]])
-def test_a_checkpoint_without_some_parts_does_not_validate(writers: Sequence[int], tmp_path: Path) -> None:
+def test_checkpoint_with_missing_parts_does_not_validate(writers: Sequence[int], tmp_path: Path) -> None:
     array, layout = np.arange(48.0).reshape(8, 6), Slices((8, 6), 4, 0)
 
     def fill(folder: Path) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def test_a_checkpoint_without_some_parts_does_not_validate(writers: Sequence[int
         checkpoint.validate(written)
 
 
-def test_a_bundle_of_parts_is_restored_by_tensorflows_checkpoint(tmp_path: Path) -> None:
-    """The graph of objects is one more entry of the bundle, which says which variable has which key."""
+def test_tensorflows_checkpoint_restores_a_bundle_of_parts(tmp_path: Path) -> None:
+    """The bundle also contains the object graph, which maps variables to keys."""
     tracked = {key: tf.Variable(array) for key, (array, _, _) in TABLES.items()}
     own = tf.train.load_checkpoint(tf.train.Checkpoint(**tracked).write(str(tmp_path / "own")))
     graph = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -129,7 +129,7 @@ def test_a_bundle_of_parts_is_restored_by_tensorflows_checkpoint(tmp_path: Path)
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 3), (2, 3, 4), (3, 1, 2, 2), (1, 6), (0, 4)])
-def test_the_boxes_of_chunks_are_all_entries_in_their_order(shape: tuple[int, ...]) -> None:
+def test_boxes_of_chunks_cover_all_entries_in_order(shape: tuple[int, ...]) -> None:
     entries = np.arange(math.prod(shape)).reshape(shape)
     for size in range(1, 9):
         layout = Layout(shape, size)
@@ -140,7 +140,7 @@ def test_the_boxes_of_chunks_are_all_entries_in_their_order(shape: tuple[int, ..
             np.testing.assert_array_equal([*itertools.chain(*box_tensors)], layout.cut(entries, rank))
 
 
-def test_dtypes_that_are_written_in_parts_can_be_read(tmp_path: Path) -> None:
+def test_dtypes_written_in_parts_can_be_read(tmp_path: Path) -> None:
     for name in sorted(bundle.DTYPES_IN_PARTS):
         array = tf.cast(tf.reshape(tf.range(6), [2, 3]), name)
         parts = [bundle.Part((2, 3), [((row, 1), (0, 3))], array[row : row + 1]) for row in range(2)]

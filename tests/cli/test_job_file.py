@@ -1,4 +1,4 @@
-"""keras-ddl run --config and --dry-run: what a file says, what the command line says beside it, and what would run."""
+"""keras-ddl run --config and --dry-run: job files, how the command line overrides them, and the shown commands."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ B = "x=y"
 """
 
 
-def test_file_stands_for_the_command_line() -> None:
+def test_file_replaces_the_command_line() -> None:
     words = ["-np", "3", "--restarts", "2", "--timeout", "90", "--mpi-arg", "--mca a b", "--mpi-arg", "-v"]
     words += ["--mpirun", "mpirun", "-x", "A=1", "-x", "B=x=y"]
     assert dry_run(file=FILE) == dry_run(*words, "--", "python", "train.py", "--name", "two words")
@@ -68,14 +68,14 @@ def test_file_stands_for_the_command_line() -> None:
     assert "started again, up to 2 times" in comments and "ends after 90 s" in comments
 
 
-def test_command_line_wins() -> None:
+def test_command_line_overrides_the_file() -> None:
     words = ["-np", "5", "--restarts", "0", "--mpi-arg", "-q", "-x", "A=2", "-x", "C=3", "--", "python", "train.py"]
     comments, line = dry_run(*words, file=FILE)
     assert "-np 5 " in line and " -q " in line and "--mca" not in line and line.endswith("/python train.py")
     assert "  A=2\n  B=x=y\n  C=3\n" in comments and "started again" not in comments
 
 
-def test_hosts_of_the_command_line_take_the_place_of_those_in_the_file(folder: Path) -> None:
+def test_hosts_on_the_command_line_replace_those_in_the_file(folder: Path) -> None:
     (folder / "hosts").write_text("h8:2\n")
     file = 'hosts = "h0:1,h1:1"\nhostfile = "hosts"\ncommand = "train.py"\n'
     with pytest.raises(ConfigError, match="Hosts must be named once"):
@@ -169,12 +169,12 @@ def test_file_takes_every_option_of_run_by_its_long_name() -> None:
                 if option.name == "output_dir"
                 else '"train.py"'
             )
-            with pytest.raises(ConfigError, match="Received: 'restart' in"):  # what comes before it is accepted
+            with pytest.raises(ConfigError, match="Received: 'restart' in"):  # the keys before it are accepted
                 dry_run(file=f"{word[2:]} = {value}\nrestart = 1")
 
 
 @needs_part("--events")
-def test_example_of_the_page_is_one(folder: Path) -> None:
+def test_example_on_the_page_is_valid(folder: Path) -> None:
     (text,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "launch.md").read_text(), re.MULTILINE | re.DOTALL)
     assert tomllib.loads(text)["command"][1] == "train.py"
     comments, line = dry_run(file=text)
@@ -213,7 +213,7 @@ def test_dry_run_on_several_hosts_without_mpi(monkeypatch: pytest.MonkeyPatch) -
     assert "keras_ddl.launch.starters.remote_ranks --hosts localhost:1,h1:2,h2:4 -np 4 --spares 1 -- " in line
 
 
-def test_dry_run_by_mpirun_and_in_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_with_mpirun_and_in_a_slurm_job(monkeypatch: pytest.MonkeyPatch) -> None:
     comments, line = dry_run("--hosts", "h0:2,h1:2", "train.py")
     assert "  h0: ranks 0 to 1\n  h1: ranks 2 to 3\n" in comments and "mpirun (" in comments
     assert line.startswith(mpirun.find().path) and "cores: no rank is bound to cores\n" in comments

@@ -23,7 +23,7 @@ keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
 
 
-def check_identity_is_that_of_the_launcher():
+def check_identity_comes_from_the_launcher():
     assert (launcher_rank(), launcher_size()) == (RANK, SIZE)
     place = keras_ddl.topology()
     assert (place.rank, place.size) == (RANK, SIZE)
@@ -38,7 +38,7 @@ def check_shared_memory_groups_follow_the_mode():
     assert list(keras_ddl.topology().group) == [rank - rank % sharing for rank in range(SIZE)]
 
 
-def check_init_again_returns_the_same_and_refuses_another_mode():
+def check_second_init_returns_the_same_and_refuses_another_mode():
     assert keras_ddl.init() is keras_ddl.topology()
     assert keras_ddl.init(keras_ddl.topology().mode) is keras_ddl.topology()
     with pytest.raises(errors.ConfigError, match="mode of a running job cannot change.*Received: mode='x:7x7'"):
@@ -54,7 +54,7 @@ def check_all_reduce_array_and_plain_mpi_equal_numpy_for_every_dtype_and_op():
         assert_reduced(
             comm.all_reduce(arrays[RANK], op, f"plain {dtype} {op}", flags=requests.FLAG_PLAIN_MPI), arrays, op
         )
-        np.testing.assert_array_equal(arrays[RANK].view(np.uint8), before.view(np.uint8))  # the input is kept
+        np.testing.assert_array_equal(arrays[RANK].view(np.uint8), before.view(np.uint8))  # the input is unchanged
 
 
 def check_plain_mpi_carries_nan_infinity_and_rounding():
@@ -78,7 +78,7 @@ def check_all_reduce_array_takes_scalars_lists_and_strides():
     assert communicator.all_reduce_array(np.zeros((0, 3))).shape == (0, 3)
 
 
-def check_arrays_that_are_not_aligned_and_in_place():
+def check_unaligned_arrays_and_in_place():
     for dtype, count in itertools.product((np.dtype(np.float32), np.dtype(np.int64)), (1, 70_001)):
         memory = np.zeros(count * dtype.itemsize + 16, np.uint8)
         array = memory[1 : 1 + count * dtype.itemsize].view(dtype)
@@ -91,8 +91,8 @@ def check_arrays_that_are_not_aligned_and_in_place():
         assert memory[0] == 0 and not memory[1 + count * dtype.itemsize :].any(), "written beyond the ends"
 
 
-def check_threads_that_wait_long_for_one_another_are_no_mismatch():
-    """Each rank's thread waits in a collective that the others reach only after 1.5 s: nothing is wrong with that."""
+def check_long_waits_for_threads_are_no_mismatch():
+    """Each rank's thread waits in a collective that the others reach only after 1.5 s, which is not an error."""
 
     def late(number: int) -> np.ndarray:
         time.sleep(0 if number % SIZE == RANK else 1.5)
@@ -103,20 +103,20 @@ def check_threads_that_wait_long_for_one_another_are_no_mismatch():
             np.testing.assert_array_equal(result, np.full(3, SIZE))
 
 
-def check_all_reduce_init_reads_its_array_at_every_call():
+def check_all_reduce_init_reads_its_array_in_every_call():
     for count in COUNTS:
         array = np.zeros(count, np.float32)
         reduce = communicator.all_reduce_init(array, "mean", name=f"persistent {count}")
         for turn in range(3):
             array[:] = RANK + turn
             if turn == 1 and RANK == 0:
-                time.sleep(0.01)  # longer than the others wait before they leave it to the communication thread
+                time.sleep(0.01)  # longer than the others wait before they pass it to the communication thread
             result = reduce()
             np.testing.assert_array_equal(result, np.full(count, (SIZE - 1) / 2 + turn, np.float32))
     in_place = np.arange(5.0)
     assert communicator.all_reduce_init(in_place, out=in_place)() is in_place
     np.testing.assert_array_equal(in_place, np.arange(5.0) * SIZE)
-    for array in ([1.0, 2.0], np.ones((4, 4))[:, ::2]):  # which it could not read again
+    for array in ([1.0, 2.0], np.ones((4, 4))[:, ::2]):  # these could not be read again
         with pytest.raises(errors.ConfigError, match="C-contiguous"):
             communicator.all_reduce_init(array)
 
@@ -155,7 +155,7 @@ def check_all_gather_object_takes_objects_of_different_sizes():
     assert actual == [[rank] * (rank * 10_000) for rank in range(SIZE)]
 
 
-def check_an_object_that_cannot_be_pickled_is_an_error_on_every_rank():
+def check_object_that_cannot_be_pickled_is_an_error_on_every_rank():
     bad = threading.Lock()
     with pytest.raises(errors.ConfigError, match=f"picklable. Received on rank {SIZE - 1}: lock"):
         keras_ddl.broadcast_object(bad if RANK == SIZE - 1 else None, root=SIZE - 1)
@@ -164,7 +164,7 @@ def check_an_object_that_cannot_be_pickled_is_an_error_on_every_rank():
     assert keras_ddl.broadcast_object(5) == 5
 
 
-def check_barrier_holds_until_the_last_rank_has_come():
+def check_barrier_waits_for_the_last_rank():
     time.sleep(0.1 * RANK)
     arrived = time.monotonic()
     keras_ddl.barrier()
@@ -173,7 +173,7 @@ def check_barrier_holds_until_the_last_rank_has_come():
     assert max(a for a, _ in times) <= min(b for _, b in times)
 
 
-def check_a_mismatch_is_an_error_on_every_rank_and_the_next_call_works():
+def check_mismatch_is_an_error_on_every_rank_and_the_next_call_works():
     if SIZE == 1:
         skip("needs two ranks")
     last = RANK == SIZE - 1
@@ -219,7 +219,7 @@ def check_bad_arguments_are_errors_before_anything_is_sent():
 
 
 def call_interrupted(call, *arguments, **named):
-    """Makes a call that Ctrl-C interrupts."""
+    """Makes a call and interrupts it as Ctrl-C would."""
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -231,13 +231,13 @@ def call_interrupted(call, *arguments, **named):
     signal.signal(signal.SIGALRM, previous)
 
 
-def check_an_interrupt_ends_a_wait_and_the_collective_can_still_complete():
+def check_interrupted_wait_leaves_the_collective_running():
     if SIZE == 1:
         skip("needs two ranks")
     keras_ddl.barrier()
     if RANK != 0:
         call_interrupted(communicator.all_reduce_array, np.ones(1000), name="interrupted")
-    # Not on rank 0's main thread, too: blocked in two collectives, the ranks would disagree.
+    # On rank 0, not in its main thread, too: blocked in two collectives, the ranks would deadlock.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(keras_ddl.barrier, "all have been interrupted").result()
     if RANK == 0:
@@ -245,9 +245,9 @@ def check_an_interrupt_ends_a_wait_and_the_collective_can_still_complete():
     keras_ddl.barrier()
 
 
-def check_an_interrupt_ends_the_wait_in_a_join_but_not_the_join():
+def check_interrupt_ends_the_wait_for_a_join_but_not_the_join():
     with keras_ddl.split(0) as beside:
-        for ends_first in (False, True):  # before the others ask for it again
+        for ends_first in (False, True):  # before the others wait for it again
             if RANK != 0:
                 call_interrupted(keras_ddl.join)
                 with pytest.raises(errors.RankMismatchError, match=f"rank {RANK}, which has joined"):
@@ -263,7 +263,7 @@ def check_an_interrupt_ends_the_wait_in_a_join_but_not_the_join():
             keras_ddl.barrier()
 
 
-def check_join_lets_ranks_call_unequally_often():
+def check_join_allows_unequal_numbers_of_calls():
     for turn in range(2):
         for step in range(2 * RANK + turn):
             present = [rank for rank in range(SIZE) if 2 * rank + turn > step]
@@ -274,12 +274,12 @@ def check_join_lets_ranks_call_unequally_often():
             assert communicator.all_reduce_array([RANK + 1], "min") == [present[0] + 1]
             assert communicator.broadcast_array([RANK], SIZE - 1) == [SIZE - 1]
         assert keras_ddl.join() == SIZE - 1
-        # The calls without a name are counted alike again.
+        # Unnamed calls are numbered alike again.
         keras_ddl.barrier()
         assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
 
 
-def check_what_needs_a_rank_that_joined_is_an_error_on_the_others():
+def check_collective_that_needs_a_joined_rank_fails_on_the_others():
     if SIZE == 1:
         skip("needs two ranks")
     if RANK != 0:
@@ -305,7 +305,7 @@ def check_shutdown_can_be_followed_by_init():
         keras_ddl.rank()
     with pytest.raises(errors.NotInitializedError, match="init"):
         keras_ddl.barrier()
-    for again in (f"x:1x{SIZE}", "p", f"x:1x{SIZE}", mode):  # messages of one life must not reach the next
+    for again in (f"x:1x{SIZE}", "p", f"x:1x{SIZE}", mode):  # messages of one communicator must not reach the next
         keras_ddl.init(again)
         assert communicator.all_reduce_array(np.ones(3)).tolist() == [SIZE] * 3
         keras_ddl.barrier()
@@ -314,7 +314,7 @@ def check_shutdown_can_be_followed_by_init():
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
 
 
-def check_a_forked_child_is_no_rank():
+def check_forked_child_is_not_a_rank():
     child = os.fork()
     if child == 0:
         status = 1

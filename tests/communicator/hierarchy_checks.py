@@ -1,4 +1,4 @@
-"""All-reduce over boxes of two and three dimensions, whose outer ones go over MPI; for test_collectives.py."""
+"""All-reduce over boxes of two and three dimensions, whose outer dimensions use MPI. Run by test_collectives.py."""
 
 import os
 
@@ -16,7 +16,7 @@ def random_values(rank: int, count: int) -> np.ndarray:
     return np.random.default_rng(rank).normal(size=count).astype("float32")
 
 
-def check_the_forced_box_is_built():
+def check_forced_box_is_built():
     dims = tuple(int(word) for word in MODE[2:].split("x"))
     assert keras_ddl.topology().dims == dims
     groups = SIZE // dims[0]
@@ -25,8 +25,8 @@ def check_the_forced_box_is_built():
     assert (f"as {outer}" in describe()) == (len(dims) > 2), describe()
 
 
-def check_many_blocks_equal_the_sum_of_numpy():
-    # From fewer elements than chunks to many blocks on the wire at once; the last block is odd.
+def check_many_blocks_equal_numpys_sum():
+    # From fewer elements than chunks to many blocks in progress; the last block has an odd size.
     for count in (1, SIZE - 1, 5 * SIZE + 1, 4_000_037):
         expected = sum(random_values(rank, count).astype(np.float64) for rank in range(SIZE))
         actual = all_reduce_array(random_values(RANK, count))

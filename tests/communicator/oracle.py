@@ -1,4 +1,4 @@
-"""What collectives on arrays must give: inputs that every rank can compute for every rank, and NumPy's result."""
+"""Expected results of collectives on arrays: inputs that every rank can compute for every rank, and NumPy's result."""
 
 import functools
 
@@ -21,7 +21,7 @@ def input_of(rank, dtype, shape, op="sum"):
 
 
 def reduced(arrays, op):
-    """The result in the precision ddl.h promises: integers wrap or divide exactly, 16-bit floats through float32."""
+    """Returns the result in ddl.h's precision: integers wrap or divide exactly, 16-bit floats go through float32."""
     dtype = arrays[0].dtype
     if np.issubdtype(dtype, np.integer):
         wide = [a.astype(np.int64) for a in arrays]
@@ -42,7 +42,7 @@ def assert_reduced(actual, arrays, op):
     if np.issubdtype(expected.dtype, np.integer):
         np.testing.assert_array_equal(actual, expected)
     else:
-        # Sums may associate differently: a few units in the last place of the largest partial result.
+        # Sums may be associated differently, which changes a few units in the last place of the largest partial result.
         epsilon = float(ml_dtypes.finfo(expected.dtype).eps)
         scale = functools.reduce(np.maximum, [np.abs(a.astype(np.float64)) for a in arrays]) if arrays[0].size else 0
         limit = 2 * len(arrays) * epsilon * np.maximum(np.abs(expected.astype(np.float64)), scale)

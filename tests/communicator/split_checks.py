@@ -1,4 +1,4 @@
-"""Communicators that `split` makes, on arrays and objects. Run by test_collectives.py."""
+"""Communicators made by `split`, for arrays and objects. Run by test_collectives.py."""
 
 import pickle
 import threading
@@ -17,7 +17,7 @@ WORLD_GROUP = keras_ddl.topology().group
 
 
 def members(comm) -> list[int]:
-    """The world's ranks that the communicator really connects, by its own rank."""
+    """Returns the world ranks that the communicator connects, in the order of its own ranks."""
     return comm.all_gather_object(RANK)
 
 
@@ -39,7 +39,7 @@ def check_colors_choose_and_keys_order_the_ranks():
     assert keras_ddl.split(None) is None
 
 
-def check_every_collective_works_in_a_part():
+def check_every_collective_works_in_a_split_communicator():
     with keras_ddl.split(RANK * 2 // SIZE, name="half") as half:
         ranks = list(half.world_ranks)
         for count in (0, 1, 7, 70_001):
@@ -61,9 +61,9 @@ def check_every_collective_works_in_a_part():
         assert half.all_reduce_array(array, "mean", out=array) is array
 
 
-def check_one_part_does_not_wait_for_the_other():
+def check_split_communicators_do_not_wait_for_each_other():
     half = keras_ddl.split(RANK % 2)
-    if RANK % 2:  # comes to its own barrier only when the others have left theirs
+    if RANK % 2:  # enters its barrier only after the others have left theirs
         keras_ddl.barrier("even ranks have met")
         half.barrier()
     else:
@@ -73,7 +73,7 @@ def check_one_part_does_not_wait_for_the_other():
     keras_ddl.barrier()
 
 
-def check_a_split_of_a_split_of_a_split():
+def check_nested_splits():
     whole, depth, comms = None, 0, []
     while (keras_ddl.size() if whole is None else whole.size) > 1:
         parent = whole if whole is not None else communicator.communicator_of(None)
@@ -84,13 +84,13 @@ def check_a_split_of_a_split_of_a_split():
         depth += 1
     for number, comm in enumerate(comms):
         assert comm.all_reduce_array(np.float64(1)) == comm.size, number
-    # A parent may go before its children.
+    # A parent may be closed before its children.
     for comm in comms:
         comm.close()
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
 
 
-def check_a_mismatch_in_one_communicator_leaves_the_others_usable():
+def check_mismatch_in_one_communicator_leaves_the_others_usable():
     if SIZE < 4:
         skip("needs four ranks")
     half, whole = keras_ddl.split(RANK % 2, name="half"), keras_ddl.split(0, name="whole")
@@ -108,7 +108,7 @@ def check_a_mismatch_in_one_communicator_leaves_the_others_usable():
     whole.close()
 
 
-def check_a_closed_communicator_says_so_also_to_ranks_that_wait_in_it():
+def check_closing_a_communicator_also_fails_waiting_ranks():
     comm = keras_ddl.split(0, name="short")
     comm.barrier()
     if RANK == 0:
@@ -126,7 +126,7 @@ def check_a_closed_communicator_says_so_also_to_ranks_that_wait_in_it():
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
 
 
-def check_wrong_arguments_are_errors_on_every_rank():
+def check_invalid_arguments_are_errors_on_every_rank():
     last = RANK == SIZE - 1
     mixed = rf"all strings.*int on rank.*str on rank\(s\) \[{SIZE - 1}\]"
     for call, text in (
@@ -145,7 +145,7 @@ def check_wrong_arguments_are_errors_on_every_rank():
     keras_ddl.barrier()
 
 
-def check_splits_from_several_threads_with_names():
+def check_named_splits_from_several_threads():
     made = {}
 
     def make(number: int) -> None:
@@ -167,7 +167,7 @@ def check_splits_from_several_threads_with_names():
         made[number].close()
 
 
-def check_many_in_turn_leave_nothing_behind():
+def check_many_successive_splits_leave_nothing_behind():
     from pathlib import Path
 
     def held() -> tuple[int, int]:
@@ -179,7 +179,7 @@ def check_many_in_turn_leave_nothing_behind():
 
     use()
     keras_ddl.barrier()
-    time.sleep(0.2)  # for the end of threads; if it comes later, fewer are allowed below
+    time.sleep(0.2)  # lets threads end; if they end later, the limit below is stricter
     before = held()
     for _ in range(20):
         use()
@@ -190,7 +190,7 @@ def check_many_in_turn_leave_nothing_behind():
         time.sleep(0.05)
 
 
-def check_shutdown_closes_all_and_init_starts_afresh():
+def check_shutdown_closes_all_and_init_starts_anew():
     mode = keras_ddl.topology().mode
     old = keras_ddl.split(0, name="old")
     old.barrier()

@@ -1,4 +1,4 @@
-"""Ranks of different hosts that connect without MPI: here threads, each with a door."""
+"""Connections without MPI between ranks of different hosts: here threads, each with a Doorkeeper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def doors_of(keepers: list[Doorkeeper], hosts: str) -> dict[int, Door]:
 
 
 def keepers_on(hosts: str) -> list[Doorkeeper]:
-    """Returns one for each letter, which names the rank's host."""
+    """Returns one Doorkeeper for each letter, which names the rank's host."""
     keepers = [Doorkeeper(rank) for rank in range(len(hosts))]
     for each in keepers:
         each.introduce(doors_of(keepers, hosts), SECRET)
@@ -33,7 +33,7 @@ def keepers_on(hosts: str) -> list[Doorkeeper]:
 
 
 def patient(missing: list[int]) -> None:
-    """Waits for as long as it takes."""
+    """Waits without a limit."""
 
 
 def connect_all(keepers: list[Doorkeeper], ranks: list[int], key: str = "world") -> list[dict[int, socket.socket]]:
@@ -41,7 +41,7 @@ def connect_all(keepers: list[Doorkeeper], ranks: list[int], key: str = "world")
         return list(pool.map(lambda rank: keepers[rank].connect(key, ranks, patient), ranks))
 
 
-def test_every_two_ranks_of_different_hosts_are_connected() -> None:
+def test_all_pairs_of_ranks_on_different_hosts_are_connected() -> None:
     connections = connect_all(keepers_on("aabc"), [0, 1, 2, 3])
     assert [sorted(each) for each in connections] == [[2, 3], [2, 3], [0, 1, 3], [0, 1, 2]]
     for rank, of_rank in enumerate(connections):
@@ -54,7 +54,7 @@ def test_every_two_ranks_of_different_hosts_are_connected() -> None:
             connection.close()
 
 
-def test_transports_that_are_made_at_the_same_time_do_not_mix() -> None:
+def test_concurrent_transports_do_not_mix() -> None:
     keepers = keepers_on("ab")
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda key: connect_all(keepers, [0, 1], key), ["one", "other"])
@@ -63,7 +63,7 @@ def test_transports_that_are_made_at_the_same_time_do_not_mix() -> None:
     assert (one[1][0].recv(1), other[1][0].recv(1)) == (b"1", b"2")
 
 
-def test_who_comes_first_waits_for_those_who_are_not_introduced_yet() -> None:
+def test_early_rank_waits_for_ranks_that_are_not_introduced_yet() -> None:
     keepers = [Doorkeeper(rank) for rank in range(2)]
     doors = doors_of(keepers, "ab")
     keepers[1].introduce(doors, SECRET)
@@ -76,7 +76,7 @@ def raises(call: Callable[[], Any], text: str) -> None:
         call()
 
 
-def test_a_rank_whose_door_is_closed_is_lost_to_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_with_a_closed_door_is_lost_to_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Seconds, "LOOK_AGAIN", 0.1)
     keepers = keepers_on("abc")
     keepers[1]._door.shutdown(socket.SHUT_RDWR)
@@ -85,7 +85,7 @@ def test_a_rank_whose_door_is_closed_is_lost_to_both_sides(monkeypatch: pytest.M
     raises(lambda: keepers[2].connect("world", [1, 2], patient), "rank 1 died, or cannot be reached")
 
 
-def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_rank_that_gave_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Seconds, "LOOK_AGAIN", 0.1)
     keepers = keepers_on("ab")
 
@@ -99,7 +99,7 @@ def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypat
     assert [list(each) for each in connect_all(keepers, [0, 1], "again")] == [[1], [0]]
 
 
-def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = keepers_on("ab")
     stranger = Doorkeeper(1)
     stranger.introduce(doors_of(keepers, "ab"), "0c" * 32)
@@ -108,10 +108,10 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not keepers[0]._arrived
 
 
-def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_at_a_ranks_door_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Seconds, "MEET", 0.5)
     keepers = keepers_on("ab")
-    other = Doorkeeper(0)  # of another job
+    other = Doorkeeper(0)  # belongs to another job
     other.introduce({}, "0c" * 32)
     doors = doors_of([other, keepers[1]], "ab")
     keepers[1].introduce(doors, SECRET)
@@ -131,8 +131,8 @@ def is_pushed_out(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("is_introduced", [True, False])
-def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # From the first moment on, when nobody can prove anything yet, too; and no thread waits for one of them.
+def test_only_a_few_strangers_are_connected_at_a_time(is_introduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Also at the start, when nobody can prove anything yet. No thread waits for a stranger.
     monkeypatch.setattr(listener, "_MAX_STRANGERS", 50)
     monkeypatch.setattr(Seconds, "PROOF", 3600.0)
     keepers = [Doorkeeper(rank) for rank in range(2)]
@@ -156,7 +156,7 @@ def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest
         each.close()
 
 
-def test_a_rank_that_strangers_push_out_knocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_pushed_out_by_strangers_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = keepers_on("ab")
     serve, pushed_out = Listener.serve, []
 
@@ -172,7 +172,7 @@ def test_a_rank_that_strangers_push_out_knocks_again(monkeypatch: pytest.MonkeyP
     assert len(pushed_out) == 3
 
 
-def test_who_floods_shuts_out_itself_and_no_other_address() -> None:
+def test_flooding_address_blocks_only_itself() -> None:
     unproven: Unproven[int] = Unproven(10)
     assert unproven.add(0, "a rank", 0) is None
     out = [unproven.add(each, "a stranger", each) for each in range(1, 100)]

@@ -1,7 +1,7 @@
-"""Collectives on arrays: through shared memory, and MPI besides; for those on tensors see tests/ops.
+"""Collectives on arrays, through shared memory and MPI; tests/ops tests collectives on tensors.
 
-communicator: every collective against NumPy (any order, any thread, any count: test_fuzz.py). split: communicators of
-some ranks. hierarchy: the rings of a forced mode, whose outer dimensions go over MPI even inside a host.
+communicator: every collective against NumPy (any order, any thread, any count: test_fuzz.py). split: communicators
+of some ranks. hierarchy: the rings of a forced mode, whose outer dimensions use MPI even inside a host.
 """
 
 import os
@@ -18,7 +18,7 @@ def checks(*names: str) -> list[Path]:
     return [HERE / f"{name}_checks.py" for name in names]
 
 
-# Two launches: ranks of one host as `keras-ddl run` starts them, and both layers of a box, by mpirun.
+# Two launches: ranks of one host, started as by `keras-ddl run`; and both layers of a box, started by mpirun.
 test_of_two = rank_tests(checks("communicator", "split"), [2], mpi=False)
 test_of_four = rank_tests(checks("communicator", "split", "hierarchy"), [(4, "x:2x2")])
 test_alone = pytest.mark.long(rank_tests(checks("communicator", "split"), [1]))

@@ -1,4 +1,4 @@
-"""What is compared between ranks: which rank is named when they differ."""
+"""Which rank a comparison between ranks names."""
 
 import pytest
 
@@ -9,5 +9,5 @@ from keras_ddl.communicator import comparison
     ("values", "other"),
     [([7], None), ([7, 7, 7], None), ([7, 7, 8], 2), ([7, 8, 7], 1), ([7, 8, 8], 1), ([None, 7], 1)],
 )
-def test_the_first_rank_that_differs_from_rank_0_is_named(values, other):
+def test_first_rank_that_differs_from_rank_0_is_named(values, other):
     assert comparison.other_rank(values) == other

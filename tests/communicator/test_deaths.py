@@ -1,7 +1,7 @@
 """Ranks that die, stop or become unreachable: an error on every survivor in time, and no shared memory left behind.
 
-mpirun ends a job as soon as one of its processes dies. To see what the survivors themselves notice, these ranks are
-started by mpirun but watched from outside it: the launcher is stopped before a rank is killed.
+mpirun ends a job as soon as one of its processes dies. To test the survivors' own detection, the tests start ranks with
+mpirun but stop mpirun before they kill a rank.
 """
 
 import os
@@ -16,8 +16,8 @@ from harness.rank_tests import find_mpirun, run_ranks
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
-# For ranks in process-id namespaces, which cannot stop mpirun themselves. None is the first process of its namespace,
-# which no signal from inside can kill.
+# For ranks in PID namespaces, which cannot stop mpirun themselves. No rank is the first process of its namespace,
+# because no signal from inside can kill that one.
 IN_NAMESPACES = """
 if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then
     (
@@ -33,7 +33,7 @@ unshare --pid --fork --mount-proc sh -c '"$@"; exit $?' sh "$@"
 
 
 def loses_a_rank(victim, scene, in_namespaces, folder):
-    """Every survivor leaves how many seconds after the death it had the error, and the error."""
+    """Every survivor writes the error, and how many seconds after the death it was raised."""
     import threading
     from pathlib import Path
 
@@ -77,8 +77,8 @@ def loses_a_rank(victim, scene, in_namespaces, folder):
     seconds = time.monotonic() - float(dead.read_text())
     part = Path(folder, f"part-{rank}")
     part.write_text(f"{seconds:.3f} {message}")
-    part.rename(Path(folder, f"survivor-{rank}"))  # whole when the others see it: the last of them ends the job
-    # All have told: the launcher may go on, and ends the job.
+    part.rename(Path(folder, f"survivor-{rank}"))  # complete when the others see it: the last of them ends the job
+    # All have written their files, so mpirun may continue and end the job.
     while len(list(Path(folder).glob("survivor-*"))) < keras_ddl.size() - 1:
         time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGCONT)
@@ -101,20 +101,20 @@ LONG_IN_NAMESPACES = [pytest.mark.long, needs_namespaces]
         pytest.param(3, "p", 1, "inside", True, marks=LONG_IN_NAMESPACES),
     ],
 )
-def test_survivors_of_one_host_have_an_error_soon(tmp_path, np, mode, victim, scene, in_namespaces):
+def test_survivors_on_one_host_get_an_error_soon(tmp_path, np, mode, victim, scene, in_namespaces):
     start = [find_mpirun(), "--bind-to", "none", "--oversubscribe", "-np", str(np)]
     env = {"FOLDER": str(tmp_path), "KERAS_DDL_DEADLINE_SECONDS": "60"}
     if in_namespaces:
         start += ["sh", "-c", IN_NAMESPACES, "sh"]
-        env["OMPI_MCA_btl"] = "self,tcp"  # Open MPI's own shared memory does not stand processes of one number
+        env["OMPI_MCA_btl"] = "self,tcp"  # Open MPI's own shared memory breaks if processes have equal pids
     arguments = (victim, scene, in_namespaces, str(tmp_path))
     outcome = run_ranks(loses_a_rank, np, args=arguments, mode=mode, mpirun=start, env=env)
-    told = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}
-    assert len(told) == np - 1, (told, outcome.text())
-    for text in told.values():
+    reports = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}
+    assert len(reports) == np - 1, (reports, outcome.text())
+    for text in reports.values():
         seconds, _, message = text.partition(" ")
-        assert re.match(rf"RankLostError: .*rank {victim} on host \S+ \(process \d+\) died", message), told
-        assert float(seconds) < 30, told  # a fraction of a second, unless the machine is busy with something else
+        assert re.match(rf"RankLostError: .*rank {victim} on host \S+ \(process \d+\) died", message), reports
+        assert float(seconds) < 30, reports  # a fraction of a second, unless the machine is busy
 
 
 def dies_at_random(seed, everybody):
@@ -127,7 +127,7 @@ def dies_at_random(seed, everybody):
         time.sleep(after)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    after = random.Random(seed).uniform(0.2, 1.6)  # from before the ranks meet to the middle of an all-reduce
+    after = random.Random(seed).uniform(0.2, 1.6)  # between the start and the middle of an all-reduce
     if everybody or rank() == seed % 3:
         threading.Thread(target=die, args=(after,), daemon=True).start()
 
@@ -144,15 +144,15 @@ def dies_at_random(seed, everybody):
 
 @pytest.mark.long
 @pytest.mark.parametrize("everybody", [False, True])
-def test_nothing_is_left_in_shared_memory_by_ranks_killed_at_random(everybody):
+def test_ranks_killed_at_random_leave_no_shared_memory(everybody):
     for seed in range(3):  # each rank once
-        # run_ranks itself fails when shared memory or a process of the job stays behind.
+        # run_ranks itself fails if shared memory or a process of the job is left behind.
         outcome = run_ranks(dies_at_random, 3, args=(seed, everybody))
         assert outcome.returncode not in (None, 0), outcome.text()
 
 
 @needs_namespaces
-def test_ranks_that_cannot_see_one_anothers_processes_share_memory_by_name():
+def test_ranks_in_separate_pid_namespaces_share_memory_by_name():
     def work():
         import numpy as np
 
@@ -160,7 +160,7 @@ def test_ranks_that_cannot_see_one_anothers_processes_share_memory_by_name():
         from keras_ddl import communicator
 
         keras_ddl.init()
-        time.sleep(1)  # time for a watch over processes to be wrong about numbers that mean nothing here
+        time.sleep(1)  # time for a process watch to be wrong, because pids mean nothing here
         total = communicator.all_reduce_array(np.full(100_000, keras_ddl.rank() + 1.0))
         return communicator.describe(), float(total.min()), float(total.max()), os.getpid()
 
@@ -170,4 +170,4 @@ def test_ranks_that_cannot_see_one_anothers_processes_share_memory_by_name():
         description, low, high, pid = rank.result
         assert (low, high, pid) == (3.0, 3.0, 1)
         assert "shm_open" in description, description
-        assert "cross memory attach" not in description, description  # a process id means another process there
+        assert "cross memory attach" not in description, description  # a pid means another process there

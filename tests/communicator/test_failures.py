@@ -1,4 +1,4 @@
-"""Ranks that fail, leave, die or disagree: the job ends within seconds, non-zero, and says why."""
+"""Ranks that fail, leave, die or disagree: the job ends within seconds with an error status, and says why."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ import pytest
 from harness.rank_tests import run_ranks
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
-NO_DEADLINE = {"KERAS_DDL_DEADLINE_SECONDS": "600"}  # longer than a test: what ends earlier ended for another reason
+NO_DEADLINE = {"KERAS_DDL_DEADLINE_SECONDS": "600"}  # longer than a test, so an earlier end has another cause
 LONG = pytest.mark.long
 
 
@@ -31,7 +31,7 @@ def test_uncaught_exception_ends_the_job_with_its_traceback(where, ranks):
                 fail()
             threading.Thread(target=fail).start()
             time.sleep(600)
-        keras_ddl.barrier()  # never complete
+        keras_ddl.barrier()  # never completes
 
     outcome = run_ranks(work, ranks, args=(where,), env=NO_DEADLINE)
     last = ranks - 1
@@ -40,9 +40,9 @@ def test_uncaught_exception_ends_the_job_with_its_traceback(where, ranks):
     assert 'raise ValueError("bad row 17")' in outcome.ranks[last].stderr
 
 
-# With status 0 the leaver waits for the others at the end of its process: it is for them to end the job.
+# A leaver with status 0 waits for the others when its process ends, so they must end the job.
 @pytest.mark.parametrize(("mode", "leaver", "status"), [("p", 1, 3), pytest.param("x:1x2", 1, 0, marks=LONG)])
-def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
+def test_rank_that_exits_early_is_named_on_the_others(mode, leaver, status):
     def work(leaver, status):
         import keras_ddl
         from keras_ddl import errors
@@ -50,7 +50,7 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
         keras_ddl.init()
         keras_ddl.barrier()
         if keras_ddl.rank() == leaver:
-            ctypes.CDLL(None).printf(b"not flushed")  # into libc's buffer, lost unless the process ends by itself
+            ctypes.CDLL(None).printf(b"not flushed")  # in libc's buffer, lost unless the process exits normally
             sys.exit(status)
         try:
             keras_ddl.barrier("never")
@@ -65,12 +65,12 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
     assert "as expected" in outcome.ranks[1 - leaver].stdout, outcome.text()
     assert "not flushed" in outcome.ranks[leaver].stdout, outcome.text()
     assert outcome.returncode == (status or 1), outcome.text()
-    told = float(outcome.ranks[1 - leaver].stdout.split()[-1])
-    assert ended - told < 9, outcome.text()  # nobody waits ten seconds for a status that does not come
+    failed_at = float(outcome.ranks[1 - leaver].stdout.split()[-1])
+    assert ended - failed_at < 9, outcome.text()  # no rank waits ten seconds for a status that does not come
 
 
 def interrupted(signum, expected):
-    """Sends rank 0 a signal in the middle of an all-reduce whose other rank has stopped, until rank 0 is out of it."""
+    """Sends rank 0 a signal in an all-reduce whose other rank has stopped, until rank 0 has left the call."""
     from pathlib import Path
 
     import numpy as np
@@ -87,7 +87,7 @@ def interrupted(signum, expected):
         os.kill(other, signal.SIGSTOP)
         while Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             time.sleep(0.01)
-        time.sleep(0.5)  # for rank 0, to be in the middle of one
+        time.sleep(0.5)  # lets rank 0 enter one
         signal.raise_signal(signum)
 
     if rank == 1:
@@ -96,7 +96,7 @@ def interrupted(signum, expected):
         threading.Thread(target=stop_the_other_one).start()
     try:
         with expected:
-            while True:  # nearly all the time is spent in the middle of one
+            while True:  # spends nearly all its time inside one
                 communicator.all_reduce_array(data, out=data, op="max", name="data")
     finally:
         if rank == 0:
@@ -104,7 +104,7 @@ def interrupted(signum, expected):
 
 
 @pytest.mark.parametrize("mode", ["p", pytest.param("x:1x2", marks=LONG)])
-def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
+def test_ctrl_c_ends_a_collective_with_a_stopped_rank(mode):
     def work():
         import keras_ddl
 
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
 
 
 @pytest.mark.parametrize("what", [pytest.param("barrier", marks=LONG), "shutdown"])
-def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
+def test_signal_handler_inside_a_collective_does_not_hang(what):
     def work(what):
         import keras_ddl
         from keras_ddl import errors
@@ -131,7 +131,7 @@ def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
 
 
 @pytest.mark.parametrize("what", [pytest.param("barrier", marks=LONG), "shutdown"])
-def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_nobody(what, tmp_path):
+def test_signal_handler_inside_a_collective_with_absent_ranks_does_not_hang(what, tmp_path):
     def work(what, given_up):
         import keras_ddl
         from keras_ddl import errors
@@ -147,13 +147,13 @@ def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_
         else:
             while not given_up.exists():
                 time.sleep(0.01)
-            with pytest.raises(errors.RankLostError):  # rank 0 has given up and gone
+            with pytest.raises(errors.RankLostError):  # rank 0 has given up and left
                 keras_ddl.barrier("meet")
 
     run_ranks(work, 2, args=(what, tmp_path / "given-up"), env=NO_DEADLINE).check()
 
 
-def test_wrong_and_different_settings_are_errors_on_every_rank():
+def test_invalid_and_different_settings_are_errors_on_every_rank():
     def work():
         import keras_ddl
         from keras_ddl import communicator, errors
@@ -162,7 +162,7 @@ def test_wrong_and_different_settings_are_errors_on_every_rank():
         os.environ["KERAS_DDL_MODES"] = "p"
         with pytest.raises(errors.ConfigError, match="nearest is KERAS_DDL_MODE"):
             keras_ddl.init()
-        assert "mpi4py" not in sys.modules  # so that the process can end without waiting for others
+        assert "mpi4py" not in sys.modules  # so the process can end without waiting for others
         del os.environ["KERAS_DDL_MODES"]
         with pytest.raises(errors.RankMismatchError, match=r"mode must be equal.*'p' on rank\(s\) \[0\]; 'x:1x2' on"):
             keras_ddl.init("x:1x2" if rank else "p")
@@ -184,7 +184,7 @@ def test_wrong_and_different_settings_are_errors_on_every_rank():
     assert [rank.result for rank in outcome.ranks] == [[0, 1], [0, 1]]
 
 
-def test_init_takes_an_mpi_that_the_program_started():
+def test_init_uses_mpi_started_by_the_program():
     def work(level):
         import mpi4py
 
@@ -221,7 +221,7 @@ def test_launcher_of_another_mpi_is_an_error_that_names_the_remedy():
     assert outcome.ranks[0].result == "done"
 
 
-def test_a_process_alone_in_an_allocation_is_warned_about():
+def test_lone_process_in_an_allocation_gets_a_warning():
     def work():
         import warnings
 

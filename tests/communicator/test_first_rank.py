@@ -1,4 +1,4 @@
-"""Work of rank 0 alone, whose result or error all ranks share; no ranks are needed."""
+"""Work done by rank 0 alone, whose result or error all ranks share; tested without ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_ddl.communicator.newcomers import history
 from keras_ddl.errors import ConfigError, RankError
 
 
-def test_work_of_rank_0_is_done_once_when_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_rank_0_runs_once_although_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(history, "_recover", lambda call, variables: [call(None), call(None)][1])
 
@@ -39,11 +39,11 @@ class NeedsMore(ValueError):
     [
         (ValueError("no row 3"), ValueError, "no row 3"),
         (ConfigError("no such key"), ConfigError, "rank 0: no such key"),
-        (NeedsMore("what", 2), RankError, "rank 0: NeedsMore: what"),  # pickle cannot make it again
+        (NeedsMore("what", 2), RankError, "rank 0: NeedsMore: what"),  # cannot be unpickled
         (type("Unknown", (Exception,), {})("what"), RankError, "rank 0: Unknown: what"),
     ],
 )
-def test_an_error_of_rank_0_is_raised_on_every_rank(
+def test_error_of_rank_0_is_raised_on_every_rank(
     raised: Exception, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []

@@ -1,4 +1,4 @@
-"""Random collectives against NumPy, and many of them against a leak: short runs of the two programs."""
+"""Short runs of the fuzzer, which compares random collectives with NumPy, and of the soak test, which finds leaks."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parallel
     [(2, "p"), *(pytest.param(4, each, marks=pytest.mark.long) for each in ("x:2x2", "x:1x4"))],
 )
 def test_fuzz_equals_numpy(np, mode):
-    # A seed of its own each time finds more over the days; a failure prints it.
+    # A new seed in each run finds more over the days; a failure prints it.
     outcome = run_ranks(FUZZ, np, args=["--seconds", 2, "--no-tensorflow"], mode=mode).check()
     assert re.search(r"\d+ rounds, \d+ calls, \d ranks: results equal NumPy's", outcome.ranks[0].stdout), outcome.text()
 
@@ -30,7 +30,7 @@ def test_fuzz_of_tensors_equals_numpy(np, mode):
 
 
 def test_fuzz_prints_how_to_repeat_a_failure():
-    # An oracle that is wrong stands for a collective that is.
+    # A wrong oracle stands for a wrong collective.
     def work(program):
         import runpy
 
@@ -47,7 +47,7 @@ def test_fuzz_prints_how_to_repeat_a_failure():
 
 @pytest.mark.long
 @pytest.mark.parametrize(("mode", "arguments"), [("p", []), ("x:1x2", ["--no-tensorflow"])])
-def test_soak_finds_nothing_that_grows(mode, arguments):
+def test_soak_finds_no_growth(mode, arguments):
     arguments = ["--calls", 5_000, "--warm-up", 2_500, *arguments]
     outcome = run_ranks(SOAK, 2, args=arguments, mode=mode).check()
     assert "5,000 calls after 2,500" in outcome.ranks[0].stdout, outcome.text()

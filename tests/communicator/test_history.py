@@ -1,4 +1,4 @@
-"""What ranks have exchanged, and a newcomer's way through it."""
+"""The record of exchanges between ranks, and how a newcomer replays it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from keras_ddl.link.kinds import Kind
 
 
 class Job:
-    """Rank 0 and a newcomer, each with its wrapper, and the launcher."""
+    """Rank 0, a newcomer, their wrappers, and the launcher."""
 
     def __init__(self, folder: Path) -> None:
         self._questions = Questions(lambda rank, kind, message: self._wrappers[rank].send(kind, message))
@@ -52,7 +52,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @contextmanager
 def answering(record: Record) -> Iterator[None]:
-    """Rank 0, which looks now and then."""
+    """Rank 0 polls its board during the block."""
     ended = threading.Event()
 
     def look() -> None:
@@ -70,12 +70,12 @@ def answering(record: Record) -> Iterator[None]:
         thread.join()
 
 
-def test_a_job_that_takes_no_newcomers_has_no_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_job_without_newcomers_has_no_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path))
-    assert board.of_process() is None
+    assert board.current() is None
 
 
-def test_a_rank_sees_what_is_on_its_board(job: Job) -> None:
+def test_rank_reads_its_board(job: Job) -> None:
     assert not job.rank.has_question and job.rank.admit_at == 0
     job.newcomer.ask("join", "2")
     assert job.rank.has_question and not job.newcomer.has_question
@@ -87,11 +87,11 @@ def test_a_rank_sees_what_is_on_its_board(job: Job) -> None:
     assert job.rank.admit_at == 2**40 and not job.rank.has_question
 
 
-def test_a_newcomer_gets_what_the_others_got_or_will_get(job: Job) -> None:
+def test_newcomer_gets_past_and_future_results(job: Job) -> None:
     record = Record(job.rank, [], 0)
     array = np.arange(3.0)
     record.add("a", array)
-    array += 1  # the program may go on with it
+    array += 1  # the program may go on using it
     record.add("b", {"c": [1, None]})
     replay = Replay(job.newcomer)
     with answering(record):
@@ -101,14 +101,14 @@ def test_a_newcomer_gets_what_the_others_got_or_will_get(job: Job) -> None:
         assert replay.result("c") == 5
 
 
-def test_a_newcomer_that_makes_another_call_says_which(job: Job) -> None:
+def test_newcomer_with_a_different_call_is_named(job: Job) -> None:
     record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     record.add("barrier ", None)
     with answering(record), pytest.raises(CollectiveError, match="Received: all_gather_object a, where .* barrier"):
         replay.result("all_gather_object a")
 
 
-def test_a_call_of_the_trainer_stands_for_all_that_was_exchanged_in_it(job: Job) -> None:
+def test_trainer_call_stands_for_its_exchanges(job: Job) -> None:
     record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     record.add("before", 1)
     record.begin_call()
@@ -127,7 +127,7 @@ def test_a_call_of_the_trainer_stands_for_all_that_was_exchanged_in_it(job: Job)
     assert replay.calls == record.calls == 1
 
 
-def test_a_newcomer_that_has_joined_goes_on_recording(job: Job) -> None:
+def test_joined_newcomer_continues_recording(job: Job) -> None:
     record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     record.add("before", 1)
     record.begin_call()
@@ -155,14 +155,14 @@ def test_a_newcomer_that_has_joined_goes_on_recording(job: Job) -> None:
     ],
     ids=["not picklable", "a fit that has failed", "too much"],
 )
-def test_a_job_that_takes_no_newcomers_says_why(job: Job, spoil: Callable[[Record], object]) -> None:
+def test_job_that_refuses_newcomers_says_why(job: Job, spoil: Callable[[Record], object]) -> None:
     record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     spoil(record)
     with answering(record), pytest.raises(CollectiveError, match="can take no new ranks"):
         replay.result("a")
 
 
-def test_what_ranks_exchange_in_a_recorded_call_is_not_recorded_by_itself(job: Job) -> None:
+def test_exchanges_inside_a_recorded_call_are_not_recorded(job: Job) -> None:
     record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     history.begin(record)
     try:

@@ -1,4 +1,4 @@
-"""What counts as a rank that does nothing but wait; that such ranks are told, the Strategy's deadlock checks show."""
+"""What counts as an idle rank; the Strategy's deadlock checks test the error that idle ranks get."""
 
 import sys
 import threading
@@ -12,16 +12,16 @@ from keras_ddl.communicator.reporting import idleness
 
 
 def frame_of(wait, innermost: str) -> object:
-    """The innermost frame of a thread in `wait`, which is in the function of that name."""
+    """Returns the innermost frame of a thread in `wait`, in the function named `innermost`."""
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     while (frame := sys._current_frames()[thread.ident]).f_code.co_name != innermost:
         time.sleep(0.01)
-    time.sleep(0.1)  # for the lines of that function before it waits
+    time.sleep(0.1)  # lets the thread reach its wait
     return frame
 
 
-def test_only_a_wait_without_an_end_is_one_for_another_thread():
+def test_only_an_endless_wait_counts_as_waiting_for_another_thread():
     event, condition = threading.Event(), threading.Condition()
 
     def for_condition():
@@ -72,8 +72,8 @@ def test_waits_for_collectives_are_known(monkeypatch: pytest.MonkeyPatch):
             thread.join()
 
 
-def share_of_a_core_wanted(polls: bool) -> float:
-    """What this process counts as having wanted of a core while a thread computes."""
+def core_share(polls: bool) -> float:
+    """Returns the share of a core that this process counts as wanted while a thread computes."""
     is_over = threading.Event()
 
     def compute():
@@ -95,15 +95,15 @@ def share_of_a_core_wanted(polls: bool) -> float:
     return used / elapsed
 
 
-def test_thread_that_computes_wants_a_core():
-    assert share_of_a_core_wanted(polls=False) > 0.5  # however few cores there are: a queued thread wants one, too
+def test_computing_thread_counts_as_busy():
+    assert core_share(polls=False) > 0.5  # even on few cores, because a queued thread counts, too
 
 
-def test_thread_of_ours_that_polls_does_not_count():
-    assert any(share_of_a_core_wanted(polls=True) < 0.2 for _ in range(5))  # other threads of this process may queue
+def test_polling_thread_of_keras_ddl_does_not_count():
+    assert any(core_share(polls=True) < 0.2 for _ in range(5))  # other threads of this process may be queued
 
 
-def test_process_whose_main_thread_does_something_else_is_not_idle():
+def test_process_with_a_busy_main_thread_is_not_idle():
     asked = idleness.Idleness()
     seconds = []
 

@@ -1,7 +1,7 @@
-"""Hosts that stand still: the ranks of the others have an error within ten seconds that names the host.
+"""Hosts that stop: within ten seconds, the ranks of the others get an error that names the host.
 
-Ranks with host names of their own (UTS namespaces) are on different hosts for keras_ddl, which then does not share
-memory between them or look at processes, but listens for heartbeats.
+For keras_ddl, ranks with different host names (UTS namespaces) are on different hosts. It then does not share memory
+between them or watch processes, but listens for heartbeats.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.quiet, needs_host_names]
 
 
 def on_hosts(hosts: int, np: int) -> list[str]:
-    """An mpirun whose ranks have host names: the first np / hosts of them h0, the next h1, ..."""
+    """Returns an mpirun whose ranks have host names: h0 for the first np / hosts of them, h1 for the next, ..."""
     name_the_host = f'hostname h$((OMPI_COMM_WORLD_RANK * {hosts} / {np})); exec "$@"'
     start = [find_mpirun(), "--bind-to", "none", "--oversubscribe", "-np", str(np)]
     return [*start, "unshare", "--uts", "bash", "-c", name_the_host, "_"]
@@ -59,13 +59,13 @@ def loses_a_host(scene, folder):
         message = "no error"
     except errors.RankLostError as error:
         message = str(error)
-    if stands_still:  # mpirun wakes stopped processes to end them
+    if stands_still:  # mpirun continues stopped processes to end them
         time.sleep(60)
     seconds = time.monotonic() - min(float(path.read_text()) for path in Path(folder).glob("still-*"))
     Path(folder, f"survivor-{rank}").write_text(f"{seconds:.3f} {message}")
     while len(list(Path(folder).glob("survivor-*"))) < size // 2:
         time.sleep(0.01)
-    for pid in pids:  # some may be gone already: the other survivors and mpirun do the same
+    for pid in pids:  # some may have ended: the other survivors and mpirun do the same
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -74,18 +74,18 @@ def loses_a_host(scene, folder):
     ("np", "scene", "lost_after"),
     [(2, "waiting", None), pytest.param(4, "inside", 4, marks=pytest.mark.long)],
 )
-def test_host_that_stands_still_is_an_error_on_the_others(tmp_path, np, scene, lost_after):
-    """`lost_after`: None for the default, 8 seconds; what it promises is an error within ten where cores are free."""
+def test_stopped_host_is_an_error_on_the_others(tmp_path, np, scene, lost_after):
+    """`lost_after`: None for the default of 8 s, which promises an error within ten seconds on free cores."""
     env = {"KERAS_DDL_LOST_AFTER_SECONDS": lost_after and str(lost_after)}
     outcome = run_ranks(loses_a_host, np, args=(scene, str(tmp_path)), mpirun=on_hosts(2, np), env=env, timeout=120)
-    told = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}
-    assert len(told) == np // 2, (told, outcome.text())
+    reports = {path.name: path.read_text() for path in tmp_path.glob("survivor-*")}
+    assert len(reports) == np // 2, (reports, outcome.text())
     ranks = ", ".join(str(rank) for rank in range(np // 2, np))
-    for text in told.values():
+    for text in reports.values():
         seconds, _, message = text.partition(" ")
         found = re.search(rf"no sign of life from rank\(s\) {ranks} on host h1 for (\d+) s", message)
-        assert found and int(found[1]) >= (lost_after or 8), told
-        assert float(seconds) < 30, told
+        assert found and int(found[1]) >= (lost_after or 8), reports
+        assert float(seconds) < 30, reports
 
 
 def slow_ranks():
@@ -93,7 +93,7 @@ def slow_ranks():
 
     keras_ddl.init()
     rank = keras_ddl.rank()
-    if rank == 2:  # the first of its host, which usually speaks for it
+    if rank == 2:  # the first of its host, which usually sends its heartbeats
         subprocess.Popen(["sh", "-c", f"sleep 7; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 1:
@@ -103,7 +103,7 @@ def slow_ranks():
 
 
 @pytest.mark.long
-def test_host_with_one_stopped_process_is_not_given_up():
+def test_host_with_one_stopped_process_is_not_lost():
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "3", "KERAS_DDL_LOST_AFTER_SECONDS": "4"}
     outcome = run_ranks(slow_ranks, 4, mpirun=on_hosts(2, 4), env=env).check()
     assert [rank.result for rank in outcome.ranks] == ["done"] * 4

@@ -1,4 +1,4 @@
-"""The MPI transport below the engine: messages of any length, probing, error texts, leaving with open requests."""
+"""The MPI transport below the engine: messages of any length, probes, error texts, leaving with pending requests."""
 
 import pytest
 
@@ -53,13 +53,13 @@ def transport_program(piece):
     assert all_gather(own, np.array([rank + 5]).ctypes.data, gathered.ctypes.data, 8) == 0
     assert gathered.tolist() == [5, 6]
 
-    # Both directions at once: none, one byte, some pages.
+    # Both directions at once: 0 bytes, 1 byte, several pages.
     for tag, length in enumerate((0, 1, 70_000)):
         out, into = np.full(length, rank + 1, np.uint8), np.zeros(length, np.uint8)
         finish(start(irecv, into, tag), start(isend, out, tag))
         assert (into == peer + 1).all()
 
-    # At 1 GiB several pieces, of which the last is short. Only what lies at the seams is written.
+    # At 1 GiB a message has several pieces, the last one short. Only bytes at the seams are written.
     large = np.zeros(piece + 5, np.uint8)
     seams = [0, 1, 1 << 20, piece - 1, piece, piece + 4]
     if rank == 0:
@@ -70,7 +70,7 @@ def transport_program(piece):
         assert large[seams].tolist() == list(range(1, 7))
     del large
 
-    # A message is found by its tag only, with its sender and length, and received afterwards.
+    # A probe finds a message by its tag alone, with its sender and length; the message is received afterwards.
     assert look(55) == (-1, 0)
     world.Barrier()
     out = np.arange(9, dtype=np.uint8)
@@ -84,7 +84,7 @@ def transport_program(piece):
     finish(start(irecv, into, 44), sent)
     assert into.tolist() == list(range(9))
 
-    # MPI's errors come back as codes with a text, and what follows still works.
+    # MPI's errors are returned as codes with a text, and later calls still work.
     operation = c_void_p()
     assert isend(own, 99, 1, into.ctypes.data, 9, byref(operation)) == 13
     text = last_error(own).decode()
@@ -92,7 +92,7 @@ def transport_program(piece):
     assert "rank" in text.split(": ", 2)[2]
     finish(start(irecv, into, 66), start(isend, out, 66))
 
-    # A receive that nothing matches can be given up, and its memory is not written by what comes later.
+    # A receive without a match can be cancelled, and later messages do not write to its memory.
     given_up, later = np.zeros(9, np.uint8), np.zeros(9, np.uint8)
     operation = start(irecv, given_up, 71)
     assert cancel(own, byref(operation)) == 0, last_error(own)
@@ -102,7 +102,7 @@ def transport_program(piece):
     assert later.tolist() == list(range(9))
     assert not given_up.any()
 
-    # Leaving with a receive that nothing will match, and with a message that nobody receives.
+    # Leaving with a receive that nothing matches, and a message that nobody receives.
     start(irecv, into, 77)
     lost = np.zeros(5_000_000 if rank else 3, np.uint8)
     start(isend, lost, 88)
@@ -118,7 +118,7 @@ def test_transport_carries_messages_and_errors(piece):
     assert [rank.result for rank in outcome.ranks] == ["done", "done"]
 
 
-def test_transport_needs_an_initialised_mpi():
+def test_transport_needs_initialised_mpi():
     def work():
         import ctypes
 

@@ -1,4 +1,4 @@
-"""What Python copies from native/ (numbers, structs, tables) is equal to the original, read from the sources."""
+"""Python's copies of native/ (numbers, structs, tables) equal the originals in the sources."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def matches(path, pattern):
 
 
 def numbers(name):
-    """name in lower case -> number, of an enum of ddl.h."""
+    """Returns name in lower case -> number, for an enum of ddl.h."""
     (body,) = matches(CONTRACT, rf"typedef enum {name} \{{(.*?)\}} {name};")
     constants = re.findall(r"DDL_(\w+) = (\d+)", body)
     return {constant.lower(): int(number) for constant, number in constants if not constant.startswith("NUM_")}
@@ -34,7 +34,7 @@ def test_dtypes_are_named_as_in_the_native_table():
     assert all(constant == name.upper() for constant, name in rows)
 
 
-def test_dtypes_of_the_tensorflow_ops_are_all_of_them():
+def test_tensorflow_ops_list_all_dtypes():
     pairs = matches("tf/attributes.cc", r"\{TF_\w+, DDL_(\w+)\}")
     assert sorted(name.lower() for name in pairs) == sorted(DTYPES)
     (listed,) = matches("tf/registration.cc", r'"T: \{([^}]*)\}"')
@@ -45,7 +45,7 @@ def test_dtypes_of_the_tensorflow_ops_are_all_of_them():
 def test_requests_are_numbered_as_in_the_contract():
     assert {name: getattr(requests, name.upper()) for name in numbers("ddl_kind")} == numbers("ddl_kind")
     ops = numbers("ddl_op")
-    assert ops.pop("adasum") not in requests.OPS.values()  # of TensorFlow's ops only
+    assert ops.pop("adasum") not in requests.OPS.values()  # exists only in TensorFlow's ops
     assert ops | {"avg": ops["mean"]} == requests.OPS
     compressions = {name.removeprefix("compression_"): number for name, number in numbers("ddl_compression").items()}
     assert {str(name).lower(): number for name, number in requests.COMPRESSIONS.items()} == compressions
@@ -56,7 +56,7 @@ def test_requests_are_numbered_as_in_the_contract():
     assert {name: getattr(requests, name) for name, _ in flags} == {name: int(bits) for name, bits in flags}
 
 
-def test_codes_and_version_are_those_of_the_contract():
+def test_codes_and_version_equal_the_contracts():
     codes = numbers("ddl_code")
     assert codes["deadline_exceeded"] == native_library.DEADLINE_EXCEEDED
     assert codes["failed_precondition"] == native_library.FAILED_PRECONDITION
@@ -81,5 +81,5 @@ def test_structs_have_the_fields_of_the_contract(name):
     fields = [field for field, _ in getattr(native_library, name)._fields_ if field != "functions"]
     if name == "Transport":
         fields += [field for field, _ in native_library.TransportFunctions._fields_]
-    renamed = {"input": "in", "output": "out"}  # `in` is a keyword of Python
+    renamed = {"input": "in", "output": "out"}  # `in` is a Python keyword
     assert [renamed.get(field, field) for field in fields] == [each[1] or each[2] for each in declared]

@@ -1,4 +1,4 @@
-"""Which frames of a traceback are shown."""
+"""The frames that a traceback shows."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def error_of(text: str) -> RuntimeError:
     return caught.value
 
 
-def test_frames_of_keras_ddl_are_left_out_also_of_the_cause() -> None:
+def test_frames_of_keras_ddl_are_hidden_also_in_the_cause() -> None:
     error = error_of("soon")
     assert shown_frames.leave_out(error)
     lines = "".join(traceback.format_exception(error))
     assert f'File "{HOME}' not in lines and f'File "{__file__}"' in lines and "must be a number of seconds" in lines
 
 
-def test_all_frames_are_shown_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_DDL_ALL_FRAMES", "1")
     error = error_of("soon")
     assert not shown_frames.leave_out(error)
     assert f'File "{HOME}/config.py"' in "".join(traceback.format_exception(error))
 
 
-def test_an_error_that_no_code_of_the_program_has_seen_keeps_its_frames() -> None:
+def test_error_without_program_frames_keeps_its_frames() -> None:
     cause = error_of("soon").__cause__
     assert cause is not None and cause.__traceback__ is not None
-    cause.__traceback__ = cause.__traceback__.tb_next  # without that of this file
+    cause.__traceback__ = cause.__traceback__.tb_next  # without the frame of this file
     assert not shown_frames.leave_out(cause) and cause.__traceback__ is not None
-    shown_frames.leave_out(cause, goes_on=True)
+    shown_frames.leave_out(cause, continues=True)
     assert cause.__traceback__ is None
 
 
-def test_frames_in_a_message_of_tensorflow_are_left_out() -> None:
+def test_frames_in_tensorflow_messages_are_hidden() -> None:
     message = (
         "Graph execution error:\n\nDetected at node Relu defined at (most recent call last):\n"
         f'  File "train.py", line 8, in <module>\n\n  File "{HOME}/strategy/__init__.py", line 81, in run\n'

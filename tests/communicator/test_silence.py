@@ -1,4 +1,4 @@
-"""Ranks that do not come: rank 0 says who, on which host, and where their main thread is; so does the error."""
+"""Missing ranks: rank 0 warns and names them, their hosts and their main threads' lines; so does the error."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def silent_ranks(folder):
     return str(caught.value), seconds, os.getpid()
 
 
-def test_missing_rank_is_told_with_its_host_and_its_line(tmp_path):
+def test_missing_rank_is_reported_with_its_host_and_line(tmp_path):
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "8"}
     outcome = run_ranks(silent_ranks, 3, args=(str(tmp_path),), env=env).check()
     host, pid = socket.gethostname(), outcome.ranks[-1].result[2]
@@ -63,10 +63,10 @@ def test_missing_rank_is_told_with_its_host_and_its_line(tmp_path):
     for name, text in expected:
         of_this = [message for scene, message in warnings if scene == name]
         assert of_this, (name, outcome.text())
-        # At a later look, if a rank was late to come or to reply.
+        # In a later warning, if a rank was late to start or to reply.
         where = "for rank(s) 2; rank(s) 0, 1 have arrived."
         assert any(where in each and re.search(text, each) for each in of_this), (text, of_this)
-        assert len(of_this) <= 4, of_this  # after 1, 2, 4 and 8 s, not at every look
+        assert len(of_this) <= 4, of_this  # after 1, 2, 4 and 8 s, not at every poll
     for number, rank in enumerate(outcome.ranks):
         message, seconds, _ = rank.result
         assert re.search(expected[3][1], message), message
@@ -78,7 +78,7 @@ def test_missing_rank_is_told_with_its_host_and_its_line(tmp_path):
 
 
 def stops_inside():
-    """Rank 0 of three stops for a while in the middle of an all-reduce; then the last one for too long."""
+    """Rank 0 of three stops for a while in the middle of an all-reduce, then the last rank for too long."""
     import numpy as np
 
     import keras_ddl
@@ -87,11 +87,11 @@ def stops_inside():
     keras_ddl.init()
     rank = keras_ddl.rank()
     pids = keras_ddl.all_gather_object(os.getpid())
-    # So many, and so large, that all ranks are inside of one when the victim stops; the names are agreed on before.
+    # The calls are so many and so large that all ranks are inside one when the victim stops. Names are agreed before.
     data = np.ones(48 << 20, np.float32)
     communicator.all_reduce_array(data, out=data, name="data")
     for victim, seconds in ((0, 2.5), (2, 9)):
-        if rank == victim:  # another process stops it: its own threads may be late on a busy machine
+        if rank == victim:  # another process stops it, because its own threads may be late on a busy machine
             script = f"read go; sleep 0.1; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
             stopping = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE)
         keras_ddl.barrier()
@@ -112,7 +112,7 @@ def stops_inside():
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["p", "x:1x3"])
-def test_rank_that_stops_inside_a_collective_is_told(mode):
+def test_rank_stopped_inside_a_collective_is_reported(mode):
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "6"}
     outcome = run_ranks(stops_inside, 3, mode=mode, env=env)
     messages, pids = [rank.result[0] for rank in outcome.ranks], outcome.ranks[0].result[1]
@@ -122,7 +122,7 @@ def test_rank_that_stops_inside_a_collective_is_told(mode):
     inside = re.findall(running, everything)
     stopped = rf"Rank 0 on host {host} \(process {pids[0]}\) is stopped"
     assert any(re.search(stopped, text) for text in inside), everything
-    if mode == "p":  # one rank speaks for its host
+    if mode == "p":  # one rank reports for its host
         assert len(inside) <= 4, inside
     for message in messages[:2]:
         assert re.search(rf"Rank 2 on host {host} \(process {pids[2]}\) is stopped", message), messages

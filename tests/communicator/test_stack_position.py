@@ -1,4 +1,4 @@
-"""Where the main thread is: the innermost line of the user's own code, whatever library it is inside."""
+"""The position of the main thread: the innermost line of the user's own code, whatever library it is inside."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ def test_position_of_the_users_line_behind_a_callback_from_a_library():
 
 
 def generated(source: str) -> Callable:
-    """The function `f` of code without a file, as TensorFlow makes it for ops."""
+    """Returns the function `f` of code without a file, as TensorFlow generates it for ops."""
     names = {"stack_position": stack_position, "traceback": traceback}
     exec(compile(source, "<string>", "exec"), names)
     return names["f"]
@@ -46,7 +46,7 @@ def test_position_is_not_in_generated_code():
     assert "test_stack_position.py:" in stack_position.user_line(frames)
 
 
-def test_position_is_in_generated_code_when_there_is_nothing_else():
+def test_position_is_in_generated_code_as_a_last_resort():
     source = (
         "from keras_ddl.communicator.reporting import stack_position as s\ndef f():\n  print(s.main_thread())\n\nf()"
     )
@@ -73,7 +73,7 @@ def test_warning_names_the_line_that_called_libraries():
         warnings.simplefilter("default")
         for _ in range(2):
             warn_in_libraries()
-    assert len(found) == 1  # once for each place, as any warning
+    assert len(found) == 1  # once per line, like any warning
 
 
 def test_replies_until_closed():

@@ -1,4 +1,4 @@
-"""Ranks of one host that the launcher starts by itself: what becomes of those that are left, and who never meets."""
+"""Ranks of one host, started by the launcher without MPI: survivors, and ranks that never meet."""
 
 import re
 
@@ -9,7 +9,7 @@ from harness.rank_tests import run_ranks, without_mpi
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
-def test_ranks_that_are_left_go_on_among_themselves():
+def test_remaining_ranks_continue_without_the_others():
     def work():
         import os
         import time
@@ -25,7 +25,7 @@ def test_ranks_that_are_left_go_on_among_themselves():
         rank = keras_ddl.rank()
         left = world.of_ranks([0, 2], name="two") if rank != 1 else None
         if rank == 1:
-            os._exit(0)  # with status 0, because what started the ranks would end the others
+            os._exit(0)  # with status 0, because otherwise the launcher would end the others
         begun = time.monotonic()
         try:
             communicator.barrier()
@@ -33,7 +33,7 @@ def test_ranks_that_are_left_go_on_among_themselves():
         except RankLostError as error:
             assert "rank 1" in str(error)
         seconds = time.monotonic() - begun
-        # One that was there, and one that is made now.
+        # One communicator from before, and one made now.
         after = world.of_ranks([0, 2], name="after")
         sums = [float(each.all_reduce_array(np.ones(3), "sum")[0]) for each in (left, after)]
         return seconds, sums
@@ -44,7 +44,7 @@ def test_ranks_that_are_left_go_on_among_themselves():
         assert seconds < 50 and sums == [2.0, 2.0]
 
 
-def test_a_rank_that_does_not_come_is_named_and_waited_for_until_the_deadline():
+def test_missing_rank_is_named_and_awaited_until_the_deadline():
     def work():
         import os
         import time
@@ -72,14 +72,14 @@ def test_a_rank_that_does_not_come_is_named_and_waited_for_until_the_deadline():
     assert re.search(f"keras_ddl: {waited}", outcome.ranks[0].stderr), outcome.text()
 
 
-def test_a_program_with_an_mpi_of_its_own_is_refused():
+def test_program_that_uses_mpi_itself_is_refused():
     def work():
         import os
 
         import keras_ddl
         from keras_ddl.errors import ConfigError
 
-        del os.environ["MPI4PY_LIBMPI"]  # nothing keeps it from starting alone
+        del os.environ["MPI4PY_LIBMPI"]  # so that MPI can start alone
         from mpi4py import MPI
 
         assert MPI.COMM_WORLD.size == 1
@@ -94,7 +94,7 @@ def test_a_program_with_an_mpi_of_its_own_is_refused():
         assert "Start the job with `keras-ddl run --mpirun mpirun ...`" in rank.result
 
 
-def test_ranks_that_live_and_do_not_meet_do_not_try_for_ever(monkeypatch):
+def test_ranks_that_never_meet_stop_trying(monkeypatch):
     from types import SimpleNamespace
 
     from keras_ddl import communicator
@@ -117,4 +117,4 @@ def test_ranks_that_live_and_do_not_meet_do_not_try_for_ever(monkeypatch):
     monkeypatch.setattr(communicator.world._state, "membership", None)
     with pytest.raises(RankLostError, match="cannot be reached"):
         communicator.regroup()
-    assert asked == [0, 1, 2, 3]  # once of three, three times of two
+    assert asked == [0, 1, 2, 3]  # once with three members, three times with two

@@ -1,4 +1,4 @@
-"""Attributes of other packages are replaced for good or for a while (compat/replacing.py)."""
+"""Attributes of other packages are replaced permanently or temporarily (compat/replacing.py)."""
 
 from __future__ import annotations
 

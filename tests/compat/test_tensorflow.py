@@ -1,4 +1,4 @@
-"""What keras_ddl/compat/tensorflow.py changes of TensorFlow for a time."""
+"""Temporary changes to TensorFlow by keras_ddl/compat/tensorflow.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.compat.tensorflow import as_array, optimized_once
 
 
 @pytest.fixture(autouse=True)
-def options_of_its_own() -> Iterator[None]:
+def restored_options() -> Iterator[None]:
     before = context().function_call_options
     yield
     tf.config.optimizer.set_experimental_options({"layout_optimizer": True})
@@ -26,7 +26,7 @@ def rewriter() -> tf.compat.v1.ConfigProto:
     return tf.compat.v1.ConfigProto.FromString(config).graph_options.rewrite_options
 
 
-def test_graphs_are_optimized_in_one_pass_inside_only() -> None:
+def test_graphs_are_optimized_once_inside_the_context() -> None:
     assert rewriter().meta_optimizer_iterations == 0
     before = context().function_call_options
     with optimized_once():
@@ -35,11 +35,11 @@ def test_graphs_are_optimized_in_one_pass_inside_only() -> None:
         assert inside.memory_optimization == inside.NO_MEM_OPT and inside.layout_optimizer == inside.OFF
         first = context().function_call_options
     assert context().function_call_options is before
-    with optimized_once():  # the same: TensorFlow optimizes a graph again for other ones
+    with optimized_once():  # other options would make TensorFlow optimize the graph again
         assert context().function_call_options is first
 
 
-def test_what_the_program_has_chosen_stays() -> None:
+def test_options_set_by_the_program_are_kept() -> None:
     tf.config.optimizer.set_experimental_options({"layout_optimizer": True, "remapping": False})
     with optimized_once():
         inside = rewriter()

@@ -1,4 +1,4 @@
-"""What is said about environments that keras_ddl cannot work in. None of these imports TensorFlow here."""
+"""Errors in environments that keras_ddl does not support. No test imports TensorFlow in this process."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_two_tensorflows_that_differ_are_refused(site, version, content):
     text = str(caught.value)
     assert f"tensorflow {version} and tensorflow-cpu 2.21.0" in text
     assert "pip uninstall -y tensorflow tensorflow-cpu && " in text
-    assert text.endswith("pip install '.[tensorflow-cpu]'")  # no metadata of keras_ddl is there
+    assert text.endswith("pip install '.[tensorflow-cpu]'")  # keras_ddl's metadata is missing here
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_two_tensorflows_that_differ_are_refused(site, version, content):
         [],
         [("tensorflow-cpu", "cpu")],
         [("tensorflow", "same"), ("tensorflow-cpu", "same")],
-        [("tensorflow", ""), ("tensorflow-cpu-aws", "cpu")],  # on some platforms `tensorflow` only names another one
+        [("tensorflow", ""), ("tensorflow-cpu-aws", "cpu")],  # `tensorflow` may be only a dependency on it
     ],
 )
 def test_one_tensorflow_is_accepted(site, packages):
@@ -53,7 +53,7 @@ def test_one_tensorflow_is_accepted(site, packages):
 
 
 @pytest.mark.parametrize("version", ["2.16.1", "2.22.0-rc1", "2.30.1"])
-def test_check_version_accepts_what_the_c_api_serves(version):
+def test_check_version_accepts_supported_versions(version):
     assert tensorflow_packages.check_version(version, (2, 16)) == tuple(int(word) for word in version.split(".")[:2])
 
 
@@ -75,7 +75,7 @@ def test_check_keras_backend_reads_the_environment(monkeypatch):
         tensorflow_packages.check_keras_backend()
 
 
-def test_check_keras_backend_says_what_there_is_on_torch_without_tensorflow():
+def test_check_keras_backend_names_the_alternatives_on_torch():
     code = (
         "import sys\n"
         "sys.modules['tensorflow'] = None\n"
@@ -110,7 +110,7 @@ keras_ddl.all_reduce
 """
 
 
-# Imported before its part is taken away: as in a version whose public part is whole.
+# Imports the package before removing one of its private modules, so its public part stays intact.
 WITHOUT = """
 import sys, {package}; sys.modules[{module!r}] = None
 import keras_ddl; keras_ddl.Strategy
@@ -136,7 +136,7 @@ import keras_ddl; keras_ddl.Strategy
         pytest.param(BREAK, ["cannot be imported", "libxyz.so.1"], id="broken"),
     ],
 )
-def test_the_first_use_of_tensorflow_says_what_is_wrong(program, words, monkeypatch):
+def test_first_use_of_tensorflow_reports_the_problem(program, words, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
@@ -147,7 +147,7 @@ def test_the_first_use_of_tensorflow_says_what_is_wrong(program, words, monkeypa
 
 
 @pytest.mark.long
-def test_tensorflow_is_imported_without_keras_which_is_there_when_asked_for():
+def test_tensorflow_is_imported_without_keras_until_keras_is_used():
     program = (
         "import sys\n"
         "from keras_ddl.compat.tensorflow_packages import import_without_keras\n"

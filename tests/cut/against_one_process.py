@@ -1,4 +1,4 @@
-"""Compares what ranks compute with what one process computes."""
+"""Compares the results of ranks with those of one process."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from strategy.common import RANK
 
 
 def expected(loop, data):
-    """What one process computes: rank 0, with tf.function."""
+    """Runs `loop` with tf.function on rank 0 and returns its results on all ranks."""
     found = loop(tf.function, data) if RANK == 0 else None
     return keras_ddl.broadcast_object(found, name="test/expected")
 

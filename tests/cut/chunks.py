@@ -1,4 +1,4 @@
-"""The oracle of `batch_statistics="rank"`: normalises parts of the batch one by one, in plain TensorFlow."""
+"""The oracle of `batch_statistics="rank"`: normalises each rank's rows separately, in plain TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MOMENTUM = 0.9
 
 
 class Chunks(keras.layers.Layer):
-    """Batch normalisation of the ranks' rows, each by themselves.
+    """Batch normalisation with separate statistics for each rank's rows.
 
     Args:
-        split: returns the rows of each rank, given those of the batch.
-        batches: how many of them lie one after the other in what is normalised.
+        split: returns the numbers of rows by rank, given the rows of the batch.
+        batches: number of batches that are concatenated in the input.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What one process gives against what ranks give."""
+"""Compares tensors of one process and of ranks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TOLERANCE = 1e-12  # of float64; float32 by as much as it is coarser
+TOLERANCE = 1e-12  # for float64; scaled up for float32
 _OF_HALVES = 0.02
 
 
 def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float = TOLERANCE) -> str | None:
-    """Returns in words where two lists of tensors differ; None if they do not."""
+    """Describes how two lists of tensors differ, or returns None if they do not."""
     for index, (got, want) in enumerate(zip(found, expected, strict=True)):
         got, want = np.asarray(got), np.asarray(want)
         if got.shape != want.shape or got.dtype != want.dtype:

@@ -1,4 +1,4 @@
-"""A step that is traced and cut, and not run: what its report says."""
+"""Traces and cuts a step without running it, to read its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANKS = 2
 
 
 class NoRanks(OneBucket):
-    """Collectives of a graph that never runs: of the right dtypes, and of shapes as open as those of keras_ddl.ops."""
+    """Collectives for a graph that never runs, with the dtypes of keras_ddl.ops and shapes just as open."""
 
     rank, size = 0, RANKS
 
@@ -28,7 +28,7 @@ class NoRanks(OneBucket):
 
 
 class Moved(Report):
-    """Records which values an operation has gathered or combined."""
+    """Records the values that an operation had gathered or combined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,18 +44,18 @@ class Moved(Report):
 
 
 def report_of(step: Callable[..., Any], batch: Any, *, static: bool = True, report: Report | None = None) -> Report:
-    """Returns what `step` moves.
+    """Returns a report of the collectives in `step`.
 
     Args:
-        step: of a batch, as Keras's train_step is: a structure of arrays [rows, ...], rows even.
-        static: whether the step sees the number of rows when it is traced.
-        report: where that is recorded; None: a new one.
+        step: takes a batch like Keras's train_step, a structure of arrays [rows, ...] with an even number of rows.
+        static: whether the step sees the number of rows while it is traced.
+        report: the report to fill; None: a new one.
     """
     leaves = tf.nest.flatten(batch)
     rows = leaves[0].shape[0]
     specs = [tf.TensorSpec([rows if static else None, *each.shape[1:]], each.dtype) for each in leaves]
     whole = tf.function(lambda *given: step(tf.nest.pack_sequence_as(batch, given)), autograph=False)
-    concrete = whole.get_concrete_function(*specs)  # holds the graph
+    concrete = whole.get_concrete_function(*specs)  # keeps the graph alive
     report = report or Report()
 
     def rank_step(total: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> None:

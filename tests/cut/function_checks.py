@@ -1,4 +1,4 @@
-"""`Strategy.function` on real ranks, against the same loop with tf.function in one process. Run by test_function.py."""
+"""`Strategy.function` on real ranks, compared with tf.function in one process. Run by test_function.py."""
 
 import contextlib
 import gc
@@ -29,7 +29,7 @@ def batches(rows=10):
 
 
 def guide_loop(wrap, data):
-    """The custom loop of Keras's guides, with what makes ranks differ: dropout, statistics, clipping, a metric."""
+    """The custom loop of Keras's guides with dropout, batch statistics, clipping and a metric: all need other ranks."""
     set_precision("float64")
     keras.utils.set_random_seed(3)
     inputs = keras.Input((6,))
@@ -55,11 +55,11 @@ def guide_loop(wrap, data):
 
 
 def check_function_equals_one_process():
-    data = batches(9)[:2]  # one shape: tracing takes the longest
+    data = batches(9)[:2]  # one shape, because tracing takes longest
     assert_same(guide_loop(STRATEGY.function, data), expected(guide_loop, data))
 
 
-def check_function_with_open_sizes_is_traced_as_often_as_in_one_process():
+def check_function_with_unknown_sizes_is_traced_as_in_one_process():
     shapes = [(4, 3), (4, 5), (2, 5), (4, 3), (4, 7), (6, 6), (4, 5), (1, 3)]
 
     def traced(wrap):
@@ -80,7 +80,7 @@ def check_function_with_open_sizes_is_traced_as_often_as_in_one_process():
 
 
 @long
-def check_function_normalizes_by_each_rank_s_rows():
+def check_function_normalizes_each_ranks_rows():
     steps = []
 
     def loop(wrap, normalize):
@@ -103,7 +103,7 @@ def check_function_normalizes_by_each_rank_s_rows():
     def split(rows):
         return [end - first for first, end in (chunk(rows, rank, SIZE) for rank in range(SIZE))]
 
-    data = [*batches(), (X[:2], Y[:2])]  # and a batch of which not every rank has a row
+    data = [*batches(), (X[:2], Y[:2])]  # the last batch has no row for some ranks
     one = loop(lambda function: tf.function(function, autograph=False), lambda: Chunks(split))
     strategy = keras_ddl.Strategy(batch_statistics="rank")
     found = loop(strategy.function, lambda: layers.BatchNormalization(momentum=MOMENTUM))
@@ -117,14 +117,14 @@ def check_function_gives_rank_0_values_to_variables():
     assert float(STRATEGY.function(lambda x: variable * tf.reduce_sum(x))(tf.ones([4]))) == 4.0
 
 
-def check_function_refuses_other_batches_on_a_rank():
+def check_function_refuses_different_batches():
     step = STRATEGY.function(lambda x: tf.reduce_sum(x))
     raises(
         keras_ddl.errors.RankMismatchError,
         "same global batch.*call 0.*rank 0",
         lambda: step(np.arange(8.0) + RANK),
     )
-    assert float(step(np.ones(8))) == 8.0  # and goes on
+    assert float(step(np.ones(8))) == 8.0  # later calls work
 
 
 def check_function_in_a_scope_and_in_other_functions():
@@ -135,21 +135,21 @@ def check_function_in_a_scope_and_in_other_functions():
     raises(keras_ddl.errors.ConfigError, "outside of other tf.functions", lambda: tf.function(step)(tf.ones([4])))
 
 
-def check_function_as_a_method_belongs_to_each_object():
+def check_function_as_a_method_is_bound_per_object():
     class Trainer:
-        __hash__ = None  # as of a dataclass
+        __hash__ = None  # like a dataclass
 
         def __init__(self, number):
             self.weight = tf.Variable(np.full(6, number))
 
         @STRATEGY.function
         def step(self, x, scale=1.0):
-            if tf.reduce_sum(x) > 0:  # for autograph
+            if tf.reduce_sum(x) > 0:  # needs autograph
                 self.weight.assign_add(scale * tf.reduce_sum(x, axis=0) / x.shape[0])
             return self.weight + 0.0
 
     class Traced(Trainer):
-        __hash__ = object.__hash__  # TensorFlow's own functions need it
+        __hash__ = object.__hash__  # tf.function needs it
 
         @STRATEGY.function
         @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64)])
@@ -168,21 +168,21 @@ def check_function_as_a_method_belongs_to_each_object():
     assert [each() for each in alive] == [None, None]
 
 
-def check_function_assigns_variables_that_are_arguments():
+def check_function_assigns_variables_passed_as_arguments():
     @STRATEGY.function
     def step(total, x, seen=None):
         total.assign_add(tf.reduce_sum(x, axis=0))
         seen["rows"].assign_add(tf.shape(x)[0])
         return total * 2.0
 
-    totals = [tf.Variable(np.full(6, float(RANK))) for _ in range(2)]  # rank 0's values count
+    totals = [tf.Variable(np.full(6, float(RANK))) for _ in range(2)]  # rank 0's values are used
     rows = tf.Variable(0)
     found = [step(total, X[:6], seen={"rows": rows}) for total in (*totals, totals[0])]
-    one = X[:6].sum(axis=0)  # as many rows as the variable has: they are not those of the batch
+    one = X[:6].sum(axis=0)  # equals the variable's extent, which must not be taken for rows
     assert_same([*found, *totals, rows], [2 * one, 2 * one, 4 * one, 2 * one, one, 18])
 
 
-def check_function_takes_ragged_tensors_alone():
+def check_function_accepts_ragged_tensors_alone():
     lengths = tf.constant([3, 0, 2, 1, 4])
     whole = tf.RaggedTensor.from_row_lengths(tf.range(10.0), lengths)
     step = lambda x: (tf.reduce_sum(x, 1) / tf.cast(x.nrows(), tf.float32), tf.reduce_max(x))  # noqa: E731
@@ -194,8 +194,8 @@ def check_function_takes_ragged_tensors_alone():
         assert_same([each.numpy() for each in found], one)
 
 
-def check_function_does_not_take_what_sparse_tensors_are_made_of_for_rows():
-    # As many values and splits as the batch has rows, and a table of as many rows, which is none of the batch.
+def check_function_does_not_take_components_of_ragged_tensors_for_rows():
+    # The ragged tensor has as many values and splits as the batch has rows, but none of its tensors holds rows.
     ragged = tf.RaggedTensor.from_row_lengths(tf.range(4.0), [4, 0, 0])
     x = tf.reshape(tf.range(8.0), [4, 2])
     step = STRATEGY.function(lambda x, r: (tf.reduce_sum(x * 2), r.values * 1.0, r.row_splits + 0))
@@ -218,7 +218,7 @@ def check_function_explains_its_collectives():
     assert (text in shown.getvalue()) == (RANK == 0)
 
 
-def check_function_warns_once_of_what_is_gathered_for_want_of_a_rule():
+def check_function_warns_once_of_gathers_without_a_rule():
     large, small = np.ones([200, 1000]), np.ones([4, 3])  # 1.6 MB
     step = STRATEGY.function(lambda x: (tf.reduce_sum(tf.sort(x, axis=0)), x * 2.0))  # the second is a result
     with warnings.catch_warnings(record=True) as caught:
@@ -246,7 +246,7 @@ def check_function_refuses_collectives_inside():
 
 
 def steps_with_state():
-    """Steps whose operations keep state of their own, with what they need: made anew for each run."""
+    """Yields steps whose operations keep state, and builds new state for each run."""
     queue = tf.queue.FIFOQueue(100, [tf.float64], [[6]])
     numbers = iter(tf.data.Dataset.range(100).shuffle(100, seed=1))
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
@@ -274,7 +274,7 @@ def steps_with_state():
 
 def stateful_loop(wrap, data):
     found = []
-    tf.random.set_seed(7)  # what the steps read may depend on it, too
+    tf.random.set_seed(7)  # state of the steps may also depend on it
     for step in steps_with_state():
         tf.random.set_seed(7)
         step = wrap(step)
@@ -283,5 +283,5 @@ def stateful_loop(wrap, data):
 
 
 @long
-def check_operations_with_state_of_their_own_give_what_one_process_gets():
+def check_stateful_operations_equal_one_process():
     assert_same(stateful_loop(STRATEGY.function, batches()[:2]), expected(stateful_loop, batches()[:2]))

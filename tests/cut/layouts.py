@@ -1,4 +1,4 @@
-"""Networks, and which axis of each weight is cut along the model axis, for tests of meshes."""
+"""Networks, and the axis along which each weight is cut on the model axis, for tests of meshes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import keras
 from keras_ddl.strategy.mesh.layout import VariableLayout
 
 Loss = Callable[[Any, Any], Any]
-Rules = Mapping[str, int]  # a regular expression over paths of weights -> an axis
+Rules = Mapping[str, int]  # {regular expression for paths of weights: axis}
 
-# As in Megatron-LM (arXiv 1909.08053): heads and features are cut where they begin, and summed where they end.
+# As in Megatron-LM (arXiv 1909.08053): the first layer of a pair is cut along its outputs, the second along its inputs.
 TRANSFORMER: Rules = {
     "attention.*(query|key|value)/kernel": 1,
     "attention.*(query|key|value)/bias": 0,
@@ -45,7 +45,7 @@ def transformer(
 
 
 def axes(weights: Sequence[Any], optimizer: Any, rules: Rules) -> dict[int, int]:
-    """Returns the axis of each variable that is cut, by id of its value; slots follow their weight."""
+    """Returns {id of a value: axis} for all cut variables; slots follow their weight."""
     result: dict[int, int] = {}
     for weight in weights:
         found = [axis for pattern, axis in rules.items() if re.search(pattern, weight.path)]
@@ -56,7 +56,7 @@ def axes(weights: Sequence[Any], optimizer: Any, rules: Rules) -> dict[int, int]
 
 
 def slots_of(weight: Any, optimizer: Any) -> list[Any]:
-    """Returns the tf.Variables of a weight's shape that an optimizer keeps for it."""
+    """Returns the optimizer's variables that belong to a weight and have its shape."""
     prefix = weight.path.replace("/", "_") + "_"
     slots = optimizer.variables if optimizer is not None else ()
     alike = [each for each in slots if each.path.rpartition("/")[2].startswith(prefix)]
@@ -69,8 +69,8 @@ def mesh_of_layers(shape: tuple[int, int]) -> Any:
     return keras.distribution.DeviceMesh(shape, ("batch", "model"), devices=devices)
 
 
-def written_in_docs(name: str, mesh: Any) -> Any:
-    """Returns the LayoutMap that docs/mesh.md gives under a name, a dict of the axes by key."""
+def layout_from_docs(name: str, mesh: Any) -> Any:
+    """Returns the LayoutMap with the axes that docs/mesh.md gives under a name."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "mesh.md").read_text(encoding="utf-8")
     (text,) = re.findall(rf"^{name} = \{{.*?^\}}", page, re.MULTILINE | re.DOTALL)
     layout_map = keras.distribution.LayoutMap(mesh)
@@ -80,7 +80,7 @@ def written_in_docs(name: str, mesh: Any) -> Any:
 
 
 def axes_of(layout_map: Any, variables: Sequence[Any], shape: tuple[int, int]) -> dict[int, int]:
-    """Returns the axis of each variable that a LayoutMap cuts, by id of its value. All keys must match one."""
+    """Returns {id of a value: axis} for the variables that a LayoutMap cuts. Every key must match one."""
     layout = VariableLayout(layout_map, shape[0] * shape[1], 0)
     found = {id(each.value): layout.axis_of(each.path, tuple(each.shape)) for each in variables}
     with warnings.catch_warnings():

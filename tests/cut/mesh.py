@@ -1,4 +1,4 @@
-"""A step on a simulated mesh of data and model ranks, cut along both axes: threads for ranks, as in simulated.py."""
+"""Runs a step on a simulated mesh, cut along the data and model axes, with threads for ranks (see simulated.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keras_ddl.cut import (
     cut_along_model,
 )
 
-Position = tuple[int, int]  # of a rank: along the data axis, along the model axis
+Position = tuple[int, int]  # of a rank along the data axis and the model axis
 
 
 class Mesh:
@@ -36,13 +36,13 @@ class Mesh:
         step: a Python function of tensors with a batch along axis 0.
         arguments: an example batch.
         shape: ranks along the data axis, and along the model axis.
-        variables: that the step uses; each rank has its shards or copies.
-        layout: which axis of a variable is cut along the model axis, by id of the variable.
+        variables: variables of the step; each rank has its shards or copies.
+        layout: {id of a variable: axis} of variables cut along the model axis.
         static: whether tracing sees the number of rows.
-        counts: rows of each data rank; None: even as far as they go.
-        along_batch: whether it is cut along the batch as well. One data rank can do without, which takes half the time:
-            what the cut along the model axis gives runs as it is, and writes at once.
-        options: of build_step.
+        counts: rows of each data rank; None: as even as possible.
+        along_batch: whether to cut along the batch as well. Optional with one data rank; the step, cut only along the
+            model axis, then writes at once and takes half the time.
+        options: options of build_step.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class Mesh:
             if (cut := [(key, each) for key, each in self._by_handle.items() if self._slices(each) is not None])
         }
         self._cut = {at: self._along_model(at) for at in self.positions}
-        self.functions = {at: self._function(at) if along_batch else self._as_it_is(at) for at in self.positions}
+        self.functions = {
+            at: self._function(at) if along_batch else self._without_batch_cut(at) for at in self.positions
+        }
 
     def _chunks_of(self, rows: int) -> list[tuple[int, int]]:
         if self._counts is None:
@@ -99,7 +101,7 @@ class Mesh:
         return [(sum(self._counts[:rank]), count) for rank, count in enumerate(self._counts)]
 
     def restart(self, reset: Callable[[], None]) -> None:
-        """Has the ranks hold again what the variables hold after `reset`."""
+        """Runs `reset` and copies the variables' values to the ranks."""
         reset()
         for at, copies in self.copies.items():
             for key, each in self._by_handle.items():
@@ -153,7 +155,7 @@ class Mesh:
 
         return tf.function(step, autograph=False)
 
-    def _as_it_is(self, at: Position) -> Any:
+    def _without_batch_cut(self, at: Position) -> Any:
         assert self.shape[0] == 1
         return lambda total, offset, mine, *local: self._cut[at].function(*local)
 
@@ -165,11 +167,11 @@ class Mesh:
         return [mirror(key, own) for key, own in self.copies[at].items() if key in self.mirrors[at]]
 
     def everything(self) -> list[np.ndarray]:
-        """Returns what all ranks hold, without mirrors."""
+        """Returns the values of all ranks' variables without mirrors."""
         return [each.numpy() for copies in self.copies.values() for each in copies.values()]
 
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
-        """Returns what one process gives."""
+        """Returns the results of one process."""
         return [np.asarray(each) for each in tf.nest.flatten(self.concrete(*map(tf.constant, arguments)))]
 
     def __call__(self, *arguments: np.ndarray) -> dict[Position, list[np.ndarray]]:
@@ -185,7 +187,7 @@ class Mesh:
         return results_of(run, self.positions)
 
     def complete(self, variable: tf.Variable, data_rank: int) -> np.ndarray:
-        """Returns what the model ranks of one data rank hold of a variable together."""
+        """Returns a variable, put together from the model ranks of one data rank."""
         axis = self.layout.get(id(variable))
         held = [self.copies[data_rank, m][id(variable.handle)].numpy() for m in range(self.shape[1])]
         if axis is None:
@@ -194,9 +196,9 @@ class Mesh:
         return np.concatenate(held, axis)
 
     def check(self, *arguments: np.ndarray, steps: int = 3, tolerance: float = 1e-12) -> Mesh:
-        """Compares the outputs of some steps, and all variables after them, with one process, and the ranks' decisions.
+        """Compares outputs and variables of some steps with one process, and the ranks' decisions with each other.
 
-        Ranks with one data position or one model position that decided otherwise could not continue together.
+        Ranks that share a data or model position could not continue together if their decisions differed.
         """
         for _ in range(steps):
             expected = self.expected(*arguments)
@@ -211,7 +213,7 @@ class Mesh:
         return self
 
     def decisions_differ(self) -> str | None:
-        """Returns in words where ranks make other collectives than others; None if they do not."""
+        """Describes how the collectives of ranks differ, or returns None."""
         for reports in (self.model_reports, self.data_reports):
             texts = [[(each.kind, each.values, each.reason) for each in report.entries] for report in reports.values()]
             for at, each in zip(reports, texts):
@@ -220,23 +222,23 @@ class Mesh:
         return None
 
     def kinds(self, axis: str = "model") -> list[str]:
-        """Returns the kinds of the collectives of a step along an axis."""
+        """Returns the kinds of a step's collectives along an axis."""
         return [kind for kind, _ in self.moved()[axis]]
 
     def moved(self) -> dict[str, list[tuple[str, int]]]:
-        """Returns the kind of each collective of a step and how many tensors it moves, by axis."""
+        """Returns, by axis, the kind of each collective in a step and the number of its tensors."""
         reports = {"model": self.model_reports[0, 0], "data": self.data_reports[0, 0]}
         return {axis: [(each.kind, len(each.values)) for each in report.entries] for axis, report in reports.items()}
 
 
 def _assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, name: str = "") -> None:
-    """`tolerance`: of float64; counts of float32, which metrics keep, are rounded more."""
+    """`tolerance` holds for float64; float32 values, such as counts of metrics, get a larger one."""
     bound = max(tolerance, 1e-6) if expected.dtype == np.float32 else tolerance
     np.testing.assert_allclose(found, expected, rtol=bound, atol=bound, err_msg=name)
 
 
 def variables_of(*holders: Any) -> list[tf.Variable]:
-    """Returns the variables of models and optimizers, each once."""
+    """Returns the variables of models and optimizers without duplicates."""
     return list({id(each.value): each.value for one in holders for each in one.variables}.values())
 
 
@@ -251,7 +253,7 @@ def mesh_of(
     loss: Loss | None = None,
     **options: Any,
 ) -> Mesh:
-    """Returns a training step of a model on a mesh; without others, of plain SGD and the mean squared error."""
+    """Returns a training step of a model on a mesh; by default with plain SGD and the mean squared error."""
     optimizer = optimizer or keras.optimizers.SGD(0.1)
     loss = loss or keras.losses.MeanSquaredError()
     weights = model.trainable_variables

@@ -1,14 +1,14 @@
-"""How the cut places what operations give: a table, and the program that writes it.
+"""Writes a table of the placements that the cut chooses for the results of operations.
 
-Its cases are those of test_specs.py and rule_cases.py.
+The cases come from test_specs.py and rule_cases.py.
 
-    PYTHONPATH=tests python tests/cut/placement_table.py   # writes placement_table.txt; read what git shows as changed
+    PYTHONPATH=tests python tests/cut/placement_table.py   # writes placement_table.txt; review the diff
 
-A line is one of some types of operations, with operands and attributes as in `Case`. It gives placements of the
-operands and, after ">", of the results. R: replicated. S1: sharded along axis 1; 2S0: in two blocks; S0*2: in units of
-two. P: a part of a sum; Pmax: of a maximum. -0: operand 0 is gathered or combined before. "open" begins what differs
-where the number of rows is not known when the step is traced; the extents of the results are those known then.
-"unranked" begins what becomes of parts of operands whose rank is not known.
+Each line covers one or more types of operations with the operands and attributes of a `Case`. It lists placements of
+the operands and, after ">", of the results. R: replicated. S1: sharded along axis 1; 2S0: in two blocks; S0*2: in units
+of two. P: a part of a sum; Pmax: a part of a maximum. -0: operand 0 is gathered or combined first. After "open" come
+the differences when the number of rows is unknown during tracing, and the extents of the results that are then known.
+After "unranked" come the placements for parts of operands whose rank is unknown.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from keras_ddl.cut.analysis.extents import Dims  # noqa: E402
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, Placement, Sharded  # noqa: E402
 from keras_ddl.cut.building.builder import Builder  # noqa: E402
 
-ROWS = 7  # no other extent of the cases, nor one of a product of them
+ROWS = 7  # differs from all other extents of the cases and their products
 FILE = Path(__file__).with_suffix(".txt")
-_MOST = 6  # placements of several operands at once
+_MOST = 6  # combinations of placements of several operands
 
 
 def lines(cases: Iterable[Case]) -> list[str]:
-    """Returns the lines of the table for some cases: types of equal lines together."""
+    """Returns the table's lines for some cases; types with equal lines share one."""
     types: dict[str, list[str]] = {}
     for case in cases:
         of_types = types.setdefault(line(case), [])
@@ -49,7 +49,7 @@ def lines(cases: Iterable[Case]) -> list[str]:
 
 
 def line(case: Case) -> str:
-    """Returns what the table says of a case, after its type."""
+    """Returns the line of a case after its type."""
     operands = ", ".join(each if isinstance(each, str) else _constant(each) for each in case.operands)
     attrs = "".join(f" {name}={getattr(each, 'name', each)}" for name, each in case.attrs.items())
     known, open_ones = (Traced(case, Ranks(2, ROWS, static), np.random.default_rng(0)) for static in (True, False))
@@ -63,7 +63,7 @@ def line(case: Case) -> str:
 
 
 def _unranked(case: Case) -> str:
-    """Returns what becomes of parts of operands whose rank is not known."""
+    """Returns the placements for parts of operands whose rank is unknown."""
     try:
         traced = Traced(case, Ranks(2, ROWS, False), np.random.default_rng(0), has_ranks=False)
     except (ValueError, TypeError):
@@ -80,7 +80,7 @@ def _constant(value: Any) -> str:
 
 
 def _combinations(traced: Traced) -> list[tuple[Placement, ...]]:
-    """Returns placements of the operands: each one by itself first, then some of several."""
+    """Returns placements of the operands: first of each one alone, then some combinations."""
     every = itertools.product(*(traced.placements(index) for index in range(len(traced.arrays))))
     by_count: list[list[tuple[Placement, ...]]] = [[] for _ in range(len(traced.arrays) + 1)]
     for each in every:
@@ -98,7 +98,7 @@ def _outcome(traced: Traced, placements: Sequence[Placement]) -> tuple[str, str]
         program, counts = Program(traced.graph), (ROWS, 4, 0)
         is_static = traced.ranks.static
         batch = Batch(*(each if is_static else tf.compat.v1.placeholder(tf.int64, []) for each in counts))
-        b = Builder(program=program, batch=batch, collectives=NoRanks(), report=report)
+        b = Builder(program=program, batch=batch, collectives=NoRanks(), everyone=NoRanks(), report=report)
         for value, placement, letters in zip(program.inputs, placements, traced.letters):
             local = b.static_local_shape(value.shape, placement) if isinstance(placement, Sharded) else value.shape
             dims = tuple(b.rows * ("nm".index(each) + 1) if each in "nm" else dim(int(each)) for each in letters)
@@ -112,7 +112,7 @@ def _outcome(traced: Traced, placements: Sequence[Placement]) -> tuple[str, str]
 
 
 def _extents(dims: Dims | None) -> str:
-    """Returns extents in words; "?" is one that only its tensor tells."""
+    """Formats extents; "?" stands for an extent that only the tensor knows."""
     if dims is None:
         return "unknown"
     return f"[{','.join('?' if 'extent(' in str(each) else str(each) for each in dims)}]".replace(" ", "")

@@ -1,8 +1,8 @@
-"""One operation under every combination of placements of its operands, against one process.
+"""Compares one operation under every combination of placements of its operands with one process.
 
-All combinations of a type of operation on all ranks are made in one graph and run at once (together.py says how ranks
-meet). Entries are multiples of 1/64, so that sums of parts are exact, and parts are large and cancel out: what treats
-them otherwise than as parts of a sum gives another result.
+All combinations for a type of operation are built on all ranks in one graph and run at once (see together.py). Entries
+are multiples of 1/64, so sums of parts are exact. Parts are large and cancel out, so an operation that does not treat
+them as parts of a sum gives another result.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Case:
     """One operation.
 
     Attributes:
-        operands: of each operand its shape and kind of entries, as "n3 f", or an array: a constant.
-            n: as many as the batch has rows; m: twice as many.
-            f: any; i: integers; p: at least 1.5; s: between 0 and 1; b: booleans; x: indices below the batch's rows;
-            t: strings; h: any, in float32. A capital: no parts of it are tried.
-        attrs: of tf.raw_ops; "n" in a list stands for the rows.
+        operands: for each operand its shape and the kind of its entries, as "n3 f", or a constant array.
+            n: the number of rows of the batch; m: twice that.
+            f: any; i: integers; p: at least 1.5; s: between 0 and 1; b: booleans; x: indices below the rows;
+            t: strings; h: any, in float32; d: positive integers. A capital letter: no parts of it are tried.
+        attrs: arguments of tf.raw_ops; "n" in a list stands for the number of rows.
     """
 
     type: str
@@ -50,12 +50,12 @@ class Ranks:
 
 
 _TOGETHER = 100  # programs in one graph
-Draw = Callable[[str, list[int], int, np.random.Generator], np.ndarray]  # as `entries`
+Draw = Callable[[str, list[int], int, np.random.Generator], np.ndarray]  # a function like `entries`
 SETTINGS = (Ranks(2, 3), Ranks(3, 2), Ranks(2, 1), Ranks(3, 4, static=False))
 
 
 def differences(cases: Sequence[Case], ranks: Ranks, limit: int | None = None) -> tuple[list[str], int]:
-    """Returns in words where ranks differ from one process, and how many placements were tried."""
+    """Describes where ranks differ from one process, and returns the number of placements tried."""
     trials = [trial for case in cases for trial in _trials(case, ranks, limit)]
     wrong: list[str] = []
     for first in range(0, len(trials), _TOGETHER):
@@ -66,11 +66,11 @@ def differences(cases: Sequence[Case], ranks: Ranks, limit: int | None = None) -
 def _differences(trials: Sequence[Trial], ranks: Ranks) -> list[str]:
     graph, outputs, expected = tf.Graph(), [[] for _ in range(ranks.size)], []
     with graph.as_default():
-        expected = [trial.traced.of_one_process() for trial in trials]
+        expected = [trial.traced.one_process_results() for trial in trials]
 
     def make(rank: int, turns: Turns) -> None:
         for number, trial in enumerate(trials):
-            outputs[rank].append(trial.of_rank(rank, Collectives(turns, rank), number))
+            outputs[rank].append(trial.rank_results(rank, Collectives(turns, rank), number))
 
     in_turns(graph, ranks.size, make)
     with tf.compat.v1.Session(graph=graph, config=OPTIONS) as session:
@@ -96,7 +96,7 @@ def _trials(case: Case, ranks: Ranks, limit: int | None) -> Iterator[Trial]:
 
 
 class Traced:
-    """A case as a program of one process. `has_ranks`: whether tracing sees the ranks of the operands."""
+    """A case traced for one process. `has_ranks`: whether tracing sees the ranks of the operands."""
 
     def __init__(
         self, case: Case, ranks: Ranks, rng: np.random.Generator, draw: Draw | None = None, has_ranks: bool = True
@@ -124,7 +124,7 @@ class Traced:
         return tf.compat.v1.placeholder(dtype, known if self._has_ranks else None)
 
     def made(self, operands: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the results of the operation."""
+        """Applies the operation and returns its results."""
         function = getattr(tf.raw_ops, self.case.type)
         names = list(function.__signature__.parameters)
         attrs = {
@@ -141,12 +141,12 @@ class Traced:
             made = function(**dict(zip(names, operands)), **attrs)
         return tf.nest.flatten(made)
 
-    def of_one_process(self) -> list[tf.Tensor]:
+    def one_process_results(self) -> list[tf.Tensor]:
         """Returns the results of one process."""
         return self.made(self.in_place(self.arrays, self.ranks.rows))
 
     def in_place(self, arrays: Sequence[np.ndarray], rows: int) -> list[tf.Tensor]:
-        """Returns the operands: these arrays, and the constants of a batch of so many rows."""
+        """Returns `arrays` as operands, together with the constants for a batch of `rows` rows."""
         rest = iter(arrays)
         return [
             tf.constant(next(rest) if isinstance(each, str) else each(rows) if callable(each) else each)
@@ -169,7 +169,7 @@ class Traced:
 
 
 class Trial:
-    """A program with a placement of each of its operands."""
+    """A traced case with one placement for each of its operands."""
 
     def __init__(self, traced: Traced, placements: Sequence[Placement], rng: np.random.Generator) -> None:
         self.traced, self.placements = traced, placements
@@ -179,7 +179,7 @@ class Trial:
         case = self.traced.case
         return f"{case.type} {case.operands} {case.attrs} {[*self.placements]}"
 
-    def of_rank(
+    def rank_results(
         self, rank: int, collectives: StepCollectives, number: int = 0, report: Report | None = None
     ) -> list[tf.Tensor]:
         ranks = self.traced.ranks
@@ -190,7 +190,7 @@ class Trial:
         local = []
         for arrays, letters in zip(self.locals, self.traced.letters):
             tensor = tf.constant(arrays[rank])
-            if not ranks.static:  # as open as what a rank is given
+            if not ranks.static:  # a rank sees no more of the shape
                 shape = [None if each in "nm" else e for each, e in zip(letters, tensor.shape)]
                 tensor = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
             local.append(tensor)
@@ -220,13 +220,13 @@ def shards(array: np.ndarray, placement: Sharded, ranks: Ranks) -> list[np.ndarr
 
 
 def entries(kind: str, shape: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns an operand's entries, of a kind as in `Case`."""
+    """Returns an operand's entries of one of the kinds in `Case`."""
     grid = rng.integers(-160, 161, shape)
     if kind == "b":
         return grid > 0
     if kind == "i":
         return (grid // 16 + 3).astype(np.int32)
-    if kind == "d":  # that something is divided by
+    if kind == "d":  # divisors
         return (abs(grid) // 16 + 1).astype(np.int32)
     if kind == "x":
         return rng.integers(0, rows, shape).astype(np.int32)

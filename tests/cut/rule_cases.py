@@ -1,4 +1,4 @@
-"""Operations that have rules of their own, and no spec, in every placement of their operands."""
+"""Operations with rules of their own instead of specs, in every placement of their operands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cut.placements import Case
 
 
 def _strided(shape: str, begin: Any, end: Any, strides: Any = None, /, **masks: int) -> Case:
-    """x[begin:end:strides]; an entry "n" is the number of rows, "m" twice that."""
+    """Makes x[begin:end:strides]; the entry "n" is the number of rows, "m" twice that."""
     steps = np.int32([1] * len(begin) if strides is None else strides)
     attrs = {f"{name}_mask": masks.get(name, 0) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     return Case("StridedSlice", [f"{shape} f", _vector(begin), _vector(end), steps], attrs)

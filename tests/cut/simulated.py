@@ -1,4 +1,4 @@
-"""A cut step run rank by rank in this process: threads for ranks, NumPy for what moves between them."""
+"""Runs a cut step on simulated ranks in this process: threads act as ranks, and NumPy carries out collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_ddl.cut.analysis.program import Node
 from keras_ddl.cut.values.collectives import GATHER, PLAIN, Collectives, Reduction
 from keras_ddl.cut.values.layouts import Layout
 
-# A rank that waits for another occupies one of the threads in which TensorFlow runs operations (conftest.py).
+# A waiting rank blocks one of TensorFlow's threads for operations (conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
 
 _COMBINE = {
@@ -28,7 +28,7 @@ _COMBINE = {
 
 
 class Exchange:
-    """Where the ranks' threads meet, by name."""
+    """Where the ranks' threads exchange values, by name."""
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size
@@ -43,7 +43,7 @@ class Exchange:
         if name == self.breaks:
             raise RuntimeError(f"{name}: a rank was lost")
         with self._condition:
-            while rank in self._given.get(name, {}):  # a loop's next round, before all have left the one before
+            while rank in self._given.get(name, {}):  # the next round of a loop, while others still leave the last one
                 assert self._condition.wait(self._timeout), f"{name}: not all ranks left"
             self._given.setdefault(name, {})[rank] = value
             self._condition.notify_all()
@@ -58,7 +58,7 @@ class Exchange:
 
 
 class OneBucket(Collectives):
-    """Collectives with a bucket for each dtype."""
+    """Collectives with one bucket per dtype."""
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
@@ -71,7 +71,7 @@ class SimulatedCollectives(OneBucket):
         self.exchange = exchange
         self.rank = rank
         self.size = exchange.size
-        self._kinds: dict[bytes, str] = {}  # by the token with which TensorFlow finds a Python function
+        self._kinds: dict[bytes, str] = {}  # by TensorFlow's token of the Python function
 
     def kind_of(self, node: Node) -> str | None:
         return self._kinds.get(node.attr("token", bytes)) if node.type == "PyFunc" else None
@@ -126,23 +126,24 @@ class SimulatedCollectives(OneBucket):
 
 
 def chunks(rows: int, size: int) -> list[tuple[int, int]]:
-    """Returns (first, number of) rows by rank: even as far as they go."""
+    """Returns (first row, number of rows) by rank, as even as possible."""
     base, extra = divmod(rows, size)
     counts = [base + (rank < extra) for rank in range(size)]
     return [(sum(counts[:rank]), counts[rank]) for rank in range(size)]
 
 
 class Simulation:
-    """A step on simulated ranks, which keep variables of their own.
+    """A step on simulated ranks, which keep their own variables.
 
     Args:
         step: a Python function of tensors with a batch along axis 0.
-        arguments: an example batch: shapes and dtypes. Those with other rows than the first are further batches.
+        arguments: an example batch, for shapes and dtypes. Arguments with rows unlike the first's are further batches.
         static: whether tracing sees the number of rows.
-        chunks: gives (first, number of) rows by rank.
-        variables: that the step uses; each rank has copies of its own.
-        sharded: those of them of which each rank has a chunk. mirrors: on the rank so much further; 0: there are none.
-        options: of build_step.
+        chunks: returns (first row, number of rows) by rank.
+        variables: variables of the step; each rank has its own copies.
+        sharded: variables of which each rank has a chunk.
+        mirrors: the offset of the rank that mirrors a chunk; 0: no mirrors.
+        options: options of build_step.
     """
 
     def __init__(
@@ -219,19 +220,19 @@ class Simulation:
         return Layout(tuple(variable.shape), self.size)
 
     def together(self, variable: tf.Variable) -> np.ndarray:
-        """Returns the whole of a variable of which each rank has a chunk."""
+        """Returns a sharded variable, put together from the ranks' chunks."""
         return np.concatenate(self.held(variable)).reshape(variable.shape)
 
     def held(self, variable: tf.Variable) -> list[np.ndarray]:
-        """Returns what each rank has of a variable."""
+        """Returns a variable's value on each rank."""
         return [copies[id(variable.handle)].numpy() for copies in self.copies]
 
     def everything(self) -> list[np.ndarray]:
-        """Returns what all ranks hold, mirrors included."""
+        """Returns the values of all ranks' variables, mirrors included."""
         return [each.numpy() for held in (*self.copies, *self.mirrors) for each in held.values()]
 
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
-        """Returns what one process gives."""
+        """Returns the results of one process."""
         return [np.asarray(each) for each in tf.nest.flatten(self.concrete(*map(tf.constant, arguments)))]
 
     def __call__(self, *arguments: np.ndarray) -> list[list[np.ndarray]]:
@@ -248,7 +249,7 @@ class Simulation:
         return [results[rank] for rank in range(self.size)]
 
     def check(self, *arguments: np.ndarray, steps: int = 1, tolerance: float = TOLERANCE) -> Simulation:
-        """Compares the outputs of some steps, and all variables after them, with one process."""
+        """Compares outputs and variables of some steps with one process."""
         for _ in range(steps):
             expected = self.expected(*arguments)
             for rank, outputs in enumerate(self(*arguments)):
@@ -267,7 +268,7 @@ class Simulation:
         return self
 
     def gathers(self) -> list[str]:
-        """Returns why rank 0 gathers something, each time that it does."""
+        """Returns the reason for each of rank 0's gathers."""
         return [each.reason for each in self.reports[0].entries if each.kind == "gather"]
 
     def graph_of_rank_0(self, *arguments: np.ndarray) -> tf.Graph:

@@ -1,6 +1,6 @@
-"""Drawn programs and the networks of the zoo, on simulated meshes, equal one process whatever their layout.
+"""Drawn programs and the zoo's networks equal one process on simulated meshes under any layout.
 
-Layouts are drawn over all variables, so most are silly. A failure shows the seed, the mesh and the layout.
+Layouts are drawn over all variables, so most make no sense. A failure shows the seed, the mesh and the layout.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cut import zoo
 from cut.drawn import control_flow, lines, more_lines, on_a_mesh, programs
-from cut.drawn.agreement import all_agree
+from cut.drawn.agreement import assert_all_agree
 from cut.mesh import Mesh, Position, variables_of
 
 from keras_ddl.compat.tensorflow import tf
@@ -39,24 +39,24 @@ def _disagreement(
 
 
 def test_random_programs_under_random_layouts_equal_one_process() -> None:
-    all_agree(lambda seed: _plain(seed, QUICK_SHAPES, 3), range(2))
+    assert_all_agree(lambda seed: _plain(seed, QUICK_SHAPES, 3), range(2))
 
 
 @pytest.mark.long
-def test_random_programs_with_branches_and_loops_under_random_layouts_equal_one_process() -> None:
-    all_agree(lambda seed: _nested(seed, QUICK_SHAPES, 2), range(4))
+def test_nested_programs_under_random_layouts_equal_one_process() -> None:
+    assert_all_agree(lambda seed: _nested(seed, QUICK_SHAPES, 2), range(4))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 2000, 100))
 def test_two_thousand_random_programs_under_random_layouts_equal_one_process(first: int) -> None:
-    all_agree(_plain, range(first, first + 100))
+    assert_all_agree(_plain, range(first, first + 100))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 1000, 50))
-def test_a_thousand_random_programs_with_branches_and_loops_under_random_layouts_equal_one_process(first: int) -> None:
-    all_agree(_nested, range(first, first + 50))
+def test_thousand_nested_programs_under_random_layouts_equal_one_process(first: int) -> None:
+    assert_all_agree(_nested, range(first, first + 50))
 
 
 NETWORKS = {**zoo.QUICK, **{name: make for name, make in zoo.LONG.items() if name not in zoo.APPLICATIONS}}

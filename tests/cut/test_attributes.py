@@ -1,4 +1,4 @@
-"""Attributes and devices of operations and calls: what they ask for is done as one process does it."""
+"""Attributes and devices of operations and calls have the same effect as in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_ddl.cut.analysis import attributes
 X = np.random.default_rng(0).normal(size=(7, 3))
 
 
-@functools.cache  # not made on import: tools/mutants.py forks once tests are collected, before TensorFlow starts
+@functools.cache  # not at import: tools/mutants.py forks after collection, before TensorFlow starts
 def weight() -> tf.Variable:
     with tf.init_scope():
         return tf.Variable(np.linspace(-1.0, 1.0, 6).reshape(3, 2))
@@ -30,7 +30,7 @@ def count() -> tf.Variable:
 
 @tf.function(jit_compile=True, autograph=False)
 def compiled(x: tf.Tensor) -> tf.Tensor:
-    """Beyond the rows XLA reads the last one, where TensorFlow raises an error."""
+    """Tells XLA from TensorFlow: for an index beyond the rows, XLA reads the last row and TensorFlow raises."""
     return tf.gather(x, [0, 40]) * 2.0
 
 
@@ -56,7 +56,7 @@ def with_gradients(x: tf.Tensor) -> list[tf.Tensor]:
     return [loss, *tape.gradient(loss, [x, weight()])]
 
 
-def of_variables(x: tf.Tensor) -> list[tf.Tensor]:
+def with_variables(x: tf.Tensor) -> list[tf.Tensor]:
     found = compiled_count(x)
     weight().assign_sub(0.1 * weight())
     return [found, count().read_value(), compiled_product(x)]
@@ -78,8 +78,8 @@ def in_a_scope(x: tf.Tensor) -> list[tf.Tensor]:
     return [found, other]
 
 
-FEW = (of_variables, in_a_branch)
-COMPILED = [within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
+FEW = (with_variables, in_a_branch)
+COMPILED = [within_calls, with_gradients, with_variables, in_a_branch, in_a_loop, in_a_scope]
 
 
 @pytest.mark.parametrize(("size", "static"), [pytest.param(2, True, marks=pytest.mark.long), (3, False)])
@@ -88,19 +88,19 @@ COMPILED = [within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, 
     [pytest.param(each, marks=[] if each in FEW else pytest.mark.long) for each in COMPILED],
     ids=lambda each: each.__name__,
 )
-def test_what_is_compiled_in_one_process_is_compiled(step: Any, size: int, static: bool) -> None:
+def test_compiled_functions_stay_compiled(step: Any, size: int, static: bool) -> None:
     variables = [weight(), count()]
     kept = [each.numpy() for each in variables]
     simulation = Simulation(step, (X,), size, static=static, variables=variables).check(X, steps=2)
     for each, before in zip(variables, kept):
         each.assign(before)
-    if step is not in_a_loop:  # which is whole, with what it calls
+    if step is not in_a_loop:  # the loop is replicated as a whole
         text = simulation.reports[0].text()
         assert "compiled by XLA" in text and "test_attributes.py" in text
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_a_step_that_is_compiled_is_one_operation(static: bool) -> None:
+def test_compiled_step_stays_one_operation(static: bool) -> None:
     @tf.function(jit_compile=True, autograph=False)
     def step(x: tf.Tensor) -> Any:
         return compiled(x), tf.reduce_sum(x, 0)

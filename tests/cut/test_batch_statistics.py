@@ -1,4 +1,4 @@
-"""`batch_statistics="rank"`: what one process computes that normalises each rank's rows by themselves."""
+"""`batch_statistics="rank"` equals one process that normalises each rank's rows separately."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def convolutional(normalize: Normalize) -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
 
 
-def of_channels_first(normalize: Normalize) -> keras.Model:
+def channels_first_model(normalize: Normalize) -> keras.Model:
     inputs = keras.Input((4, 3, 3))
     hidden = normalize(axis=1)(layers.Dense(3)(inputs))
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Training:
-    """A model with normalisation of some kind, its optimizer, and a step."""
+    """A model with some normalisation, its optimizer, and a step."""
 
     def __init__(
         self, build: Callable[[Normalize], keras.Model], normalize: Normalize, loss: Callable[..., Any] | None = None
@@ -117,7 +117,7 @@ def chunked(size: int, **options: Any) -> Normalize:
 
 
 def two_sided(model: Any, x: Any, y: Any) -> Any:
-    """As in an adversarial step: a call without a gradient, and one with two."""
+    """Like an adversarial step: one call without a gradient, and one with two."""
     fake = tf.stop_gradient(model(x * 2.0, training=True))
     with tf.GradientTape() as tape:
         actual = model(x, training=True)
@@ -127,7 +127,7 @@ def two_sided(model: Any, x: Any, y: Any) -> Any:
 
 
 def both_in_one(model: Any, x: Any, y: Any) -> Any:
-    """Two batches one after the other, of each of which a rank has its rows."""
+    """Concatenates two batches; a rank has rows of each."""
     actual = model(tf.concat([x, x * 3.0 - 1.0], 0), training=True)
     return tf.reduce_mean(tf.square(actual[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(actual[x.shape[0] :]))
 
@@ -140,14 +140,14 @@ def recomputed(model: Any, x: Any, y: Any) -> Any:
     ("build", "loss", "size", "static", "calls"),
     [
         (convolutional, None, 3, False, 2),
-        pytest.param(of_channels_first, None, 2, False, 1, marks=LONG),
+        pytest.param(channels_first_model, None, 2, False, 1, marks=LONG),
         pytest.param(nested_and_shared, None, 3, False, 2, marks=LONG),
         pytest.param(dense, two_sided, 3, True, 4, marks=LONG),
         pytest.param(dense, both_in_one, 2, True, 2, marks=LONG),
-        pytest.param(dense, recomputed, 2, True, 4, marks=LONG),  # two layers, and both once more
+        pytest.param(dense, recomputed, 2, True, 4, marks=LONG),  # two layers, both computed twice
     ],
 )
-def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(
+def test_rank_statistics_equal_one_process_that_normalizes_each_ranks_rows(
     build: Any, loss: Any, size: int, static: bool, calls: int
 ) -> None:
     normalize = chunked(size, batches=2) if loss is both_in_one else chunked(size)
@@ -161,7 +161,7 @@ def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(
 
 @LONG
 @pytest.mark.parametrize(("epsilon", "static"), [(0.0, False), (1e-3, True)])
-def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
+def test_rank_without_rows_does_not_contribute(epsilon: float, static: bool) -> None:
     cut = Training(dense, lambda: keras_layer(epsilon=epsilon))
     one = Training(dense, lambda: Chunks(lambda _: [2, 2, 0], epsilon=epsilon))
     simulation = simulated(cut, 3, 4, static=static, chunks=lambda _, __: [(0, 2), (2, 2), (4, 0)])
@@ -170,17 +170,17 @@ def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
 
 
 @LONG
-def test_batch_of_one_row_is_one_rank_s() -> None:
-    """Tracing sees that there is one row: the gradients are not summed along axis 0 then."""
+def test_batch_of_one_row_belongs_to_one_rank() -> None:
+    """Tracing sees the single row, so the gradients are not summed along axis 0."""
     cut = Training(lambda normalize: keras.Sequential([keras.Input((3, 2)), normalize()]), keras_layer)
     simulated(cut, 2, rows=1).check(*data(cut.model, 1), steps=2)
 
 
-# ---- what is left to the whole batch
+# ---- statistics of the whole batch
 
 
 class WeighedByRow(layers.BatchNormalization):
-    """With a weight for each of as many rows as there are features: its gradient has the shape of a statistic."""
+    """Weighs rows, as many as there are features, so that the weight's gradient has the shape of a statistic."""
 
     def build(self, shape: Any) -> None:
         super().build(shape)
@@ -191,7 +191,7 @@ class WeighedByRow(layers.BatchNormalization):
 
 
 class OwnMoments(layers.Layer):
-    """A user's own layer, with names as Keras's has them."""
+    """A custom layer that uses the names of Keras's layer."""
 
     def build(self, shape: Any) -> None:
         self.moving_mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
@@ -203,7 +203,7 @@ class OwnMoments(layers.Layer):
 
 
 class Penalized(layers.BatchNormalization):
-    """Makes more of the moments than Keras does."""
+    """Uses the moments for more than Keras does."""
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
         mean, variance = super()._moments(inputs, mask)
@@ -212,7 +212,7 @@ class Penalized(layers.BatchNormalization):
 
 
 class Chosen(layers.BatchNormalization):
-    """In a branch."""
+    """Normalises in a branch."""
 
     def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
         normalize = super().call
@@ -220,7 +220,7 @@ class Chosen(layers.BatchNormalization):
 
 
 class Repeated(layers.BatchNormalization):
-    """In a loop."""
+    """Normalises in a loop."""
 
     def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
         normalize = super().call
@@ -228,7 +228,7 @@ class Repeated(layers.BatchNormalization):
 
 
 class Called(layers.BatchNormalization):
-    """In a function of its own, whose gradient is a function, too."""
+    """Normalises in a tf.function, so its gradient is also a function."""
 
     def build(self, shape: Any) -> None:
         super().build(shape)
@@ -265,7 +265,7 @@ def in_inference(model: Any, x: Any, y: Any) -> Any:
     return tf.reduce_mean(tf.square(model(x, training=False) - y))
 
 
-def of_a_second_gradient(model: Any, x: Any, y: Any) -> Any:
+def second_gradient_loss(model: Any, x: Any, y: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(x)
         actual = model(x, training=True)
@@ -275,15 +275,15 @@ def of_a_second_gradient(model: Any, x: Any, y: Any) -> Any:
 @LONG
 @pytest.mark.parametrize(
     ("build", "loss"),
-    [(stacked, None), (masked, None), (dense, in_inference), (dense, of_a_second_gradient)],
+    [(stacked, None), (masked, None), (dense, in_inference), (dense, second_gradient_loss)],
 )
-def test_other_statistics_are_those_of_one_process(build: Any, loss: Any) -> None:
+def test_other_statistics_equal_one_process(build: Any, loss: Any) -> None:
     cut = Training(build, keras_layer, loss)
     assert simulated(cut, 2).check(*data(cut.model), steps=3, tolerance=1e-10).reports[0].own_statistics == 0
 
 
 @LONG
-def test_statistics_are_those_of_one_process_where_sums_of_their_shape_are_of_features() -> None:
+def test_gradients_shaped_like_statistics_are_not_taken_for_statistics() -> None:
     cut = Training(weighed_by_row, keras_layer)
     x = np.random.default_rng(0).normal(size=(6, 6))
     Simulation(cut.step, (x, x), 2, variables=cut.variables, batch_statistics="rank").check(x, x, tolerance=1e-10)
@@ -291,7 +291,7 @@ def test_statistics_are_those_of_one_process_where_sums_of_their_shape_are_of_fe
 
 @LONG
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-def test_rank_with_half_precision(policy: str) -> None:
+def test_rank_statistics_in_half_precision(policy: str) -> None:
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy(policy)
     cut, one = Training(dense, keras_layer), Training(dense, chunked(2))
@@ -307,7 +307,7 @@ def test_rank_with_half_precision(policy: str) -> None:
 
 
 @LONG
-def test_statistics_are_found_whatever_layers_are_called() -> None:
+def test_statistics_are_found_whatever_the_names_of_layers() -> None:
     def named(first: str, second: str) -> list[list[str]]:
         names = iter([first, second])
         training = Training(dense, lambda: layers.BatchNormalization(name=next(names)))

@@ -1,4 +1,4 @@
-"""Ragged and sparse tensors in a step: what one process gives, and the network behind them cut."""
+"""Steps with ragged and sparse tensors equal one process, and the network behind them is cut."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_network_behind_ragged_tokens_is_cut(several, static):
     assert len(sums) == 1 and len(sums[0].values) >= 3, simulation.reports[0].text()
 
 
-def test_square_weights_stay_whole_where_the_batch_has_their_extent():
+def test_square_weights_stay_whole_if_the_batch_has_their_extent():
     weights = tf.Variable(RNG.normal(size=(12, 12)))
 
     def step(x):
@@ -83,7 +83,7 @@ def test_square_weights_stay_whole_where_the_batch_has_their_extent():
     assert len(simulation.reports[0].entries) == 1, simulation.reports[0].text()
 
 
-def test_whole_at_hand_is_not_gathered_in_a_branch():
+def test_gathered_value_is_reused_in_a_branch():
     def step(x):
         order = tf.sort(x, 0)
         return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.sort(order * 1.0, 0) + order, lambda: order[::-1])
@@ -109,7 +109,7 @@ def test_composites_are_whole_and_open():
     assert step(*found.tensors) == (3, 7)
     shorter = {"ragged": ragged[:2], "bag": tf.sparse.slice(bag, [0, 0], [2, 2])}
     more = arguments_of(([shorter, [other, tf.ones([3, 3]), 7]], {}), 2, own_rows=True)
-    assert more.key(repr) != found.key(repr)  # the other one might be of the batch
+    assert more.key(repr) != found.key(repr)  # `other` may now have the batch's rows
 
 
 def test_composites_of_other_kinds_are_refused_only_as_rows():

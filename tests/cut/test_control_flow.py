@@ -1,4 +1,4 @@
-"""Branches and loops of a cut step: equal to one process, and cut inside where docs say so."""
+"""Branches and loops of a cut step equal one process, and are cut where the docs say so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.operations import registry
 from keras_ddl.cut.rules import branches, loops
 
-# Ranks, whether tracing sees the rows, rows: fewer than ranks, too.
+# (ranks, whether tracing sees the rows, rows); the second case has fewer rows than ranks.
 CASES = [pytest.param(2, True, 6, marks=pytest.mark.long), (3, False, 2)]
 
 
@@ -43,12 +43,12 @@ def fori(x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def until_small(x: tf.Tensor) -> list[tf.Tensor]:
-    """How often it runs depends on all rows."""
+    """The number of rounds depends on all rows."""
     return [keras.ops.while_loop(lambda a: tf.reduce_sum(tf.abs(a)) > 1.0, lambda a: (a * 0.5,), (x,))[0]]
 
 
 def sums_of_rounds(x: tf.Tensor) -> list[tf.Tensor]:
-    """A sum over rows that goes from round to round, and is not read in them."""
+    """Carries a sum over rows from round to round without reading it."""
     zero = tf.zeros([3], x.dtype)
     return list(tf.while_loop(lambda i, s: i < 3, lambda i, s: [i + 1, s + tf.reduce_sum(x, [0, 1])], [0, zero]))
 
@@ -81,7 +81,7 @@ def branch_gradient(x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def with_effects(x: tf.Tensor) -> list[tf.Tensor]:
-    """What checks something is stateful, and so is what it is in."""
+    """Assertions are stateful, and so are branches and loops that contain them."""
 
     def checked(a: tf.Tensor) -> tf.Tensor:
         number = tf.shape(x)[0]
@@ -126,7 +126,7 @@ def test_control_flow_equals_one_process(is_cut: bool, size: int, static: bool, 
 
 
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
-def test_assignments_in_branches_run_once_in_the_branch_that_is_taken(size: int, static: bool, rows: int) -> None:
+def test_assignments_run_once_in_the_branch_taken(size: int, static: bool, rows: int) -> None:
     total, count = tf.Variable(tf.zeros([3], tf.float64)), tf.Variable(0)
 
     def step(x: tf.Tensor) -> list[tf.Tensor]:
@@ -142,7 +142,7 @@ def test_assignments_in_branches_run_once_in_the_branch_that_is_taken(size: int,
     check(step, rows, size, static, [total, count], times=3)
 
 
-def test_a_sum_stays_a_part_in_a_branch_of_a_loop() -> None:
+def test_sum_stays_a_part_in_a_branch_of_a_loop() -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:
         def add(i: tf.Tensor, total: tf.Tensor) -> list[tf.Tensor]:
             return [i + 1, tf.cond(i < 1, lambda: total + tf.reduce_sum(x, [0, 1]), lambda: total * 2.0)]
@@ -152,7 +152,7 @@ def test_a_sum_stays_a_part_in_a_branch_of_a_loop() -> None:
     assert check(step, 6, 2, True).reports[0].replicated == {}
 
 
-def test_open_extents_that_a_loop_keeps_are_known_after_it() -> None:
+def test_unknown_extents_survive_a_loop() -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:
         first = tf.ones([tf.shape(x)[0], tf.shape(x)[0], 3], x.dtype) * x[:, :1]
         last = tf.while_loop(lambda i, a: i < 3, lambda i, a: [i + 1, tf.tanh(a + first)], [0, first])[1]
@@ -162,7 +162,7 @@ def test_open_extents_that_a_loop_keeps_are_known_after_it() -> None:
     assert simulation.reports[0].replicated == {} and simulation.gathers() == []
 
 
-def test_a_first_state_is_sharded_where_rows_go_into_its_list() -> None:
+def test_initial_state_is_sharded_if_its_list_receives_rows() -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:
         rows = x[:, 0]
 
@@ -182,7 +182,7 @@ def test_a_first_state_is_sharded_where_rows_go_into_its_list() -> None:
     assert simulation.reports[0].replicated == {} and simulation.gathers() == []
 
 
-def test_a_loop_of_which_only_the_graph_is_known_is_replicated() -> None:
+def test_loop_known_only_by_its_graph_is_replicated() -> None:
     doubled = tf.function(lambda x: tf.while_loop(lambda i, a: i < 3, lambda i, a: [i + 1, a * 2.0], [0, x])[1])
     whole = doubled.get_concrete_function(tf.TensorSpec([6, 4, 3], tf.float64)).graph
     name, result = whole.inputs[0].op.name, whole.outputs[0].name

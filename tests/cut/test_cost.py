@@ -1,4 +1,4 @@
-"""The time of a cut grows with the program, not with the depth to which it is nested."""
+"""The time to cut a program grows with its size, not with the depth of nesting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loop(x: Any, depth: int, inside: Callable[[Any], Any]) -> Any:
 
 
 def growing(x: Any, depth: int, inside: Callable[[Any], Any]) -> Any:
-    """What is carried begins whole and becomes rows: a body is tried again."""
+    """The carried value starts replicated and becomes rows, so the body is built again."""
     start = tf.zeros([6, 3], x.dtype)
     return tf.while_loop(lambda i, a: i < 2, lambda i, a: [i + 1, a * 0.5 + inside(x)], [0, start])[1]
 
@@ -51,7 +51,7 @@ def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
     build = SubgraphBuilder.build
 
     def counted(self: SubgraphBuilder, wanted: Any = None) -> None:
-        made.append(self)  # an id would be used again
+        made.append(self)  # keeps the object alive, so that its hash stays unique
         build(self, wanted)
 
     with monkeypatch.context() as context:
@@ -61,13 +61,13 @@ def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
 
 
 @pytest.mark.parametrize("kinds", [each if "branches" in each else pytest.param(each, marks=long) for each in NESTED])
-def test_graphs_made_do_not_double_with_each_level(kinds: str, monkeypatch: Any) -> None:
+def test_number_of_graphs_does_not_double_with_each_level(kinds: str, monkeypatch: Any) -> None:
     two, four, eight = (graphs_made(nested(NESTED[kinds], n), monkeypatch, False) for n in (2, 4, 8))
-    assert four <= 4 * two and eight <= 4 * four, (two, four, eight)  # at most with the square of the depth
+    assert four <= 4 * two and eight <= 4 * four, (two, four, eight)  # at most the square of the depth
 
 
 def recurrent(x: Any) -> Any:
-    """As a recurrent layer: its state begins whole and becomes rows, and so do the elements of its list."""
+    """Like a recurrent layer: the state and the elements of its list start replicated and become rows."""
     states = tf.TensorArray(x.dtype, size=3, element_shape=[None, 3])
 
     def body(i: Any, state: Any, states: Any) -> list[Any]:
@@ -78,7 +78,7 @@ def recurrent(x: Any) -> Any:
 
 
 def test_round_of_a_recurrent_layer_is_built_twice(monkeypatch: Any) -> None:
-    assert graphs_made(recurrent, monkeypatch, static=True) == 3  # and the condition
+    assert graphs_made(recurrent, monkeypatch, static=True) == 3  # the body twice, and the condition
 
 
 def halves(count: int) -> Callable[[Any], Any]:
@@ -101,11 +101,11 @@ def parts(count: int) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     "step", [halves(5), pytest.param(halves(100), marks=long), parts(10)], ids=["5", "100", "parts"]
 )
-def test_chains_of_extents_are_as_long_as_they_like_and_right(step: Any) -> None:
+def test_long_chains_of_extents_are_right(step: Any) -> None:
     Simulation(step, (X,), 2, static=False).check(X)
 
 
-def test_what_is_kept_of_an_extent_is_bounded() -> None:
+def test_stored_size_of_an_extent_is_bounded() -> None:
     number = Dim.unknown("rows")
     square = Dim.unknown("rows")
     for _ in range(16):

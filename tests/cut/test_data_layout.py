@@ -1,4 +1,4 @@
-"""Arguments that the model axis cuts as well: each of its ranks has a part of each sequence, or image."""
+"""Arguments cut along the model axis as well: each rank of the axis has a part of each sequence or image."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BATCH = [RNG.integers(0, 16, (7, 8)).astype(np.int32) for _ in range(2)]
 IMAGES, NUMBERS = RNG.normal(size=(5, 8, 6, 3)), RNG.normal(size=(5, 2))
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.long]  # tests/strategy/mesh_checks.py has a quick one
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.long]  # tests/strategy/mesh_checks.py has a quick test
 
 
 @pytest.mark.parametrize(
     ("shape", "static"),
     [((1, 4), True), ((2, 2), False)],
 )
-def test_of_sequences_in_parts_a_block_gathers_keys_and_values(shape, static):
+def test_block_gathers_keys_and_values_of_split_sequences(shape, static):
     keras.utils.set_random_seed(2)
     optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)
     options = {"static": static, "input_axes": [1, 1], "along_batch": shape[0] > 1}
@@ -37,7 +37,7 @@ def test_weights_may_be_cut_along_the_same_axis():
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_convolutions_gather_images_in_parts(axis):
+def test_convolutions_gather_split_images(axis):
     network = [layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization(), layers.ReLU()]
     network += [layers.MaxPooling2D(2), layers.GlobalAveragePooling2D(), layers.Dense(2)]
     model = keras.Sequential([keras.Input((8, 6, 3)), *network])

@@ -1,4 +1,4 @@
-"""Extents as products: what is said of them must hold for every value of the unknowns."""
+"""Extents as products: statements about them must hold for all values of the unknowns."""
 
 import random
 
@@ -10,7 +10,7 @@ NAMES = ("rows", "t", "k")
 
 
 def value(of: Dim, known: dict[str, int]) -> int:
-    """The integer, for given unknowns."""
+    """Returns the integer for given values of the unknowns."""
     found = of.factor
     for each in of.unknowns:
         if not each.operands:
@@ -29,7 +29,7 @@ def drawn(rng: random.Random) -> Dim:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_dims_arithmetic_is_that_of_integers(seed):
+def test_dims_arithmetic_matches_integers(seed):
     rng = random.Random(seed)
     a, b = drawn(rng), drawn(rng)
     known = {name: rng.randrange(1, 7) for name in NAMES}
@@ -56,13 +56,13 @@ def test_dims_are_equal_only_when_certain():
     assert Unknown("entry", "x:0", 1) == Unknown("entry", "x:0", 1) != Unknown("entry", "x:0", 2)
 
 
-def test_sums_with_numbers_are_told() -> None:
+def test_sums_with_numbers_are_compared() -> None:
     rows = Dim.unknown("rows")
     assert (rows + 1) - 1 == rows and (rows * 2 + 3) + 4 == rows * 2 + 7 and (rows + 1) - 2 != rows
     assert (rows + rows * rows) + 1 != rows and ((rows + 1) * 2) - 2 != rows
 
 
-def test_what_a_number_is_computed_from_is_known() -> None:
+def test_operands_of_a_number_are_known() -> None:
     rows = Dim.unknown("rows")
     more, half = rows + 1, (rows + 1).floor_divided_by(2)
     assert [each.depth for each in (Dim(3), rows, rows * 2, more, half)] == [0, 1, 1, 2, 3]
@@ -72,7 +72,7 @@ def test_what_a_number_is_computed_from_is_known() -> None:
     assert total([rows] * 9) == rows * 9 and total([Dim(2), Dim(3), rows]) == rows + 5
 
 
-def test_numbers_that_certainly_are_not_negative_are_known() -> None:
+def test_certainly_nonnegative_numbers_are_known() -> None:
     rows, entry = Dim.unknown("rows"), Dim.unknown("entry", "x:0", 0)
     extents = (Dim(0), rows, rows * 2, rows + 1, (rows + 1) * rows, (rows + 1).floor_divided_by(2), rows.smaller_of(3))
     assert all(each.is_extent for each in (*extents, entry.larger_of(0), Dim.unknown("extent", "x:0", 0)))

@@ -1,4 +1,4 @@
-"""Operations that compute the same from the same tensors are built once, and no others."""
+"""Operations that compute the same result from the same tensors are built once; all others stay separate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = tf.TensorSpec([6, 3])
 
 
 def built(step: Callable[[tf.Tensor], Any]) -> Counter[str]:
-    """Returns the types of operations in a rank's graph of a step."""
+    """Counts the types of operations in a rank's graph of a step."""
     concrete = tf.function(step, autograph=False).get_concrete_function(X)
 
     def rank_step(rows: tf.Tensor) -> list[tf.Tensor]:

@@ -1,4 +1,4 @@
-"""Steps of several batches, each with rows of its own: each is shared by rows, also where they meet."""
+"""Steps with several batches: each batch is divided among ranks by its own rows, also when batches are combined."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,16 @@ from keras_ddl.compat.tensorflow import tf
 
 RNG = np.random.default_rng(0)
 KERNEL = RNG.normal(size=(3, 3))
-# In proportion or not, of as many rows as ranks, of fewer, of none, the larger first or last.
+# Sizes in proportion or not; as many rows as ranks, fewer, or none; with the larger batch first or last.
 SIZES = [(8, 4), (8, 3), (3, 8), (5, 1), (4, 0)]
 
 
-def each_for_itself(x, y):
+def separately(x, y):
     return [tf.tanh(x @ KERNEL), tf.tanh(y @ KERNEL), tf.reduce_sum(x**2) + tf.reduce_mean(tf.exp(y)), y - y[:1]]
 
 
 def side_by_side(x, y):
-    """As SimCLR has them: of both, rows are computed, and compared with each other."""
+    """As in SimCLR, concatenates both batches, computes codes by row, and compares all rows with each other."""
     both = tf.concat([x, y], 0)
     codes = tf.tanh(both @ KERNEL)
     alike = codes @ tf.transpose(codes)
@@ -25,7 +25,7 @@ def side_by_side(x, y):
     return [codes, tf.reduce_mean(losses), codes - tf.reduce_mean(codes, 0), tf.reduce_max(both, 0), alike]
 
 
-def taken_apart(x, y):
+def split_again(x, y):
     both = tf.tanh(tf.concat([y, x, y], 0) @ KERNEL)
     count, other = tf.shape(y)[0], tf.shape(x)[0]
     return [both[:count], both[count : count + other] * 2.0, both[count + other :], both[1:], tf.reverse(both, [0])]
@@ -61,21 +61,21 @@ def in_loops_and_branches(x, y):
     return [a, b, tf.cond(tf.reduce_sum(y) > 0, lambda: y * 2.0, lambda: y - 1.0)]
 
 
-def by_chance(x, y):
+def random_noise(x, y):
     both = tf.concat([x, y], 0)
     noise = tf.random.stateless_normal(tf.shape(both), [1, 2], dtype=tf.float64)
     return [both + noise, y + tf.random.stateless_uniform(tf.shape(y), [3, 4], dtype=tf.float64)]
 
 
-def of_equal_extents(x, y):
-    """Where two of one are as many as the other, entries may meet whose rows lie on other ranks."""
+def equal_extents(x, y):
+    """If y repeated twice has as many rows as x, corresponding rows may lie on different ranks."""
     twice = tf.tile(y, [2, 1])
     same = tf.concat([twice, x], 0)[: tf.shape(x)[0]]
     return [same * x, tf.concat([same, x], 1), tf.transpose(same) @ x]
 
 
-STEPS = [each_for_itself, side_by_side, taken_apart, reshaped, crossed, gradients, in_loops_and_branches, by_chance,
-         of_equal_extents]  # fmt: skip
+STEPS = [separately, side_by_side, split_again, reshaped, crossed, gradients, in_loops_and_branches, random_noise,
+         equal_extents]  # fmt: skip
 
 
 def batches(sizes):
@@ -93,14 +93,14 @@ def test_two_batches_side_by_side(static):
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_two_batches_of_other_sizes(step):
+def test_two_batches_of_different_sizes(step):
     for number, sizes in enumerate(SIZES):
         for static in (True, False) if number < 2 else (bool(number % 2),):
             check(step, sizes, 2 + number % 2, static)
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_what_is_computed_of_both_side_by_side_is_computed_by_rows(static):
+def test_concatenated_batches_are_computed_by_rows(static):
     def step(x, y):
         return tf.reduce_sum(tf.tanh(tf.tanh(tf.concat([x, y], 0) @ KERNEL) @ KERNEL))
 

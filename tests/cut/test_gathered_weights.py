@@ -1,4 +1,4 @@
-"""Weights of which each rank holds a chunk, gathered for as long as a step uses them: sharding="weights"."""
+"""Weights of which each rank holds a chunk, gathered only while a step uses them: sharding="weights"."""
 
 import keras
 import numpy as np
@@ -9,11 +9,11 @@ from cut.simulated import Simulation
 from keras_ddl.compat.tensorflow import tf
 
 RNG = np.random.default_rng(4)
-NOTHING, EVERYTHING = 1, 1 << 30  # bytes of gathered weights at a time
+NOTHING, EVERYTHING = 1, 1 << 30  # limits for the bytes of weights gathered at a time
 
 
 class Trained:
-    """A Keras model in a training step, its weights of `least` entries or more in shards, slots and all."""
+    """A Keras model in a training step; weights of at least `least` entries are sharded with their slots."""
 
     def __init__(self, model, batch, *, size=3, bound=NOTHING, optimizer=None, least=4, loss=None, static=True):
         self.model, self.batch = model, batch
@@ -44,7 +44,7 @@ class Trained:
 
 
 @pytest.fixture(autouse=True)
-def drawn_from_a_seed(float64):
+def seeded(float64):
     keras.utils.set_random_seed(3)
 
 
@@ -63,10 +63,10 @@ def gathers(report):
 @pytest.mark.parametrize(
     ("size", "static"), [(3, True), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, True), (3, False)))]
 )
-def test_weights_in_shards_equal_one_process(size, static):
+def test_sharded_weights_equal_one_process(size, static):
     report = Trained(mlp(), [X], size=size, least=8, static=static).train()
     again = [each for each in gathers(report) if "again" in each.reason]
-    # The last layer's backward pass follows its forward pass, and nothing needs the first layer's once more.
+    # The last layer's backward pass follows its forward pass at once; none needs the first layer's weight again.
     assert len(gathers(report)) == 4 + 2 and len(again) == 2, report.text()
     assert {each.kind for each in report.entries} == {"all_gather", "reduce_scatter", "sum"}, report.text()
 
@@ -76,7 +76,7 @@ def transformer_and_tokens():
 
 
 class Tied(keras.Model):
-    """The table of an embedding is also the kernel of the output."""
+    """The embedding's table is also the kernel of the output layer."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Normalized(keras.layers.Layer):
 
 
 class Multiplied(keras.layers.Layer):
-    """Two weights that are used, and then multiplied with each other."""
+    """Uses two weights separately and then multiplies them."""
 
     def build(self, shape):
         self.one, self.other = (self.add_weight(shape=(shape[-1], shape[-1]), name=name) for name in ("one", "other"))
@@ -124,7 +124,7 @@ MODELS = {
     [("transformer", NOTHING), ("transformer", 500), ("transformer", EVERYTHING)]
     + [(name, NOTHING) for name in MODELS if name != "transformer"],
 )
-def test_layers_with_weights_in_shards_equal_one_process(name, bound):
+def test_layers_with_sharded_weights_equal_one_process(name, bound):
     model, batch = MODELS[name]()
     report = Trained(model, batch, bound=bound).train()
     assert bound != EVERYTHING or not any("again" in each.reason for each in gathers(report))
@@ -140,6 +140,6 @@ OPTIMIZERS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_of_weights_in_shards_equal_one_process(name):
+def test_optimizers_of_sharded_weights_equal_one_process(name):
     model, batch = MODELS["tied"]()
     Trained(model, batch, optimizer=OPTIMIZERS[name](), least=8).train(3)

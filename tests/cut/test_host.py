@@ -1,4 +1,4 @@
-"""Functions of the host and what they write: once, by rank 0."""
+"""Host functions and their output: rank 0 alone runs them, once."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ X = np.random.default_rng(0).normal(size=(7, 3))
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_host_functions_run_once_and_all_ranks_have_what_they_return(static):
+def test_host_functions_run_once_and_all_ranks_get_the_results(static):
     calls = []
 
     def count(x):
@@ -30,7 +30,7 @@ def test_host_functions_run_once_and_all_ranks_have_what_they_return(static):
         np.testing.assert_array_equal(flag, [True])
 
 
-def test_host_prints_once_and_all_rows(capfd):
+def test_host_prints_all_rows_once(capfd):
     def step(x):
         tf.print("sum of", tf.shape(x)[0], "rows", summarize=-1)
         return tf.reduce_sum(x)
@@ -39,7 +39,7 @@ def test_host_prints_once_and_all_rows(capfd):
     assert capfd.readouterr().err.count("sum of 7 rows") == 1
 
 
-def test_host_functions_give_texts_and_complex_numbers_to_all_ranks():
+def test_host_functions_return_strings_and_complex_numbers_on_all_ranks():
     def step(x):
         texts = tf.numpy_function(lambda a: np.array([b"one", b"two"]), [x], tf.string)
         return texts, tf.numpy_function(lambda a: a[0] * 2j, [x], tf.complex128)
@@ -47,7 +47,7 @@ def test_host_functions_give_texts_and_complex_numbers_to_all_ranks():
     Simulation(step, (X,), 2).check(X)
 
 
-def test_host_functions_of_anything_else_are_refused():
+def test_host_functions_with_other_dtypes_are_refused():
     def step(x):
         return tf.raw_ops.PyFunc(input=[x], token="none", Tout=[tf.variant])
 
@@ -56,7 +56,7 @@ def test_host_functions_of_anything_else_are_refused():
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_time_and_numbers_without_a_seed_are_the_same_on_all_ranks(static):
+def test_time_and_unseeded_numbers_are_equal_on_all_ranks(static):
     def step(x):
         numbers = tf.raw_ops.NonDeterministicInts(shape=[4], dtype=tf.int64)
         return x * 0 + tf.timestamp(), tf.timestamp(), numbers
@@ -68,7 +68,7 @@ def test_time_and_numbers_without_a_seed_are_the_same_on_all_ranks(static):
 
 
 @pytest.mark.long
-def test_summaries_are_written_once_and_of_all_rows(tmp_path):
+def test_summaries_cover_all_rows_and_are_written_once(tmp_path):
     writer = tf.summary.create_file_writer(str(tmp_path))
 
     def step(x):

@@ -1,4 +1,4 @@
-"""KerasHub's backbones with their own layout maps, and with those of docs/mesh.md: `make test-all HUB=1`."""
+"""KerasHub's backbones with their own layout maps and with those of docs/mesh.md: `make test-all HUB=1`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cut.layouts import axes_of, mesh_of_layers, written_in_docs
+from cut.layouts import axes_of, layout_from_docs, mesh_of_layers
 from cut.mesh import Mesh, Position, variables_of
 
 from keras_ddl.compat.tensorflow import tf
@@ -41,14 +41,14 @@ def bert(layers: int) -> keras.Model:
 
 
 def on_mesh(make: Callable[[int], keras.Model], layout: Any, shape: Position, layers: int) -> Mesh:
-    """Returns a training step of a backbone and the logits of its vocabulary on a mesh, compared with one process.
+    """Trains a backbone with logits over its vocabulary on a mesh, compares it with one process, and returns the mesh.
 
-    layout: the name of one in docs/mesh.md; None: the backbone's own get_layout_map.
+    layout: name of a layout in docs/mesh.md; None: the backbone's own get_layout_map.
     """
     keras.utils.set_random_seed(3)
     backbone = make(layers)
     mesh = mesh_of_layers(shape)
-    layout_map = type(backbone).get_layout_map(mesh) if layout is None else written_in_docs(layout, mesh)
+    layout_map = type(backbone).get_layout_map(mesh) if layout is None else layout_from_docs(layout, mesh)
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(backbone.trainable_variables)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -72,10 +72,10 @@ def on_mesh(make: Callable[[int], keras.Model], layout: Any, shape: Position, la
 
 
 @pytest.mark.parametrize(("make", "shape"), [(llama, (2, 2)), (gemma, (2, 2)), (gemma, (1, 2))])
-def test_layout_maps_of_keras_hub_work_as_they_come_and_gather_no_activation(make, shape):
+def test_keras_hub_layout_maps_gather_no_activation(make, shape):
     mesh = on_mesh(make, None, shape, 2)
     gathered = [each for each in mesh.model_reports[0, 0].entries if each.kind == "gather"]
-    # That of Llama cuts query, key and value along the width: their kernels, and gradients of them, are gathered.
+    # Llama's own map cuts query, key and value along the width, so their kernels and gradients are gathered.
     weights = ("BatchMatMulV2", "Assign")
     assert all(each.reason.startswith(weights) for each in gathered), gathered
     assert len(gathered) == (12 if make is llama else 0), gathered
@@ -85,7 +85,7 @@ def test_layout_maps_of_keras_hub_work_as_they_come_and_gather_no_activation(mak
     ("make", "layout", "shape"),
     [(llama, "LLAMA", (2, 2)), (gpt_2, "GPT_2", (2, 2)), (gpt_2, "GPT_2", (1, 4)), (bert, "BERT", (2, 2))],
 )
-def test_layouts_of_the_docs_have_four_sums_a_block_and_no_gather(make, layout, shape):
+def test_layouts_in_docs_have_four_sums_per_block_and_no_gather(make, layout, shape):
     one, two = (on_mesh(make, layout, shape, layers).kinds() for layers in (1, 2))
     assert "gather" not in two, two
     assert two.count("sum") - one.count("sum") == 4, (one, two)

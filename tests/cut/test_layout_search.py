@@ -1,4 +1,4 @@
-"""Layouts that are chosen (`Strategy(layout=N)`), without ranks; tests/strategy/mesh_checks.py has some."""
+"""The choice of a layout (`Strategy(layout=N)`), without ranks; tests/strategy/mesh_choice_checks.py uses ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Chosen:
-    """The layout that is chosen for a training step of a model, or for its loss alone.
+    """The layout chosen for a training step of a model, or for its loss alone.
 
-    Attributes: axes: by path of the weight.
+    Attributes: axes: {path of a weight: axis}.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Chosen:
     def _kept(self, weight: Any) -> list[Any]:
         return [weight.value, *slots_of(weight, self.optimizer)]
 
-    def checked_on(self, shape: Position) -> Mesh:
-        """Returns the step on a mesh, compared with one process."""
+    def check_on(self, shape: Position) -> Mesh:
+        """Returns the step on a mesh, after comparing it with one process."""
         weights = [each for each in self.model.variables if each.path in self.axes]
         layout = {id(v): self.axes[each.path] for each in weights for v in self._kept(each)}
         return Mesh(self.step, self.batch, shape, variables_of(self.model, self.optimizer), layout).check(
@@ -73,10 +73,12 @@ def tokens() -> list[np.ndarray]:
     return [RNG.integers(0, 16, (7, 5)).astype("int32") for _ in range(2)]
 
 
-def of_block(number: int) -> dict[str, int]:
+def block_axes(number: int) -> dict[str, int]:
     names = ("query", "key", "value")
-    of_heads = {f"{name}/kernel": 1 for name in names} | {f"{name}/bias": 0 for name in names}
-    attention = {f"attention{number}/{path}": axis for path, axis in {**of_heads, "attention_output/kernel": 0}.items()}
+    head_axes = {f"{name}/kernel": 1 for name in names} | {f"{name}/bias": 0 for name in names}
+    attention = {
+        f"attention{number}/{path}": axis for path, axis in {**head_axes, "attention_output/kernel": 0}.items()
+    }
     return {**attention, f"up{number}/kernel": 1, f"up{number}/bias": 0, f"down{number}/kernel": 0}
 
 
@@ -86,21 +88,21 @@ LONG = pytest.mark.long
 
 @LONG
 @pytest.mark.parametrize("options", [{"trains": False}, {"static": False}], ids=str)
-def test_a_transformer_is_cut_as_megatron_cuts_it(options):
+def test_transformer_is_cut_as_in_megatron(options):
     keras.utils.set_random_seed(5)
     chosen = Chosen(transformer(blocks=2, width=16, features=32), tokens(), **options)
-    assert chosen.axes == {**of_block(0), **of_block(1), **VOCABULARY}
+    assert chosen.axes == {**block_axes(0), **block_axes(1), **VOCABULARY}
 
 
 @LONG
-def test_a_step_with_a_chosen_layout_equals_one_process_and_gathers_nothing():
+def test_step_with_a_chosen_layout_equals_one_process_without_gathers():
     keras.utils.set_random_seed(5)
-    mesh = Chosen(transformer(blocks=1), tokens()).checked_on((2, 2))
+    mesh = Chosen(transformer(blocks=1), tokens()).check_on((2, 2))
     assert "gather" not in mesh.kinds(), mesh.model_reports[0, 0].text()
 
 
 @LONG
-def test_convolutions_are_cut_in_pairs_with_what_lies_between():
+def test_convolutions_are_cut_in_pairs_including_layers_between():
     keras.utils.set_random_seed(1)
     x = inputs = keras.Input((6, 6, 3))
     x = layers.Conv2D(32, 3, padding="same", name="wide")(x)
@@ -110,7 +112,7 @@ def test_convolutions_are_cut_in_pairs_with_what_lies_between():
     chosen = Chosen(model, [RNG.normal(size=(5, 6, 6, 3)), RNG.integers(0, 3, (5,))])
     between = {f"norm/{each}": 0 for each in ("gamma", "beta", "moving_mean", "moving_variance")}
     assert chosen.axes == {"wide/kernel": 3, "wide/bias": 0, **between, "narrow/kernel": 2}
-    mesh = chosen.checked_on((1, 2))
+    mesh = chosen.check_on((1, 2))
     assert "gather" not in mesh.kinds(), mesh.model_reports[0, 0].text()
 
 
@@ -127,11 +129,11 @@ def test_dense_layers_of_one_shape_are_cut_in_pairs():
     batch = [RNG.normal(size=(4, 8)) for _ in range(2)]
     chosen = Chosen(stack(8, 8, 8, 8), batch, keras.losses.MeanSquaredError())
     assert [chosen.axes.get(f"dense_{n}/kernel") for n in range(4)] == [1, 0, 1, 0], chosen.axes
-    chosen.checked_on((1, 2))
+    chosen.check_on((1, 2))
 
 
 @pytest.mark.parametrize(("widths", "rows", "size"), [((3, 5), 4, 7), ((8, 2), 20_000, 2)])
-def test_what_is_not_worth_cutting_is_not_cut(widths, rows, size):
+def test_small_weights_are_not_cut(widths, rows, size):
     keras.utils.set_random_seed(1)
     batch = [RNG.normal(size=(rows, 8)), RNG.normal(size=(rows, widths[-1]))]
     assert Chosen(stack(*widths), batch, keras.losses.MeanSquaredError(), size=size).axes == {}

@@ -1,4 +1,4 @@
-"""Steps cut along the model axis of a mesh, and then along the batch, equal one process."""
+"""Steps cut along the model axis of a mesh and then along the batch equal one process."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def transformer_on(shape: Position, rules: Rules = TRANSFORMER, **options: Any) 
         ((3, 2), {"static": False}),
     ],
 )
-def test_a_transformer_on_a_mesh_equals_one_process(shape, options):
+def test_transformer_on_a_mesh_equals_one_process(shape, options):
     mesh = transformer_on(shape, **options).check(*tokens(), steps=2)
-    assert mesh.kinds() == ["sum"] * 5  # four of the block, and no gather of an activation; squares of gradients
+    assert mesh.kinds() == ["sum"] * 5  # four for the block, one for the gradients' norm; no activation is gathered
     assert set(mesh.kinds("data")) == {"sum"}
 
 
@@ -54,7 +54,7 @@ VOCABULARY: Rules = {**TRANSFORMER, "table": 0, "head/kernel": 1, "head/bias": 0
 
 
 @pytest.mark.long
-def test_a_vocabulary_is_cut_without_gathering_rows_or_logits():
+def test_vocabulary_is_cut_without_gathering_rows_or_logits():
     mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3], static=False).check(*tokens(), steps=2)
     assert "gather" not in mesh.kinds() and mesh.kinds().count("max") == 1, mesh.moved()
     assert not mesh.model_reports[0, 0].replicated
@@ -62,7 +62,7 @@ def test_a_vocabulary_is_cut_without_gathering_rows_or_logits():
 
 @pytest.mark.parametrize("number", [-1, 16])
 @pytest.mark.parametrize("what", ["label", "row"])
-def test_what_a_cut_table_does_not_have_is_an_error(what, number):
+def test_index_outside_a_cut_table_is_an_error(what, number):
     weight, numbers = tf.Variable(RNG.normal(size=(16, 5))), np.array([3, number, 0], np.int32)
 
     def step(x: Any, numbers: Any) -> Any:
@@ -100,7 +100,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "momentum": lambda: keras.optimizers.SGD(1e-2, momentum=0.9),
     "averaged": lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.1, use_ema=True),
     "clipnorm": lambda: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, clipnorm=0.1),
-    "adafactor": lambda: keras.optimizers.Adafactor(1e-2),  # with slots of other shapes than their weight
+    "adafactor": lambda: keras.optimizers.Adafactor(1e-2),  # its slots differ in shape from their weights
     "muon": lambda: keras.optimizers.Muon(1e-2),
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(1e-2), initial_scale=64.0, dynamic_growth_steps=2
@@ -126,17 +126,17 @@ def test_slots_that_follow_their_weight_move_nothing():
 
 
 @pytest.mark.long
-def test_a_layout_of_kernels_alone_has_one_bucket_of_gradients_of_biases():
+def test_layout_of_kernels_alone_sums_bias_gradients_in_one_bucket():
     rules = {name: axis for name, axis in PAIR.items() if "bias" not in name}
     mesh = dense_on(keras.optimizers.Adam(1e-2, clipnorm=0.1), (1, 2), rules, along_batch=False)
     mesh.check(X, Y)
     assert set(mesh.kinds()) == {"sum"}, mesh.moved()
     gradients = [entry for entry in mesh.model_reports[0, 0].entries if "up" in str(entry.values)]
-    assert len(gradients) == 1, gradients  # once, for its norm, both moments and the weight
+    assert len(gradients) == 1, gradients  # one for its norm, both moments and the weight
 
 
 @pytest.mark.parametrize("axis", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_rows_are_looked_up_in_a_variable_and_scattered_into_it(axis):
+def test_rows_are_looked_up_in_and_scattered_into_cut_variables(axis):
     table, other = tf.Variable(RNG.normal(size=(6, 4))), tf.Variable(RNG.normal(size=(6, 4)))
     x, places = RNG.normal(size=(7, 4)), RNG.integers(0, 6, (7,))
 
@@ -153,7 +153,7 @@ def test_rows_are_looked_up_in_a_variable_and_scattered_into_it(axis):
 
 
 @pytest.mark.long
-def test_halves_are_computed_as_in_one_process():
+def test_half_precision_equals_one_process():
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -164,16 +164,16 @@ def test_halves_are_computed_as_in_one_process():
 
 
 @pytest.mark.long
-def test_a_loop_gathers_what_it_reads_of_cut_weights():
+def test_loop_gathers_the_cut_weights_it_reads():
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((3, 4)), layers.LSTM(4, name="lstm"), layers.Dense(2)])
     x, y = RNG.normal(size=(5, 3, 4)), RNG.normal(size=(5, 2))
     mesh = mesh_of(model, [x, y], (2, 2), {"lstm.*kernel": 1, "lstm.*bias": 0}).check(x, y)
     assert mesh.moved()["model"] == [("gather", 1)] * 3
-    assert set(mesh.kinds("data")) == {"sum"}  # its rows are cut as ever
+    assert set(mesh.kinds("data")) == {"sum"}  # the rows are cut as usual
 
 
-def test_parts_that_a_loop_adds_up_are_those_of_one_axis():
+def test_loop_adds_parts_of_one_axis_only():
     weight = tf.Variable(RNG.normal(size=(4, 3)))
 
     def step(x: Any) -> Any:
@@ -203,7 +203,7 @@ def test_other_writes_of_a_cut_weight_are_refused(write, match):
         Mesh(lambda x: (write(weight, x), tf.constant(0))[1], [X], (1, 2), [weight], {id(weight): 0})
 
 
-def test_the_first_rank_of_the_mesh_alone_calls_host_functions(tmp_path):
+def test_only_the_first_rank_of_the_mesh_calls_host_functions(tmp_path):
     weight = tf.Variable(RNG.normal(size=(5, 4)))
     calls: list[float] = []
 
@@ -228,8 +228,8 @@ def test_the_first_rank_of_the_mesh_alone_calls_host_functions(tmp_path):
     ("name", "small"),
     [("momentum", None), *(pytest.param(each, 1, marks=pytest.mark.long) for each in ("momentum", "averaged"))],
 )
-def test_a_step_that_fails_is_written_on_no_rank(name, small, monkeypatch):
-    """`small`: bytes from which on a value is made after the commit, unless it needs a collective."""
+def test_failed_step_writes_on_no_rank(name, small, monkeypatch):
+    """`small`: minimum bytes of values that are computed after the commit; None: the default."""
     if small is not None:
         monkeypatch.setattr(after_commit, "_SMALL", small)
     mesh = dense_on(OPTIMIZERS[name]()).check(X, Y, steps=small or 0)
@@ -241,7 +241,7 @@ def test_a_step_that_fails_is_written_on_no_rank(name, small, monkeypatch):
 
 
 @pytest.mark.long
-def test_new_values_are_made_after_the_commit_one_after_the_other(monkeypatch):
+def test_new_values_are_computed_one_by_one_after_the_commit(monkeypatch):
     monkeypatch.setattr(after_commit, "_SMALL", 1)
     mesh = dense_on(keras.optimizers.Adam(1e-2), (1, 2)).check(X, Y)
     numbers = [tf.constant(n, tf.int64) for n in (7, 0, 7)]
@@ -255,11 +255,11 @@ def test_new_values_are_made_after_the_commit_one_after_the_other(monkeypatch):
         )
 
     writes = [writes_before(each) for each in graph.get_operations() if each.type == "AssignVariableOp"]
-    assert sum(map(bool, writes)) >= 5, writes  # both kernels with their moments
+    assert sum(map(bool, writes)) >= 5, writes  # both kernels and their moments
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(4, True), (None, True), (4096, False)])
-def test_a_gradient_waits_for_the_commit_if_its_operands_are_smaller(rows, expected):
+def test_gradient_waits_for_the_commit_if_its_operands_are_smaller(rows, expected):
     with tf.Graph().as_default():
         x, dy = (tf.tanh(tf.compat.v1.placeholder(tf.float32, [rows, 256])) for _ in range(2))
         gradient = tf.matmul(x, dy, transpose_a=True)
@@ -272,7 +272,7 @@ def test_a_gradient_waits_for_the_commit_if_its_operands_are_smaller(rows, expec
 
 @pytest.mark.parametrize(("shape", "axis"), [((6, 8), 0), ((6, 8), 1), ((4, 6, 5), 1), ((12,), 0)])
 @pytest.mark.parametrize(("data", "model"), [(2, 2), (3, 2), (5, 1)])
-def test_a_variable_is_shared_out_among_all_ranks_of_a_mesh(shape, axis, data, model):
+def test_mesh_layout_partitions_a_variable_among_all_ranks(shape, axis, data, model):
     values = np.arange(np.prod(shape)).reshape(shape)
     layout = MeshLayout(shape, axis, data, model)
     seen = []

@@ -1,4 +1,4 @@
-"""Layers cut along the model axis of a mesh: classes, heads, channels. What they move is counted."""
+"""Layers cut along the model axis of a mesh: classes, heads, channels. The tests count collectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _accuracy(labels: Any, logits: Any) -> Any:
 CLASSES = RNG.integers(0, 8, 7)
 
 
-# An activation of logits, what makes a loss, and labels.
+# (activation of logits, function that makes a loss, labels)
 HEADS: dict[str, tuple[str | None, Callable[[], Loss], np.ndarray]] = {
     "dense": (
         None,
@@ -43,7 +43,7 @@ HEADS: dict[str, tuple[str | None, Callable[[], Loss], np.ndarray]] = {
 @pytest.mark.parametrize(
     "name", [each if each == "dense" else pytest.param(each, marks=pytest.mark.long) for each in HEADS]
 )
-def test_classes_that_are_cut_are_not_gathered(name):
+def test_cut_classes_are_not_gathered(name):
     activation, loss, y = HEADS[name]
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((5,)), layers.Dense(8, activation, name="head")])
@@ -53,7 +53,7 @@ def test_classes_that_are_cut_are_not_gathered(name):
 
 
 @pytest.mark.parametrize("entries", [[np.nan, 1, 2, np.nan], [-np.inf, np.nan, -np.inf, -np.inf], [1, 3, 3, 3]])
-def test_the_largest_of_cut_entries_is_the_one_that_tensorflow_takes(entries):
+def test_argmax_of_cut_entries_equals_tensorflow(entries):
     weight = tf.Variable(np.array([entries, entries[::-1], np.negative(entries)], np.float64))
 
     def step(x: Any) -> Any:
@@ -66,11 +66,11 @@ def test_the_largest_of_cut_entries_is_the_one_that_tensorflow_takes(entries):
 
 
 @pytest.mark.parametrize("what", ["classes", "tables"])
-def test_slices_that_are_put_one_after_the_other_are_no_range(what):
+def test_concatenated_slices_are_not_taken_for_a_range(what):
     one, other = (tf.Variable(RNG.normal(size=(8, 5))) for _ in range(2))
 
     def step(x: Any) -> Any:
-        both = tf.concat([one, other], 0)  # a rank has rows 0 to 3 and 8 to 11, or the others
+        both = tf.concat([one, other], 0)  # one rank has rows 0 to 3 and 8 to 11, the other the rest
         if what == "tables":
             return x * tf.gather(both, [0, 5, 9, 15, 3, 7, 11])
         logits = tf.matmul(x, both, transpose_b=True)
@@ -82,7 +82,7 @@ def test_slices_that_are_put_one_after_the_other_are_no_range(what):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("heads", "static"), [("(query|key|value)", False), ("query", True)])
-def test_attention_of_grouped_queries_is_cut_along_its_heads(heads, static):
+def test_grouped_query_attention_is_cut_along_heads(heads, static):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((5, 8))
     x = layers.GroupQueryAttention(4, 8, 2, name="attention")(inputs, inputs, use_causal_mask=True)
@@ -93,16 +93,16 @@ def test_attention_of_grouped_queries_is_cut_along_its_heads(heads, static):
 
 
 @pytest.mark.long
-def test_a_table_cut_along_its_width_is_gathered_once_where_its_rows_are_normalized():
+def test_table_cut_along_its_width_is_gathered_once_if_rows_are_normalized():
     keras.utils.set_random_seed(5)
     batch = [RNG.integers(0, 16, (3, 5)).astype("int32") for _ in range(2)]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     rules = {**TRANSFORMER, "table": 1}
     mesh = mesh_of(transformer(blocks=1), batch, (1, 2), rules, loss=loss, along_batch=False).check(*batch, steps=2)
-    assert mesh.kinds() == ["gather"] + ["sum"] * 4  # those of the block
+    assert mesh.kinds() == ["gather"] + ["sum"] * 4  # the sums belong to the block
 
 
-def test_a_table_cut_along_its_width_stays_so_where_its_rows_are_multiplied():
+def test_table_cut_along_its_width_stays_cut_if_rows_are_multiplied():
     keras.utils.set_random_seed(1)
     table, flat = layers.Embedding(6, 4, name="table"), layers.Flatten()
     model = keras.Sequential([keras.Input((3,), dtype="int32"), table, flat, layers.Dense(5, name="dense")])
@@ -133,7 +133,7 @@ def test_convolutions_are_cut_along_their_channels(pool, rules):
     x, y = RNG.normal(size=(5, 6, 6, 2)), RNG.normal(size=(5, 2))
     mesh = mesh_of(images(pool), [x, y], (2, 2), rules).check(x, y)
     gathered = [each for each in mesh.model_reports[0, 0].entries if each.kind == "gather"]
-    assert all(each.reason.startswith(("Assign", "Sub")) for each in gathered), gathered  # of weights, no images
+    assert all(each.reason.startswith(("Assign", "Sub")) for each in gathered), gathered  # gathers weights, not images
 
 
 @pytest.mark.long
@@ -151,7 +151,7 @@ def test_depthwise_convolutions_are_cut_along_their_channels():
 
 
 @pytest.mark.long
-def test_channels_that_come_first_are_cut_as_those_that_come_last():
+def test_channels_first_is_cut_like_channels_last():
     keras.utils.set_random_seed(1)
     first = {"data_format": "channels_first"}
     model = keras.Sequential([
@@ -161,4 +161,4 @@ def test_channels_that_come_first_are_cut_as_those_that_come_last():
     batch = [RNG.normal(size=(5, 2, 7, 7)), RNG.normal(size=(5, 2))]
     rules: Rules = {"wide/kernel": 3, "wide/bias": 0, "narrow/kernel": 2}
     mesh = mesh_of(model, batch, (1, 2), rules, along_batch=False)
-    assert mesh.moved()["model"] == [("sum", 1)]  # it does not run: TensorFlow's CPU has no gradients of such images
+    assert mesh.moved()["model"] == [("sum", 1)]  # only cut: TensorFlow has no CPU gradients for channels_first

@@ -1,4 +1,4 @@
-"""Slices of a mesh have mirrors where there is one data rank; what is staged completes a step that others committed."""
+"""With one data rank, slices of a mesh have mirrors. Staged values complete a step that other ranks have committed."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ X = np.random.default_rng(0).normal(size=(6, 4))
 
 
 def mesh(shape: Position, offset: int) -> tuple[Mesh, list[tf.Variable]]:
-    """A matrix cut along its columns and one along its rows, both trained, and a number that all have."""
+    """Returns a step that trains a matrix cut along columns and one cut along rows, and counts in a replicated one."""
     rng = np.random.default_rng(1)
     wide, narrow = tf.Variable(rng.normal(size=(4, 6))), tf.Variable(rng.normal(size=(6, 3)))
     steps = tf.Variable(0.0, dtype=tf.float64)
@@ -28,7 +28,7 @@ def mesh(shape: Position, offset: int) -> tuple[Mesh, list[tf.Variable]]:
 
 
 def check_mirrors(trained: Mesh, offset: int) -> None:
-    """Each mirror has the slice of the model rank before it."""
+    """Checks that each mirror equals the slice of the model rank `offset` before it."""
     for (data, model), mirrors in trained.mirrors.items():
         source = trained.copies[data, (model - offset) % trained.shape[1]]
         for key, mirror in mirrors.items():
@@ -36,7 +36,7 @@ def check_mirrors(trained: Mesh, offset: int) -> None:
 
 
 @pytest.mark.parametrize("size, offset", [(3, 2)])
-def test_mirrors_of_slices_have_what_the_step_wrote(size: int, offset: int) -> None:
+def test_mirrors_of_slices_receive_the_steps_writes(size: int, offset: int) -> None:
     trained, _ = mesh((1, size), offset)
     trained.check(X)
     check_mirrors(trained, offset)
@@ -44,7 +44,7 @@ def test_mirrors_of_slices_have_what_the_step_wrote(size: int, offset: int) -> N
 
 
 @pytest.mark.parametrize("shape, offset", [((1, 2), 1), pytest.param((2, 2), 0, marks=pytest.mark.long)])
-def test_a_step_that_fails_in_its_commit_is_undone_or_completed(shape: Position, offset: int) -> None:
+def test_step_that_fails_in_its_commit_can_be_undone_or_completed(shape: Position, offset: int) -> None:
     trained, variables = mesh(shape, offset)
     trained.check(X, steps=2)
     before = trained.everything()
@@ -56,7 +56,7 @@ def test_a_step_that_fails_in_its_commit_is_undone_or_completed(shape: Position,
         each.restore()
     np.testing.assert_equal(trained.everything(), before)
     for each in trained.snapshots.values():
-        each.complete()  # what is cut: nothing else has slices of this rank
+        each.complete()  # cut variables; no other rank holds this rank's slices
     for data in range(shape[0]):
         for variable in variables[:2]:
             np.testing.assert_allclose(trained.complete(variable, data), variable.numpy(), rtol=1e-12)

@@ -1,4 +1,4 @@
-"""Mirrors of variables in shards are written with these; what is staged completes a step that others have committed."""
+"""A step also writes mirrors of sharded variables. Staged values complete a step that other ranks have committed."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from keras_ddl.compat.tensorflow import tf
 
 
 def check(trained: Simulation, offset: int) -> None:
-    """Each mirror has the shard of the rank before it."""
+    """Checks that each mirror equals the shard of the rank `offset` before it."""
     for rank, mirrors in enumerate(trained.mirrors):
         source = trained.copies[(rank - offset) % trained.size]
         assert mirrors
@@ -19,7 +19,7 @@ def check(trained: Simulation, offset: int) -> None:
 
 
 @pytest.mark.parametrize("size, offset", [(2, 1), pytest.param(5, 3, marks=pytest.mark.long)])
-def test_mirrors_have_what_the_step_wrote(size: int, offset: int) -> None:
+def test_mirrors_receive_the_steps_writes(size: int, offset: int) -> None:
     trained = Trained(keras.optimizers.AdamW(1e-2), size=size, mirrors=offset)
     report = trained.train()
     check(trained.simulation, offset)
@@ -27,7 +27,7 @@ def test_mirrors_have_what_the_step_wrote(size: int, offset: int) -> None:
 
 
 @pytest.mark.long
-def test_mirrors_of_what_a_branch_writes() -> None:
+def test_mirrors_receive_writes_of_a_branch() -> None:
     scaled = lambda each: keras.optimizers.LossScaleOptimizer(each, 2.0)  # noqa: E731
     trained = Trained(keras.optimizers.Adam(1e-2), mirrors=1, wrap=scaled)
     report = trained.train()
@@ -35,7 +35,7 @@ def test_mirrors_of_what_a_branch_writes() -> None:
     assert [each.kind for each in report.entries].count("mirror") == 1 and sum(report.copies.values()) > 0
 
 
-def test_mirrors_of_rows_that_are_scattered() -> None:
+def test_mirrors_receive_scattered_rows() -> None:
     table = tf.Variable(np.arange(10.0).reshape(5, 2))
 
     def step(x):
@@ -48,7 +48,7 @@ def test_mirrors_of_rows_that_are_scattered() -> None:
     assert list(simulation.reports[0].copies) == ["ResourceScatterAdd may write it"]
 
 
-def test_a_step_that_fails_leaves_shards_and_mirrors_as_they_were_and_what_completes_it() -> None:
+def test_failed_step_keeps_shards_and_mirrors_and_can_be_completed() -> None:
     trained = Trained(keras.optimizers.Adam(1e-2), size=3, mirrors=1)
     simulation = trained.simulation
     trained.train(steps=2)
@@ -56,7 +56,7 @@ def test_a_step_that_fails_leaves_shards_and_mirrors_as_they_were_and_what_compl
         each.assign(each + 1)
     before = simulation.everything()
     for each in simulation.snapshots:
-        each.complete()  # nothing is staged: the step has committed
+        each.complete()  # nothing is staged, because the step has committed
     np.testing.assert_equal(simulation.everything(), before)
     for each in simulation.copies[0].values():
         each.assign(each - 1)
@@ -66,7 +66,7 @@ def test_a_step_that_fails_leaves_shards_and_mirrors_as_they_were_and_what_compl
         simulation(X)
     for each in simulation.snapshots:
         each.discard()
-        each.complete()  # nothing is staged any more
+        each.complete()  # nothing is staged after discard()
     np.testing.assert_equal(simulation.everything(), before)
     simulation.expected(X)
     with pytest.raises(tf.errors.OpError):

@@ -1,4 +1,4 @@
-"""tools/missing_rules.py, which lists what the cut could do and does not, finds what was taken away, and no more."""
+"""tools/missing_rules.py finds removed rules, and only those: it lists what the cut could support but does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM = load_program(ROOT / "tools" / "missing_rules.py")
 missing, table = PROGRAM.missing, PROGRAM.table
 
 
-def test_missing_finds_the_placements_of_a_row_that_was_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_finds_placements_of_a_removed_row(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("Sub", ["n2 f", "2 f"])
     before = {(each.operands, each.sliced) for each, _ in missing([case])}
     monkeypatch.delitem(registry._rules, ("Sub", False))
@@ -26,7 +26,7 @@ def test_missing_finds_the_placements_of_a_row_that_was_taken_away(monkeypatch: 
     )
 
 
-def test_missing_names_the_slice_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_the_sufficient_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = registry.rule_of("Sub")
     monkeypatch.setitem(
         registry._rules,

@@ -1,4 +1,4 @@
-"""Variables of which each rank holds a part of a sum from step to step, as accumulated gradients are."""
+"""Variables of which each rank holds a part of a sum between steps, such as accumulated gradients."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def simulated(step, variables, size=3):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_parts_are_added_up_and_nothing_travels(size):
+def test_parts_are_accumulated_without_collectives(size):
     added, assigned, subtracted = (tf.Variable(np.zeros(3)) for _ in range(3))
 
     def step(x):
@@ -31,7 +31,7 @@ def test_parts_are_added_up_and_nothing_travels(size):
     assert not np.array_equal(held[0], held[1])
 
 
-def test_parts_are_combined_where_something_needs_them():
+def test_parts_are_combined_when_needed():
     parts = tf.Variable(np.zeros(3))
 
     def step(x):
@@ -43,7 +43,7 @@ def test_parts_are_combined_where_something_needs_them():
     simulated(step, [parts]).check(X, steps=2)
 
 
-def test_other_operations_on_such_a_variable_are_refused():
+def test_other_operations_on_accumulated_gradients_are_refused():
     parts = tf.Variable(np.zeros([3, 3]))
 
     def step(x):

@@ -1,4 +1,4 @@
-"""Operations are placed as placement_table.txt says: what has become dearer, or cheaper, is seen there."""
+"""Operations are placed as placement_table.txt says; its diff shows what became more or less expensive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOPICS = topics()
 
 
 def _table() -> dict[str, dict[str, list[str]]]:
-    """Returns the types of operations by topic and line."""
+    """Returns {topic: {line: types of operations}}."""
     found: dict[str, dict[str, list[str]]] = {}
     for part in FILE.read_text().split("\n# ")[1:]:
         topic, *lines = part.strip().splitlines()
@@ -26,7 +26,7 @@ def test_results_are_placed_as_the_table_says(topic: str, step: int) -> None:
     for case in TOPICS[topic][::step]:
         found = line(case)
         assert case.type in EXPECTED[topic].get(found, []), (
-            f"if this is meant, write the table again (tests/cut/placement_table.py): {case.type}: {found}"
+            f"if this is intended, rewrite the table (tests/cut/placement_table.py): {case.type}: {found}"
         )
 
 

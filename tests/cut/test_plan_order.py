@@ -1,4 +1,4 @@
-"""The plan of a step's sums is an order in which they can run: none comes before one that it needs."""
+"""The plan orders a step's sums so that each comes after the sums it needs."""
 
 import contextlib
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def deep(x):
 
 
 def needed(tensors):
-    """Returns the operations that tensors wait for. Simulated collectives are ordered, which those of ranks are not."""
+    """Returns the operations that tensors depend on, ignoring the control edges that order simulated collectives."""
     stack, seen = [each.op for each in tensors], set()
     while stack:
         each = stack.pop()
@@ -35,7 +35,7 @@ def needed(tensors):
 
 @pytest.fixture
 def sums(monkeypatch):
-    """The sums of rank 0: names, depths, tensors, operations."""
+    """Records rank 0's sums: names, depths, tensors, operations."""
     records, reduce = [], SimulatedCollectives.reduce
 
     def recorded(self, tensors, op, name, how=PLAIN):
@@ -51,7 +51,7 @@ def sums(monkeypatch):
 
 
 def check(step, sums, variables=(), *, in_branches=False, **options):
-    """Checks results and the plan. Returns: the numbers of sums, as they are in the graph, in the order of the plan."""
+    """Checks results and the plan. Returns the sums' numbers in graph order, listed in the order of the plan."""
     Simulation(step, [X], 2, variables=variables, **options).check(X)
     depths = {each.name: each.depths for each in sums if each.depths is not None}
     plan = StepCollectives._by_depth(SimpleNamespace(_depths=depths, _is_in_branches=in_branches), sums)
@@ -62,7 +62,7 @@ def check(step, sums, variables=(), *, in_branches=False, **options):
     return [sums.index(each) for each in plan]
 
 
-def test_plan_sends_what_is_ready_first(sums):
+def test_plan_sends_ready_sums_first(sums):
     def step(x):
         low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
         return tf.exp(high), tf.exp(tf.reduce_sum(tf.tanh(x * tf.exp(low)), 0))
@@ -70,32 +70,32 @@ def test_plan_sends_what_is_ready_first(sums):
     assert check(step, sums) == [0, 2, 1, 3]
 
 
-def test_plan_waits_with_gathers_of_weights_that_wait_for_other_sums(sums):
+def test_plan_delays_gathers_of_weights_that_wait_for_other_sums(sums):
     weights = [tf.Variable(np.full([4, 4], number)) for number in (0.3, 0.2)]
 
     def step(x):
         low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
         first = high[tf.newaxis] @ weights[0]
-        return first, tf.exp(tf.reduce_sum((x * tf.exp(low)) @ weights[1], 0))  # gathered when the first was used
+        return first, tf.exp(tf.reduce_sum((x * tf.exp(low)) @ weights[1], 0))  # gathered after the first one's use
 
     options = {"sharded": weights, "weights": [each.handle for each in weights], "gathered_bytes": 1}
     assert check(step, sums, weights, **options) == [0, 1, 2, 3]
 
 
-def test_plan_is_not_changed_by_what_is_built_between_two_nodes(sums):
+def test_plan_ignores_values_rebuilt_between_two_nodes(sums):
     def step(x):
         low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
         part = high * 3.0 / 2.0
         late, total = tf.exp(low * 2.0), tf.exp(tf.reduce_sum(tf.tanh(x * tf.exp(low)), 0))
         with tf.control_dependencies([late]):
             after = tf.identity(total)
-        # When `late` was built, `part` is built again of `high`, to be added.
+        # When `late` has been built, `part` is rebuilt from `high` before the addition.
         return part + total, tf.exp(high), tf.exp(tf.reduce_sum(tf.tanh(x * after), 0))
 
     assert check(step, sums) == [0, 2, 3, 1, 4]
 
 
-def test_plan_follows_the_graph_where_branches_with_collectives_wait_for_one_another(sums):
+def test_plan_follows_the_graph_if_branches_with_collectives_depend_on_each_other(sums):
     def step(x):
         low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
         first, second = (
@@ -109,7 +109,7 @@ def test_plan_follows_the_graph_where_branches_with_collectives_wait_for_one_ano
 
 @pytest.fixture
 def collectives(monkeypatch):
-    """Those of a step whose sums are identities, in a graph of its own."""
+    """Yields the collectives of a step in a separate graph, where sums are identities."""
     monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, **_: [tf.identity(tensors[0], name="sum")])
     monkeypatch.setattr(ops, "all_gather", lambda tensor, **_: tensor)
     with tf.Graph().as_default():
@@ -120,7 +120,7 @@ def sum_of(collectives, *depths):
     return collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(*depths) if depths else None))[0].op
 
 
-def test_plan_sends_a_bucket_before_the_sums_that_it_cannot_need(collectives):
+def test_plan_sends_a_bucket_before_sums_it_cannot_need(collectives):
     depths = {"a": (1, 1), "b": (5, 5), "c": (9, 9), "commit": (), "x": (9, 9), "of c": (2, 10), "early": (1, 6)}
     sums = {name: sum_of(collectives, *each) for name, each in depths.items()}
     names = {operation: name for name, operation in sums.items()}
@@ -130,14 +130,14 @@ def test_plan_sends_a_bucket_before_the_sums_that_it_cannot_need(collectives):
 
     assert planned("a", "b", "c", "early") == ["a", "b", "early", "c"]
     assert planned("a", "b", "c", "of c", "early") == ["a", "b", "c", "of c", "early"]
-    assert planned("a", "c", "x") == ["a", "c", "x"]  # equally deep: one may be needed for the other
+    assert planned("a", "c", "x") == ["a", "c", "x"]  # equally deep, so one may need the other
     assert planned("a", "c", "commit", "early") == ["a", "c", "commit", "early"]
 
 
 def test_plan_takes_the_depths_of_its_own_graph(collectives):
     for depth in (1, 2):
         sum_of(collectives, depth, depth)
-    with tf.Graph().as_default():  # of a branch
+    with tf.Graph().as_default():  # the graph of a branch
         sum_of(collectives, 9, 9)
     assert collectives._depths == {"sum": Depths(1, 1), "sum_1": Depths(2, 2)}
 

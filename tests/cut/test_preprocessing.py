@@ -1,4 +1,4 @@
-"""Keras's layers of preprocessing in a step, adapted before: what one process gives, and what moves for it."""
+"""Adapted preprocessing layers of Keras in a step equal one process; the tests also check what they gather."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Programs whose loss looks at the batch as one process sees it: after three steps the weights equal plain Keras's."""
+"""Programs whose loss uses the whole batch: after three steps the weights equal those of plain Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers of a cut step are those of one process."""
+"""Random numbers of a cut step equal those of one process."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def draws():
 
 @pytest.mark.long
 @pytest.mark.parametrize("size, static", SETTINGS)
-def test_draw_of_rows_is_the_rows_of_the_whole_draw(size, static):
+def test_drawn_rows_equal_rows_of_the_whole_draw(size, static):
     def step(x):
         kinds = []
         for draw in draws():
             noise = draw(tf.concat([[rows_of(x)], tf.constant([2, 4], tf.int64)], 0))
             kinds.append(noise if noise.dtype.is_floating else tf.cast(noise, tf.float64))
-        # Elementwise with rows: each rank needs its own rows of the draw.
+        # The elementwise operation with rows makes each rank draw its own rows.
         return tf.concat([tf.cast(tf.reshape(each, [rows_of(x), -1]), tf.float64) + 0 * x[:, :1] for each in kinds], 1)
 
     check(step, size, static, times=1)
 
 
 @pytest.mark.parametrize("size, static", SETTINGS)
-def test_draw_of_rows_makes_no_whole_draw(size, static):
+def test_drawing_rows_avoids_the_whole_draw(size, static):
     def step(x):
         noise = tf.random.stateless_normal([rows_of(x), 3], seed=[1, 2], dtype=tf.float64)
         return tf.reduce_sum(x * noise, 0)
@@ -59,7 +59,7 @@ def test_draw_of_rows_makes_no_whole_draw(size, static):
 
 
 def needed_draws(graph, kind="StatelessRandomNormalV2"):
-    """How many draws of a graph run."""
+    """Counts the draws of a graph that run."""
     pending, seen = [each.op for each in graph.outputs] + list(graph.control_outputs), {}
     while pending:
         op = pending.pop()
@@ -70,7 +70,7 @@ def needed_draws(graph, kind="StatelessRandomNormalV2"):
 
 
 @pytest.mark.parametrize("size, static", SETTINGS)
-def test_draw_of_two_batches_one_after_the_other(size, static):
+def test_draw_for_two_concatenated_batches(size, static):
     def step(x):
         both = tf.concat([x, -x], 0)
         noise = tf.random.stateless_uniform([2 * rows_of(x), 3], seed=[1, 2], dtype=tf.float32)
@@ -81,7 +81,7 @@ def test_draw_of_two_batches_one_after_the_other(size, static):
 
 
 @pytest.mark.parametrize("size, static", SETTINGS)
-def test_stateful_draws_with_seeds_are_those_of_one_process_call_after_call(size, static):
+def test_seeded_stateful_draws_equal_one_process_in_every_call(size, static):
     def step(x):
         shape = [rows_of(x), 3]
         noise = tf.random.normal(shape, seed=7, dtype=tf.float64) + tf.random.uniform(shape, seed=7, dtype=tf.float64)
@@ -92,8 +92,8 @@ def test_stateful_draws_with_seeds_are_those_of_one_process_call_after_call(size
 
 
 @pytest.mark.parametrize("size, static", SETTINGS)
-def test_stateful_draws_without_seeds_are_equal_on_all_ranks(size, static):
-    def step(x):  # a whole result: what is gathered is equal in any case
+def test_unseeded_stateful_draws_are_equal_on_all_ranks(size, static):
+    def step(x):  # the result is replicated; gathered rows would be equal anyway
         return tf.random.normal([rows_of(x), 3], dtype=tf.float64) + tf.random.uniform([3], dtype=tf.float64)
 
     simulation = Simulation(step, [BATCH], size, static=static)
@@ -104,8 +104,8 @@ def test_stateful_draws_without_seeds_are_equal_on_all_ranks(size, static):
 
 
 @pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.long), False])
-def test_rounds_of_a_loop_that_draws_do_not_overlap(whole):
-    """Rounds that overlap draw in any order: ranks would draw other numbers in the last one."""
+def test_rounds_of_a_drawing_loop_do_not_overlap(whole):
+    """Overlapping rounds draw in any order, so ranks would draw different numbers in the last one."""
 
     def step(x):
         def body(i, a):

@@ -1,4 +1,4 @@
-"""Operands that programs rarely have: each step, cut, against one process."""
+"""Operands that programs rarely have: each cut step equals one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ raw = tf.raw_ops
 
 
 def one_value_broadcast(x: Any) -> list[Any]:
-    """Built of a rank's rows alone, though the value has fewer axes than the result."""
+    """A rank builds only its rows, although the value has fewer axes than the result."""
     return [x * tf.identity(tf.broadcast_to(tf.constant(2.0, x.dtype), tf.shape(x)))]
 
 
@@ -33,13 +33,13 @@ def a_new_first_axis(x: Any) -> list[Any]:
 
 
 def index_that_is_a_sum(x: Any) -> list[Any]:
-    """Every rank has a part of the index."""
+    """Every rank has a part of the sum that makes the index."""
     count = tf.reduce_sum(tf.cast(tf.abs(x) < 1e9, tf.int32))
     return [tf.gather_nd(tf.square(tf.range(64)), tf.reshape(count, [1, 1]))]
 
 
-def pictures_of_a_size_without_a_length(x: Any) -> list[Any]:
-    size, _ = tf.unique(tf.cast([3, 2], tf.int32))  # of which tracing does not know that it has two entries
+def images_with_a_size_of_unknown_length(x: Any) -> list[Any]:
+    size, _ = tf.unique(tf.cast([3, 2], tf.int32))  # tracing does not know its length
     moved = raw.ImageProjectiveTransformV3(
         images=tf.reshape(x, [-1, 3, 1, 1]),
         transforms=tf.constant([[1.0, 0, 0, 0, 1, 1, 0, 0]]),
@@ -51,29 +51,29 @@ def pictures_of_a_size_without_a_length(x: Any) -> list[Any]:
 
 
 STEPS: list[Callable[[Any], list[Any]]] = [
-    one_value_broadcast, a_new_first_axis, index_that_is_a_sum, pictures_of_a_size_without_a_length,
+    one_value_broadcast, a_new_first_axis, index_that_is_a_sum, images_with_a_size_of_unknown_length,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda each: each.__name__)
-def test_steps_with_rare_operands_equal_those_of_one_process(step: Callable[[Any], list[Any]]) -> None:
+def test_steps_with_rare_operands_equal_one_process(step: Callable[[Any], list[Any]]) -> None:
     x = np.random.default_rng(0).normal(size=(5, 3))
     for static, size in ((True, 2), (False, 3)):
         together = Together(step, [x], sizes=[size], static=static)
         for rows in [5] if static else [5, 2]:
             expected = together.expected([x[:rows]])
-            for actual in together.of_ranks(size, [x[:rows]]):
+            for actual in together.outputs(size, [x[:rows]]):
                 assert difference(actual, expected) is None
         together.close()
 
 
-def test_vectors_are_keys_of_a_table_that_was_made_before() -> None:
+def test_vectors_are_keys_of_an_existing_table() -> None:
     table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, empty_key=[-1, -1], deleted_key=[-2, -2])
     table.insert(tf.constant([[0, 1], [2, 3]], tf.int64), tf.constant([5, 6], tf.int64))
     keys = np.array([[2, 3], [0, 1], [4, 5]])
 
     def step(x: Any) -> list[Any]:
-        actual = table.lookup(x)  # of whose rank tracing sees nothing
+        actual = table.lookup(x)  # tracing does not know its rank
         return [actual, tf.shape(actual)]
 
     for actual, shape in Simulation(step, [keys], 2)(keys):
@@ -81,25 +81,25 @@ def test_vectors_are_keys_of_a_table_that_was_made_before() -> None:
         np.testing.assert_array_equal(shape, [3])
 
 
-def test_parts_of_a_sum_of_halves_are_summed_as_floats() -> None:
+def test_parts_in_half_precision_are_summed_in_float32() -> None:
     x = np.full((4, 2), 20000.0, np.float16)
     simulation = Simulation(lambda x: [tf.cast(tf.reduce_sum(x, 0), tf.float32)], [x], 2)
     np.testing.assert_array_equal(simulation(x), np.full((2, 1, 2), 80000.0))
 
 
 @pytest.mark.parametrize(("size", "static"), [(2, True), (3, False)])
-def test_mean_of_halves_is_finite_where_its_sum_overflows(size: int, static: bool) -> None:
+def test_mean_in_half_precision_is_finite_if_the_sum_overflows(size: int, static: bool) -> None:
     x = np.full((16, 1), 8000.0, np.float16)
 
     def step(v: Any) -> list[Any]:
         return [tf.reduce_mean(v), tf.reduce_mean(v, 0), tf.reduce_sum(v)]
 
-    for of_all, of_columns, total in Simulation(step, (x,), size, static=static)(x):
-        np.testing.assert_allclose([of_all, *of_columns], 8000.0, rtol=2.0**-9)
-        assert np.isinf(total)  # too large, as it is in one process
+    for mean, columns, total in Simulation(step, (x,), size, static=static)(x):
+        np.testing.assert_allclose([mean, *columns], 8000.0, rtol=2.0**-9)
+        assert np.isinf(total)  # overflows as in one process
 
 
-def test_a_long_chain_of_integers_is_followed_link_by_link() -> None:
+def test_long_chain_of_integers_is_followed() -> None:
     def step(x: Any) -> Any:
         count = tf.shape(x)[0]
         for _ in range(sys.getrecursionlimit() // 2):

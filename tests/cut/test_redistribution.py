@@ -1,4 +1,4 @@
-"""Shards that are taken of all of a tensor, lists that are gathered, and what a rank's lists are declared to hold."""
+"""Taking shards from whole tensors, gathering lists, and the shapes declared for a rank's lists."""
 
 import numpy as np
 import pytest
@@ -16,18 +16,18 @@ def same(step, static=True):
     return Simulation(step, [X], 2, static=static).check(X)
 
 
-def test_shards_of_several_batches_are_taken_of_all_of_a_tensor():
+def test_shards_with_several_batches_are_cut_from_a_whole_tensor():
     weights = np.random.default_rng(1).normal(size=(21, 1))
 
     def step(x):
-        return tf.tanh(tf.reshape(tf.transpose(x), [-1, 1]) * weights)  # [3 * rows, 1]: a batch for each column
+        return tf.tanh(tf.reshape(tf.transpose(x), [-1, 1]) * weights)  # [3 * rows, 1]: one batch per column
 
     simulation = same(step)
     assert simulation.gathers() == ["is a result"]
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_a_list_is_gathered_also_if_it_is_empty_or_some_extent_is_open(static):
+def test_list_is_gathered_even_if_empty_or_of_unknown_extent(static):
     def step(x):
         columns = raw.PlaceholderWithDefault(input=3, shape=[])
         empty = raw.EmptyTensorList(element_shape=[-1, -1], max_num_elements=-1, **_OF)
@@ -41,7 +41,7 @@ def test_a_list_is_gathered_also_if_it_is_empty_or_some_extent_is_open(static):
     assert len(simulation.gathers()) == 3
 
 
-def test_an_optional_is_gathered():
+def test_optional_is_gathered():
     def step(x):
         some = raw.OptionalFromValue(components=[x])
         actual = tf.cond(
@@ -52,7 +52,7 @@ def test_an_optional_is_gathered():
     assert same(step).gathers()
 
 
-def test_an_element_that_was_never_set_has_no_shape_where_it_has_none_in_one_process():
+def test_unset_list_element_fails_as_in_one_process():
     def step(x):
         values = raw.EmptyTensorList(element_shape=[-1, 3], max_num_elements=-1, **_OF)
         values = raw.TensorListPushBack(input_handle=values, tensor=x)
@@ -66,7 +66,7 @@ def test_an_element_that_was_never_set_has_no_shape_where_it_has_none_in_one_pro
             run(X)
 
 
-def test_a_list_of_shards_is_gathered_where_an_element_has_no_such_axis():
+def test_list_of_shards_is_gathered_if_an_element_lacks_the_axis():
     def step(x):
         values = raw.EmptyTensorList(element_shape=-1, max_num_elements=-1, **_OF)
         for each in (tf.transpose(x), tf.constant([1.0, 2.0], x.dtype)):

@@ -1,4 +1,4 @@
-"""What must not be gathered, and that a report leaves nothing out."""
+"""Reports are complete, and some steps gather nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.compat.tensorflow import tf
 
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("function", [tf.reduce_mean, tf.reduce_max])
-def test_gradients_of_reductions_over_other_axes_than_the_batch_gather_nothing(function: Any, static: bool) -> None:
+def test_gradients_of_reductions_along_other_axes_gather_nothing(function: Any, static: bool) -> None:
     def step(x: Any) -> list[Any]:
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -25,13 +25,13 @@ def test_gradients_of_reductions_over_other_axes_than_the_batch_gather_nothing(f
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_report_counts_every_collective_and_names_functions_of_the_host(monkeypatch: Any, static: bool) -> None:
+def test_report_counts_every_collective_and_names_host_functions(monkeypatch: Any, static: bool) -> None:
     made = []
     for kind in ("gather", "reduce"):
         original = getattr(SimulatedCollectives, kind)
 
         def counted(self: Any, *args: Any, original: Any = original, kind: str = kind, **options: Any) -> Any:
-            if args[-1:] != ("commit",):  # of which the report speaks apart
+            if args[-1:] != ("commit",):  # reported separately
                 made.append((self.rank, kind))
             return original(self, *args, **options)
 
@@ -41,7 +41,7 @@ def test_report_counts_every_collective_and_names_functions_of_the_host(monkeypa
         two = tf.numpy_function(lambda a: (a[0], a[:1] > 0), [x], [tf.float64, tf.bool])
         one = tf.py_function(lambda a: a, [tf.reduce_sum(x)], tf.float64)
         one.set_shape([])
-        tf.print("of", tf.shape(x)[0], "rows")  # has no results
+        tf.print("of", tf.shape(x)[0], "rows")  # has no outputs
         return *two, one, tf.sort(x, 0)
 
     x = np.random.default_rng(0).normal(size=(5, 3))

@@ -1,4 +1,4 @@
-"""`trace_digest` tells traces apart that compute something else, and no others."""
+"""`trace_digest` differs exactly if traces compute different results."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def on_cpu(function: Callable[..., tf.Tensor], *args: Any, **kwargs: Any) -> tf.
 def test_traces_differ() -> None:
     seen: dict[bytes, str] = {digest(STEPS["sum"], tf.TensorSpec([None, 3])): "other rows"}
     for name, step in STEPS.items():
-        assert (other := seen.setdefault(digest(step), name)) == name, f"{name} is taken for {other}"
+        assert (other := seen.setdefault(digest(step), name)) == name, f"{name} has the digest of {other}"
 
 
-def test_the_same_trace_has_other_names_in_each_process() -> None:
+def test_digest_ignores_names() -> None:
     for name, step in STEPS.items():
         before = digest(step)
-        with tf.name_scope("elsewhere"):  # functions are numbered in the order in which they are traced
+        with tf.name_scope("elsewhere"):  # changes names, as does the order of tracing
             assert digest(step) == before, name
 
 
-def test_strings_of_one_process_may_name_files_and_be_printed() -> None:
+def test_digest_ignores_strings_in_file_names_and_messages() -> None:
     def step(own: str) -> Step:
         def write(x: tf.Tensor) -> tf.Tensor:
             name = tf.strings.join([tf.constant(own), "_", tf.strings.as_string(tf.reduce_sum(x))])

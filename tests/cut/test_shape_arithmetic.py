@@ -1,6 +1,6 @@
-"""What the cut knows of shapes before a step runs: integers that are computed from extents, and extents from integers.
+"""Knowledge of shapes before a step runs: integers computed from extents, and extents computed from integers.
 
-The extents of other results, and what becomes of operands whose rank is open, are in placement_table.txt.
+placement_table.txt has the extents of other results, and the cases with operands of unknown rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ raw = tf.raw_ops
 
 
 def unranked(tensor: Any) -> Any:
-    """Returns a tensor of whose rank tracing sees nothing."""
+    """Returns the tensor with its rank hidden from tracing."""
     return raw.PlaceholderWithDefault(input=tensor, shape=None)
 
 
@@ -50,7 +50,7 @@ def _places() -> Any:
     return tf.zeros([2, 2], tf.int64)
 
 
-# Of x [rows, 3], its shape s and ids [rows]: an integer tensor, and its entries.
+# Expressions of x [rows, 3], its shape s, and ids [rows] that give integer tensors, and their entries.
 NUMBERS = [
     ("s", "[rows, 3]"),
     ("s[0]", "rows"),
@@ -166,7 +166,7 @@ NUMBERS = [
     ("tf.concat([s, s], 0)[3:0:-1]", "[3, rows, 3]"),
     ("tf.slice(tf.concat([s, s], 0), [1], [2])", "[3, rows]"),
 ]
-# A tensor, and its extents. "?" is one that only the tensor tells.
+# Expressions and the extents of their tensors; "?" stands for an extent that only the tensor knows.
 EXTENTS = [
     ("x", "[rows, 3]"),
     ("x[:1] + x", "[?, 3]"),

@@ -1,4 +1,4 @@
-"""Variables of which each rank holds a chunk, as the slots of optimizers are with sharding="optimizer"."""
+"""Variables of which each rank holds a chunk, such as an optimizer's slots under sharding="optimizer"."""
 
 import keras
 import numpy as np
@@ -22,12 +22,12 @@ def test_layout_gives_each_entry_to_one_rank(shape, size):
     np.testing.assert_array_equal(np.concatenate(chunks), whole.reshape(-1))
     counts = [len(each) for each in chunks]
     assert max(counts) - min(counts) in (0, layout.unit) and counts == sorted(counts, reverse=True)
-    if whole.size and np.prod(shape[:-1], dtype=int) >= size:  # a row of the last axis lies on one rank
+    if whole.size and np.prod(shape[:-1], dtype=int) >= size:  # each row of the last axis lies on one rank
         assert all(count % (shape[-1] if len(shape) > 1 else 1) == 0 for count in counts)
 
 
 class Trained:
-    """A small network and a Keras optimizer, whose slots of matrices are held in shards."""
+    """A small network with a Keras optimizer whose slots for matrices are sharded."""
 
     def __init__(self, optimizer, *, size=3, wrap=lambda optimizer: optimizer, mirrors=0):
         keras.utils.set_random_seed(2)
@@ -84,7 +84,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     "name", [each if each == "nesterov" else pytest.param(each, marks=pytest.mark.long) for each in OPTIMIZERS]
 )
-def test_optimizers_in_shards_equal_one_process(name):
+def test_sharded_optimizers_equal_one_process(name):
     moves = moves_of(Trained(OPTIMIZERS[name]()).train())
     assert [kind for kind, _ in moves] == ["sum", "reduce_scatter", "all_gather"], moves
     assert moves[1] == ("reduce_scatter", 3) and moves[2] == ("all_gather", 3)
@@ -104,20 +104,20 @@ OPTIONS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options_of_an_optimizer_in_shards_equal_one_process(name):
+def test_options_of_sharded_optimizers_equal_one_process(name):
     moves = moves_of(Trained(keras.optimizers.Adam(1e-2, **OPTIONS[name])).train())
     kinds = [kind for kind, _ in moves]
     assert kinds.count("reduce_scatter") == 1 and kinds.count("all_gather") <= 2 and "gather" not in kinds, moves
 
 
 @pytest.mark.long
-def test_loss_scaling_in_shards_equals_one_process():
+def test_loss_scaling_with_shards_equals_one_process():
     wrap = lambda inner: keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=2)  # noqa: E731
     Trained(keras.optimizers.Adam(1e-2, global_clipnorm=0.1, gradient_accumulation_steps=2), wrap=wrap).train()
 
 
-@pytest.mark.parametrize("entries", [60, 2**17])  # more than the largest half, 65504
-def test_a_mean_of_halves_in_shards_is_that_of_one_process(entries):
+@pytest.mark.parametrize("entries", [60, 2**17])  # the larger one exceeds the largest float16, 65504
+def test_mean_of_sharded_float16_equals_one_process(entries):
     slot = tf.Variable(np.full((entries // 4, 4), 2.0, np.float16))
 
     def step(x):
@@ -127,7 +127,7 @@ def test_a_mean_of_halves_in_shards_is_that_of_one_process(entries):
         assert float(outputs[0]) == 2.0
 
 
-def test_other_operations_on_a_variable_in_shards_are_refused():
+def test_other_operations_on_a_sharded_variable_are_refused():
     slot = tf.Variable(np.zeros([7, 5]))
 
     def step(x):
@@ -144,7 +144,7 @@ def both(step, variables, sharded, size=3, static=True, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_rows_are_scattered_into_the_chunks_they_lie_in(size):
+def test_rows_are_scattered_into_their_chunks(size):
     slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
     def step(x):
@@ -159,7 +159,7 @@ def test_rows_are_scattered_into_the_chunks_they_lie_in(size):
 
 
 @pytest.mark.parametrize("wrong", [5, -1])
-def test_an_index_outside_of_a_table_in_shards_is_an_error_as_in_one_process(wrong):
+def test_index_outside_a_sharded_table_fails_as_in_one_process(wrong):
     slot = tf.Variable(np.ones((5, 4)))
 
     def step(x):
@@ -172,7 +172,7 @@ def test_an_index_outside_of_a_table_in_shards_is_an_error_as_in_one_process(wro
             call(X)
 
 
-def test_a_weight_is_read_in_the_middle_of_a_step_as_it_is_by_then():
+def test_weight_read_in_the_middle_of_a_step_has_its_current_value():
     slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
     def step(x):
@@ -191,7 +191,7 @@ def test_a_weight_is_read_in_the_middle_of_a_step_as_it_is_by_then():
 
 
 @pytest.mark.long
-def test_a_shard_ends_in_a_branch_or_comes_out_of_one():
+def test_shard_enters_or_leaves_a_branch():
     slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
     def step(x):
@@ -205,7 +205,7 @@ def test_a_shard_ends_in_a_branch_or_comes_out_of_one():
     both(step, [slot, other], [slot])
 
 
-def test_a_loop_gets_a_slot_whole_and_never_its_variable():
+def test_loop_reads_a_whole_slot_but_never_its_variable():
     slot = tf.Variable(np.ones((5, 4)))
 
     def whole(x):
@@ -225,7 +225,7 @@ def test_a_loop_gets_a_slot_whole_and_never_its_variable():
         Simulation(inside, [X], 2, variables=[slot], sharded=[slot])(X)
 
 
-def test_a_tensor_of_one_number_is_filled_in_chunks_where_nothing_needs_all_of_it():
+def test_constant_tensor_is_filled_in_chunks():
     slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
     def step(x):
@@ -238,7 +238,7 @@ def test_a_tensor_of_one_number_is_filled_in_chunks_where_nothing_needs_all_of_i
     assert moves_of(both(step, [slot, other], [slot, other])) == [("sum", 1)]
 
 
-def test_a_slot_meets_rows_whose_number_is_open():
+def test_slot_is_combined_with_an_unknown_number_of_rows():
     slot = tf.Variable(RNG.normal(size=(5,)))
 
     def step(x):
@@ -248,7 +248,7 @@ def test_a_slot_meets_rows_whose_number_is_open():
     both(step, [slot], [slot], static=False)
 
 
-def test_rows_stay_on_their_rank_where_they_meet_all_of_a_slot():
+def test_rows_stay_on_their_rank_if_they_need_a_whole_slot():
     slot = tf.Variable(RNG.normal(size=(5, 4)))
 
     def step(x):
@@ -258,7 +258,7 @@ def test_rows_stay_on_their_rank_where_they_meet_all_of_a_slot():
     assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1), ("sum", 1)]
 
 
-def test_a_python_function_sees_a_weight_that_was_assigned_a_shard():
+def test_python_function_sees_a_weight_assigned_from_a_shard():
     slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
     seen = [weight]
 
@@ -275,7 +275,7 @@ def test_a_python_function_sees_a_weight_that_was_assigned_a_shard():
 
 
 @pytest.mark.long
-def test_parts_are_added_and_widened_before_they_are_scattered():
+def test_parts_are_added_and_cast_before_they_are_scattered():
     slot, narrow, wide = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
     def step(x):
@@ -292,7 +292,7 @@ def test_parts_are_added_and_widened_before_they_are_scattered():
 
 
 @pytest.mark.long
-def test_a_part_that_was_scattered_is_built_again_of_the_sum_it_follows_from():
+def test_scattered_part_is_rebuilt_from_its_sum():
     slots = [tf.Variable(np.zeros(5)) for _ in range(2)]
 
     def step(x):
@@ -300,15 +300,15 @@ def test_a_part_that_was_scattered_is_built_again_of_the_sum_it_follows_from():
         part = tf.cast(total, tf.float64)
         slots[0].assign_add(part)  # scattered
         product = tf.cast(tf.math.cumprod(total), tf.float64)
-        with tf.control_dependencies([product]):  # all of it is needed when all of the total is there
+        with tf.control_dependencies([product]):  # needs all of `part` once `total` is complete
             result = tf.math.cumprod(part) * product
         slots[1].assign_add(part * tf.reduce_sum(tf.tanh(x * result), 0))
         return result
 
-    both(step, slots, slots, tolerance=1e-3)  # up to 55, of float32
+    both(step, slots, slots, tolerance=1e-3)  # values up to 55, computed in float32
 
 
-def test_a_gradient_is_scattered_also_if_what_is_added_waits_for_a_sum():
+def test_gradient_is_scattered_even_if_an_addend_waits_for_a_sum():
     weight, slot = tf.Variable(RNG.normal(size=[5, 4])), tf.Variable(np.zeros([5, 4]))
 
     def step(x):

@@ -1,4 +1,4 @@
-"""Every spec of the cut (keras_ddl/cut/specs), every placement of its operands, against one process."""
+"""Every spec of the cut (keras_ddl/cut/specs) equals one process in every placement of its operands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.cut.operations import factors
 from keras_ddl.cut.specs.entrywise import BINARY, UNARY
 
 INF, NAN = np.inf, np.nan
-# A rank without rows; an open number of rows. Of each type of operation one case in so many.
+# A rank without rows, and an unknown number of rows; with one in `step` cases for each type of operation.
 QUICK = ((Ranks(3, 2), 8), (Ranks(3, 4, static=False), 24))
 
 
@@ -37,7 +37,7 @@ def _unary() -> list[Case]:
     return found
 
 
-_ALL_SHAPES = ("AddV2", "Mul", "RealDiv", "Less")  # all others have the same factors: one pair of shapes each
+_ALL_SHAPES = ("AddV2", "Mul", "RealDiv", "Less")  # one pair of shapes for the others, whose factors are the same
 _SHAPES = [("n2", "n2"), ("n2", "2"), ("nn", "n"), ("n1", "1n"), ("2n", "n"), ("m2", "m1"), ("", "n2"), ("12", "n2")]
 
 
@@ -274,7 +274,8 @@ TOPICS = {
     "matrices": _matrices(),
     "others": _others(),
 }
-# Texts with other attributes, complex numbers, positive matrices (test_operations.py), resources (test_programs.py).
+# Tested elsewhere: other attributes of strings, complex numbers, positive matrices (test_operations.py), and resources
+# (test_programs.py).
 _ELSEWHERE = {
     *operands.COMPLEX,
     *("FFT", "IFFT", "FFT2D", "IFFT2D", "IRFFT", "IRFFT2D"),
@@ -286,19 +287,19 @@ _ELSEWHERE = {
     "AsString",
 }
 _ELSEWHERE |= {each for each in factors.specs() if each.startswith(("Regex", "Static", "Unicode", "StringTo"))}
-_ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last: of a pool and its own result only
+_ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last needs a pool and its own result
 
 
 @pytest.mark.parametrize(("ranks", "step"), QUICK, ids=str)
 @pytest.mark.parametrize("topic", [*TOPICS, *rule_cases.TOPICS])
-def test_some_placements_of_operands_give_the_whole(topic: str, ranks: Ranks, step: int) -> None:
+def test_some_placements_equal_one_process(topic: str, ranks: Ranks, step: int) -> None:
     cases = {**TOPICS, **rule_cases.TOPICS}[topic]
     limit = 1
-    if topic == "contractions" and ranks.static:  # all its cases are different, and have more placements
+    if topic == "contractions" and ranks.static:  # all its cases differ and have more placements
         step, limit = 1, 4
     seen: dict[str, int] = {}
     chosen = []
-    for case in cases:  # of each type the first, and then one in `step`
+    for case in cases:  # the first of each type, then one in `step`
         seen[case.type] = seen.get(case.type, -1) + 1
         chosen += [case] if seen[case.type] % step == 0 else []
     wrong, tried = differences(chosen, ranks, limit)
@@ -309,7 +310,7 @@ def test_some_placements_of_operands_give_the_whole(topic: str, ranks: Ranks, st
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [*SETTINGS, Ranks(2, 3, static=False), Ranks(4, 6)], ids=str)
 @pytest.mark.parametrize("topic", [*TOPICS, *rule_cases.TOPICS])
-def test_all_placements_of_operands_give_the_whole(topic: str, ranks: Ranks) -> None:
+def test_all_placements_equal_one_process(topic: str, ranks: Ranks) -> None:
     for case in {**TOPICS, **rule_cases.TOPICS}[topic]:
         wrong, tried = differences([case], ranks)
         assert not wrong, "\n".join([f"{len(wrong)} of {tried}", *wrong[:20]])

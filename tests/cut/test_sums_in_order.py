@@ -1,4 +1,4 @@
-"""Sums of several tensors are rounded alike on all ranks: TensorFlow's AddN is not built, also not by Grappler."""
+"""Sums of several tensors are rounded alike on all ranks, because neither the cut nor Grappler builds AddN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_ddl.compat.tensorflow import tf
 
 
 @pytest.mark.parametrize("add", [lambda a, b, c: a + b + c, lambda a, b, c: tf.add_n([a, b, c])])
-def test_what_runs_adds_in_the_order_of_the_program(add: Callable[[Any, Any, Any], Any]) -> None:
+def test_sums_run_in_program_order(add: Callable[[Any, Any, Any], Any]) -> None:
     x = np.random.default_rng(0).normal(size=(4, 3))
     held = tf.Variable(x[0])
 
@@ -29,8 +29,8 @@ def test_what_runs_adds_in_the_order_of_the_program(add: Callable[[Any, Any, Any
         graphs = context.context().export_run_metadata().function_graphs
     finally:
         context.context().disable_run_metadata()
-    of_ranks = [
+    rank_operations = [
         {node.op for node in part.node} for each in graphs for part in each.partition_graphs
         if any("Mul" in node.op for node in part.node) and any(node.op == "PyFunc" for node in part.node)
     ]  # fmt: skip
-    assert of_ranks and all("AddV2" in types and "AddN" not in types for types in of_ranks)
+    assert rank_operations and all("AddV2" in types and "AddN" not in types for types in rank_operations)

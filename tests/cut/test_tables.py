@@ -1,4 +1,4 @@
-"""Embeddings with tokens that repeat: optimizers do what they do in one process, and what moves is the smaller."""
+"""Embeddings with repeated tokens: optimizers equal one process, and the smaller of table and gradient rows is sent."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ OPTIMIZERS = {
 
 
 def _trained(optimizer, rows, tied, static):
-    """Returns the report of a step, after two whose variables were compared."""
+    """Compares two steps with one process and returns the report."""
     embedding = keras.layers.Embedding(rows, 8, dtype="float64")
     head = keras.layers.Dense(1, dtype="float64")
     embedding.build()
@@ -54,13 +54,13 @@ LONG = pytest.mark.long
         pytest.param("sgd", True, 500, True, marks=LONG),
     ],
 )
-def test_tables_are_updated_as_by_one_process(optimizer, tied, rows, static):
+def test_table_updates_equal_one_process(optimizer, tied, rows, static):
     report = _trained(OPTIMIZERS[optimizer](), rows, tied, static)
     gathers = [each for each in report.entries if each.kind == "gather"]
     sums = max(each.bytes for each in report.entries if each.kind == "sum")
     table, values = rows * 8 * 8, TOKENS.size * 8 * 8
     if optimizer == "rmsprop" and not tied:
-        return  # it takes the tokens that occur, each once, which has no rule
+        return  # it needs unique tokens, which have no rule
     if tied or 2 * table < values or not static:
         assert gathers == [] and sums >= table, report.text()
     else:

@@ -1,4 +1,4 @@
-"""What a step writes: nothing if any rank fails, on any rank; else what one process writes."""
+"""A step writes what one process writes, or, if any rank fails, nothing on any rank."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def variable(value):
 
 
 def simulated(write, *variables):
-    """Returns a step that looks up rows, and fails for an index that is too large; `write` writes variables."""
+    """Returns a step that looks up rows and fails for an index that is too large; `write` writes the variables."""
 
     def step(x):
         total = tf.reduce_sum(tf.gather(tf.ones([WORDS, 2], tf.float64), x))
@@ -24,7 +24,7 @@ def simulated(write, *variables):
     return Simulation(step, [X], 2, variables=variables)
 
 
-def assigned_and_read_later(total, a, b):
+def assign_then_read(total, a, b):
     a.assign_add(tf.fill([2], total))
     b.assign(2 * a)
     a.assign_sub(tf.ones_like(a))
@@ -32,29 +32,29 @@ def assigned_and_read_later(total, a, b):
     return a + b, tf.identity(b)
 
 
-def scattered_and_not_read_later(total, table):
+def scatter_without_read(total, table):
     found = tf.gather(table, [0, 1])
     table.scatter_add(tf.IndexedSlices(tf.fill([2], total), tf.constant([1, 3])))
     return found
 
 
-def scattered_and_read_later(total, table):
+def scatter_then_read(total, table):
     table.scatter_add(tf.IndexedSlices(tf.fill([2], total), tf.constant([1, 3])))
     return tf.gather(table, [1])
 
 
-def looked_up_after_it_was_assigned(total, table):
+def assign_then_look_up(total, table):
     table.assign(table * 2 + total)
     return tf.gather(table, [1])
 
 
-def read_in_a_branch(total, a):
+def read_in_branch(total, a):
     found = tf.cond(total > -1.0, lambda: a * 2, lambda: a + 1)
     a.assign_add(total)
     return found
 
 
-def written_in_a_loop(total, a):
+def write_in_loop(total, a):
     tf.while_loop(lambda i: i < 3, lambda i: (a.assign_add(total), i + 1)[1], [tf.constant(0)])
     return tf.identity(a)
 
@@ -67,17 +67,17 @@ def drawn(total, a):
 @pytest.mark.parametrize(
     ("write", "first", "copied", "lasting"),
     [
-        (assigned_and_read_later, ([1.0, 2.0], [0.0, 0.0]), [], []),
-        (scattered_and_not_read_later, (np.arange(5.0),), [], []),
-        (scattered_and_read_later, (np.arange(5.0),), ["ResourceScatterAdd may write it"], []),
-        (looked_up_after_it_was_assigned, (np.arange(5.0),), ["ResourceGather reads it after it was assigned"], []),
-        (read_in_a_branch, (1.0,), [], []),
-        (written_in_a_loop, (1.0,), ["While may write it"], []),
+        (assign_then_read, ([1.0, 2.0], [0.0, 0.0]), [], []),
+        (scatter_without_read, (np.arange(5.0),), [], []),
+        (scatter_then_read, (np.arange(5.0),), ["ResourceScatterAdd may write it"], []),
+        (assign_then_look_up, (np.arange(5.0),), ["ResourceGather reads it after it was assigned"], []),
+        (read_in_branch, (1.0,), [], []),
+        (write_in_loop, (1.0,), ["While may write it"], []),
         (drawn, (1.0,), [], ["RandomStandardNormal"]),
     ],
 )
-def test_a_step_writes_what_one_process_writes_or_nothing(write, first, copied, lasting):
-    """`copied`: why variables are copied before the step. `lasting`: what no rank can undo."""
+def test_step_writes_as_one_process_or_not_at_all(write, first, copied, lasting):
+    """`copied`: the reasons to copy variables before the step. `lasting`: effects that no rank can undo."""
     simulation, bad = simulated(write, *map(variable, first)), X.copy()
     bad[-1] = WORDS
     for _ in range(2):
@@ -88,13 +88,13 @@ def test_a_step_writes_what_one_process_writes_or_nothing(write, first, copied, 
         for snapshots in simulation.snapshots:
             snapshots.restore()
         np.testing.assert_equal(simulation.everything(), before)
-        # A rank that did not come is no longer waited for.
+        # Replaces the exchange in which a rank is missing.
         simulation.exchange.__init__(2)
     report = simulation.reports[0]
     assert (list(report.copies), list(report.lasting)) == (copied, lasting)
 
 
-def test_a_branch_that_writes_copies_first():
+def test_writing_branch_copies_variables_first():
     def write(total, a, b):
         b.assign_add(total)
         tf.cond(total > -1.0, lambda: a.assign_add(b * 2), lambda: a.assign(b))
@@ -104,7 +104,7 @@ def test_a_branch_that_writes_copies_first():
     assert report.copies == {"If reads it after it was assigned": 1, "If may write it": 1}
 
 
-def test_a_python_function_may_read_what_was_assigned():
+def test_python_function_may_read_assigned_variables():
     def write(total, a):
         a.assign_add(total)
         return tf.numpy_function(lambda: a.numpy(), [], tf.float64)

@@ -1,4 +1,4 @@
-"""Networks as people train them are cut: nothing that grows with the batch moves, but for what stands here."""
+"""Typical networks are cut: nothing that grows with the batch is sent, except the cases listed here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import pytest
 from cut import zoo
 from cut.counting import report_of
 
-# Programs whose rows are gathered all the same: by name and whether tracing sees the rows, what needs them and why.
+# Programs that still gather rows: (name, whether tracing sees the rows) -> {operation: reason}.
 GATHERED: dict[tuple[str, bool], dict[str, str]] = {
-    ("example_contrastive", True): {
-        "MatMul": "the codes of one view, with all of which each of the other's is compared"
-    },
+    ("example_contrastive", True): {"MatMul": "the codes of one view are compared with all codes of the other"},
     ("example_contrastive", False): {"MatMul": "the same"},
 }
-# Besides gradients, moments of BatchNormalization, forward and backward, and numbers: losses, metrics.
+# Bytes allowed besides gradients and moments of BatchNormalization, forward and backward: losses, metrics.
 _NUMBERS = 4096
 
 
@@ -49,5 +47,5 @@ def test_network_is_cut(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", zoo.QUICK)
-def test_network_is_cut_on_an_open_number_of_rows(name: str) -> None:
+def test_network_is_cut_for_an_unknown_number_of_rows(name: str) -> None:
     check(name, zoo.QUICK[name], static=False)

@@ -1,7 +1,7 @@
-"""A cut step of all ranks in one graph: quick, for many small programs. Loops need simulated.py.
+"""Builds a cut step for all ranks in one graph, which is quick for many small programs. Loops need simulated.py.
 
-The ranks' parts are made by one thread each, one at a time: at a collective a rank waits until all have given theirs,
-which is then an ordinary sum or concatenation. Nothing is compiled and nothing is optimized.
+One thread per rank builds the rank's part, one thread at a time. At a collective a rank waits until all ranks have
+given their values, which an ordinary sum or concatenation then combines. Nothing is compiled or optimized.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMBINE = {
 
 
 class Turns:
-    """Ranks one after the other, each until its next collective."""
+    """Lets ranks run one after the other, each until its next collective."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -83,7 +83,7 @@ class Collectives(OneBucket):
 
 
 def in_turns(graph: tf.Graph, size: int, make: Callable[[int, Turns], None]) -> None:
-    """Runs `make` for each rank in a thread of its own, with `graph` as default graph."""
+    """Runs `make` for each rank in a separate thread, with `graph` as the default graph."""
     turns = Turns(size)
     graph.switch_to_thread_local()
 
@@ -106,20 +106,22 @@ def in_turns(graph: tf.Graph, size: int, make: Callable[[int, Turns], None]) -> 
 
 
 def specs_of(arguments: Sequence[np.ndarray], static: bool, open_extents: bool = False) -> list[tf.TensorSpec]:
-    """Returns what tracing sees of a batch."""
+    """Returns the specs with which a batch is traced."""
     front = [arguments[0].shape[0] if static else None]
     backs = [[None] * (each.ndim - 1) if open_extents else each.shape[1:] for each in arguments]
     return [tf.TensorSpec([*front, *back], each.dtype) for each, back in zip(arguments, backs)]
 
 
 class Together:
-    """A step without variables on ranks of one graph.
+    """A step without variables on ranks that share one graph.
 
     Args:
-        step: of `arguments` and then `wholes`; returns tensors.
-        arguments: an example batch, rows along axis 0: shapes and dtypes. wholes: what every rank has all of.
+        step: takes `arguments` and then `wholes`; returns tensors.
+        arguments: an example batch with rows along axis 0, for shapes and dtypes.
+        wholes: arguments that every rank holds completely.
         sizes: numbers of ranks to cut for.
-        static: whether tracing sees the number of rows. open_extents: whether it does not see the others' extents.
+        static: whether tracing sees the number of rows.
+        open_extents: whether tracing sees no other extents of `arguments`.
     """
 
     def __init__(
@@ -168,12 +170,12 @@ class Together:
         return tf.compat.v1.Session(graph=graph, config=OPTIONS), feeds, outputs
 
     def expected(self, arguments: Sequence[np.ndarray], wholes: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        """Returns what one process gives."""
+        """Returns the results of one process."""
         return self._whole.run(
             list(self.graph.outputs), dict(zip((each.name for each in self.graph.inputs), [*arguments, *wholes]))
         )
 
-    def of_ranks(
+    def outputs(
         self, size: int, arguments: Sequence[np.ndarray], wholes: Sequence[np.ndarray] = ()
     ) -> list[list[np.ndarray]]:
         """Returns the outputs of each rank."""

@@ -1,4 +1,4 @@
-"""Networks as people train them, small: what test_zoo.py cuts. Each returns a compiled model and a batch (x, y)."""
+"""Small versions of typical networks for test_zoo.py. Each function returns a compiled model and a batch (x, y)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from harness.examples import EXAMPLES
 from keras_ddl import parts
 
-sys.path[:0] = [str(EXAMPLES)]  # not for longer than this: see tests/project/examples/translation_parts.py
+sys.path[:0] = [str(EXAMPLES)]  # only for these imports: see tests/project/examples/translation_parts.py
 contrastive, digits, losses, lstm, transformer = map(
     importlib.import_module,
     ("contrastive", "digits", "translation.losses", "translation.lstm", "translation.transformer"),
@@ -21,7 +21,7 @@ contrastive, digits, losses, lstm, transformer = map(
 del sys.path[0]
 
 layers = keras.layers
-ROWS = 10  # no other extent of these networks
+ROWS = 10  # differs from every other extent of these networks
 RNG = np.random.default_rng(0)
 Program = tuple[keras.Model, Any]
 

@@ -1,4 +1,4 @@
-"""Builds the software GPU of tests/device/native, which TensorFlow takes for a device of type "GPU".
+"""Builds the software GPU in tests/device/native, which TensorFlow uses as a device of type "GPU".
 
 ranks = run_ranks(program, 2, env=software_gpu.environment())
 """
@@ -24,19 +24,19 @@ _FLAGS = [
 
 
 def environment(num_devices: int = 2) -> dict[str, str]:
-    """Returns the variables with which TensorFlow sees `num_devices` software GPUs, as GPU:0 and so on."""
+    """Returns the environment variables that give TensorFlow `num_devices` software GPUs."""
     return {"TF_PLUGGABLE_DEVICE_LIBRARY_PATH": str(library()), "SOFTWARE_GPU_DEVICES": str(num_devices)}
 
 
 @functools.cache
 def library() -> Path:
-    """Returns the library, which takes half a minute to build where these sources or TensorFlow are new."""
+    """Returns the library. Building it takes half a minute if its sources or TensorFlow changed."""
     sources = sorted(NATIVE.iterdir())
     version = packages.version(*packages.TENSORFLOWS)
     content = b"|".join([version.encode(), *map(str.encode, _FLAGS), *(each.read_bytes() for each in sources)])
     path = side_by_side.folder() / f"software_gpu-{hashlib.sha256(content).hexdigest()[:16]}.so"
     with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test process builds, and the others wait for it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test process builds while the others wait
         if not path.exists():
             compile_library([each for each in sources if each.suffix == ".cc"], path)
     return path

@@ -12,19 +12,19 @@ from strategy.common import RANK, SIZE, STRATEGY
 from strategy.oracle import Trained, case
 
 
-def check_a_rank_keeps_to_its_own_gpu():
+def check_rank_uses_only_its_gpu():
     assert [each.name for each in tf.config.get_visible_devices("GPU")] == [f"/physical_device:GPU:{RANK}"]
     assert STRATEGY.job.device == "/device:GPU:0"
     assert tf.config.experimental.get_memory_growth(tf.config.get_visible_devices("GPU")[0]) is None
 
 
-def check_collectives_wait_for_the_device_and_the_device_for_them():
+def check_collectives_and_device_wait_for_each_other():
     for elements in (10, 100_002):
         numbers = np.arange(elements) % 13.0
 
         @tf.function
         def step(x):
-            y = x * x + x  # late, on the device, as are the sums of the results
+            y = x * x + x  # computed late on the device, like the sums of the results
             results = [ops.all_reduce(y), ops.broadcast(y, root=SIZE - 1), ops.all_gather(y), ops.reduce_scatter(y)]
             return [each + each for each in [*results, *ops.all_reduce_n([y, x])]]
 
@@ -41,21 +41,21 @@ def check_collectives_wait_for_the_device_and_the_device_for_them():
             np.testing.assert_array_equal(ops.all_reduce(x), expected[-1])  # eager
 
 
-def check_what_ranks_compute_side_by_side_takes_deterministic_kernels():
-    """A recorder stands in for TensorFlow's switch, which stays on for the rest of the process."""
+def check_replicated_operations_use_deterministic_kernels():
+    """Replaces TensorFlow's switch by a recorder, because the switch stays on for the rest of the process."""
     device._use_deterministic_kernels.cache_clear()
     x = np.arange(6.0)
     with mock.patch.object(tf.config.experimental, "enable_op_determinism") as turned_on:
         STRATEGY.function(lambda x: tf.reduce_sum(x * x))(x)
         assert not turned_on.called
-        step = STRATEGY.function(lambda x: tf.unique(x)[0])  # no rule of the cut
+        step = STRATEGY.function(lambda x: tf.unique(x)[0])  # the cut has no rule for it
         for _ in range(2):
             np.testing.assert_array_equal(step(x), x)
         turned_on.assert_called_once()
 
 
 @case()
-def check_a_training_on_the_device_is_that_of_one_process_on_the_cpu(scope):
+def check_training_on_the_device_equals_one_process_on_the_cpu(scope):
     is_alone = isinstance(scope, contextlib.nullcontext)
     random = np.random.default_rng(3)
     with tf.device("CPU:0") if is_alone else contextlib.nullcontext():

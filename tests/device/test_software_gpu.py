@@ -1,4 +1,4 @@
-"""keras_ddl on software GPUs: what a rank takes of them, and that no collective touches the memory of a device."""
+"""keras_ddl on software GPUs: which GPU and memory a rank uses, and that no collective touches device memory."""
 
 import subprocess
 from pathlib import Path
@@ -21,8 +21,8 @@ def on_software_gpus(program, ranks, num_devices=2, **env):
 
 
 @pytest.mark.parallel
-def test_kernels_that_do_not_ask_for_host_memory_die_on_it(tmp_path):
-    """The software GPU notices a kernel that reads device memory: keras_ddl's own, registered without host memory."""
+def test_kernels_without_host_memory_crash(tmp_path):
+    """Registers keras_ddl's kernels without host memory: the software GPU notices that they read device memory."""
 
     def reduce():
         from keras_ddl import communicator, ops
@@ -40,8 +40,8 @@ def test_kernels_that_do_not_ask_for_host_memory_die_on_it(tmp_path):
 
 
 @pytest.mark.parallel
-def test_ranks_say_that_they_share_a_gpu_or_see_all():
-    """Of three ranks on two GPUs, TensorFlow has started on the last two."""
+def test_ranks_warn_if_they_share_a_gpu_or_see_all():
+    """Runs three ranks on two GPUs; TensorFlow has already started on the last two."""
 
     def choose():
         import warnings

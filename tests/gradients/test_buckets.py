@@ -38,11 +38,11 @@ def test_plan_buckets_follows_backward():
 
 def test_plan_buckets_starts_small():
     assert plan([10] * 5) == [[4], [3, 2, 1, 0]]
-    assert plan([10] * 5, first_bucket_bytes=1000) == [[4, 3, 2, 1, 0]], "never above the bound of the others"
+    assert plan([10] * 5, first_bucket_bytes=1000) == [[4, 3, 2, 1, 0]], "never above the bound of later buckets"
     assert plan([50, 50, 10, 50, 10], ["a", "b", "a", "b", "a"]) == [[4], [3], [1], [2, 0]]
 
 
-def test_plan_buckets_of_nothing_and_of_one_huge_tensor():
+def test_plan_buckets_with_no_tensor_or_one_huge_tensor():
     assert plan([]) == []
     assert plan([10**12]) == [[0]]
     assert plan([10**12, 0, 10**12]) == [[2], [1, 0]]
@@ -65,8 +65,8 @@ def test_bucket_size_is_the_smallest_that_uses_the_links():
     assert bucket_size.choose(seconds(0.0, 6e9)) == 1 << 20
     assert bucket_size.choose(seconds(50e-6, 6e9)) == 4 << 20
     assert bucket_size.choose(seconds(1e-3, 6e9)) == 32 << 20
-    assert bucket_size.choose({1 << 20: 0.2}) == 1 << 20, "a slow link: only one size was tried"
-    # Faster while it fits the caches: the bandwidth of the rest does not count.
+    assert bucket_size.choose({1 << 20: 0.2}) == 1 << 20, "on a slow link only one size is measured"
+    # Sizes that fit the caches are faster; their bandwidth does not count for the others.
     assert bucket_size.choose({1: 1.0, 2: 1.1, 4: 2.1, 8: 8.0}) == 2
 
 

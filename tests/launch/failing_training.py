@@ -1,4 +1,4 @@
-"""A training of three ranks with checkpoints, to which something happens. Run by failure_table.py.
+"""A training of three ranks with checkpoints, in which a fault occurs. Run by failure_table.py.
 
 failing_training.py FOLDER FAULT
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER, FAULT = Path(sys.argv[1]), sys.argv[2]
-STEP = 12  # the fault comes after a few checkpoints
+STEP = 12  # the fault occurs after a few checkpoints
 CKPT = FOLDER / "ckpt"
 
 import keras  # noqa: E402
@@ -23,7 +23,7 @@ import keras_ddl  # noqa: E402
 from keras_ddl.compat.tensorflow import tf  # noqa: E402
 
 Strategy = keras_ddl.Strategy  # imported now
-if FAULT == "few_files":  # the ranks have none left to meet by
+if FAULT == "few_files":  # too few are left to connect the ranks
     used = len([*Path("/proc/self/fd").iterdir()]) + 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
 STRATEGY = Strategy()
@@ -31,7 +31,7 @@ RANK = STRATEGY.rank
 
 
 def now() -> None:
-    """Notes when it happens. On a disk that is never full."""
+    """Stores the time of the fault, on a disk that is never full."""
     (FOLDER / "fault").write_text(str(time.time()))
 
 
@@ -45,7 +45,7 @@ def fill(folder: Path) -> None:
 
 
 def between_checkpoints(happens: Callable[[], object]) -> None:
-    """Not while one is written: it would make room by removing an older one, and holds the disk open."""
+    """Waits for the checkpoint writer, which could free space and keeps the disk busy."""
     while keep._writer.is_busy():
         time.sleep(0.01)
     happens()
@@ -94,7 +94,7 @@ def kill_ancestor(name: str) -> None:
     raise AssertionError(f"no {name} above this process")
 
 
-# What happens, to which rank, or ranks.
+# Fault -> the ranks that it happens to, and the fault itself.
 FAULTS: dict[str, tuple[tuple[int, ...], Callable[[], object]]] = {
     "sigkill": ((1,), lambda: signal.raise_signal(signal.SIGKILL)),
     "sigkill_rank_0": ((0,), lambda: signal.raise_signal(signal.SIGKILL)),
@@ -122,7 +122,7 @@ class Fault(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         time.sleep(0.02)
-        ranks, happens = FAULTS.get(FAULT.removesuffix("_goes_on").removesuffix("_min_np"), ((), None))
+        ranks, happens = FAULTS.get(FAULT.removesuffix("_continues").removesuffix("_min_np"), ((), None))
         if self.model.optimizer.iterations == STEP and RANK in ranks:
             now()
             happens()
@@ -156,10 +156,10 @@ def main() -> None:
     spec = (tf.TensorSpec((6,), tf.float32), tf.TensorSpec((2,), tf.float32))
     data = tf.data.Dataset.from_generator(rows, output_signature=spec).batch(8)
     data = data.apply(tf.data.experimental.assert_cardinality(500))
-    if FAULT == "train_step":  # which is traced when a fit begins
+    if FAULT == "train_step":  # traced when a fit begins
         model.fit(data.take(2 * STEP), epochs=1, shuffle=False, verbose=0, callbacks=[keep])
         model.make_train_function(force=True)
-    is_short = FAULT.endswith(("_shm", "_goes_on"))  # which does no harm
+    is_short = FAULT.endswith(("_shm", "_continues"))  # harmless faults
     if is_short:
         data = data.take(2 * STEP)
     model.fit(data, epochs=1 if is_short else 20, shuffle=False, verbose=0, callbacks=[Fault(), keep])

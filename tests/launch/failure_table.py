@@ -1,4 +1,4 @@
-"""What happens when something goes wrong in a training of three ranks: each case is tried; writes a table.
+"""Tries faults in a training of three ranks, and writes a table of how the job ends.
 
     python tests/launch/failure_table.py [CASE...]
 
@@ -35,7 +35,7 @@ HEADER = (
 LAST_LINES = 12
 RUN, MPIRUN = "keras-ddl run", "mpirun"
 _EXECUTE = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-_OF_TENSORFLOW = ("__autograph_generated_file", "__pycache__")  # of ranks that could not clean up
+_OF_TENSORFLOW = ("__autograph_generated_file", "__pycache__")  # left by ranks that could not clean up
 _OF_OPEN_MPI = ("ompi", "prte", "pmix", "openmpi")
 _NAMESPACE = ["unshare", "--mount", "sh", "-c"]
 
@@ -47,12 +47,12 @@ class Case:
     Attributes:
         what: the first cell of its row.
         words: a pattern for the last lines under `keras-ddl run`; the row shows the line where its match ends.
-        status: the exit status there.
-        mpirun_words: what somebody says under mpirun; None: the case is not for mpirun.
-        seconds: until the job has ended, at most, on a busy machine.
+        status: the exit status under `keras-ddl run`.
+        mpirun_words: a pattern for the output under mpirun; None: the case is not for mpirun.
+        seconds: limit until the job has ended, on a busy machine.
         env: further variables.
-        around: words before the command. ranks: what -np is given. options: of `keras-ddl run`.
-        has_checkpoint: whether it happens after the first checkpoint, which is then named.
+        around: words before the command. ranks: the value of -np. options: options of `keras-ddl run`.
+        has_checkpoint: whether the fault comes after the first checkpoint, which the output then names.
     """
 
     what: str
@@ -73,29 +73,29 @@ _CALLBACK = r"rank 1 .* failed first(?s:.*)\nRuntimeError: my callback is wrong"
 CASES = {
     "sigkill": Case("SIGKILL (a kernel without memory does this)", r"rank 1 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_rank_0": Case("SIGKILL of rank 0", r"rank 0 .*: killed by SIGKILL", 137, "signal 9"),
-    "sigkill_goes_on": Case(
-        "SIGKILL, with `-np 2:3`: the others go on",
+    "sigkill_continues": Case(
+        "SIGKILL, with `-np 2:3`: the others continue",
         r"rank 1 was lost \(killed by SIGKILL\); 2 ranks continue",
         0,
         None,
         ranks=_MIN_NP,
     ),
     "sigkill_too_few": Case(
-        "SIGKILL of ranks 1 and 2, with `-np 2:3`: too few are left",
+        "SIGKILL of ranks 1 and 2, with `-np 2:3`: too few remain",
         r"rank [12] .*: killed by SIGKILL",
         137,
         None,
         ranks=_MIN_NP,
     ),
-    "sigkill_rank_0_goes_on": Case(
-        "SIGKILL of rank 0, with `-np 2:3`: the next one writes",
+    "sigkill_rank_0_continues": Case(
+        "SIGKILL of rank 0, with `-np 2:3`: the next rank writes",
         r"rank 0 was lost \(killed by SIGKILL\); 2 ranks continue",
         0,
         None,
         ranks=_MIN_NP,
     ),
-    "sigstop_goes_on": Case(
-        "SIGSTOP, with `-np 2:3` and `KERAS_DDL_DEADLINE_SECONDS=8`: it is killed, and the others go on",
+    "sigstop_continues": Case(
+        "SIGSTOP, with `-np 2:3` and `KERAS_DDL_DEADLINE_SECONDS=8`: it is killed, and the others continue",
         r"rank 1 has not answered the other ranks for 8 s and is killed",
         0,
         None,
@@ -124,7 +124,7 @@ CASES = {
     "exit_3": Case("`sys.exit(3)`", r"rank 1 .*: ended with exit status 3", 3, "exit status|exited|Exit code"),
     "os_exit_0": Case("`os._exit(0)`", r"rank 1 .*: ended with status 0 in the middle of the job", 1, _LOST),
     "generator": Case(
-        "an exception in a generator of data",
+        "an exception in a data generator",
         r"rank 1 .* failed first(?s:.*)\nKeyError: 'my generator is wrong'",
         1,
         "KeyError",
@@ -136,10 +136,10 @@ CASES = {
         1,
         "my train",
     ),
-    "full_disk": Case("the disk of the checkpoints is full", r"CheckpointError: .*no space left", 1, "no space left"),
+    "full_disk": Case("the checkpoint disk is full", r"CheckpointError: .*no space left", 1, "no space left"),
     "read_only_disk": Case("that disk becomes read-only", r"CheckpointError: .*Read-only", 1, "Read-only"),
     "small_shm": Case(
-        "`/dev/shm` has 64 KB: slower, and nothing else",
+        "`/dev/shm` has 64 KB: slower, no other effect",
         r"warning: /dev/shm on host .*: 64 KiB free",
         0,
         "not enough space for /dev/shm",
@@ -148,7 +148,7 @@ CASES = {
         has_checkpoint=False,
     ),
     "full_shm": Case(
-        "`/dev/shm` becomes full: nothing",
+        "`/dev/shm` becomes full: no effect",
         "",
         0,
         r"\A",
@@ -189,7 +189,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """How a case ended: seconds since the fault (None: from the start, or harmless), the status, the last lines."""
+    """How a case ended: seconds since the fault (None: no fault, or a harmless one), the status, the last lines."""
 
     seconds: float | None
     status: int
@@ -207,7 +207,7 @@ class _NotOpenMpis(set):
 
 @contextlib.contextmanager
 def _disk(case: str, folder: Path) -> Iterator[None]:
-    """A disk of its own for the checkpoints of a case that needs one."""
+    """Mounts a separate disk for the checkpoints of a case that needs one."""
     if case not in ("full_disk", "read_only_disk"):
         yield
         return
@@ -220,7 +220,7 @@ def _disk(case: str, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cgroup(case: str) -> Iterator[dict[str, str]]:
-    """A control group with 600 MB for rank 1, of version 1 or 2, which is its own to make."""
+    """Creates a control group with 600 MB for rank 1, of version 1 or 2."""
     if case != "cgroup_memory":
         yield {}
         return
@@ -240,7 +240,7 @@ def _cgroup(case: str) -> Iterator[dict[str, str]]:
 
 
 def can_try(case: str) -> bool:
-    """Whether this machine lets us make what the case needs: root, and control groups of memory."""
+    """Returns whether this machine allows the case: root, and control groups of memory."""
     if case == "cgroup_memory":
         try:
             with _cgroup(case):
@@ -252,12 +252,12 @@ def can_try(case: str) -> bool:
 
 
 def see(case: str, launcher: str, folder: Path) -> Seen:
-    """Runs one case, and checks everything about its end."""
+    """Runs one case and checks how it ends."""
     told = CASES[case]
     (folder / "ckpt").mkdir()
     python = [sys.executable, str(HERE / "failing_training.py"), str(folder), case]
     if case == "pid_namespaces":
-        # A shell between: the first process of a namespace would survive its own SIGKILL.
+        # With a shell between, because the first process of a namespace would survive its own SIGKILL.
         shell = ["sh", "-c", '"$@"; exit $?', "sh"]
         python = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell, *python]
     run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", told.ranks, *told.options, "--", *python]
@@ -268,7 +268,7 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with _disk(case, folder / "ckpt"), _cgroup(case) as group:
         started = Started(command, folder, env={**root, **told.env, **group}, main=("-c", _EXECUTE))
-        if launcher == MPIRUN:  # which leaves files of its own when a job is aborted
+        if launcher == MPIRUN:  # leaves its own files when a job is aborted
             started.may_leave, started.segments = _OF_TENSORFLOW + _OF_OPEN_MPI, _NotOpenMpis()
         ended = started.finish()
         if told.has_checkpoint:
@@ -276,7 +276,7 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
             assert found and all(each.problem is None for each in found), (found, ended)
             ckpt.validate(found[-1])
     fault = folder / "fault"
-    # What is so from the start has no moment at which it happens.
+    # A fault that exists from the start has no time.
     seconds = time.time() - float(fault.read_text()) if fault.exists() and told.status else None
     text = ended.err + ended.out
     assert seconds is None or seconds < told.seconds, f"{seconds} s\n{ended}"
@@ -317,7 +317,7 @@ def row(case: str, ours: Seen, theirs: Seen | None) -> str:
 
 
 def rows_of_page() -> dict[str, str]:
-    """Returns the table of the page: what happens -> its row."""
+    """Returns the table of the page: fault -> its row."""
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     rows = table.removeprefix(HEADER).splitlines(keepends=True)
     return {line.split(" | ")[0].removeprefix("| "): line for line in rows}

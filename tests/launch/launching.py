@@ -1,4 +1,4 @@
-"""Starts keras-ddl as a user would, and checks that nothing of it is left afterwards."""
+"""Starts keras-ddl as a user would, and checks that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ended:
 
 
 class Started:
-    """A keras-ddl that runs. `finish` waits for it and checks what it left."""
+    """A running keras-ddl. `finish` waits for it and checks what it left behind."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Started:
     ):
         self.limit_seconds = limit_seconds
         self.mark = uuid.uuid4().hex
-        self.may_leave: tuple[str, ...] = ()  # beginnings of names of files
+        self.may_leave: tuple[str, ...] = ()  # beginnings of file names
         self.folder = folder
         self.tmp = folder / "tmp"
         self.tmp.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ class Started:
         self.watcher.start()
 
     def watch_memory(self) -> None:
-        """Notes which files in /dev/shm the job uses: other jobs on this machine have theirs there too."""
+        """Records which files in /dev/shm the job uses, because other jobs on this machine have files there, too."""
         while not self.over.wait(0.2):
             for pid in processes(self.mark):
                 try:
@@ -80,7 +80,7 @@ class Started:
                 self.segments |= set(re.findall(r" (/dev/shm/\S+)$", maps, re.MULTILINE))
 
     def wait_for(self, *paths: Path) -> None:
-        """Waits until the ranks have made these files."""
+        """Waits until the ranks have created these files."""
 
         def are_there() -> bool:
             return all(path.exists() for path in paths)
@@ -103,8 +103,8 @@ class Started:
         return ended
 
     def left_behind(self, patience: float = 60.0) -> list[str]:
-        """The processes of this job that live `patience` seconds later, its files in the folder for temporary ones,
-        and its files in /dev/shm. All processes are killed."""
+        """Returns this job's processes that are alive `patience` seconds later, its files in the temporary folder,
+        and its files in /dev/shm. Kills all its processes."""
         self.over.set()
         self.watcher.join()
         left = [f"process {pid}: {line}" for pid, line in leftovers.end_all(self.mark, patience).items()]
@@ -116,7 +116,7 @@ class Started:
 def environment(mark: str, tmp: Path, env: Mapping[str, str] | None) -> dict[str, str]:
     outer = ("OMPI_", "PMIX_", "PMI_", "KERAS_DDL_", "PYTHONUNBUFFERED")
     result = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    # Root must be allowed by the launcher itself, hence OMPI_ above.
+    # The launcher itself must allow root, hence OMPI_ above.
     paths = [ROOT] if (ROOT / "native").exists() else []
     result["PYTHONPATH"] = python_path(*paths)
     result["TMPDIR"] = str(tmp)
@@ -133,14 +133,14 @@ def run(arguments: Sequence[str], folder: Path, **options: object) -> Ended:
 
 
 def write_program(folder: Path, source: str) -> str:
-    """Writes a program that knows its RANK and has `here(name)` to leave a file; returns its name."""
+    """Writes a program that has RANK, and `here(name)` to leave a file; returns its name."""
     path = folder / "program.py"
     path.write_text(HEADER + source)
     return path.name
 
 
 def write_script(path: Path, text: str) -> str:
-    """Writes a script of the shell; returns its path."""
+    """Writes a shell script; returns its path."""
     path.write_text(f"#!/bin/bash\n{text}\n")
     path.chmod(0o755)
     return str(path)
@@ -149,12 +149,12 @@ def write_script(path: Path, text: str) -> str:
 def run_program(
     folder: Path, source: str, *options: str, np: int | str = 2, words: Sequence[str] = (), **rest: object
 ) -> Ended:
-    """Runs `keras-ddl run -np NP OPTIONS python PROGRAM WORDS` to its end, where `source` is for write_program."""
+    """Runs `keras-ddl run -np NP OPTIONS python PROGRAM WORDS` to its end; `source`: see write_program."""
     return run(["run", "-np", str(np), *options, "python", write_program(folder, source), *words], folder, **rest)
 
 
 def start_program(folder: Path, source: str, *options: str, words: Sequence[str] = (), **rest: object) -> Started:
-    """Starts such a job of two ranks, and waits until both have called here("up")."""
+    """Starts a job of two ranks, as `run_program` does, and waits until both have called here("up")."""
     program = write_program(folder, source)
     started = Started(["run", "-np", "2", *options, "python", program, *words], folder, **rest)
     started.wait_for(folder / "up-0", folder / "up-1")
@@ -170,13 +170,13 @@ def here(name): Path(f"{name}-{RANK}").touch()
 
 
 def kill(pid: int) -> None:
-    """Kills a process, if it has not ended with the one that was killed before it."""
+    """Kills a process, unless it ended with one that was killed before."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def session(pid: int) -> int | None:
-    """The session of a process; None: it has ended."""
+    """Returns the session of a process; None: it has ended."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -184,12 +184,12 @@ def session(pid: int) -> int | None:
 
 
 def starter(mark: str) -> int:
-    """The process that started the ranks of a job: it has a session of its own."""
+    """Returns the process that started the ranks of a job, which has its own session."""
     (found,) = [pid for pid, line in processes(mark).items() if session(pid) == pid and "keras_ddl.cli" not in line]
     return found
 
 
-# What starts the ranks of a job on one host, by itself and by request.
+# The default starter of a job on one host, and the one for --mpirun.
 STARTERS = [
     pytest.param({}, id="host_ranks"),
     pytest.param({"KERAS_DDL_MPIRUN": "mpirun"}, id="mpirun", marks=pytest.mark.long),

@@ -1,8 +1,8 @@
-"""Ranks that are played: the launcher runs in the tests' process, and hears of its ranks what a test has listed.
+"""Simulated ranks: the launcher runs in the tests' process, and each test lists the events of its ranks.
 
-Everything is real but the processes. The launcher listens on its socket; each played rank proves that it knows the
-job's token, waits until it is told to start, and sends frames as its wrapper (rank_process.py) would. The launcher's
-loop asks what has started the ranks how it is, again and again: each time one event of the list happens.
+Only the processes are simulated. The launcher listens on its socket; each simulated rank proves that it knows the job's
+token, waits for the start message, and sends frames like its wrapper (rank_process.py). The launcher's loop polls the
+starter again and again, and each poll triggers one event of the list.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from launch.screens import Recorder
 
 LIMIT_SECONDS = 120
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-Event = Callable[["Play"], bool | None]  # whether what it waits for is so; None: it has done something
+Event = Callable[["Play"], bool | None]  # True or False: whether its condition holds; None: it has acted
 
 
 class PlayedRank:
-    """The wrapper of one rank."""
+    """The simulated wrapper of one rank."""
 
     def __init__(self, number: int, size: int, address: Address) -> None:
         self.number, self.is_started, self.is_over = number, False, False
-        self.orders: list[tuple[str, Any]] = []  # kinds and contents of the frames that it has got
+        self.orders: list[tuple[str, Any]] = []  # kinds and contents of the received frames
         self.channel = Channel(address_module.connect(address), FROM_UNPROVEN_LISTENER)
         self._token, self._size = address.token, size
 
@@ -72,7 +72,7 @@ class PlayedRank:
         checkpoint: dict[str, Any] | None = None,
         in_job: bool = False,
     ) -> None:
-        """Ends; before, its program has told what is given."""
+        """Ends the rank, after its program has sent the given messages."""
         self.is_over = True
         if report is not None:
             self.channel.send(Kind.REPORT, report)
@@ -81,20 +81,20 @@ class PlayedRank:
         self.channel.send(Kind.IN_JOB, {"in_job": in_job})
         self.channel.send(Kind.EXIT, {"status": status, "stopped_by": stopped_by})
 
-    def told(self, kind: Kind) -> list[Any]:
-        """What the frames of this kind have said to it."""
+    def received(self, kind: Kind) -> list[Any]:
+        """Returns the contents of the received frames of this kind."""
         return [content for name, content in self.orders if name == kind.name]
 
 
 class Play:
-    """One attempt of a job, in place of StarterProcess: its ranks, and the events that are still to happen."""
+    """One attempt of a job, which replaces StarterProcess: its ranks, and the remaining events."""
 
     def __init__(self, events: Sequence[Event], environment: dict[str, str], num_ranks: int, spares: int) -> None:
         self._events, self._limit = list(events), time.monotonic() + LIMIT_SECONDS
         address = Address.parse(environment["KERAS_DDL_LAUNCHER"])
         self.ranks = [PlayedRank(number, num_ranks, address) for number in range(num_ranks + spares)]
-        self._stray = PlayedRank(0, num_ranks + 1, address)  # takes itself for one of another size
-        self.stubborn: set[int] = set()  # ranks that do not end when they are told to
+        self._stray = PlayedRank(0, num_ranks + 1, address)  # believes that the job has another size
+        self.stubborn: set[int] = set()  # ranks that ignore the order to end
         self._poll = select.epoll()
         for each in self.ranks:
             self._poll.register(each.channel.fileno(), select.EPOLLIN)
@@ -104,7 +104,7 @@ class Play:
             None,
             None,
             "",
-        )  # as of StarterProcess
+        )  # as in StarterProcess
 
     def fileno(self) -> int:
         return self._poll.fileno()
@@ -120,7 +120,7 @@ class Play:
             happens = self._events[0](self)
             if happens is not False:
                 self._events.pop(0)
-            if happens is not True:  # the launcher is to notice before the next one
+            if happens is not True:  # lets the launcher notice before the next event
                 break
         return self.status
 
@@ -128,9 +128,9 @@ class Play:
         self.status, self.ended_at = status, time.monotonic()
 
     def end(self, seconds: float, serve: Callable[[], None], is_killed: Callable[[], bool]) -> None:
-        """Ends when the wrappers have been told that they may leave."""
+        """Ends when the wrappers have been allowed to leave."""
         deadline = time.monotonic() + seconds
-        while not all(each.told(Kind.BYE) or each.channel.closed for each in self.ranks):
+        while not all(each.received(Kind.BYE) or each.channel.closed for each in self.ranks):
             if is_killed() or time.monotonic() > deadline:
                 break
             serve()
@@ -161,7 +161,7 @@ def exits(rank: int, status: int, **more: Any) -> Event:
 
 
 def fails(rank: int, error: str, status: int = 1, **report: Any) -> Event:
-    """Its program ends with an exception that keras_ddl has noted. lost_ranks: whom a collective has missed."""
+    """The rank's program ends with an exception that keras_ddl reported. lost: the ranks that a collective missed."""
     text = f"Traceback (most recent call last):\n  File x\n{error}\n"
     return exits(rank, status, report={"type": error, "summary": error, "traceback": text, **report})
 
@@ -171,7 +171,7 @@ def misses(rank: int, *others: int) -> Event:
 
 
 def vanishes(rank: int) -> Event:
-    """Its wrapper is killed, or its host."""
+    """The rank's wrapper is killed, or its host is lost."""
 
     def event(play: Play) -> None:
         play.ranks[rank].is_over = True
@@ -185,7 +185,7 @@ def asks(rank: int, **question: Any) -> Event:
 
 
 def waits(rank: int, *others: int) -> Event:
-    """Its program waits for others to meet it."""
+    """The rank's program waits for others to meet it."""
     return lambda play: play.ranks[rank].channel.send(Kind.WAITS, {"ranks": others})
 
 
@@ -195,8 +195,8 @@ def gets(signum: int) -> Event:
 
 
 def until(rank: int, kind: Kind, times: int = 1) -> Event:
-    """Nothing happens before the launcher has told a rank something."""
-    return lambda play: len(play.ranks[rank].told(kind)) >= times
+    """Waits until the launcher has sent a rank `times` frames of a kind."""
+    return lambda play: len(play.ranks[rank].received(kind)) >= times
 
 
 def dies(status: int) -> Event:
@@ -210,8 +210,8 @@ def stubborn(*ranks: int) -> Event:
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-class NotedEvents:
-    """A watcher of a job that keeps its events, as the lines of --events say them."""
+class EventRecorder:
+    """A watcher that keeps a job's events, in the form of the lines of --events."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -225,7 +225,7 @@ class NotedEvents:
 
 @dataclass
 class Played:
-    """How a job ended, and what its launcher has said and ordered."""
+    """How a job ended, with its launcher's output and orders."""
 
     result: JobResult
     out: str
@@ -238,15 +238,15 @@ class Played:
         return self.result.exit_status
 
     def orders(self, rank: int, kind: Kind) -> list[Any]:
-        """What a rank of the last attempt was told."""
-        return self.plays[-1].ranks[rank].told(kind)
+        """Returns the orders that a rank of the last attempt received."""
+        return self.plays[-1].ranks[rank].received(kind)
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [each for each in self.events if each["event"] == event]
 
 
 class Stage:
-    """Plays jobs whose launcher has little patience: what it waits for here does not come."""
+    """Plays jobs whose launcher has short timeouts, because what it waits for does not come."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -264,7 +264,7 @@ class Stage:
     def play(
         self, *attempts: Sequence[Event], ranks: int = 2, loop: dict[str, Any] | None = None, **job: Any
     ) -> Played:
-        """Runs a job. attempts: for each the events. loop, job: what RestartLoop and job.make take."""
+        """Runs a job. attempts: the events of each attempt. loop, job: arguments of RestartLoop and job.make."""
         made = job_module.make(["program"], num_ranks=ranks, **job)
         left, plays = list(attempts), list[Play]()
 
@@ -276,7 +276,7 @@ class Stage:
 
         self._patch.setattr(supervisor, "StarterProcess", start)
         out, err = Recorder(), Recorder()
-        noted = NotedEvents()
+        noted = EventRecorder()
         watchers = Watchers([noted])
         result = RestartLoop(made, Screen(out, err), watchers=watchers, **(loop or {})).run(SIGNALS)
         assert not left, f"no attempt for {left}"

@@ -1,10 +1,10 @@
-"""A screen whose output tests read, the output of ranks that is written to it, and samples of such output."""
+"""A screen whose output tests read, output of ranks that is written to it, and samples of such output."""
 
 from __future__ import annotations
 
 from keras_ddl.launch.output.screen import RankOutput, Screen
 
-# What TensorFlow writes as it starts: notes, and an error.
+# TensorFlow's startup output: notes, and an error.
 PREFACE = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
 ONEDNN = b"I0000 00:00:1795426935.%06d    6131 port.cc:153] oneDNN custom operations are on. You may see ...\n"
 GUARD = b"2026-01-31 12:00:%02d.000000: I tensorflow/cpu_feature_guard.cc:210] This TensorFlow binary is optimized to\n"

@@ -1,4 +1,4 @@
-"""What a running job does when its host file changes, without processes."""
+"""Changes of a running job's host file, tested without processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_ranks_are_started_and_asked_to_leave(job: Job) -> None:
     assert len(job.started) == 1
 
 
-def test_a_host_where_nothing_can_be_started_is_left_alone(job: Job) -> None:
+def test_host_where_nothing_can_be_started_is_skipped(job: Job) -> None:
     job.change("a:2,b:1,c:1")
     job.hosts.not_started("b", "ssh ended with status 255")
     job.hosts.tick()
@@ -73,7 +73,7 @@ def test_a_host_where_nothing_can_be_started_is_left_alone(job: Job) -> None:
     assert job.said[-1] == "rank 2 ends before it has joined: ssh ended with status 255."
 
 
-def test_so_is_one_from_which_nobody_connects(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_never_connects_is_skipped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.change("a:2,b:2")
     now = changing_hosts.time.monotonic()
     monkeypatch.setattr(changing_hosts, "time", SimpleNamespace(monotonic=lambda: now + 11))
@@ -83,13 +83,13 @@ def test_so_is_one_from_which_nobody_connects(job: Job, monkeypatch: pytest.Monk
     assert job.said[-2:] == [f"rank {n} ends before it has joined: it has not connected within 10 s." for n in (2, 3)]
 
 
-def test_newcomers_that_the_file_has_no_room_for_end(job: Job) -> None:
+def test_newcomers_without_a_slot_in_the_file_end(job: Job) -> None:
     job.change("a:2,b:1")
     job.change("a:2")
     assert job.said[-1] == "rank 2 ends before it has joined: no room for it in hosts."
 
 
-def test_no_other_newcomer_is_started_after_one_has_failed(job: Job) -> None:
+def test_no_newcomer_is_started_after_one_has_failed(job: Job) -> None:
     job.change("a:2,b:1")
     job.hosts.connected(2)
     job.links[2].outcome.status = 1
@@ -100,7 +100,7 @@ def test_no_other_newcomer_is_started_after_one_has_failed(job: Job) -> None:
     assert len(job.started) == 3
 
 
-def test_the_wrapper_of_a_newcomer_whose_host_is_refused_is_left_alone_and_so_is_the_host(job: Job) -> None:
+def test_refused_host_of_a_newcomer_is_skipped(job: Job) -> None:
     job.change("a:2,b:1")
     job.links[2].is_missing, closed = False, []
     job.links[2].channel = SimpleNamespace(close=lambda: closed.append(2))

@@ -1,4 +1,4 @@
-"""Child processes of a rank that run its script again: they are no ranks, and a script that makes them so ends."""
+"""A rank's child processes that run its script again are not ranks; a script that creates them so is ended."""
 
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.parallel
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Not tmp_path, which may be too long: multiprocessing's socket lies in it, whose path has 107 bytes at most."""
+    """Replaces tmp_path, which may be too long for the path of multiprocessing's socket (at most 107 bytes)."""
     with tempfile.TemporaryDirectory() as path:
         yield Path(path)
 
@@ -22,7 +22,7 @@ METHODS = ["spawn", pytest.param("forkserver", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_script_that_starts_at_its_top_is_ended_when_a_child_imports_it(method: str, folder: Path) -> None:
+def test_script_without_guard_is_ended_when_a_child_imports_it(method: str, folder: Path) -> None:
     source = f"""
 import multiprocessing
 import keras_ddl
@@ -34,13 +34,13 @@ if __name__ == "__main__":
 """
     last = last_line_of(source, folder)
     assert last.startswith("keras_ddl.errors.NotInitializedError: ") and 'if __name__ == "__main__":' in last
-    # Ranks, the children that were refused, and what was on its way meanwhile: some 6.
+    # About 6: ranks, the refused children, and children started meanwhile.
     assert len((folder / "started").read_text().split()) < 50
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_script_that_starts_a_pool_at_its_top_is_ended_before_it_is_a_rank(method: str, folder: Path) -> None:
-    # Its children are refused by Python itself, and the pool would make others for ever.
+def test_script_with_unguarded_pool_is_ended_before_it_is_a_rank(method: str, folder: Path) -> None:
+    # Python itself refuses its children, and the pool would create new ones forever.
     source = f"""
 import multiprocessing
 import keras_ddl
@@ -54,7 +54,7 @@ keras_ddl.init()
 
 
 def last_line_of(source: str, folder: Path) -> str:
-    """Runs a program that fails; returns the last line that is shown."""
+    """Runs a program that fails; returns the last line of the output."""
     started = Started(["run", "-np", "2", "python", write_program(folder, source)], folder)
     started.may_leave = ("pymp-",)  # multiprocessing's own
     ended = started.finish()
@@ -63,7 +63,7 @@ def last_line_of(source: str, folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_child_that_does_its_work_under_the_guard_is_left_alone(folder: Path) -> None:
+def test_guarded_child_is_left_alone(folder: Path) -> None:
     source = """
 import multiprocessing
 import keras_ddl

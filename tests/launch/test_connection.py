@@ -1,4 +1,4 @@
-"""Strangers on the launcher's port, and a stranger in the launcher's place: neither gets anything."""
+"""Strangers on the launcher's port, and a stranger in place of the launcher, achieve nothing."""
 
 import contextlib
 import os
@@ -26,12 +26,12 @@ HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
 
 def stranger(address: Address) -> Channel:
-    """A connection of this user: another one does not get as far, where all ranks are on one host."""
+    """Connects as this user, because another user cannot connect if all ranks are on one host."""
     return Channel(address_module.connect(address), FROM_UNPROVEN_LISTENER)
 
 
 def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
-    """The next frame; None when the other side has closed the connection."""
+    """Returns the next frame; None: the other side has closed the connection."""
     channel.sock.settimeout(LIMIT_SECONDS)
     while not channel.closed:
         for frame in channel.read():
@@ -41,13 +41,13 @@ def wait_for_frame(channel: Channel) -> tuple[Kind, bytes] | None:
 
 @pytest.fixture(params=["a UNIX socket", "TCP"])
 def over(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """What `address.listen` takes."""
+    """Returns an argument for `address.listen`."""
     return tmp_path / "socket" if request.param == "a UNIX socket" else None
 
 
 @pytest.fixture
 def listening(over: Path | None) -> Iterator[tuple[Listener, Address, int]]:
-    """What lets in 3 ranks, where it listens, and the descriptor of that."""
+    """Yields a listener for 3 ranks, its address, and its descriptor."""
     listener, address = address_module.listen(over)
     acceptor = Listener(listener, address.token, 3)
     yield acceptor, address, listener.fileno()
@@ -74,7 +74,7 @@ WITHOUT_PROOF = {
 
 
 @pytest.mark.parametrize("what", WITHOUT_PROOF)
-def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Listener, Address, int]):
+def test_acceptor_dismisses_a_caller_without_proof(what: str, listening: tuple[Listener, Address, int]):
     acceptor, address, listener = listening
     channel = stranger(address)
     assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_unproven)
@@ -86,7 +86,7 @@ def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Listene
 
 
 @pytest.mark.parallel
-def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
+def test_nobody_can_connect_after_all_ranks(tmp_path: Path):
     source = "here('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('fine')"
     started = start_program(tmp_path, source)
     with pytest.raises(LaunchError, match="refused"):
@@ -141,7 +141,7 @@ def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[L
 
 
 def address_of(mark: str) -> Address:
-    """Where the job's launcher listens: in the environment of its wrappers, and nowhere on a command line."""
+    """Returns the address of the job's launcher, from the environment of its wrappers; no command line has it."""
     for pid, command in processes(mark).items():
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         for variable in variables:
@@ -152,7 +152,7 @@ def address_of(mark: str) -> Address:
     raise AssertionError(processes(mark))
 
 
-def test_wrapper_that_strangers_push_out_connects_again(tmp_path: Path):
+def test_wrapper_pushed_out_by_strangers_connects_again(tmp_path: Path):
     with waiting_wrapper(tmp_path, "true", pushed_out=True) as (process, channel, hello, _):
         assert hello["rank"] == 0
         channel.close()
@@ -178,9 +178,9 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
 def waiting_wrapper(
     tmp: Path, *program: str, cwd: Path | None = None, before: Sequence[str] = (), pushed_out: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], Channel, dict[str, Any], str]]:
-    """The wrapper of `program`, its connection with us, what it has said of itself, and the token of its job.
+    """Returns the wrapper of `program`, its connection to this test, its hello, and the token of its job.
 
-    Nobody listens any more. pushed_out: its first connection was closed.
+    The listener is closed. pushed_out: the wrapper's first connection was closed.
     """
     listener, address = address_module.listen(None)
     listener.settimeout(LIMIT_SECONDS)

@@ -1,4 +1,4 @@
-"""The table of failures in failures.md: every case has its row, and (long) each ends as the row says."""
+"""failures.md: the table has a row for every case, and (long) each case ends as its row says."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from launch import failure_table
 from launch.failure_table import CASES, MPIRUN, RUN
 
 
-def test_failure_table_of_the_docs_has_every_case():
+def test_failure_table_has_every_case():
     rows = failure_table.rows_of_page()
     assert list(rows) == [case.what for case in CASES.values()], "run python tests/launch/failure_table.py CASE"
     for case in CASES.values():

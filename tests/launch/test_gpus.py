@@ -1,4 +1,4 @@
-"""What is said of a host's GPUs, with a driver's library that the tests compile. TensorFlow's own: tests/device."""
+"""Reports about a host's GPUs, with a fake driver library that the tests compile; tests/device tests TensorFlow's."""
 
 import subprocess
 
@@ -7,6 +7,7 @@ import pytest
 from keras_ddl import packages
 from keras_ddl.launch.checks import gpus
 from keras_ddl.launch.checks.finding import Severity
+from keras_ddl.packages import nvidia_driver
 
 DRIVER = """
 #include <cstring>
@@ -24,20 +25,20 @@ int cuGetErrorName(int, const char** name) { *name = "CUDA_ERROR_NO_DEVICE"; ret
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
-    """Returns what makes the driver's library one of two GPUs, whose start returns `fails`."""
+    """Returns a function that installs a driver library with two GPUs, whose cuInit returns `fails`."""
 
     def make(fails=0):
         path = tmp_path / f"libcuda{fails}.so"
         command = ["g++", "-shared", "-fPIC", f"-DFAILS={fails}", "-x", "c++", "-", "-o", path]
         subprocess.run(command, input=DRIVER, text=True, check=True)
-        monkeypatch.setattr(gpus, "_DRIVER", str(path))
+        monkeypatch.setattr(nvidia_driver, "_DRIVER", str(path))
 
     return make
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """The files of a host with two GPUs and a TensorFlow for CUDA."""
+    """Returns the files of a host with two GPUs and TensorFlow for CUDA."""
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
@@ -45,28 +46,28 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_driver_tells_the_gpus_or_why_there_are_none(driver):
+def test_driver_lists_gpus_or_says_why_there_are_none(driver):
     driver()
-    assert gpus.ask_driver() == gpus.Driver("", (12, 8), ("A100", "H100"), ("07" * 16, "08" * 16))
-    assert (gpus.identity_of(1), gpus.identity_of(2)[:4]) == ("08" * 16, "2 of")
+    assert nvidia_driver.ask_driver() == nvidia_driver.Driver("", (12, 8), ("A100", "H100"), ("07" * 16, "08" * 16))
+    assert (nvidia_driver.identity_of(1), nvidia_driver.identity_of(2)[:4]) == ("08" * 16, "2 of")
     driver(fails=100)
-    assert gpus.ask_driver().problem == "the driver fails: error 100, CUDA_ERROR_NO_DEVICE"
+    assert nvidia_driver.ask_driver().problem == "the driver fails: error 100, CUDA_ERROR_NO_DEVICE"
 
 
-def test_host_names_its_gpus(root, driver):
+def test_host_lists_its_gpus(root, driver):
     driver()
     found = gpus.check_host({}, root)
     assert found.severity is Severity.OK and "0: A100, 1: H100; the driver runs CUDA 12.8" in found.found
 
 
 @pytest.mark.parametrize("visible", ["", " ", "-1"])
-def test_host_says_that_the_environment_hides_gpus(root, visible):
+def test_host_reports_gpus_hidden_by_the_environment(root, visible):
     found = gpus.check_host({"CUDA_VISIBLE_DEVICES": visible}, root)
     assert found.severity is Severity.NOTE and f"2 here, hidden by CUDA_VISIBLE_DEVICES={visible!r}" == found.found
 
 
-def test_host_says_what_is_missing(root, driver, monkeypatch):
-    monkeypatch.setattr(gpus, "_DRIVER", "no-such-library.so")
+def test_host_reports_missing_parts(root, driver, monkeypatch):
+    monkeypatch.setattr(nvidia_driver, "_DRIVER", "no-such-library.so")
     found = gpus.check_host({}, root)
     assert "no-such-library.so" in found.found and "Install NVIDIA's driver" in found.remedy
     driver(fails=100)
@@ -77,14 +78,14 @@ def test_host_says_what_is_missing(root, driver, monkeypatch):
     assert found.severity is Severity.WARNING
 
 
-def test_container_without_its_hosts_gpus_is_told_apart_from_a_host_without_gpus(tmp_path):
+def test_container_without_gpus_differs_from_a_host_without_gpus(tmp_path):
     assert gpus.check_host({}, tmp_path) is None
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").touch()
     assert "--gpus all" in gpus.check_host({}, tmp_path).remedy
 
 
-def test_libraries_that_tensorflow_did_not_find_are_named(root, driver, monkeypatch):
+def test_libraries_missing_for_tensorflow_are_named(root, driver, monkeypatch):
     driver()
     here = gpus.check_host
     monkeypatch.setattr(gpus, "check_host", lambda: here({}, root))

@@ -1,4 +1,4 @@
-"""What is to change when the host file of a job has changed, or ranks were lost."""
+"""The changes to a job after its host file changed, or ranks were lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan(hosts: str, ranks: int, spares: int = 0, least: int = 1, most: int | No
         ("a:2,b:2", 3, 3, "a:2,b:2", []),
     ],
 )
-def test_processes_are_started_where_the_file_has_room(
+def test_processes_are_started_on_free_slots(
     before: str, ranks: int, most: int | None, after: str, started: list
 ) -> None:
     made = plan(before, ranks, most=most)
@@ -31,7 +31,7 @@ def test_processes_are_started_where_the_file_has_room(
     assert made.start(9) == []
 
 
-def test_a_lost_rank_is_replaced_on_its_host_a_few_times() -> None:
+def test_lost_rank_is_replaced_on_its_host_a_few_times() -> None:
     made = plan("a:1,b:1", 2, most=2)
     rank = 1
     for new in range(2, 2 + MAX_LOSSES - 1):
@@ -45,7 +45,7 @@ def test_a_lost_rank_is_replaced_on_its_host_a_few_times() -> None:
     assert made.start(9) == [("b", [9])]
 
 
-def test_a_host_that_is_gone_gets_no_process_until_the_file_has_left_it_out() -> None:
+def test_lost_host_gets_no_process_until_the_file_has_dropped_it() -> None:
     made = plan("a:2,b:2", 4, most=4)
     made.end(2, is_lost=True, has_reported=False)
     assert made.start(4) == [("b", [4])], "its other rank lives"
@@ -59,7 +59,7 @@ def test_a_host_that_is_gone_gets_no_process_until_the_file_has_left_it_out() ->
     assert made.start(6) == [("b", [6, 7])]
 
 
-def test_a_rank_that_has_ended_by_itself_is_not_replaced_before_the_file_changes() -> None:
+def test_rank_that_ended_itself_is_replaced_only_after_the_file_changes() -> None:
     made = plan("a:2", 2)
     made.takes_newcomers = False
     made.end(1, is_lost=False, has_reported=True)
@@ -68,7 +68,7 @@ def test_a_rank_that_has_ended_by_itself_is_not_replaced_before_the_file_changes
     assert made.start(2) == [("a", [2])]
 
 
-def test_a_spare_takes_a_slot_and_no_more_are_started_than_ranks_are_missing() -> None:
+def test_spare_takes_a_slot_and_only_missing_ranks_are_started() -> None:
     made = plan("a:2,b:2", 3, spares=1, most=3)
     assert made.host_of(3) == "b"
     made.end(0, is_lost=True, has_reported=True)
@@ -90,19 +90,19 @@ def test_a_spare_takes_a_slot_and_no_more_are_started_than_ranks_are_missing() -
         ("a:4", "a:2", 1, [2, 3]),
     ],
 )
-def test_ranks_leave_that_the_file_has_no_room_for(hosts: str, after: str, least: int, surplus: list[int]) -> None:
+def test_ranks_without_a_slot_in_the_file_leave(hosts: str, after: str, least: int, surplus: list[int]) -> None:
     made = plan(hosts, 4, least=least)
     made.change(parse_hosts(after))
     assert made.surplus(range(4)) == surplus
 
 
-def test_a_process_that_takes_the_place_of_another_gets_its_local_rank() -> None:
+def test_replacement_gets_the_local_rank_of_its_predecessor() -> None:
     made = plan("a:3", 3)
     made.end(1, is_lost=True, has_reported=True)
     assert made.start(3) == [("a", [3])] and made.local_places([3]) == ([1], 3)
 
 
-def test_a_spare_takes_no_slot_before_members_do() -> None:
+def test_members_get_slots_before_spares() -> None:
     made = plan("a:2,b:1", 2, spares=1)  # rank 2, a spare, is on b
     made.end(0, is_lost=True, has_reported=True)
     assert made.start(3) == [("a", [3])]
@@ -110,7 +110,7 @@ def test_a_spare_takes_no_slot_before_members_do() -> None:
     assert made.needless([1, 3]) == [2]
 
 
-def test_spares_and_newcomers_that_the_file_has_no_room_for() -> None:
+def test_spares_and_newcomers_without_a_slot_in_the_file() -> None:
     made = plan("a:2,b:2", 2, spares=2)
     for hosts, needless in (("a:2,b:1", [3]), ("a:2", [2, 3])):
         made.change(parse_hosts(hosts))

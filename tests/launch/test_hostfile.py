@@ -1,4 +1,4 @@
-"""keras-ddl run --hostfile: the forms that mpirun, MPICH and Slurm write."""
+"""keras-ddl run --hostfile: the formats of mpirun, MPICH and Slurm."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from keras_ddl.launch.hosts import hostfile
         ("r[1-2]n[09-10]\n", None, "r1n09:1,r1n10:1,r2n09:1,r2n10:1"),
     ],
 )
-def test_hostfile_reads_each_form(tmp_path, text, slots, hosts):
+def test_hostfile_reads_each_format(tmp_path, text, slots, hosts):
     path = tmp_path / "hosts"
     path.write_text(text)
     assert hostfile.read(path, slots) == hosts
@@ -38,14 +38,14 @@ def test_hostfile_reads_each_form(tmp_path, text, slots, hosts):
         ("-o ProxyCommand=x\n", "line 1"),
     ],
 )
-def test_hostfile_refuses_by_line(tmp_path, text, words):
+def test_hostfile_errors_name_the_line(tmp_path, text, words):
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         hostfile.read(path)
 
 
-def test_hostfile_bears_a_byte_order_mark_and_refuses_what_is_no_text(tmp_path):
+def test_hostfile_may_have_a_byte_order_mark_but_must_be_text(tmp_path):
     path = tmp_path / "hosts"
     path.write_bytes(b"\xef\xbb\xbfh0:2\n")
     assert hostfile.read(path) == "h0:2"

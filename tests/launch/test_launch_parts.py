@@ -1,4 +1,4 @@
-"""The parts of the launcher that need no processes: command lines, environments, connections, verdicts."""
+"""Parts of the launcher that need no processes: command lines, environments, connections, verdicts."""
 
 import json
 import os
@@ -19,12 +19,13 @@ from keras_ddl.launch.hosts import Host, parse_hosts
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.mpi import mpirun, native_mpi
 from keras_ddl.launch.mpi.mpirun import HYDRA, OPEN_MPI, Mpirun
-from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
+from keras_ddl.launch.outcome import RankOutcome, explain, first_failure
 from keras_ddl.launch.rank.job_folder import remove_job_folder
 from keras_ddl.launch.rank.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.kinds import Kind
+from keras_ddl.link.program import RESTART_STATUS
 from launch.launching import write_script
 
 
@@ -40,11 +41,11 @@ def fake_mpirun(folder: Path, says: str) -> str:
         ("Intel(R) MPI Library for Linux* OS, Version 2021.13", HYDRA),
     ],
 )
-def test_mpirun_family_is_what_it_says(tmp_path: Path, says: str, family: str):
+def test_mpirun_family_follows_its_version_text(tmp_path: Path, says: str, family: str):
     assert mpirun.find(fake_mpirun(tmp_path, says)).family == family
 
 
-def test_mpirun_is_taken_from_the_setting_and_then_from_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_mpirun_is_found_by_setting_then_by_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = fake_mpirun(tmp_path, "HYDRA build details:")
     monkeypatch.setattr(native_mpi, "describe", lambda: {"site_launcher": path})
     assert mpirun.find() == Mpirun(path, HYDRA, "HYDRA build details:")
@@ -73,11 +74,11 @@ def test_job_has_a_rank_for_each_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
         job.make(["p"], num_ranks=None)
 
 
-def test_job_that_mpirun_starts_cannot_go_on_and_says_so(tmp_path: Path):
+def test_job_under_mpirun_cannot_continue_without_lost_ranks(tmp_path: Path):
     path = fake_mpirun(tmp_path, "mpirun (Open MPI) 5.0.11")
-    why = job.make(["p"], num_ranks=2, min_ranks=1, mpirun=path).why_it_ends
+    why = job.make(["p"], num_ranks=2, min_ranks=1, mpirun=path).cannot_continue_reason
     assert "starts the ranks, and ends all of them when one is lost" in why and "leave out --mpirun" in why
-    assert job.make(["p"], num_ranks=2, min_ranks=1).why_it_ends is None
+    assert job.make(["p"], num_ranks=2, min_ranks=1).cannot_continue_reason is None
 
 
 def test_mpirun_command_of_open_mpi(monkeypatch: pytest.MonkeyPatch):
@@ -107,8 +108,8 @@ def test_mpirun_environment_hides_an_outer_job(monkeypatch: pytest.MonkeyPatch):
     assert inner == {"OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "HOME": "/h", "I_MPI_PIN": "0"}
 
 
-def test_a_user_without_a_home_has_none_that_others_can_fill(monkeypatch: pytest.MonkeyPatch):
-    # Open MPI loads what $HOME/.openmpi/mca-params.conf names, and Python runs what is in $HOME/.local.
+def test_user_without_a_home_gets_none_that_others_can_write_to(monkeypatch: pytest.MonkeyPatch):
+    # Open MPI loads the libraries that $HOME/.openmpi/mca-params.conf names, and Python runs code in $HOME/.local.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no entry for this user
     for folder in [home := Path(mpirun.environment({})["HOME"]), *home.parents]:
         if folder.exists():
@@ -127,7 +128,7 @@ def test_parse_hosts_refuses(text: str):
         parse_hosts(text)
 
 
-def test_rank_environment_prefers_the_launcher_but_for_mpi_and_the_host():
+def test_rank_environment_prefers_the_launcher_except_for_mpi_and_the_host():
     own = {"OMPI_COMM_WORLD_RANK": "1", "HOSTNAME": "there", "PATH": "/mpi/bin:/usr/bin", "PYTHONPATH": "/of/wrapper"}
     own |= {"KERAS_DDL_LAUNCHER": "secret", "ONLY_THERE": "x", "KERAS_DDL_RACK": "of there"}
     wanted = {
@@ -148,7 +149,7 @@ def test_rank_environment_prefers_the_launcher_but_for_mpi_and_the_host():
     assert merge(own, wanted, same_host=True)["HOSTNAME"] == "here"
 
 
-def test_rank_and_size_outside_of_mpirun_is_a_clear_error():
+def test_rank_and_size_outside_of_a_launcher_are_a_clear_error():
     assert rank_and_size({"PMI_RANK": "3", "PMI_SIZE": "4"}) == (3, 4)
     with pytest.raises(LaunchError, match="must be started by mpirun"):
         rank_and_size({})
@@ -167,7 +168,7 @@ def test_address_survives_the_environment(tmp_path: Path):
         Address.parse("nonsense")
 
 
-def test_connect_to_nobody_is_a_clear_error():
+def test_connect_without_a_listener_is_a_clear_error():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = Address("00", socket.gethostname(), ("127.0.0.1",), unused.getsockname()[1])
@@ -175,7 +176,7 @@ def test_connect_to_nobody_is_a_clear_error():
         address_module.connect(address, timeout=0.3)
 
 
-def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
+def test_stdin_is_read_only_as_fast_as_rank_0_reads_it():
     ours, theirs = (Channel(each, None) for each in socket.socketpair())
     with Path("/dev/zero").open("rb") as endless:
         stdin = StdinForwarder(endless.fileno())
@@ -194,7 +195,7 @@ def test_stdin_is_read_only_as_far_as_rank_0_takes_it():
 
 
 def missing(rank: int, at: float, *others: int, text: str = "RankLostError: 2 is gone", **rest) -> RankOutcome:
-    """A rank whose report says that others are gone."""
+    """Returns a rank whose report names lost ranks."""
     report = {"type": "DistBackendError", "summary": text, "traceback": f"Traceback\n{text}", "lost": {"ranks": others}}
     return RankOutcome(rank, f"h{rank}", status=rest.pop("status", 1), report=report, failed_at=at, **rest)
 
@@ -210,13 +211,13 @@ def failed(rank: int, at: float, error: str = "", **rest) -> RankOutcome:
         (3, None, 3),
         (-9, None, 137),
         (-15, None, 143),
-        (0, None, 1),  # in the middle of the job: others have missed it
+        (0, None, 1),  # in the middle of the job, so others missed it
         (None, None, 1),
         (0, "mpirun", 1),
         (-15, "the launcher", 1),
     ],
 )
-def test_exit_status_is_a_shells_and_never_that_of_success(status: int | None, stopped_by: str | None, shown: int):
+def test_exit_status_is_a_shells_and_never_0_after_a_failure(status: int | None, stopped_by: str | None, shown: int):
     assert RankOutcome(0, status=status, stopped_by=stopped_by).exit_status == shown
 
 
@@ -242,31 +243,31 @@ ALL_BUT_ONE_MISS_IT = [missing(0, 5.0, 2), failed(1, 5.5, status=0), failed(2, 9
     [
         (ALL_BUT_ONE_MISS_IT, 2),
         ([*ALL_BUT_ONE_MISS_IT, failed(3, 8.0, "ValueError: x")], 3),
-        ([missing(0, 2.0, 1), STOPPED_LEAVER, missing(2, 1.0, 1)], 1),  # ended before it could say that it left
+        ([missing(0, 2.0, 1), STOPPED_LEAVER, missing(2, 1.0, 1)], 1),  # ended before it could report that it left
         ([missing(0, 1.0, 1), missing(1, 2.0, 2), failed(2, 3.0, status=-9)], 2),
         ([missing(0, 1.0, 1), missing(1, 2.0, 0)], 0),
-        ([missing(0, 1.0, 7)], 0),  # of rank 7 nothing is known
+        ([missing(0, 1.0, 7)], 0),  # nothing is known about rank 7
     ],
 )
-def test_first_failure_is_the_rank_that_the_others_miss(outcomes: list[RankOutcome], first: int):
+def test_first_failure_is_the_rank_that_others_miss(outcomes: list[RankOutcome], first: int):
     assert first_failure(outcomes).rank == first
 
 
-def test_first_failure_is_not_told_by_the_name_of_an_error():
-    # The program's own, which it raises as it likes: no collective has failed.
+def test_first_failure_ignores_the_name_of_an_error():
+    # The program raised this error itself; no collective failed.
     own = failed(1, 1.0, "keras_ddl.errors.RankLostError: rank 0 has left")
     assert first_failure([failed(0, 2.0, "ValueError: later"), own]) is own
 
 
 def test_first_failure_may_have_been_stopped_after_its_error():
-    # MPI_Abort: mpirun ends the rank that called it as well.
+    # With MPI_Abort, mpirun also ends the rank that called it.
     aborted = failed(0, 1.0, "ValueError: x", stopped_by="mpirun", status=-15)
     other = failed(1, 1.1, "KeyboardInterrupt", stopped_by="the launcher")
     assert first_failure([other, aborted]) is aborted
     assert aborted.exit_status == 1
 
 
-def test_explain_says_which_ranks_failed_alike_and_what_others_had_of_their_own():
+def test_explain_groups_equal_failures_and_lists_others():
     quick, slow = failed(1, 1.0, "ValueError: bad (rank 1)"), failed(0, 1.5, "ValueError: bad (rank 0)")
     text = explain([slow, quick], first_failure([slow, quick]))
     first = "and the job was ended (exit status 1). Rank 0 on host h0:"
@@ -279,7 +280,7 @@ def test_explain_says_which_ranks_failed_alike_and_what_others_had_of_their_own(
     assert len(lines) == 5 and lines[-1] == "ValueError: bad (rank 0)", text
 
 
-def test_explain_names_the_rank_whose_error_all_have_raised():
+def test_explain_names_the_rank_whose_error_all_ranks_raised():
     own = failed(2, 5.0, "KeyError: 'x'")
     told = [failed(rank, 1.0, "KeyError: 'rank 2: x'") for rank in (0, 1)]
     for each in told:
@@ -290,7 +291,7 @@ def test_explain_names_the_rank_whose_error_all_have_raised():
     assert explain([*told, own], own).startswith("keras-ddl: ranks 1-2 failed alike, and the job was ended (")
 
 
-def test_explain_tells_why_the_others_end_if_the_report_says_so_whatever_its_words():
+def test_explain_uses_the_report_not_the_words_of_an_error():
     killed, other = failed(1, 1.0, status=-9), missing(0, 2.0, 1, text="RankLostError: in other words")
     assert "in other words" not in explain([other, killed], killed)
     other.report["ends_others"] = True
@@ -306,7 +307,7 @@ def test_explain_does_not_blame_the_rank_that_misses_another():
     assert "rank 1 on host h1 failed first, and the job was ended: left while others waited for it (sys.exit" in text
 
 
-def test_explain_shows_what_mpirun_said_when_nothing_else_is_known():
+def test_explain_shows_mpiruns_output_as_a_last_resort():
     first = failed(0, 1.0, status=-6)
     ruler = "-" * 74
     boilerplate = f"{ruler}\nMPI_ABORT was invoked on rank 0\n{ruler}\n"
@@ -332,14 +333,14 @@ def test_outcome_error_is_the_last_line_of_the_traceback():
         ("glibc.malloc.hugetlb=0", 2, "glibc.malloc.hugetlb=0"),
     ],
 )
-def test_malloc_keeps_its_memory_in_huge_pages_unless_the_user_says_how(before, ranks, after, monkeypatch):
+def test_malloc_uses_huge_pages_unless_the_user_decides(before, ranks, after, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     environment = {} if before is None else {"GLIBC_TUNABLES": before}
     tune_malloc(environment, ranks)
     assert environment["GLIBC_TUNABLES"] == after
 
 
-def test_explain_ends_with_the_newest_checkpoint_and_how_to_go_on_from_it():
+def test_explain_ends_with_the_newest_checkpoint_and_how_to_resume():
     def with_checkpoint(rank: int, step: int, resume: bool) -> RankOutcome:
         return RankOutcome(rank, status=0, checkpoint={"path": f"/c/ckpt-{step:08d}", "step": step, "resume": resume})
 
@@ -354,12 +355,12 @@ def test_explain_ends_with_the_newest_checkpoint_and_how_to_go_on_from_it():
     assert "/c/ckpt-00000012" not in text
 
 
-def test_a_job_asks_to_be_started_again_only_if_all_of_its_ranks_do():
+def test_job_restarts_only_if_all_its_ranks_ask_for_it():
     result = JobResult([RankOutcome(0, status=RESTART_STATUS), RankOutcome(1, status=1)])
     assert result.exit_status != 0 and not result.asks_to_restart
 
 
-def test_ranks_that_end_together_remove_the_folder_of_their_job_together(tmp_path: Path):
+def test_ranks_ending_together_remove_their_jobs_folder(tmp_path: Path):
     folder = tmp_path / "keras_ddl-job"
     with ThreadPoolExecutor(4) as ranks:
         for _ in range(100):
@@ -370,7 +371,7 @@ def test_ranks_that_end_together_remove_the_folder_of_their_job_together(tmp_pat
             assert not folder.exists()
 
 
-def test_the_folder_of_a_wrapper_that_was_killed_is_removed_by_another(tmp_path: Path):
+def test_folder_of_a_killed_wrapper_is_removed_by_another(tmp_path: Path):
     folder = tmp_path / "keras_ddl-job"
     make = "import sys; from pathlib import Path; from keras_ddl.launch.rank import job_folder as f\n"
     make += "f.make(Path(sys.argv[1])); f.make_for_rank(Path(sys.argv[1]), 3); print('made', flush=True); input()"
@@ -385,7 +386,7 @@ def test_the_folder_of_a_wrapper_that_was_killed_is_removed_by_another(tmp_path:
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "0"), ("", "0"), ("7", "7"), ("random", r"\d+")])
-def test_all_ranks_of_a_job_list_sets_in_one_order(monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str):
+def test_all_ranks_iterate_sets_in_the_same_order(monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     given = {} if chosen is None else {"PYTHONHASHSEED": chosen}
     one, other = (job.make(["true"], num_ranks=2, env=given).environment["PYTHONHASHSEED"] for _ in range(2))

@@ -1,4 +1,4 @@
-"""Which ranks a job goes on with: every schedule of deaths and questions of three and four ranks."""
+"""The members with which a job continues: every schedule of deaths and questions of three and four ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE = 10.0
 
 
 class Job:
-    """Ranks as the launcher sees them: each knows a membership, asks for the next one when it likes, and may die."""
+    """Ranks as the launcher sees them: each knows a membership, may ask for the next one at any time, and may die."""
 
     def __init__(self, size: int, min_members: int) -> None:
         self.membership = MembershipTable(range(size), min_members, PATIENCE)
@@ -50,7 +50,7 @@ class Job:
         assert set(missing) <= set(self.known) - self.asking
         assert missing or not self.asking or self.membership.is_too_small(), "some wait for nobody"
         assert self.membership.overdue(now=PATIENCE / 2) == [] and self.membership.overdue(now=PATIENCE) == missing
-        for rank in range(self.size):  # questions after an epoch that is over, or of a rank that has ended
+        for rank in range(self.size):  # questions after an epoch that is over, or by a rank that has ended
             self.membership.ask(rank, self.membership.epoch - (rank in self.known), now=0.0)
         assert self.membership.advance() is None and self.membership.missing() == missing
 
@@ -72,12 +72,12 @@ def test_every_schedule(size: int, min_members: int) -> None:
             seen.add(job.key())
             todo += [(*events, ("die", rank)) for rank in job.known]
             todo += [(*events, ("ask", rank)) for rank in job.known if rank not in job.asking]
-    # Each subset that lives, and of each the subsets that wait; more would be states that mean nothing new.
+    # Each subset that lives, and for each the subsets that wait; more states would add nothing.
     assert len(seen) >= 8 + 12
 
 
-def test_ranks_that_have_done_their_part_count_as_left() -> None:
-    """Rank 1 is lost in the last collective, after rank 2 has got its result: rank 0 must not wait for ever."""
+def test_finished_ranks_count_as_left() -> None:
+    """Rank 1 is lost in the last collective after rank 2 got its result: rank 0 must not wait forever."""
     membership = MembershipTable(range(3), 2, PATIENCE)
     membership.end(1)
     membership.ask(0, 0, now=0.0)
@@ -86,7 +86,7 @@ def test_ranks_that_have_done_their_part_count_as_left() -> None:
     assert membership.advance() == (0,)
 
 
-def test_a_rank_may_ask_to_be_left_out() -> None:
+def test_rank_may_ask_to_be_left_out() -> None:
     membership = MembershipTable(range(3), 1, PATIENCE)
     membership.ask(2, 0, now=0.0, leaves=True)
     membership.ask(0, 0, now=0.0)
@@ -95,10 +95,10 @@ def test_a_rank_may_ask_to_be_left_out() -> None:
     assert membership.advance() == (0, 1)
     membership.ask(0, 1, now=0.0)
     membership.ask(1, 1, now=0.0)
-    assert membership.advance() == (0, 1)  # of this one nobody has asked to be left out
+    assert membership.advance() == (0, 1)  # nobody has asked to be left out of this one
 
 
-def test_a_rank_that_asks_to_be_left_out_stays_when_nobody_else_is_left() -> None:
+def test_last_rank_that_asks_to_be_left_out_stays() -> None:
     membership = MembershipTable(range(3), 1, PATIENCE)
     membership.ask(2, 0, now=0.0, leaves=True)
     membership.end(0)

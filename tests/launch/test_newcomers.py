@@ -1,4 +1,4 @@
-"""When a newcomer becomes a member, and a member leaves: every schedule of two members and one newcomer."""
+"""Newcomers that become members, and members that leave: every schedule of two members and one newcomer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Event = tuple[str, int]
 
 
 class Job:
-    """Rank 0 names the newcomer when it admits; rank 1 admits whom others name. Any of the three may die.
+    """Rank 0 names the newcomer that it admits; rank 1 admits the ranks that others name. Any of the three may die.
 
     One member may ask to be left out; it stays if it is the only one.
     """
@@ -56,7 +56,9 @@ class Job:
         else:
             self.asking[rank] = None if event == "miss" else (NEWCOMER,) * (rank == 0)
             self.membership.ask(rank, self.known[rank], 0.0, self.asking[rank])
-            self.is_named |= bool(self.asking[rank]) and NEWCOMER not in self.known  # by one that may die then
+            self.is_named |= (
+                bool(self.asking[rank]) and NEWCOMER not in self.known
+            )  # the rank that named it may die then
         self.answer()
 
     def answer(self) -> None:
@@ -104,7 +106,7 @@ def test_every_schedule_of_two_members_and_a_newcomer() -> None:
     assert len(seen) > 40 and len(joined) > 10
 
 
-def test_who_has_joined_first_is_rank_0() -> None:
+def test_longest_member_is_rank_0() -> None:
     membership = MembershipTable(range(2), 1, 10.0)
     for newcomer in (3, 2):
         epoch, members = membership.epoch, membership.members
@@ -115,7 +117,7 @@ def test_who_has_joined_first_is_rank_0() -> None:
     assert membership.members == (0, 1, 3, 2)
 
 
-def test_a_spare_that_is_lost_before_it_has_joined_is_replaced_by_the_next() -> None:
+def test_lost_spare_is_replaced_by_the_next() -> None:
     said: list[str] = []
 
     def link(rank: int) -> Any:
@@ -126,7 +128,7 @@ def test_a_spare_that_is_lost_before_it_has_joined_is_replaced_by_the_next() -> 
     regrouping = Regrouping(links, 2, 1, 10.0, said.append)
     for rank, status in ((1, -9), (2, -9), (3, 1)):
         links[rank].over, links[rank].outcome.status = True, status
-        assert regrouping.goes_on_without(links[rank], is_stopping=False)
+        assert regrouping.continues_without(links[rank], is_stopping=False)
     assert [line for line in said if "spare rank" in line] == [
         "spare rank 2 takes the place of rank 1.",
         "spare rank 3 takes the place of rank 2.",

@@ -11,8 +11,8 @@ import pytest
 
 from keras_ddl.config import Seconds
 from keras_ddl.launch.hosts.placement import Discovery, Placement
-from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.link.kinds import Kind
+from keras_ddl.link.program import RESTART_STATUS
 from launch.launching import write_script
 from launch.played import Event, Stage, asks, dies, exits, fails, gets, misses, says, stubborn, until, vanishes
 

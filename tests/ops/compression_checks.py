@@ -24,18 +24,18 @@ def values(rank: int, count: int = 5003) -> np.ndarray:
     return np.random.default_rng(rank).normal(size=count).astype(np.float32)
 
 
-def check_what_one_rank_gives_is_rounded_once():
-    """Zeros of the others change nothing, so that TensorFlow's cast is the oracle."""
+def check_values_of_one_rank_are_rounded_once():
+    """Only rank 0 contributes values other than zero, so TensorFlow's cast is the oracle."""
     mine = values(0) if RANK == 0 else np.zeros(5003, np.float32)
     expected = tf.cast(tf.cast(values(0), tf.bfloat16), tf.float32).numpy()
     np.testing.assert_array_equal(ops.all_reduce(mine, compression="bfloat16"), expected)
-    # Scaled, the precision of float16 reaches to the smallest numbers; 1e6 would be infinite as it is.
+    # Scaling extends float16 to tiny and huge numbers; 1e6 alone would be infinite.
     for scale in (1e-9, 1e6):
         result = ops.all_reduce_n([mine * np.float32(scale)], compression="float16")[0]
         np.testing.assert_allclose(result, values(0) * np.float32(scale), rtol=2**-10, atol=scale * 2**-24)
 
 
-def check_sums_are_one_copy_on_all_ranks():
+def check_sums_are_equal_on_all_ranks():
     everyone = np.stack([values(rank) for rank in range(SIZE)])
     for compression in COMPRESSIONS:
         for op, exact in (("sum", everyone.sum(0)), ("mean", everyone.mean(0))):
@@ -48,7 +48,7 @@ def check_sums_are_one_copy_on_all_ranks():
             assert (first.numpy() != exact).any(), "nothing was rounded"
 
 
-def check_named_calls_and_graphs_make_up_for_rounding():
+def check_named_calls_and_graphs_compensate_for_rounding():
     exact = np.stack([values(rank) for rank in range(SIZE)]).sum(0)
     reduce = tf.function(lambda x: ops.all_reduce(x, compression="bfloat16"))
     calls = {
@@ -65,7 +65,7 @@ def check_named_calls_and_graphs_make_up_for_rounding():
     assert error["named"] * 8 < error["unnamed"], error
 
 
-def check_what_cannot_be_compressed_is_refused_by_name():
+def check_unsupported_compression_is_refused_by_name():
     x = tf.ones([2])
     slices = tf.IndexedSlices(tf.ones([1, 2]), [0], [3, 2])
     for text, call in (
@@ -87,13 +87,13 @@ def check_ranks_must_agree():
 
 
 @long
-def check_a_strategy_rounds_gradients_of_weights_alone():
-    import keras  # which takes seconds
+def check_strategy_rounds_only_gradients_of_weights():
+    import keras  # imported late, because it takes seconds
 
     x = np.random.default_rng(5).normal(size=[96, 20]).astype(np.float32)
     y = x[:, :3] @ np.ones([3, 1], np.float32)
     weights = {}
-    for compression in (None, "bfloat16"):  # what a Strategy does is the same for both
+    for compression in (None, "bfloat16"):  # both compressions take the same path
         with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="0"):
             strategy = keras_ddl.Strategy(compression=compression, seed=3)
         keras.utils.set_random_seed(3)
@@ -102,7 +102,7 @@ def check_a_strategy_rounds_gradients_of_weights_alone():
                 [keras.Input((20,)), keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
             )
             model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-        model.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)  # a last batch of 16 rows
+        model.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)  # the last batch has 16 rows
         lines = strategy.explain(model).splitlines()
         steps = sum("train_step, one step" in line for line in lines)
         rounded = [line for line in lines if "16 bits between hosts" in line]
@@ -110,7 +110,9 @@ def check_a_strategy_rounds_gradients_of_weights_alone():
             assert not rounded, lines
         else:
             assert len(rounded) == steps > 0, lines
-            assert all(f"{4 * (20 * 16 + 16):,} " in line for line in rounded), rounded  # kernels; no bias, no moments
+            assert all(f"{4 * (20 * 16 + 16):,} " in line for line in rounded), (
+                rounded
+            )  # kernels, but neither biases nor moments
         weights[compression] = np.concatenate([each.ravel() for each in model.get_weights()])
         assert len(set(keras_ddl.all_gather_object(weights[compression].tobytes()))) == 1
     assert (weights["bfloat16"] != weights[None]).any()

@@ -1,4 +1,4 @@
-"""Collectives that ranks disagree about, or that cannot run: an error on every rank, and the next one works."""
+"""Collectives that fail or differ between ranks raise an error on every rank, and the next collective works."""
 
 import functools
 import time
@@ -22,11 +22,11 @@ def expect(error: type[BaseException], function, *words: str) -> None:
     except error as caught:
         text = str(caught)
         assert all(word in text for word in words), (words, text)
-        assert "{{" not in text, text  # none of TensorFlow's decoration
+        assert "{{" not in text, text  # without TensorFlow's decoration
         assert "[Op:" not in text, text
     else:
         raise AssertionError(f"rank {RANK}: no {error.__name__}")
-    # The runtime is as good as before.
+    # The runtime still works.
     np.testing.assert_array_equal(ops.all_reduce(tf.ones([3])), np.full(3, SIZE))
 
 
@@ -60,7 +60,7 @@ def check_mismatches_in_a_graph():
     expect(errors.RankMismatchError, lambda: translated(step, x), "in_graph")
 
 
-def check_a_step_that_fails_gives_its_other_collectives_up():
+def check_failed_step_cancels_its_other_collectives():
     def slow_on_the_last(x):
         time.sleep(1.5 if LAST else 0)
         return x
@@ -73,14 +73,14 @@ def check_a_step_that_fails_gives_its_other_collectives_up():
 
     for _ in range(2):
         start = time.monotonic()
-        # "late" waits on all ranks but the last, which is cancelled before it comes to it, or comes in vain.
+        # The other ranks wait for "late", which the failure cancels; the last rank may start it too late or never.
         with pytest.raises(tf.errors.FailedPreconditionError, match="bad"):
             step(tf.ones([3 if LAST else 4]), tf.ones([2]))
         assert time.monotonic() - start < 75  # the deadline is 150 s
         np.testing.assert_array_equal(ops.all_reduce(tf.ones([2]), name="late"), np.full(2, SIZE))
 
 
-def check_splits_that_do_not_fit_the_rows_of_one_rank_raise_on_every_rank():
+def check_mismatched_splits_raise_on_every_rank():
     splits = [1] * SIZE
 
     too_many = SIZE + 1 if LAST else SIZE
@@ -102,7 +102,7 @@ def check_splits_that_do_not_fit_the_rows_of_one_rank_raise_on_every_rank():
     expect(errors.ConfigError, lambda: ops.reduce_scatter(tf.ones([2]), op="adasum"), "adasum")
 
 
-def check_two_equal_buckets_swapped_on_one_rank_are_caught_at_every_call():
+def check_buckets_swapped_on_one_rank_are_detected_at_every_call():
     @tf.function
     def buckets(a, b):
         if LAST:
@@ -113,7 +113,7 @@ def check_two_equal_buckets_swapped_on_one_rank_are_caught_at_every_call():
     def swapped_names(a, b):
         return ops.all_reduce(a, name="q" if LAST else "p"), ops.all_reduce(b, name="p" if LAST else "q")
 
-    # The same bytes in another shape: nothing but the fingerprint can tell.
+    # The buckets have equal bytes but other shapes, so only the fingerprint tells them apart.
     a, b = tf.ones([2, 3]), tf.ones([3, 2])
     for _ in range(3):
         for function in (buckets, swapped_names):
@@ -129,16 +129,16 @@ def check_different_variables_are_named():
     expect(errors.RankMismatchError, lambda: ops.broadcast_variables(fewer), "none (of ")
 
 
-def check_jit_compile_is_refused_before_anything_waits():
+def check_jit_compile_is_refused_at_once():
     compiled = tf.function(lambda x: ops.all_reduce(x) + 1.0, jit_compile=True)
     expect(errors.ConfigError, lambda: compiled(tf.ones([2])), "jit_compile=False")
     inner = tf.function(lambda x: ops.all_reduce(x))
-    inner(tf.ones([2]))  # traced already: now only XLA itself can notice
+    inner(tf.ones([2]))  # traced before, so only XLA can notice
     outer = tf.function(lambda x: inner(x) * 2.0, jit_compile=True)
     expect(errors.ConfigError, lambda: translated(outer, tf.ones([2])), "jit_compile=False")
 
 
-def check_the_baseline_and_the_comparison_with_it():
+def check_baseline_and_comparison():
     rng = np.random.default_rng(RANK)
     x = [tf.constant(rng.integers(-9, 9, size=shape), tf.float32) for shape in ([1000], [3, 5], [0])]
     expected = [y.numpy() for y in ops.all_reduce_n(x)]
@@ -152,10 +152,10 @@ def check_the_baseline_and_the_comparison_with_it():
     expect(errors.ConfigError, lambda: ops.all_reduce_n(x, mpi=True, check=0.0), "mpi")
 
 
-def check_a_difference_from_the_baseline_is_an_error():
+def check_difference_from_the_baseline_is_an_error():
     if SIZE != 4:
         skip("the order of the additions is known to differ with 4 ranks")
-    # The core and MPI add in different orders, and float16 shows it: some of these sums differ in the last place.
+    # The core and MPI add in different orders, so some of these float16 sums differ in the last place.
     x = [tf.constant(np.random.default_rng(RANK).normal(size=50_000), tf.float16)]
     ops.all_reduce_n(x, check=0.1)
     words = ("bucket_7", "MPI_Allreduce")

@@ -59,7 +59,7 @@ SHAPES = None
 
 
 def compare(collective, single, xs, name: str) -> None:
-    """`collective(x)` on this rank; `single(xs)` -> every rank's result, in one process."""
+    """Compares `collective(x)` on this rank with `single(xs)`, which returns every rank's result in one process."""
     global SHAPES
     expected = oracle(single, xs)
     SHAPES = [y.shape for y in single(xs)]

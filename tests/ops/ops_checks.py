@@ -1,7 +1,7 @@
-"""Values of the collectives against NumPy, on real ranks. Run by test_ops_on_ranks.py.
+"""Results of the collectives equal NumPy's on real ranks. Run by test_ops_on_ranks.py.
 
-Every rank can compute every rank's input from its number, so NumPy on one rank is the oracle for all of them. Values
-are small integers: their sums and products are exact in every dtype, float16 and bfloat16 included.
+Every rank can compute every rank's input from its number, so NumPy on one rank is the oracle for all ranks. The values
+are small integers, whose sums and products are exact in every dtype, including float16 and bfloat16.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import keras_ddl
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import load_ops, tf
 
-# One thread for the ops of a graph: an op that blocked it while waiting for other ranks would stop everything.
+# TensorFlow gets one thread for the ops of a graph, which an op that blocked it while waiting for others would stop.
 tf.config.threading.set_inter_op_parallelism_threads(1)
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
@@ -39,7 +39,7 @@ def reduced(dtype: str, shape, op: str) -> np.ndarray:
 def assert_equal(actual: tf.Tensor, expected: np.ndarray, dtype: str, op: str = "", what=None) -> None:
     assert actual.dtype == dtype, (actual.dtype, dtype)
     actual = tf.cast(actual, tf.float64).numpy()
-    # Only means of floats are rounded, once per rank at most; the numbers here are up to 3 before.
+    # Only means of floats are rounded, at most once per rank; values before that are at most 3.
     precision = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1.2e-7, "float64": 2.3e-16}.get(dtype, 0)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=3 * precision * (op == "mean"), err_msg=f"{op} {what}")
 
@@ -48,7 +48,7 @@ def check_all_reduce_equals_numpy():
     for dtype, op in [*((dtype, "mean") for dtype in DTYPES), *(("float32", op) for op in NUMPY)]:
         before = tensor(dtype, 70001)
         assert_equal(ops.all_reduce(before, op=op), reduced(dtype, 70001, op), dtype, op)
-        assert_equal(before, values(dtype, 70001, RANK), dtype)  # the input is kept
+        assert_equal(before, values(dtype, 70001, RANK), dtype)  # the input is unchanged
     variable = tf.Variable(tensor("float32", 100))
 
     @tf.function
@@ -63,7 +63,7 @@ def check_all_reduce_equals_numpy():
     assert_equal(variable.value(), values("float32", 100, RANK), "float32")
 
 
-def check_eager_collectives_take_tensorflows_fast_path():
+def check_eager_collectives_use_tensorflows_fast_path():
     module = load_ops()
     slow = {name: function for name, function in vars(module).items() if name.endswith("_eager_fallback")}
     assert "ddl_all_reduce_eager_fallback" in slow
@@ -161,7 +161,7 @@ def check_branches_and_loops():
     def loop(x, steps):
         parts = tf.TensorArray(tf.float32, steps)
         for step in tf.range(steps):
-            # No iteration needs another: TensorFlow may run several at once.
+            # The iterations are independent, so TensorFlow may run several at once.
             parts = parts.write(step, ops.all_reduce(x * tf.cast(step, tf.float32)))
         return parts.stack()
 
@@ -175,14 +175,14 @@ def check_branches_and_loops():
     np.testing.assert_allclose(chain(tensor("float64", 5)), reduced("float64", 5, "mean"), atol=1e-15)
 
 
-def check_retracing_and_nested_functions_keep_matching():
+def check_collectives_match_after_retracing_and_in_nested_functions():
     inner = tf.function(lambda x: ops.all_reduce(x))
     outer = tf.function(lambda x: inner(x) + ops.all_reduce(x, op="max"))
     for count in (3, 4, 5):
         expected = reduced("float32", count, "sum") + reduced("float32", count, "max")
         assert_equal(outer(tensor("float32", count)), expected, "float32")
         assert_equal(inner(tensor("float32", count)), reduced("float32", count, "sum"), "float32")
-    if RANK == 0:  # graphs that one rank alone traces must not shift the names of others
+    if RANK == 0:  # graphs traced on one rank must not change later names
         tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(tf.constant(1.0))
     fresh = tf.function(lambda x: tf.cond(tf.size(x) > 0, lambda: ops.all_reduce(x), lambda: x))
     assert_equal(fresh(tensor("float32", 6)), reduced("float32", 6, "sum"), "float32")
@@ -203,7 +203,7 @@ def check_indexed_slices_equal_the_dense_sum():
         np.testing.assert_allclose(tf.convert_to_tensor(result), ops.all_reduce(dense, op=op), rtol=1e-6)
 
 
-def check_broadcast_variables_takes_the_roots_values():
+def check_broadcast_variables_copies_the_roots_values():
     import keras
 
     dtypes = ("float32", "float16", "int64", "uint32", "bool", "float32")
@@ -222,7 +222,7 @@ def check_broadcast_variables_takes_the_roots_values():
 
 def check_all_to_all_equals_numpy():
     graph = tf.function(ops.all_to_all, reduce_retracing=True)
-    # Row s of the table: how many rows rank s sends to each rank.
+    # Row s of the table: the numbers of rows that rank s sends to each rank.
     table = np.array([[(2 * s + 3 * r) % 4 for r in range(SIZE)] for s in range(SIZE)])
     cases = [*((dtype, (3, 2)) for dtype in (*DTYPES, "bool", "int16", "uint64")), ("float32", ()), ("float32", (0,))]
     for dtype, rest in cases:
@@ -242,15 +242,15 @@ def check_all_to_all_equals_numpy():
     np.testing.assert_array_equal(ops.all_to_all(mine, name="equal"), expected)
 
 
-def check_adasum_is_the_mean_of_equals_and_the_sum_of_orthogonals():
+def check_adasum_averages_equal_and_adds_orthogonal_tensors():
     np.testing.assert_allclose(ops.all_reduce(tf.constant([1.0, -2.0]), op="adasum"), [1.0, -2.0])
     one_hot, zeros = ops.all_reduce_n([tf.one_hot(RANK, SIZE), tf.zeros([3])], op="adasum", name="several")
     np.testing.assert_array_equal(one_hot, np.ones(SIZE))
     np.testing.assert_array_equal(zeros, np.zeros(3))
 
 
-def check_two_hundred_in_one_function_without_control_dependencies():
-    numbers = np.random.default_rng(RANK).permutation(200).tolist()  # in an order of this rank's own
+def check_two_hundred_collectives_in_one_function():
+    numbers = np.random.default_rng(RANK).permutation(200).tolist()  # in a different order on each rank
 
     @tf.function(autograph=False)
     def reduce(value):

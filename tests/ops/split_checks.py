@@ -1,4 +1,4 @@
-"""The TensorFlow ops in communicators that `split` made. Run by test_ops.py."""
+"""TensorFlow ops in communicators made by `split`. Run by test_ops_on_ranks.py."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from keras_ddl.compat.tensorflow import tf
 tf.config.threading.set_inter_op_parallelism_threads(1)
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
-# At two ranks one part has both, and the other communicator is all ranks; at four there are two halves.
+# Two ranks form one part, so the other communicator has all ranks; four ranks form two halves.
 WIDTH = min(2, SIZE)
 HALF = keras_ddl.split(RANK // WIDTH, key=-RANK, name="half")
 RANKS = list(HALF.world_ranks)
@@ -51,10 +51,10 @@ def check_broadcast_variables_in_each_part():
     assert variables[1].numpy() == root
 
 
-def check_functions_that_differ_between_the_parts_share_the_collectives_of_all():
+def check_functions_that_differ_between_parts_share_collectives_of_all():
     @tf.function(autograph=False)
     def function(x):
-        # The first part makes two collectives of its own more, before and after the one of all ranks.
+        # The first part makes two more collectives, before and after the one of all ranks.
         if RANK < WIDTH:
             x = ops.all_reduce(x, comm=HALF)
         x = ops.all_reduce(x)
@@ -90,7 +90,7 @@ def check_gradients_stay_in_the_communicator():
         np.testing.assert_allclose(function(x), np.full(count, expected), rtol=1e-6)
 
 
-def check_a_mismatch_names_the_communicator_and_leaves_the_rest_usable():
+def check_mismatch_names_the_communicator_and_leaves_others_usable():
     if RANK < WIDTH and WIDTH > 1:
         with pytest.raises(errors.RankMismatchError, match="half/loss"):
             ops.all_reduce(tf.ones([2 + HALF.rank]), name="loss", comm=HALF)
@@ -98,7 +98,7 @@ def check_a_mismatch_names_the_communicator_and_leaves_the_rest_usable():
     np.testing.assert_array_equal(ops.all_reduce(tf.ones([3])), np.full(3, SIZE))
 
 
-def check_a_function_of_a_closed_communicator_says_so():
+def check_function_of_a_closed_communicator_raises():
     comm = keras_ddl.split(RANK // WIDTH, name="short")
     function = tf.function(lambda x: ops.all_reduce(x, comm=comm))
     np.testing.assert_array_equal(function(tf.ones([2])), np.full(2, comm.size))

@@ -1,4 +1,4 @@
-"""The kernels for versions of TensorFlow that the asynchronous ones were not tested with.
+"""Synchronous kernels, for versions of TensorFlow with which the asynchronous kernels were not tested.
 
 Run by test_ops_on_ranks.py, with the checks of split_checks.py.
 """
@@ -11,7 +11,7 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 keras_ddl.init()
 
 
-def check_the_ops_keep_program_order():
+def check_ops_keep_program_order():
     assert not asynchronous()
     assert ops.all_reduce(tf.ones([])).numpy() == keras_ddl.size()
     assert "DdlAllReduce" not in auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS

@@ -1,4 +1,4 @@
-"""TensorFlow's errors, turned into keras_ddl's when they come from its ops."""
+"""TensorFlow's errors become keras_ddl's errors if they come from keras_ddl's ops."""
 
 import ctypes
 
@@ -22,7 +22,7 @@ MESSAGE = "all_reduce 'loss': ranks disagree. Received: [2] and [3]."
         f"keras_ddl: {MESSAGE}",
     ],
 )
-def test_from_tensorflow_takes_tensorflows_decoration_off(text):
+def test_from_tensorflow_removes_tensorflows_decoration(text):
     translated = op_errors.from_tensorflow(tf.errors.FailedPreconditionError(None, None, text))
     assert isinstance(translated, errors.RankMismatchError)
     assert str(translated) == MESSAGE
@@ -47,8 +47,8 @@ def test_translate_errors_keeps_the_kind_and_the_cause(tensorflow_error, kind):
     assert caught.value.__cause__ is original
 
 
-def kept(code: int, message: str, **roles: int) -> str:
-    """Returns how the ops name a failure of the collective 'loss' in the text for TensorFlow."""
+def stored_failure(code: int, message: str, **roles: int) -> str:
+    """Stores a failure of the collective 'loss' and returns the text that the ops give TensorFlow."""
     ranks = (native_library.FailedRank * len(roles))(
         *((int(rank.removeprefix("rank")), role) for rank, role in roles.items())
     )
@@ -57,22 +57,22 @@ def kept(code: int, message: str, **roles: int) -> str:
 
 
 @pytest.mark.parametrize("rest", ["rank 1 has left", "garbled: rank 4 died", "", " [[{{node x}}]] [Op:X]"])
-def test_from_tensorflow_takes_the_fields_of_a_failure_whatever_the_text_says(rest):
-    # What TensorFlow adds to a code that it takes for a failure of its network.
-    text = f"{{{{node x}}}} {kept(14, 'why', rank1=1, rank2=3)}{rest}\nExecuting non-communication op <x>"
+def test_from_tensorflow_uses_stored_fields_rather_than_the_text(rest):
+    # TensorFlow adds these words to codes that it takes for network failures.
+    text = f"{{{{node x}}}} {stored_failure(14, 'why', rank1=1, rank2=3)}{rest}\nExecuting non-communication op <x>"
     translated = op_errors.from_tensorflow(tf.errors.InternalError(None, None, text))
     assert isinstance(translated, errors.RankLostError)
     assert (translated.has_left, translated.ranks, translated.tensor, str(translated)) == (True, (1,), "loss", "why")
 
 
-def test_from_tensorflow_takes_the_code_where_the_failure_is_that_of_another_process():
+def test_from_tensorflow_uses_the_code_for_failures_of_other_processes():
     text = f"keras_ddl[{1 << 47:012x}]: rank 1 died [[node]]"
     translated = op_errors.from_tensorflow(tf.errors.AbortedError(None, None, text))
     assert isinstance(translated, errors.RankLostError) and not translated.ranks
     assert str(translated) == "rank 1 died"
 
 
-def test_from_tensorflow_shows_the_text_of_an_assertion_as_it_was():
+def test_from_tensorflow_keeps_the_text_of_an_assertion():
     text = """size of "größe 'x'" \\ [1]: differs"""
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.raw_ops.Assert(condition=False, data=[f"keras_ddl: {text}"])

@@ -1,4 +1,4 @@
-"""The names by which ranks find each other's collectives: equal on every rank, different within one graph."""
+"""Names by which ranks match collectives are equal on all ranks and differ within one graph."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from keras_ddl.ops import names
 
 
 def traced(function, *args) -> list[str]:
-    """The names that `function(name)` gets while tf.function traces it."""
+    """Returns the names that `function` resolves while tf.function traces it."""
     names: list[str] = []
     tf.function(lambda *inputs: function(names.append, *inputs), autograph=False).get_concrete_function(*args)
     return names
 
 
-def test_names_in_backward_functions_do_not_tell_how_many_graphs_the_process_has_made():
+def test_names_in_backward_functions_do_not_depend_on_earlier_graphs():
     found: list[str] = []
 
     @tf.custom_gradient
@@ -34,7 +34,7 @@ def test_names_in_backward_functions_do_not_tell_how_many_graphs_the_process_has
     assert found[-1] == found[0] and found[0].startswith("__"), found
 
 
-def test_eager_names_are_one_queue_in_program_order():
+def test_eager_names_form_one_queue_in_program_order():
     assert names.resolve(None, "all_reduce") == names.resolve(None, "broadcast") == names.EAGER
     assert [names.resolve("loss", "all_reduce") for _ in range(2)] == ["loss", "loss"]
 
@@ -65,12 +65,12 @@ def test_branches_and_bodies_are_numbered_within_the_function():
 
     first = traced(step, tf.constant(1))
     assert len(set(first)) == 6, first
-    for _ in range(3):  # what TensorFlow numbers by process
+    for _ in range(3):  # shifts names that TensorFlow numbers per process
         tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x)).get_concrete_function(tf.constant(1))
     assert traced(step, tf.constant(1)) == first
 
 
-def test_given_names_differ_between_conditionals_but_not_between_branches_of_one():
+def test_given_names_differ_between_conditionals_but_not_between_branches():
     def step(found, x):
         def leaf(y):
             found(names.resolve("loss", "all_reduce"))
@@ -100,7 +100,7 @@ def test_names_in_nested_functions_do_not_depend_on_the_caller():
     assert traced(outer, tf.constant(1.0)) == direct
 
 
-def test_names_of_each_communicator_are_counted_apart():
+def test_names_are_counted_per_communicator():
     def step(found, x, with_others):
         found(names.resolve(None, "all_reduce"))
         if with_others:
@@ -116,7 +116,7 @@ def test_names_of_each_communicator_are_counted_apart():
     assert all(name.startswith("row/") for name in others[0])
 
 
-def test_derived_names_stay_within_what_the_core_takes():
+def test_derived_names_stay_within_the_cores_limit():
     assert names.derived("loss", "grad") == "loss/grad"
     assert names.derived(names.EAGER, "grad") == names.EAGER
     long = ["x" * 899 + end for end in "ab"]

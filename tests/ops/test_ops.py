@@ -1,4 +1,4 @@
-"""The ops without other ranks: shapes, bad arguments, one rank, no runtime."""
+"""The ops without other ranks: shapes, bad arguments, a single rank, and no runtime."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ def not_started():
     keras_ddl.shutdown()
 
 
-def test_the_library_is_loaded_once_whichever_threads_ask_first(monkeypatch):
+def test_library_is_loaded_once_by_concurrent_threads(monkeypatch):
     load = tf.load_op_library
     loads = []
 
@@ -42,7 +42,7 @@ def test_the_library_is_loaded_once_whichever_threads_ask_first(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [None, [], [0], [3], [None, 4], [2, 3, 4]])
-def test_shape_functions_know_what_can_be_known(shape):
+def test_shape_functions_infer_known_dimensions(shape):
     library = load_ops()
     rows = None if shape is None else [None, *shape[1:]]
     with tf.Graph().as_default():
@@ -69,7 +69,7 @@ def test_shape_functions_know_what_can_be_known(shape):
             assert same(received, [3])
 
 
-def test_ops_before_init_say_what_to_call(not_started):
+def test_ops_before_init_name_the_missing_call(not_started):
     for call in (
         lambda: ops.all_reduce(tf.ones([2])),
         lambda: ops.all_reduce_n([tf.ones([2])]),
@@ -84,7 +84,7 @@ def test_ops_before_init_say_what_to_call(not_started):
             call()
 
 
-def test_kernels_after_shutdown_say_what_to_call(not_started):
+def test_kernels_after_shutdown_name_the_missing_call(not_started):
     library = load_ops()
     for call in (
         lambda: library.ddl_all_reduce(tf.ones([2])),
@@ -95,7 +95,7 @@ def test_kernels_after_shutdown_say_what_to_call(not_started):
             call()
 
 
-def test_one_rank_gets_back_what_it_gave(alone):
+def test_single_rank_gets_its_input_back(alone):
     x = tf.constant([[1, 2], [3, 4]], tf.int8)
 
     def everything(x):
@@ -146,7 +146,7 @@ def test_one_rank_gets_back_what_it_gave(alone):
         (lambda x: ops.broadcast_variables([x]), ["EagerTensor", "tf.Variable"]),
     ],
 )
-def test_bad_arguments_are_told_before_anything_is_sent(alone, call, words):
+def test_bad_arguments_are_refused_before_anything_is_sent(alone, call, words):
     with pytest.raises(errors.ConfigError) as caught:
         call(tf.constant([1.0, 2.0]))
     for word in ("Received: ", *words):

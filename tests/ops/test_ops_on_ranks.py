@@ -1,4 +1,4 @@
-"""The TensorFlow ops on real ranks; what algorithms they run on, native/tests prove."""
+"""The TensorFlow ops on real ranks; native/tests test the algorithms."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ def checks(*names: str) -> list[Path]:
     return [HERE / f"{name}_checks.py" for name in names]
 
 
-# One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
-# ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
+# One launch serves many checks, because importing TensorFlow takes longer than most of them.
+# ops and split checks give TensorFlow one thread for the ops of a graph; test_ops_of_three does not.
 test_ops_of_two = rank_tests(checks("ops", "gradient", "failure", "split"), [2])
 test_ops_of_two_hosts = rank_tests(checks("compression"), [(2, "x:1x2")])
 test_ops_of_three = pytest.mark.long(rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")]))
@@ -36,7 +36,7 @@ def test_all_reduce_of_more_than_2_to_the_31_bytes():
 
         @tf.function
         def reduce(value):
-            # Made inside the function, so that it is reduced in place: 2 GiB a rank, not 4.
+            # Created inside the function, it is reduced in place: 2 GiB per rank instead of 4.
             y = ops.all_reduce(tf.fill([2**31 + 7], value))
             return tf.shape(y, tf.int64), tf.reduce_min(y), tf.reduce_max(y), y[-3:]
 
@@ -47,7 +47,7 @@ def test_all_reduce_of_more_than_2_to_the_31_bytes():
     assert [rank.result for rank in outcome.ranks] == [([2**31 + 7], 3, 3, [3, 3, 3])] * 2
 
 
-def test_a_rank_that_left_is_known_by_fields_whatever_becomes_of_the_text():
+def test_fields_of_a_lost_rank_survive_any_change_of_the_text():
     def work():
         import re
 

@@ -1,4 +1,4 @@
-"""What a checkpoint and a rank that joins get of callbacks, by one name for each."""
+"""State of callbacks for checkpoints and for ranks that join, with a unique name for each callback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.state.callback_state import Changes, for_checkpoint, named, set_s
 
 
 class Counter(keras.callbacks.Callback):
-    """Has a state of its own."""
+    """Implements get_state and set_state."""
 
     def __init__(self, count: int = 0) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Counter(keras.callbacks.Callback):
 
 
 class Plain(keras.callbacks.Callback):
-    """Has plain attributes, and one that is none."""
+    """Has plain attributes, and one that is not plain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ def callbacks() -> list[Any]:
     return [Plain(), keras.callbacks.EarlyStopping(), Counter(), keras.callbacks.EarlyStopping(), Counter(), Plain()]
 
 
-def test_the_names_are_those_of_checkpoints() -> None:
-    """Of callbacks with state alone, as in earlier checkpoints. A rank that joins numbers each class by itself."""
+def test_names_match_those_in_checkpoints() -> None:
+    """Checkpoints name callbacks with state, as earlier versions did; a joining rank numbers each class separately."""
     some = callbacks()
     assert list(with_state(some)) == ["EarlyStopping", "Counter", "EarlyStopping 2", "Counter 3"]
     assert list(named(some)) == ["Plain", "EarlyStopping", "Counter", "EarlyStopping 2", "Counter 2", "Plain 2"]
 
 
-def test_a_checkpoint_keeps_the_states_as_json() -> None:
+def test_checkpoint_stores_states_as_json() -> None:
     some, others = callbacks(), callbacks()
     some[1].best, some[1].wait, some[2]._counts = np.float32(0.5), 3, {"count": 7}
     states = json.loads(json.dumps(for_checkpoint(some)))
@@ -57,7 +57,7 @@ def test_a_checkpoint_keeps_the_states_as_json() -> None:
     assert others[3].wait == 0 and others[4]._counts == {"count": 0}
 
 
-def test_a_rank_that_joins_gets_what_has_changed() -> None:
+def test_joining_rank_receives_changed_attributes() -> None:
     some, others = callbacks(), callbacks()
     changes = Changes(some)
     assert not any(changes.since(some).values())
@@ -72,6 +72,6 @@ def test_a_rank_that_joins_gets_what_has_changed() -> None:
     assert "weights" not in changes.since(some, most_bytes=20)["Plain"]
     losses = others[0].losses
     set_states(named(others), changed)
-    assert losses == [0.5] and others[0].losses is losses, "a list that others may have, too"
+    assert losses == [0.5] and others[0].losses is losses, "the list is updated in place, because others may hold it"
     assert others[0].weights[1] == 2.0 and others[2]._counts == {"count": 4}
     assert callback_state.plain_attributes(others[5])["losses"] == []

@@ -1,5 +1,4 @@
-"""Movements of state between ranks and files, planned and carried out in simulated memory: random cases, the least
-bytes, every refusal."""
+"""Movements of state between ranks and files, in simulated memory: random cases, minimal bytes, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def index(box: Box) -> tuple[slice, ...]:
 
 
 def placements(rng: random.Random, shape: tuple[int, ...], size: int) -> tuple[Holding, ...]:
-    """Returns what ranks hold in one of the ways that exist."""
+    """Returns the holdings of ranks for a random layout."""
     kinds: list[Any] = [None, 0, Layout(shape, size)]
     kinds += [Slices(shape, size, axis) for axis, extent in enumerate(shape) if extent % size == 0]
     for model in (2, 3):
@@ -46,7 +45,7 @@ def placements(rng: random.Random, shape: tuple[int, ...], size: int) -> tuple[H
 
 
 def entries_of(holdings: tuple[Holding, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """Returns [ranks, *shape]: which entries each rank has."""
+    """Returns [ranks, *shape]: whether a rank has an entry."""
     has = np.zeros((len(holdings), *shape), bool)
     for rank, each in enumerate(holdings):
         for box in chain(*each):
@@ -55,7 +54,7 @@ def entries_of(holdings: tuple[Holding, ...], shape: tuple[int, ...]) -> np.ndar
 
 
 def case(rng: random.Random) -> tuple[tuple[int, ...], tuple[Holding, ...], tuple[Holding, ...], tuple[int, ...]]:
-    """Returns (shape, held, wanted, hosts): some ranks were lost, the others move up, others may join."""
+    """Returns (shape, held, wanted, hosts): some ranks were lost, the others moved up, and others may have joined."""
     shape = tuple(rng.randint(1, 6) for _ in range(rng.randint(0, 3)))
     old, new = rng.randint(1, 6), rng.randint(1, 6)
     held = [each for each in placements(rng, shape, old) if rng.random() < 0.8]
@@ -66,7 +65,7 @@ def case(rng: random.Random) -> tuple[tuple[int, ...], tuple[Holding, ...], tupl
     return shape, tuple(held), tuple(wanted), tuple(rng.randrange(3) for _ in range(size))
 
 
-def test_random_movements_are_right_and_move_the_least_bytes() -> None:
+def test_random_movements_are_right_and_minimal() -> None:
     rng, refused = random.Random(0), 0
     for _ in range(4000):
         shape, held, wanted, hosts = case(rng)
@@ -80,17 +79,17 @@ def test_random_movements_are_right_and_move_the_least_bytes() -> None:
         moved = np.zeros_like(lacks)
         between_hosts = 0
         for sender, receiver, box in plan(held, wanted, hosts):
-            assert has[sender, *index(box)].all(), "sends what it does not have"
+            assert has[sender, *index(box)].all(), "sends entries it does not have"
             assert not moved[receiver, *index(box)].any(), "sends twice"
             moved[receiver, *index(box)] = True
             between_hosts += boxes.size(box) * (hosts[sender] != hosts[receiver])
-        assert np.array_equal(moved, lacks), "moves more, or less, than is lacking"
+        assert np.array_equal(moved, lacks), "does not move exactly the missing entries"
         on_host = np.stack([has[[other == host for other in hosts]].any(axis=0) for host in hosts])
-        assert between_hosts == (lacks & ~on_host).sum(), "takes from another host what its own has"
+        assert between_hosts == (lacks & ~on_host).sum(), "takes entries from another host that its own has"
     assert 200 < refused < 2000
 
 
-def test_those_who_have_the_same_share_the_work() -> None:
+def test_ranks_with_equal_data_share_the_work() -> None:
     whole, hosts = replicated((5,)), (0,) * 6
     moves = plan((whole, whole, NOTHING, NOTHING, NOTHING, NOTHING), (whole,) * 6, hosts)
     assert sorted(each.sender for each in moves) == [0, 0, 1, 1]
@@ -98,18 +97,18 @@ def test_those_who_have_the_same_share_the_work() -> None:
     assert moves == (Move(1, 2, whole[0][0]), Move(0, 3, whole[0][0]))
 
 
-def test_plans_are_kept() -> None:
+def test_plans_are_cached() -> None:
     whole = replicated((5, 2))
     arguments = (whole, NOTHING), (whole, whole), (0, 0)
     assert plan(*arguments) is plan(*arguments)
 
 
 class Ranks:
-    """Threads for ranks, which exchange what `exchange` sends."""
+    """Threads as ranks; `exchange` sends through them."""
 
     def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._exchange, self._here = Exchange(size), threading.local()
-        self.sent: list[np.ndarray] = []  # [ranks, ranks] entries, of each collective
+        self.sent: list[np.ndarray] = []  # per collective: [ranks, ranks] numbers of entries
         self.size = size
         monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=self._all_to_all))
         place = SimpleNamespace(
@@ -127,11 +126,11 @@ class Ranks:
         return tf.constant(np.concatenate([each[sum(to[:rank]) : sum(to[: rank + 1])] for each, to in given])), None
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
-        def of_rank(rank: int) -> Any:
+        def run_rank(rank: int) -> Any:
             self._here.rank = rank
             return function(rank)
 
-        results = results_of(of_rank, range(self.size))
+        results = results_of(run_rank, range(self.size))
         return [results[rank] for rank in range(self.size)]
 
 
@@ -169,7 +168,7 @@ def test_random_movements_between_ranks(dtype: str, monkeypatch: pytest.MonkeyPa
             assert [each.tolist() for each in got] == [each.tolist() for each in expected]
 
 
-def test_all_of_an_array_is_gathered_on_every_rank_or_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_is_gathered_on_every_rank_or_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     array, offset = some_array((6, 8), "float32"), 1
     layouts = [
         (Layout((6, 8), 4), [0, 1, 2, 3]),
@@ -198,12 +197,12 @@ def test_all_of_an_array_is_gathered_on_every_rank_or_on_one(monkeypatch: pytest
                     array.size - entries_of(held, (6, 8))[[each == host for each in hosts]].any(axis=0).sum()
                     for host in (0, 1)
                 ]
-                if hosts[-1]:  # each host gets once what it lacks
+                if hosts[-1]:  # each host receives missing entries once
                     assert between == (sum(lacking) if on_rank is None else lacking[hosts[on_rank]])
 
 
 class Leaf:
-    """A variable that is spread over simulated ranks, as one of them sees it."""
+    """One simulated rank's view of a distributed variable."""
 
     number = 5
 
@@ -222,7 +221,7 @@ class Leaf:
         self.restored = arrays
 
 
-def test_ranks_write_each_entry_once_and_read_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_write_each_entry_once_and_read_their_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
     for _ in range(200):
         shape, size = tuple(rng.randint(1, 6) for _ in range(rng.randint(0, 3))), rng.randint(1, 6)
@@ -256,7 +255,7 @@ def test_ranks_write_each_entry_once_and_read_what_they_hold(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("reached", [[True, True, True], [True, True, False]])
-def test_a_rank_that_cannot_read_is_named_on_all(reached: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_cannot_read_is_named_on_all_ranks(reached: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     holdings = tuple(holding(Layout((6,), 3), Place(rank, 3)) for rank in range(3))
 
     def read(rank: int) -> str:
@@ -273,7 +272,7 @@ def test_a_rank_that_cannot_read_is_named_on_all(reached: list[bool], monkeypatc
     assert Ranks(3, monkeypatch).run(read) == ["rank 1: no file"] * 3
 
 
-def test_what_a_rank_holds_is_neither_read_nor_sent() -> None:
+def test_entries_a_rank_holds_are_neither_read_nor_sent() -> None:
     held = (((((0, 2),),),) * 2)[:1] + (((((2, 2),),)),)
     assert exchange.exchange((), held, held, 0, lambda: 1 / 0, np.dtype("float32"), "none") == [0]
 
@@ -289,12 +288,12 @@ def test_boxes() -> None:
     assert boxes.without_all([((0, 4),), ((2, 4),)], [((1, 1),)]) == [((0, 1),), ((2, 2),), ((4, 2),)]
 
 
-def test_a_place_has_its_part_and_a_mirror() -> None:
+def test_place_has_its_part_and_a_mirror() -> None:
     assert Place(0, 3, 1).parts() == [0, 2] and Place(1, 3).parts() == [1]
     assert holding(Layout((6,), 3), Place(0, 3, 1)) == ((((0, 2),),), (((4, 2),),))
 
 
-def test_a_place_on_a_mesh_has_its_mirrors_along_one_axis() -> None:
+def test_place_on_a_mesh_has_mirrors_along_one_axis() -> None:
     assert place_on_mesh(3, [0, 0, 0, 0], 2) == MeshPlace(Place(1, 2, 1), Place(1, 2))
     assert place_on_mesh(1, [0, 0], 2) == MeshPlace(Place(0, 1), Place(1, 2, 1))
     assert place_on_mesh(2, [0, 0, 1, 1]) == MeshPlace(Place(2, 4, 2), Place(0, 1))

@@ -40,12 +40,12 @@ def last_of_one(peer: Peer) -> Values:
     return train(peer, rows=41, metrics=lambda: ["mae"])
 
 
-@program("validation_data with a last batch of 3 rows", of_logs=True)
+@program("validation_data with a last batch of 3 rows", tests_logs=True)
 def validation(peer: Peer) -> Values:
     return train(peer, metrics=lambda: ["mae"], validation_data=(X[5:20], Y[5:20]), validation_batch_size=6)
 
 
-@program("evaluate of 43 rows in batches of 10", of_logs=True)
+@program("evaluate of 43 rows in batches of 10", tests_logs=True)
 def evaluation(peer: Peer) -> Values:
     with peer.scope():
         model = dense()
@@ -55,7 +55,7 @@ def evaluation(peer: Peer) -> Values:
     return values_of(model, logs) | {f"evaluate {key}": np.asarray(value) for key, value in seen.items()}
 
 
-@program("predict of 43 rows in batches of 10", of_logs=True)
+@program("predict of 43 rows in batches of 10", tests_logs=True)
 def prediction(peer: Peer) -> Values:
     with peer.scope():
         model = dense()

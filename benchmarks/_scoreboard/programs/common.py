@@ -1,4 +1,4 @@
-"""The registry of programs, and what programs share: data, a small model, and a training function."""
+"""The registry of programs, and their shared data, small model and training function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Program:
         run: trains under a peer, and returns the values that must be equal.
         tolerance: see judge.judge.
         backends: backends on which one process can run it.
-        of_logs: it is about metrics or callbacks, so equal weights alone prove nothing.
+        tests_logs: whether it tests metrics or callbacks, so that equal weights alone prove nothing.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Program:
     run: Callable[[Peer], Values]
     tolerance: float
     backends: Sequence[str]
-    of_logs: bool
+    tests_logs: bool
 
 
 REGISTERED: dict[str, Program] = {}
@@ -52,13 +52,13 @@ def program(
     *,
     tolerance: float = 1e-9,
     backends: Sequence[str] = ("tensorflow", "jax", "torch"),
-    of_logs: bool = False,
+    tests_logs: bool = False,
 ) -> Callable[[Callable[[Peer], Values]], Callable[[Peer], Values]]:
     """Registers the decorated function as a row of the scoreboard."""
 
     def register(run: Callable[[Peer], Values]) -> Callable[[Peer], Values]:
         name = run.__name__
-        REGISTERED[name] = Program(name, about, run, tolerance, backends, of_logs)
+        REGISTERED[name] = Program(name, about, run, tolerance, backends, tests_logs)
         return run
 
     return register
@@ -102,6 +102,6 @@ def values_of(model: keras.Model, logs: dict[str, Any]) -> Values:
 
 
 def with_draws(peer: Peer, build: Callable[[float], keras.Model]) -> Values:
-    """Trains `build(1.0)`, whose random numbers may differ between peers, and `build(0.0)`, which draws none."""
+    """Trains `build(1.0)`, whose random numbers may differ between peers, and `build(0.0)`, which draws no numbers."""
     drawn = {DRAWN + label: value for label, value in train(peer, lambda: build(1.0)).items()}
     return drawn | train(peer, lambda: build(0.0))

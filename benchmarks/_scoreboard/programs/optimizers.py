@@ -51,13 +51,13 @@ def compiled_by_xla(peer: Peer) -> Values:
     return train(peer, compiled={"jit_compile": True})
 
 
-@program("ReduceLROnPlateau by the loss of such a validation", of_logs=True)
+@program("ReduceLROnPlateau on val_loss", tests_logs=True)
 def plateau(peer: Peer) -> Values:
     reduce = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.3, patience=1, min_delta=0.02)
     return train(peer, epochs=6, validation_data=(X[5:20], Y[5:20]), validation_batch_size=6, callbacks=[reduce])
 
 
-@program("EarlyStopping(restore_best_weights) by it", of_logs=True)
+@program("EarlyStopping(restore_best_weights) on val_loss", tests_logs=True)
 def early_stopping(peer: Peer) -> Values:
     noise = np.random.default_rng(5).normal(size=Y.shape)
     stop = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, restore_best_weights=True)

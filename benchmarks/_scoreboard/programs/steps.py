@@ -1,4 +1,4 @@
-"""Training steps and loops of a program's own, as Keras's guides write them for each backend."""
+"""Custom training steps and loops, written as in Keras's guides for each backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def squares(y: Any, predicted: Any) -> Any:
     return ops.mean(ops.square(y - predicted), axis=-1)
 
 
-@program("a train_step of its own, loss by hand")
+@program("a custom train_step with a hand-written loss")
 def own_step(peer: Peer) -> Values:
     return by_hand(peer, lambda y, predicted: ops.mean(squares(y, predicted)))
 
@@ -59,7 +59,7 @@ def gan(peer: Peer) -> Values:
     return train_gan(peer, noise, X[:ROWS], BATCH)
 
 
-@program("a loop of its own, over batches")
+@program("a custom loop over batches")
 def own_loop(peer: Peer) -> Values:
     with peer.scope():
         model, optimizer = dense(), sgd()

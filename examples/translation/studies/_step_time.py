@@ -1,4 +1,4 @@
-"""Runs one rank of a training that takes turns with other trainings, for trainings.py.
+"""Runs one rank of a training job that takes turns with other jobs, for trainings.py.
 
 Each rank computes on one core with one thread, so a single rank uses one core of several. Ranks share a core only if
 there are more ranks than cores.
@@ -27,9 +27,9 @@ PAUSE = 0.05  # seconds between checks for a turn
 
 
 class Turns(keras.callbacks.Callback):
-    """Waits for its turn before each epoch, and writes the time from the begin of the first batch to the last's end."""
+    """Waits for its turn before each epoch, and writes the time from the first batch to the end of the last."""
 
-    never_stops_within_epoch = True  # saves the ranks an agreement per batch
+    never_stops_within_epoch = True  # spares the ranks an agreement per batch
 
     def __init__(self, directory: Path) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
     python -m translation.studies.divergence
 
-Many ranks make large batches, which need high rates. The first Transformer used warm-up (Vaswani et al. 2017, arXiv
+Many ranks mean large batches, which need high rates. The first Transformer used warm-up (Vaswani et al. 2017, arXiv
 1706.03762). Without it, the training perplexity of a Transformer for German and English was above 500, instead of 10
 (Liu et al. 2020, arXiv 1908.03265, figure 1). It matters most if the sum after each sublayer is normalised (Xiong et
 al. 2020, arXiv 2002.04745).
@@ -12,10 +12,10 @@ it trains without warm-up, with warm-up, and without warm-up but with keras_ddl.
 stops, or returns to the last good state and continues at a lower rate. All trainings begin with the same weights and
 see the same data.
 
-The end of a training is the mean loss of the last tenth of its steps. The training has diverged if its end is
+The final loss of a training run is the mean over the last tenth of its steps. The run has diverged if its final loss is
 
     not finite    NaN or infinite,
-    blind         not 2 % below the loss of guesses by the subwords' frequencies alone, or
+    blind         not 2 % below the loss of guessing by subword frequency alone, or
     risen         more than 20 % above the mean of an earlier tenth.
 """
 
@@ -52,7 +52,7 @@ SMALL = Settings(
 )
 FLAGS = ("width", "heads", "inner", "layers", "normalize", "dropout", "vocabulary", "longest", "seed")
 RISEN = 1.2
-LOOKS = {  # until it stops, STOP has the same line as WITHOUT, so its line is broad and below the other
+LOOKS = {  # until it stops, STOP coincides with WITHOUT, so its line is broad and drawn below
     diverging.WITHOUT: {"color": "tab:red", "linewidth": 1},
     diverging.WITH: {"color": "tab:blue", "linewidth": 1},
     diverging.STOP: {"color": "tab:orange", "linewidth": 5, "alpha": 0.5, "zorder": 1},
@@ -68,7 +68,7 @@ def ends(losses: Sequence[float], steps: int) -> np.ndarray:
 
 
 def diverged(losses: Sequence[float], steps: int, blind: float) -> str:
-    """Returns the rule by which a training has diverged; "" if it has not diverged.
+    """Returns the rule by which a training run has diverged; "" if it has not.
 
     Args:
         losses: the loss of each step made. steps: the number of planned steps. blind: the loss of blind guesses.

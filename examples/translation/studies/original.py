@@ -36,7 +36,7 @@ class Links:
 
 
 def predictions(links: Links, overlap: float = 0.0) -> dict[str, tuple[Step, Links, str]]:
-    """Returns, for each way to predict steps, its name -> (step, links, a note on fitted values). overlap: see Step."""
+    """Returns, by name, (step, links, a note on fitted values) for each way to predict steps. overlap: see Step."""
     plain = Step(PUBLISHED[1], GRADIENTS, overlap=overlap)
     waiting = fitted_spread(plain, [(links.cluster(devices), PUBLISHED[devices]) for devices in (2, 4)])
     slower = fitted_link(plain, 4, PUBLISHED[4])

@@ -1,4 +1,4 @@
-"""Words per second and the time of a training step against the number of ranks.
+"""Words per second and step time by number of ranks.
 
     python -m translation.studies.scaling --model lstm
     python -m translation.studies.scaling --ranks --hosts          # only predicts: takes a second
@@ -14,7 +14,7 @@ The rows are
     published  step times of the original on its machines (original.py): an LSTM, hosts with 4 devices, 100 Gbit/s
                between them. The devices are connected by NVLink; two links of the first generation are specified for
                40 GB/s each way, which --device-link changes
-    predicted  for those machines, in three ways, which differ in what they add to the published step of one device:
+    predicted  for those machines, in three ways, which add different costs to the published step of one device:
                  links                the exchange, over links at their specified speed; nothing is fitted
                  links, waiting       the exchange, and the wait for the slowest device: a batch was a number of
                                       sentences, whose lengths differed between devices. The wait is FITTED to 2 and 4
@@ -24,7 +24,7 @@ The rows are
 
 There is no such wait on this machine, because a batch is a number of tokens, and the ranks share its rows. All
 trainings start together, 13 processes by default; then they take turns, one epoch at a time. A time is the median over
-the rounds; on a busy machine it means nothing.
+the rounds; on a busy machine it is meaningless.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Strong scaling of the Transformer: one batch of 819,200 tokens on more and more nodes. All numbers are predicted.
+"""Strong scaling of the Transformer: one batch of 819,200 tokens on ever more nodes. All numbers are predicted.
 
     python -m translation.studies.strong_scaling --plot strong.svg
 

@@ -1,4 +1,4 @@
-"""Bytes of the gradient of the table that a Transformer's encoder, decoder and projection share, by number of ranks.
+"""Bytes of the gradient of a table shared by a Transformer's encoder, decoder and projection, by number of ranks.
 
     python -m translation.studies.table_bytes
 

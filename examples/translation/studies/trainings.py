@@ -1,4 +1,4 @@
-"""Runs trainings that take turns, one epoch at a time, on ranks of this machine and in the emulated cluster."""
+"""Runs training jobs that take turns, one epoch at a time, on ranks of this machine and in the emulated cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Training:
 
         Args:
             directory: a directory for this job alone.
-            chosen: options with model, tokens (per rank and step), pairs (of phrases per rank and epoch), and rounds.
+            chosen: options: model, tokens (per rank and step), pairs (of phrases per rank and epoch), and rounds.
         """
         self.ranks, self._directory, self._log = ranks, directory, directory / "log"
         files = corpus.make(directory, train=ranks * chosen.pairs, dev=1, test=1)["train"]
@@ -39,8 +39,8 @@ class Training:
         self._program = [sys.executable, "-m", "translation.studies._step_time", directory, *options]
 
     def start(self, words: Sequence[str], there: Callable[[list[str]], Sequence[str]] = list) -> None:
-        """Starts the job. words: options of keras-ddl run. there: makes a command run on another host."""
-        # With a timeout, so that the job ends even if this process is killed and gives it no more turns.
+        """Starts the job. words: options of keras-ddl run. there: converts a command to run on another host."""
+        # A timeout ends the job even if this process is killed and gives it no more turns.
         words = [*words, "--timeout", str(LONGEST), "--"]
         command = [sys.executable, "-m", "keras_ddl.cli", "run", *words, *map(str, self._program)]
         with self._log.open("w") as log:

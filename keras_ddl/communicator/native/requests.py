@@ -46,7 +46,7 @@ class Memory(NamedTuple):
 
 
 class _Waited(NamedTuple):
-    """A submitted request, with the memory that it reads and writes; `work`: its ddl_work."""
+    """A submitted request (`work`: its ddl_work), with the memory that it reads and writes."""
 
     work: int
     request: Request
@@ -92,7 +92,7 @@ class Requests:
         Args:
             detail: text that must be equal on all ranks.
             place: memory for the rows of all ranks; None: the core allocates it (`Started.copy_to`).
-            stream: a stream of the GPU that holds the memory; the collective waits for its work so far.
+            stream: a stream of the GPU that holds the memory; the collective waits for the work queued so far.
         """
         allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
         result = Request(

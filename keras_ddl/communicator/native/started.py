@@ -56,7 +56,7 @@ class Started:
                 return False
 
     def error(self) -> KerasDdlError | None:
-        """Returns its error, None if it has ended without one. REQUIRES: it has ended."""
+        """Returns its error, or None if it succeeded. REQUIRES: it has ended."""
         return self._error_of(self._work)
 
     def rows(self, ranks: int) -> list[int]:
@@ -65,14 +65,14 @@ class Started:
         return rows
 
     def copy_to(self, places: Iterable[tuple[int, int]]) -> None:
-        """Copies the rows one after another to `places`: (address, number of bytes) of each."""
+        """Copies the rows one after another to `places`, a list of (address, number of bytes)."""
         source = core().ddl_work_data(self._work)
         for address, length in places:
             ctypes.memmove(address, source, length)
             source += length
 
     def in_place(self, length: int) -> Rows:
-        """Returns the rows, `length` bytes together, for numpy.asarray, which makes no copy."""
+        """Returns the rows, `length` bytes in total, for numpy.asarray, which does not copy them."""
         return Rows(self, core().ddl_work_data(self._work), length)
 
     def __del__(self) -> None:

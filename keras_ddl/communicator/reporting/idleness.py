@@ -1,4 +1,4 @@
-"""Measures how long this process has certainly only waited for collectives.
+"""Measures how long this process has certainly done nothing but wait for collectives.
 
 The coordinator uses this to detect, before the deadline, ranks that wait for each other in different collectives: it
 must be certain that none of them will submit anything else. A process counts as idle only while all of this holds:
@@ -61,7 +61,7 @@ class Idleness:
         self._since: float | None = None  # the first query at which it was idle
 
     def seconds(self) -> float:
-        """Returns how long the process has certainly been idle, 0.0 if it may not be idle. Takes milliseconds."""
+        """Returns how long the process has certainly been idle, or 0.0 if it may be busy. Takes milliseconds."""
         with self._lock:
             now = time.monotonic()
             runnable = _runnable_seconds() if _threads_wait() and not _has_accelerator() else None

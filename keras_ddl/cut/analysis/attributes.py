@@ -1,6 +1,6 @@
 """Attributes of an operation that its type does not declare, and its device.
 
-Either the operation or the function that it calls carries such an attribute. One table decides about them. An unknown
+Either the operation or the function that it calls carries such an attribute. One table lists them. An unknown
 attribute may mean anything, so an operation with one is built unchanged: replicated, with all its attributes.
 """
 
@@ -30,25 +30,25 @@ _COMPILES = ("_XlaMustCompile", "_XlaCompile")  # tf.function(jit_compile=True),
 
 _TABLE: list[tuple[Fate, str]] = [
     (Fate.KEEPS, " ".join(_COMPILES)),
-    # They group the operations of a jit_scope, and list what a call only reads.
+    # Group the operations of a jit_scope, or list what a call only reads.
     (Fate.COPIED, "_XlaScope _XlaSeparateCompiledGradients _xla_propagate_compile_time_consts"),
     (Fate.COPIED, "_read_only_resource_inputs"),
     (Fate.COPIED, "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"),  # sums_in_order.py
-    # They let the rounds of a loop overlap, so that random draws would come in a different order on each rank.
+    # Let the rounds of a loop overlap, so that random draws would be in a different order on each rank.
     (Fate.DROPPED, "_lower_using_switch_merge _stateful_parallelism"),
     # Notes that tracing leaves.
     (Fate.DROPPED, "_gradient_op_type _num_original_outputs _output_shapes _input_shapes _disable_acd"),
     (Fate.DROPPED, "_original_func_name _construction_context _disable_call_shape_inference"),
     (Fate.DROPPED, "_has_manual_control_dependencies backward_function_name forward_function_name"),
     (Fate.DROPPED, "_user_specified_name _tf_data_function"),
-    # How a call runs. A rank inlines the called function, whose operations inherit the call's dependencies.
+    # Say how a call runs. A rank inlines the called function, whose operations inherit the call's dependencies.
     (Fate.DROPPED, "_noinline function_runs_at_most_once shared_rendezvous runtime_constant_optimization"),
     (Fate.DROPPED, "_collective_manager_ids"),
-    # Functions that compute the same values on other devices and in other programs.
+    # Name functions that compute the same values on other devices and in other programs.
     (Fate.DROPPED, "_implements api_implements api_preferred_device go_backwards time_major"),
-    # Placement on devices. Colocated operations have other names in a rank's graph.
+    # Place operations on devices. Colocated operations have other names in a rank's graph.
     (Fate.DROPPED, "_class _OutputsOnOpDevice experimental_ints_on_device"),
-    # They replace the called function by other operations.
+    # Replace the called function by other operations.
     (Fate.KEEPS, "disable_summaries_at_runtime tf_quant.composite_function tf_quant.quantized_ops"),
     (Fate.KEEPS, "_tftrt_convert_function _tftrt_allow_build_at_runtime _tftrt_is_dyn_op _tftrt_trt_logger_name"),
     (Fate.KEEPS, "_tftrt_max_batch_size _tftrt_max_cached_engines _tftrt_max_workspace_size_bytes"),
@@ -91,7 +91,7 @@ def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
 
 
 def for_build(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
-    """Returns the attributes of an operation's NodeDef with which a rank builds it.
+    """Returns the attributes with which a rank builds an operation, given its NodeDef.
 
     An attribute that its type declares is never dropped: `time_major` is a note in a function, but a setting of
     CudnnRNNV3.
@@ -115,8 +115,8 @@ def device_within(outer: str, device: str) -> str:
 def device_of_made(device: str) -> str | None:
     """Returns where a rank builds an operation; None: on the device of the step.
 
-    A rank has CPUs as one process does. Which accelerator one process would use does not matter to a rank, because a
-    rank has only one.
+    Every rank has CPUs. It does not matter which accelerator one process would use, because a rank
+    has only one.
     """
     result = tf.DeviceSpec.from_string(device) if device else None
     return f"/device:CPU:{result.device_index or 0}" if result is not None and result.device_type == "CPU" else None

@@ -88,7 +88,7 @@ class Dim:
 
     @property
     def is_simple(self) -> bool:
-        """Whether it is worth following further; otherwise it is better known by the name of its tensor."""
+        """Whether to follow it further; otherwise it is named after its tensor."""
         return all(each.depth <= _DEEPEST for each in self.unknowns)
 
     @property

@@ -13,5 +13,5 @@ _BINARY = (
     "LeakyReluGrad InvGrad ReciprocalGrad SelectV2 BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter "
     "Igamma Igammac Zeta Polygamma Complex"
 )
-UNARY = tuple(_UNARY.split())  # the result has the shape of the only operand
+UNARY = tuple(_UNARY.split())  # the result has the shape of the operand
 BINARY = tuple(_BINARY.split())  # operands are broadcast

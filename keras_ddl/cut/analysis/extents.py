@@ -90,7 +90,7 @@ class Extents:
         return self.numbers(value)
 
     def number(self, value: Value) -> Dim:
-        """Returns the entry of an integer scalar (or of a vector of one entry). Raises: Uncertain."""
+        """Returns the entry of an integer scalar (or of a one-entry vector). Raises: Uncertain."""
         numbers = self.numbers(value)
         if len(numbers) != 1:
             raise Uncertain
@@ -118,7 +118,7 @@ class Extents:
         return tuple(Dim.unknown("entry", value.key, i) for i in range(length))
 
 
-# What is certain about each output. Rules raise Uncertain if nothing is.
+# The certain facts about each output. Rules raise Uncertain if there are none.
 ResultExtents = Sequence[Sequence[Dim | None] | None]  # an extent per axis
 ResultNumbers = Sequence[Sequence[Dim | int] | None]  # the entries
 ExtentsRule = Callable[[Extents, Node], ResultExtents]
@@ -138,7 +138,7 @@ def merged(output: Value, inferred: Sequence[Dim | None] | None) -> Dims | None:
         inferred = [None] * output.rank
     result = []
     for axis, (static, extent) in enumerate(zip(output.shape.as_list(), inferred)):
-        # TensorFlow takes an open extent for 1 in a cross entropy of logits [1, n] and labels [None, n].
+        # TensorFlow mistakes an open extent for 1 in a cross entropy of logits [1, n] and labels [None, n].
         is_misjudged = static == 1 and extent is not None and extent.number is None
         if static is not None and not is_misjudged:
             result.append(Dim(static))

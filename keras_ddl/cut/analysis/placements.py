@@ -57,14 +57,14 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Partial:
-    """The tensors of all ranks, combined by `op` entry by entry, are the tensor. `op` as in ops.all_reduce."""
+    """Each rank holds a tensor; `op` combines them, entry by entry, into the value. `op` as in ops.all_reduce."""
 
     op: str = "sum"
 
 
 @dataclass(frozen=True)
 class TensorList:
-    """A list of tensors (a TensorList, an Optional) whose elements are all sharded alike, of one length on all ranks.
+    """A list of tensors (a TensorList, an Optional) whose elements are sharded alike; its length is equal on all ranks.
 
     A list of replicated elements is Replicated. `dtype`: name of the elements' type. `optional`: it is an Optional.
     """
@@ -81,8 +81,8 @@ class FlatShard:
 
 @dataclass(frozen=True)
 class Joined:
-    """No rank holds the tensor. It consists of other tensors, one after another along axis 0, and only their rows are
-    needed, each on the rank that has this row of a table (shards/joined_rows.py). A value that is needed as a whole
+    """No rank holds the tensor. It is a concatenation of other tensors along axis 0, and only single rows of them are
+    needed, each on the rank that has that row of a table (shards/joined_rows.py). A value that is needed as a whole
     after all becomes replicated."""
 
 

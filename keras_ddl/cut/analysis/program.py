@@ -40,7 +40,7 @@ class Value:
         return self.tensor.shape if self._learned is None else self._learned
 
     def learn_shape(self, extents: Sequence[int | None]) -> None:
-        """Sets a shape of which tracing knows less."""
+        """Sets a shape that tracing knew less precisely."""
         self._learned = tf.TensorShape(extents)
 
     @property
@@ -85,8 +85,8 @@ class Node:
         inputs: the values it reads, in order. outputs: the values it makes.
         traced: the operation that the program made. If the step was cut before, `operation` is a part of it.
         after: nodes that must have run before, by control dependencies.
-        is_pure: it only computes its outputs from its inputs, whenever it runs.
-        position: place in an order in which all nodes can run. depth: number of nodes that must run one after another
+        is_pure: it does nothing but compute its outputs from its inputs.
+        position: index in an order in which all nodes can run. depth: number of nodes that must run one after another
             before it.
         device: the device that the program asks for; "": any.
     """
@@ -116,7 +116,7 @@ class Node:
 
     @functools.cached_property
     def reason_to_keep(self) -> str | None:
-        """Why the operation is built unchanged and replicated; None if it may be cut."""
+        """The reason why the operation is built unchanged and replicated; None if it may be cut."""
         return None if self.type == "Const" else attributes.reason_to_keep(self.operation, self.definition)
 
     @property
@@ -131,7 +131,7 @@ class Node:
 
     @functools.cached_property
     def attributes_key(self) -> bytes:
-        """Type, device, attributes and known shapes: all that may differ in two operations on the same operands."""
+        """Type, device, attributes and known shapes: all that can differ for the same operands."""
         definition = attributes.NodeDef()
         definition.CopyFrom(self.definition)
         definition.ClearField("name")
@@ -211,7 +211,7 @@ class Program:
                 self._readers.setdefault(each, []).append(node)
 
     def readers(self, value: Value) -> list[Node]:
-        """Returns the nodes that read a value, as often as they read it. A program output reads as `Return`."""
+        """Returns the nodes that read a value, once for each read. A program output reads as `Return`."""
         return self._readers.get(value, [])
 
     def _needed(self) -> Iterator[Node]:
@@ -287,7 +287,7 @@ class _Inlining:
         return self._nodes[operation.name]
 
     def _make(self, wanted: tf.Operation) -> None:
-        # Not by recursion, because steps are longer than Python's stack is deep.
+        # Iterative, because recursion on a long step would overflow Python's stack.
         stack = [wanted]
         while stack:
             operation = stack[-1]

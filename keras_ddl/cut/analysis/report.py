@@ -1,4 +1,4 @@
-"""Reports what a cut step moves between ranks, and why: `explain()`."""
+"""Reports what a cut step sends between ranks, and why: `explain()`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.analysis.work import FEW_ROWS
 
-FROM_RANK_0 = "from rank 0"  # results of a function of the host
+FROM_RANK_0 = "from rank 0"  # results of host functions
 
 _PURPOSES = {
     "reduce_scatter": ("in shards for", "the next step"),
@@ -29,7 +29,7 @@ class Entry:
     values: list[str]
     reason: str
     line: str
-    count: int = 1  # collectives
+    count: int = 1  # number of collectives
     is_intentional: bool = False  # moves the fewest bytes possible, so no rule is missing
     few_rows_bytes: int = 0  # bytes with FEW_ROWS rows, if `bytes` is None
 
@@ -87,11 +87,11 @@ class Report:
 
     @property
     def is_alike_on_ranks(self) -> bool:
-        """Whether every rank computes something from the whole batch, so that all ranks must get the same bits."""
+        """Whether each rank computes something from the whole batch, which must then be equal in every bit."""
         return self.earlier is not None or bool(self.replicated) or bool(self.kept_of_batch())
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
-        """Returns gathers of more than this number of bytes that a missing rule causes, but not gathers of results."""
+        """Returns the gathers above this number of bytes that a missing rule causes, except gathers of results."""
         result = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
         return [each for each in result if (each.few_rows_bytes if each.bytes is None else each.bytes) > bytes_]
 
@@ -100,7 +100,7 @@ class Report:
         return [each for each, of_batch in self.kept.items() if of_batch]
 
     def intends_gather(self, node: Node, why: str) -> None:
-        """Notes that the rule of `node` gathers its operands because nothing better is possible."""
+        """Notes that the rule of `node` gathers its operands because there is no cheaper way."""
         self._intended[node.position] = why
 
     def gathered(self, value: Value, reader: Node | None) -> None:
@@ -165,13 +165,13 @@ class Report:
             self.replicated_operations.append(node.operation)
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
-        """Notes that rank 0 sent results in `count` messages to all ranks, which have none or different ones."""
+        """Notes that rank 0 sent results in `count` messages to all ranks, which lack them or have others."""
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, bytes_of(*node.outputs), values, reason, line_of(node), count))
 
     def gathered_argument(self, kind: str, tensors: int = 1) -> None:
-        """Notes that all ranks' rows of an argument with a number of tensors were gathered."""
+        """Notes that an argument of several tensors was gathered from all ranks."""
         self.entries.append(Entry("gather", None, [kind] * tensors, f"is a {kind} argument", "", tensors))
 
     def gathered_counts(self, bytes_: int) -> None:
@@ -214,7 +214,7 @@ def bytes_of(*values: Value) -> int | None:
 
 
 def _bytes_of_few_rows(value: Value) -> int:
-    """Returns the bytes of FEW_ROWS rows of a tensor, supposing that its first unknown axis has them; others 1."""
+    """Returns a tensor's bytes if its first unknown extent were FEW_ROWS and all others 1."""
     if value.rank is None or value.dtype in (tf.variant, tf.resource, tf.string):
         return 0
     extents = value.shape.as_list()

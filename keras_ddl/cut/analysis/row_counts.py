@@ -1,6 +1,6 @@
-"""How many rows a sum by index has, where tracing does not know it because the number came out of a branch or into one.
+"""Determines how many rows a sum by index has, if tracing does not know because the number passed through a branch.
 
-A gradient of a table that a branch has looked up, or that a branch adds to the table, is such a sum.
+One such sum is the gradient of a table that a branch has looked up, or that a branch adds to the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Numbers: TypeAlias = Mapping[Value, Sequence[int]]  # entries of integer placeho
 
 
 def learn_row_counts(program: Program, numbers: Numbers) -> None:
-    """Sets the shapes of sums by index whose number of rows is known. numbers: of the program's placeholders."""
+    """Sets the shapes of sums by index whose number of rows is known. numbers: entries of placeholders."""
     for node in program.nodes:
         if node.type == "UnsortedSegmentSum":
             (table,) = node.outputs
@@ -27,7 +27,7 @@ def learn_row_counts(program: Program, numbers: Numbers) -> None:
 
 
 def numbers_inside(program: Program, node: Node, numbers: Numbers) -> Numbers:
-    """Returns what is known of the placeholders of a branch of `node`."""
+    """Returns the known entries of the placeholders of a branch of `node`."""
     known = {
         value: _entries(outer, numbers)
         for value, outer in zip(program.placeholders, node.inputs[1:])

@@ -9,7 +9,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.program import PYTHON_FUNCTIONS
 
-# Only rank 0 runs these, and sends the results to the other ranks.
+# Only rank 0 runs these operations; it sends the results to the other ranks.
 HOST_FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts", "ReadFile", "MatchingFiles")
 # Every rank reads its own iterator or queue, but uses the elements that rank 0 has read. Ranks cannot compare these
 # objects.
@@ -25,12 +25,12 @@ _ADVANCE = ("IteratorGetNext", "QueueDequeue", "QueueEnqueue", "LookupTableInser
 
 
 def draws_in_kernels(node: tf.compat.v1.NodeDef) -> bool:
-    """Whether an operation keeps its random state in its kernel, which starts again in another graph."""
+    """Whether an operation keeps its random state in its kernel, which restarts in another graph."""
     return "seed2" in node.attr
 
 
 def not_repeatable(graph: tf.Graph) -> tuple[str, str] | None:
-    """Returns the type and the program's line of an operation that would differ when it runs again, or None."""
+    """Returns the type and the program's line of an operation whose result would differ on a second run, or None."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     kind = next((each.op for each in nodes if draws_in_kernels(each) or each.op.startswith(_ADVANCE)), None)

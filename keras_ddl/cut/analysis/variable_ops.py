@@ -11,7 +11,7 @@ from keras_ddl.compat.tensorflow import create_op, tf
 
 READ = "ReadVariableOp"
 ASSIGN, ASSIGN_ADD, ASSIGN_SUB = ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# They add rows to a variable's rows, subtract them, or replace a variable's rows.
+# Operations that add rows to a variable's rows, subtract rows from them, or replace them.
 ROW_UPDATES = ("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate")
 SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE = ROW_UPDATES
 _OTHERS = ("ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin", "ResourceScatterMax")

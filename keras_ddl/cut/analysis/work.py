@@ -14,7 +14,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 
 FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
-# They only name or pass on values: no arithmetic.
+# Operations without arithmetic: they only name or forward values.
 _TYPES = (
     "Const Identity IdentityN NoOp Placeholder ReadVariableOp Shape ShapeN Size Rank StopGradient Reshape "
     "ExpandDims Squeeze VarHandleOp PreventGradient"
@@ -48,7 +48,7 @@ def _factors(operation: tf.Operation) -> float:
                 extents.update((label, _extent(tensor, axis)) for axis, label in enumerate(labels))
         return 2.0 * math.prod(extent for label, extent in extents.items() if label not in output)
     if kind.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d")):
-        if "BackpropFilter" in kind:  # each entry of the kernel meets each position
+        if "BackpropFilter" in kind:  # each entry of the kernel is multiplied at each position
             return 2.0 * _entries(operation.inputs[2]) / max(1.0, _extent(operation.inputs[2], -1))
         kernel = operation.inputs[1]
         return 2.0 * _entries(kernel) / max(1.0, _extent(kernel, -2 if "BackpropInput" in kind else -1))

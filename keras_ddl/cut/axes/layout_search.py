@@ -1,6 +1,6 @@
 """Chooses which variables of a step are cut along the model axis, and along which of their axes.
 
-Any layout gives the results of one process, so only memory and speed depend on the choice. The search is greedy, and
+Every layout gives the results of one process, so the choice affects only memory and speed. The search is greedy, and
 gives the same result wherever the same program was traced. Starting with the largest variable, each of its axes is
 tried (trial.py), together with the variables that go with it, such as the kernel that contracts over the first one's
 result, the biases between them, and keys and values with queries. The axis that moves the fewest bytes for each byte
@@ -21,10 +21,10 @@ from keras_ddl.errors import ConfigError
 # Bytes that a step may move for each byte of memory that is saved on a rank. For a transformer block, 20,000 tokens of
 # width 1,024 in float32 under Adam, the sums take 10.
 MOST_MOVED = 64
-MOST_BUILT = 30_000  # operations in trials, half a minute or less; variables that are untried by then stay uncut
+MOST_BUILT = 30_000  # operations in trials, half a minute or less; variables not tried by then stay uncut
 _SMALLEST = 1000  # variables with a smaller fraction of all bytes, and vectors, are not tried on their own
 _MOST_ROUNDS = 8
-# An axis is dropped if it moves this many times the bytes of another axis: alone, and with the variables that join it.
+# An axis is dropped if it moves this many times the bytes of another axis, alone and with the variables that join it.
 _MOST_ALONE, _MOST_TOGETHER = 4, 2
 _MOST_REJECTED = 3  # variables of one kind
 

@@ -56,7 +56,7 @@ class LocalPart(NamedTuple):
 def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Value, Dims | None]:
     """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`.
 
-    Open extents get names, and the rows of the batch one common name.
+    Open extents get names; all rows of the batch share one name.
     """
     result: dict[Value, Dims | None] = {}
     rows: Dim | None = None
@@ -88,7 +88,7 @@ def cut_along_model(
         local_part: given an outer tensor that the step uses (a variable's handle), returns this rank's part.
         placements: placements of the arguments along the batch, which is cut next; all sharded ones have the same
             number of rows.
-        input_axes: for each argument, the axis that is also cut, whose extent is a multiple of the ranks, or None.
+        input_axes: for each argument, the axis to cut as well (its extent is a multiple of the ranks), or None.
         report, seed: as for `build_step`.
     """
     known = argument_dims(program, placements)
@@ -96,8 +96,8 @@ def cut_along_model(
 
     def step(*arguments: tf.Tensor) -> list[tf.Tensor]:
         batch = Batch(collectives.size, 1, collectives.rank)
-        builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
-        builder.everyone, builder.rows_by_extent = None, False
+        costs = report or Report()
+        builder = Builder(program=program, batch=batch, collectives=collectives, everyone=None, report=costs, seed=seed)
         for value, outer in program.captured:
             builder.place(value, *local_part(outer))
         for value, tensor, axis in zip_longest(program.inputs, arguments, input_axes):

@@ -32,11 +32,11 @@ from keras_ddl.cut.rules.shapes import placement_after
 from keras_ddl.cut.values.collectives import PLAIN, Collectives, Reduction
 from keras_ddl.cut.values.layouts import Slices
 
-GATHER_WEIGHT = 4  # for a gathered byte: it is wrong to cut activations that are then needed in full
+GATHER_WEIGHT = 4  # weight of a gathered byte, because activations that are needed in full should not be cut
 
 
 class TooManyBytes(ValueError):
-    """Raised when a trial ends early, because the layout moves more than it may."""
+    """Raised when a trial ends early, because the layout moves more bytes than allowed."""
 
 
 @dataclass
@@ -75,10 +75,9 @@ class Trials:
         """
         result = TriedLayout()
         with FuncGraph("trial").as_default():
+            ranks, costs = _NoRanks(self._size), _Costs(result, most_bytes)
             batch = Batch(self._size, 1, 0)
-            trial = _Trial(
-                program=self.program, batch=batch, collectives=_NoRanks(self._size), report=_Costs(result, most_bytes)
-            )
+            trial = _Trial(program=self.program, batch=batch, collectives=ranks, everyone=None, report=costs)
             trial.begin(result, self._extents, self._placements)
             self._extents = trial.extents
             try:
@@ -128,7 +127,7 @@ class _Costs(Report):
 
 
 class _Replicated(dict[Value, PlacedTensor]):
-    """The placed values; all others are replicated, and get a tensor when one is asked for."""
+    """The placed values. All others are replicated, and get a tensor on first access."""
 
     def __missing__(self, value: Value) -> PlacedTensor:
         known = value.constant() if value.node.type == "Const" or value.dtype.is_integer else None
@@ -144,11 +143,10 @@ class _Trial(Builder):
     """Builds only operations that shards and parts reach."""
 
     def begin(self, result: TriedLayout, extents: Extents | None, placements: Sequence[Placement]) -> None:
-        """Prepares for a program whose extents an earlier trial has followed; None: none has."""
+        """Prepares for a program; reuses the extents that an earlier trial has inferred, if any."""
         self._result = result
         self._placed = _Replicated()
         self._done = defaultdict(list)
-        self.everyone, self.rows_by_extent = None, False
         self.updates = None  # slices must reach assignments, which show which variables go together
         self._queue: list[int] = []  # positions, a heap
         self._queued: set[int] = set()

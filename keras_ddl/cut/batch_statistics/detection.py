@@ -1,6 +1,6 @@
 """Finds BatchNormalization's statistics, and their gradients, in a traced step (batch_statistics="rank").
 
-With its own statistics a rank computes what one process would compute if its batch were the rank's rows. This module
+With its own statistics, a rank computes the results of one process whose batch is the rank's rows. This module
 finds the calls of layers for which every forward and backward operation can be built in this way (`Role`). In each
 call, a value is of one of four kinds (`ValueKind`). If the module does not understand an operation of a call, the call
 keeps the statistics of the global batch. That is always right, so second gradients, loops, branches and code that uses
@@ -11,7 +11,7 @@ variance is another Mean, of squared deviations from the first. Names show where
 layer's scope around the moments, and in "gradient_tape/" before that scope, where tf.GradientTape puts the gradients of
 the scope's operations. Names are only compared with each other, because ranks may number layers differently.
 
-Why this is right: every operation of the backward pass belongs to the gradient of one forward operation on these
+This is correct, because every operation of the backward pass belongs to the gradient of one forward operation on these
 values. Built from a rank's rows and the rank's own values, the operation is the one that a process with these rows as
 its batch would build. The only difference is the number of rows by which the gradient of a mean is divided; see
 `Role.SPREAD`.
@@ -202,8 +202,8 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
 
 
 def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
-    """Whether an operation takes sums over all ranks, as the rest of the step does."""
-    if node.type == "AddN":  # e.g. of gradients of gamma
+    """Whether an operation uses sums over all ranks, as the rest of the step does."""
+    if node.type == "AddN":  # e.g. the sum of gradients of gamma
         return not any(each.key.startswith(call.backward) for each in program.readers(node.outputs[0]))
     # The gradient of a float16 gamma is rounded after it was summed.
     return node.type == "Cast" and kinds == [SUM] and node.outputs[0].dtype.size < node.inputs[0].dtype.size
@@ -237,7 +237,7 @@ def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | No
 
 
 def _keeps_entries(node: Node) -> bool:
-    """Whether the result has the entries of the first operand, in their order."""
+    """Whether the result has the entries of the first operand in the same order."""
     return kind_of(node) is Kind.FORWARD or node.type in _RESHAPES
 
 

@@ -24,7 +24,7 @@ class OwnStatistics:
 
     def __init__(self, calls: list[Call]) -> None:
         self._calls = {node: call for call in calls for node in call.roles}
-        self._inputs: dict[Call, Sharded | None] = {}  # of x; None: it is built as by any step
+        self._inputs: dict[Call, Sharded | None] = {}  # placement of x; None: the call is built like any operation
         self._own_values: dict[Value, tf.Tensor] = {}
 
     def before(self, node: Node) -> Node | None:
@@ -79,7 +79,7 @@ def _input_placement(b: Context, call: Call) -> Sharded | None:
 
 
 def may_be_along(axis: int, reduction: Node) -> bool:
-    """Whether a reduction may be along an axis, as far as tracing shows."""
+    """Whether a reduction may be along an axis, as far as tracing knows."""
     axes, rank = reduction.inputs[1].constant(), certain(reduction.inputs[0].rank)
     return axes is None or axis in {int(each) % rank for each in np.ravel(axes)}
 

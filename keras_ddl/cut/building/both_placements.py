@@ -1,6 +1,6 @@
-"""Values that are available in both placements, replicated and sharded, so that neither use needs a collective.
+"""Makes values available both replicated and sharded, so that neither use needs a collective.
 
-A value that had to be computed replicated continues sharded, and stays available replicated. A sharded value that is
+A value that had to be computed replicated is then also sharded. A sharded value that is
 cheap, such as a count or a comparison on the way to indices, can be recomputed replicated if its operands are available
 replicated.
 """
@@ -20,7 +20,7 @@ from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.values import redistribute
 from keras_ddl.cut.values.local_shapes import no_dependencies
 
-_DEEPEST = 64  # operations that are recomputed rather than gathering their result
+_DEEPEST = 64  # up to this many operations are recomputed instead of gathering their result
 
 
 class BothPlacements:
@@ -45,14 +45,14 @@ class BothPlacements:
         return self._context.make_replicated(value.node)[value.index].tensor
 
     def _depth(self, value: Value) -> int:
-        """Returns the operations from replicated values to `value`; _DEEPEST or more if none lead there."""
+        """Returns the operations from replicated values to `value`; _DEEPEST or more if there is no such path."""
         b = self._context
         if b.placement(value) == REPLICATED:
             return 0
         return self._depths.get(b.origin(value), 0) if b.has_replicated(value) else _DEEPEST
 
     def also_sharded(self, node: Node, made: list[PlacedTensor]) -> PlacedOutputs:
-        """Shards replicated results that have a row for each row of the batch: each rank continues with its own.
+        """Shards replicated results with one row for each row of the batch, so each rank continues with its own rows.
 
         Readers that need the global tensor still use it. Only values computed from the batch's entries are sharded, and
         only if the operation creates an axis of the batch's extent: a replicated operand may have such an axis by
@@ -67,7 +67,7 @@ class BothPlacements:
         had_shards = any(isinstance(b.placement(each), Sharded) for each in node.inputs)
         if not had_shards and any(each and _is_matrix(each) and {*b.rows_of_batches} & {*each} for each in dims):
             return made
-        # Rows of one of the batches, or of several in sequence, as an operand has them.
+        # The rows of one batch, or of several in sequence, as in an operand.
         placements = [b.placement(each) for each in node.inputs]
         shards = [Sharded(0, rows=(number,)) for number in range(len(b.batches))]
         shards += [

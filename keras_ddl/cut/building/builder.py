@@ -15,7 +15,7 @@ import contextlib
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import if_certain
@@ -33,6 +33,7 @@ from keras_ddl.cut.analysis.placements import (
 )
 from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS
+from keras_ddl.cut.batch_statistics.own_rows import OwnStatistics
 from keras_ddl.cut.building import model_collectives, opaque
 from keras_ddl.cut.building.both_placements import BothPlacements
 from keras_ddl.cut.building.replicated_updates import ReplicatedUpdates
@@ -48,7 +49,7 @@ class Schedule:
     """Nodes that have not been built yet. Cost: O(log n) per node.
 
     Args:
-        nodes: nodes of one program.
+        nodes: nodes the nodes of one program.
         first: returns a node that must be built before its argument, although the argument does not read it, or None.
     """
 
@@ -100,22 +101,17 @@ class Schedule:
         return bool(self._postponed)
 
 
-class OpOverride(Protocol):
-    """Builds some operations differently from their types' rules (batch_statistics/own_rows.py)."""
-
-    def make(self, b: Context, node: Node) -> PlacedOutputs | None:
-        """Returns the outputs; None for all other operations. Raises: Pending."""
-
-    def before(self, node: Node) -> Node | None:
-        """Returns a node that must be built before `node`, besides its inputs."""
-
-
+@dataclass(kw_only=True, eq=False)
 class Builder(Context):
-    """Builds one rank's graph. All ranks make the same decisions, because none depends on how many rows a rank has."""
+    """Builds one rank's graph. All ranks make the same decisions, because none depends on how many rows a rank has.
+
+    Args: those of `Context`, and statistics: BatchNormalization with each rank's own statistics.
+    """
+
+    statistics: OwnStatistics | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.override: OpOverride | None = None
         self._sharding = Sharding(self, self._apply_rules, self._keep)
         self._both = BothPlacements(self)
         self.updates: ReplicatedUpdates | None = ReplicatedUpdates(self)
@@ -128,9 +124,9 @@ class Builder(Context):
         self._done[value.node] = []
 
     def hold_weight(self, handle: Value) -> None:
-        """Makes the builder gather a variable in flat shards temporarily wherever the complete variable is needed."""
+        """Makes the builder gather a variable in flat shards temporarily, wherever the complete value is needed."""
         self._sharding.hold_weight(handle)
-        self.requests.follow_program = False  # a gather waits for the users of other weights, whichever node needs it
+        self.requests.follow_program = False  # a gather may wait for the users of other weights
 
     def is_weight(self, handle: Value) -> bool:
         return self._sharding.is_weight(handle)
@@ -138,7 +134,7 @@ class Builder(Context):
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
         """Builds all nodes, and the values `ends` in their placements (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
-        schedule = Schedule(nodes, self.override.before if self.override is not None else lambda node: None)
+        schedule = Schedule(nodes, self.statistics.before if self.statistics is not None else lambda node: None)
         missing = dict.fromkeys(self.program.outputs, REPLICATED) if ends is None else dict(ends)
         for rounds in itertools.count():
             for node in schedule:
@@ -163,9 +159,9 @@ class Builder(Context):
         """Called after each pass over the nodes, when no more nodes can be built."""
 
     def _request_ahead(self, missing: Mapping[Value, Placement]) -> None:
-        """Requests results that wait for side effects, as every result of a tf.function does.
+        """Requests the results that wait for side effects, as all results of a tf.function do.
 
-        So they are sent together with other values.
+        They are then sent together with other values.
         """
         for value, placement in missing.items():
             while not self.is_placed(value) and value.node.type == "Identity":
@@ -174,9 +170,9 @@ class Builder(Context):
                 self.request(value, placement)
 
     def _request_beside(self, postponed: Iterable[Node]) -> None:
-        """Requests parts to which an addition will add replicated results of postponed nodes.
+        """Requests the sums of parts that will be added to replicated results of postponed nodes.
 
-        So they are sent together with the sums that the postponed nodes wait for.
+        They are then sent together with the sums that the postponed nodes wait for.
         """
         if self.in_loop:
             return
@@ -220,7 +216,7 @@ class Builder(Context):
             self._keep(value, tensor, placement)
             self.extents.follow(value)
         self._done[node] = self._last or before
-        self._last = []  # operations built between two nodes belong to neither: nothing waits for them
+        self._last = []  # operations built between two nodes belong to neither, and nothing waits for them
         return True
 
     def _keep(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:
@@ -229,7 +225,7 @@ class Builder(Context):
             self._batch_dependent.add(value)
         if isinstance(placement, Sharded):
             dims = self.dims(value)
-            if tensor.shape.rank is None:  # Python knew the rank when the step was traced, but the operation does not
+            if tensor.shape.rank is None:  # Python knew the rank at tracing time, but the operation does not
                 shape = tf.TensorShape([each.number for each in dims])
                 tensor.set_shape(self.static_local_shape(shape, placement))
             axis = placement.axis
@@ -244,7 +240,7 @@ class Builder(Context):
         reason = node.reason_to_keep
         if reason is not None and node.type not in (*HOST_FUNCTIONS, *HOST_EFFECTS):
             return self._both.also_sharded(node, opaque.make(self, node, reason))
-        made = self.override.make(self, node) if self.override is not None else None
+        made = self.statistics.make(self, node) if self.statistics is not None else None
         if made is None and self._sharding.is_on:
             made = self._sharding.make(node)
         if made is None and self.updates is not None and not self.rows_by_extent:

@@ -1,7 +1,7 @@
 """Sends rank 0's results to all ranks.
 
-Such results are from host functions, operations that are not functions of their inputs, and reads from objects that
-every rank has separately.
+These are results of host functions, of operations that are not functions of their inputs, and of reads from objects
+that each rank has separately.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
 
 
 def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Tensor | None) -> tf.Tensor:
-    """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor`: on other ranks it is ignored.
+    """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor` is ignored on other ranks.
 
     The collective is a gather to which only rank 0 contributes entries.
     """
     assert b.everyone is not None
     is_first = b.everyone.rank == 0
     known = shape.as_list() if shape.is_fully_defined() else None
-    if known is None:  # only rank 0 knows
+    if known is None:  # only rank 0 knows the shape
         mine = tf.shape(tensor) if is_first else tf.zeros([0], tf.int32)
         known = b.everyone.gather(mine, b.next_name("shape"))
     numeric = tf.uint8 if dtype == tf.bool else dtype
@@ -51,7 +51,7 @@ def broadcast_outputs(b: Context, node: Node, tensors: Sequence[tf.Tensor | None
 
 
 def messages(values: list[Value]) -> int:
-    """Returns how many collectives send these values."""
+    """Returns how many collectives it takes to send these values."""
     return sum(1 if value.shape.is_fully_defined() else 2 for value in values)
 
 

@@ -1,7 +1,7 @@
 """Collectives along the model axis of a mesh, in a program that is then cut along the batch.
 
 These collectives compute entry by entry or concatenate ranks' tensors, so values that are sharded or partial along the
-axis of this cut stay so. Along the earlier axis the ranks' tensors have equal shapes.
+axis of this cut keep their placement. Along the earlier axis the ranks' tensors have equal shapes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _kept(placement: Placement, kind: str) -> Placement:
     """Returns the placement of an operand, and of the result, when the operand is combined along the earlier axis."""
     if placement == REPLICATED or isinstance(placement, Sharded):
         return placement
-    # Parts of a sum stay parts when they are summed, and when they are concatenated.
+    # Parts of a sum stay parts when they are summed or concatenated.
     is_part = isinstance(placement, Partial) and kind in (placement.op, GATHER)
     return placement if is_part else REPLICATED
 

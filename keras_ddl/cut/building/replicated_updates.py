@@ -21,7 +21,7 @@ from keras_ddl.cut.shards.shard_plan import values_towards
 from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 _REASON = "gradients of a variable that is not cut"
-_SMALL = 1 << 16  # bytes up to which a separate collective takes longer than twice the bytes in another one
+_SMALL = 1 << 16  # up to this many bytes, sending twice as much in another collective is faster
 
 
 class ReplicatedUpdates:
@@ -56,7 +56,7 @@ class ReplicatedUpdates:
         return values_towards(b.program, lambda handle: b.placement(handle.source()) == REPLICATED)
 
     def _padded(self, value: Value) -> tf.Tensor:
-        """Returns this rank's shard, with zeros instead of the other ranks' shards."""
+        """Returns this rank's shard, with zeros in place of the other ranks' shards."""
         b, placement = self._b, self._b.placement(value)
         assert isinstance(placement, Sharded)
         extents = [certain(each.number) for each in b.dims(value)]

@@ -1,4 +1,4 @@
-"""The graph of a branch or of a loop's body, built for one rank as the step's is."""
+"""Builds one rank's graph of a branch or of a loop's body."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ShardLists(Exception):
 
 
 class NoCollectives(Collectives):
-    """Stands for collectives in a loop, which cannot have any, because collectives of two rounds would share a name."""
+    """Refuses collectives in a loop, because the collectives of two rounds would share a name."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -73,7 +73,7 @@ class SubgraphBuilder(Builder):
     run.
 
     Args:
-        node: the operation that has the graph; `label`: which of its graphs.
+        node: the operation that contains the graph; `label`: which of its graphs.
         outside: TensorFlow's graph that the parent builds.
         is_loop: whether it runs more than once, so that it can contain no collective.
         is_trial: whether it is built only to learn the placements of its outputs.
@@ -103,13 +103,14 @@ class SubgraphBuilder(Builder):
             batch=parent.batch,
             others=parent.others,
             collectives=collectives,
+            earlier=parent.earlier,
+            everyone=everyone,
             report=Report(),
             seed=seed,
             scope=scope,
+            gathered_bytes=parent.gathered_bytes,
         )
-        self.everyone, self.earlier, self.rows_by_extent = everyone, parent.earlier, parent.rows_by_extent
         self.programs, self.decisions = parent.programs, parent.decisions
-        self.gathered_bytes = parent.gathered_bytes
         self.in_loop = is_loop or parent.in_loop
         self.is_trial = is_trial or parent.is_trial
         self._outside_graph = outside
@@ -171,9 +172,9 @@ class SubgraphBuilder(Builder):
         return super()._redistribute(value, placement)
 
     def _shard_carried(self, value: Value, placement: TensorList) -> None:
-        """Shards a list that the loop carries. Raises: ShardLists: it has been read as a replicated list."""
+        """Shards a list that the loop carries. Raises: ShardLists: it was already read as a replicated list."""
         node = self.node
-        # The graphs inside of an operation record themselves where the list is.
+        # Graphs inside an operation record the list's placement themselves.
         is_read = any(each in self._done for each in self.program.readers(value))
         if node is None or node.type in (*BRANCHES, *LOOPS) or is_read:
             raise ShardLists({value: placement})
@@ -223,7 +224,7 @@ class SubgraphBuilder(Builder):
     # ---- outputs in the surrounding graph
 
     def abstract_outside(self, value: Value) -> AbstractValue:
-        """Returns what is known about a value outside of this graph."""
+        """Returns the facts about a value that hold outside of this graph."""
         known = self.abstract(value)
         dims = None if known.dims is None else tuple(map(self._visible, known.dims))
         content = None if known.content is None else known.content.mapped(self._visible)

@@ -2,7 +2,7 @@
 
 TensorFlow runs an operation as soon as its inputs are there. If the data ends in the middle of a step (the iterator of
 a dataset of unknown length raises OutOfRangeError), one process has by then run everything that does not depend on the
-batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same explicitly, because the
+batch: optimizers have counted an iteration, and layers have drawn seeds. Ranks do this explicitly, because the
 writes of a cut step wait for everything else in it.
 """
 
@@ -54,8 +54,14 @@ def writes_without_batch(
 
     def write() -> None:
         batch = Batch(1, int(collectives.rank == 0), min(collectives.rank, 1))
-        builder = Builder(program=program, batch=batch, collectives=collectives, report=Report())
-        builder.earlier, builder.everyone = earlier, everyone or collectives
+        builder = Builder(
+            program=program,
+            batch=batch,
+            collectives=collectives,
+            earlier=earlier,
+            everyone=everyone or collectives,
+            report=Report(),
+        )
         for value, outer in program.captured:
             chunk = chunks[value]
             builder.place(value, outer if chunk is None else chunk, REPLICATED if chunk is None else FLAT_SHARD)

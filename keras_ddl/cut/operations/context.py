@@ -23,7 +23,7 @@ from keras_ddl.cut.operations.seeds import agreed_seeds
 from keras_ddl.cut.values.local_shapes import no_dependencies
 from keras_ddl.cut.values.placed_values import PlacedValues
 
-_LARGE = 1024  # bytes of a constant that is not compared with others
+_LARGE = 1024  # constants with at least this many bytes are not compared with others
 
 
 class _Made(NamedTuple):
@@ -37,19 +37,21 @@ class _Made(NamedTuple):
 class Context(PlacedValues):
     """Builds operations of one program in one rank's graph.
 
-    Args: those of `PlacedValues`, and seed: equal on all ranks; random operations without a seed get one made from it.
+    Args: those of `PlacedValues`, and
+        seed: equal on all ranks; random operations without a seed get one made from it.
+        gathered_bytes: bytes of weights in flat shards that may be gathered at a time (gathered_weights.py).
     Attributes:
         writes: the writes of a step that commits; None: variables are written at once.
         in_loop: whether this is the body or condition of a loop, in which no collective may run.
         is_trial: whether it is built only to learn the placements of its outputs.
         waits_outside: whether a collective of the enclosing graph is still to come.
-        gathered_bytes: bytes of weights in flat shards that may be gathered at a time (gathered_weights.py).
         before: the operations after which the node being built runs.
         built_from: operations of the program, by the names of the operations built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
     """
 
     seed: int = 0
+    gathered_bytes: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,11 +60,10 @@ class Context(PlacedValues):
         self.is_trial = False
         self.waits_outside = False
         self.before: list[tf.Operation] = []
-        self.gathered_bytes = 0
         self.programs: dict[str, Program] = {}  # by scope
-        self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
+        self.decisions: dict[Hashable, object] = {}  # latest decisions about branches and loops
         self._constants: dict[Hashable, tf.Tensor] = {}
-        self._made: dict[Hashable, _Made] = {}  # by the key that equal operations share
+        self._made: dict[Hashable, _Made] = {}  # by a key that equal operations share
         self.built_from: dict[str, tf.Operation] = {}
         self._linear: set[Node] = set()
         self._read_before: dict[tuple[Node, Value], Value] = {}
@@ -92,7 +93,7 @@ class Context(PlacedValues):
 
     def scope_of(self, node: Node, label: str) -> str:
         """Returns the prefix of names in one of the graphs of an operation."""
-        return f"{self.scope}{node.position}/{label}/"  # the position, because names may differ between ranks
+        return f"{self.scope}{node.position}/{label}/"  # by position, because names may differ between ranks
 
     def program_of(self, node: Node, graph: tf.Graph, label: str) -> Program:
         """Returns one of the graphs of an operation as a program."""
@@ -102,7 +103,7 @@ class Context(PlacedValues):
         return self.programs[scope]
 
     def knowledge_of(self, values: Sequence[Value]) -> Hashable:
-        """Returns a key of all facts on which decisions about a graph with these arguments depend."""
+        """Returns a key that covers all facts that decisions about a graph with these arguments depend on."""
         return self.in_loop, tuple(map(self._knowledge, values))
 
     def _knowledge(self, value: Value) -> Hashable:
@@ -151,7 +152,7 @@ class Context(PlacedValues):
         device = attributes.device_of_made(node.device)
         graph = tf.compat.v1.get_default_graph()
         name = operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type
-        if self.everyone is None:  # the result will be cut again, which looks into functions
+        if self.everyone is None:  # the result will be cut again, which needs the functions' graphs
             tf_compat.lend_functions(operation, graph)
         with tf.device(device) if device is not None else contextlib.nullcontext():
             if sums_in_order.is_long_sum(node):
@@ -162,7 +163,7 @@ class Context(PlacedValues):
         made = operations[-1]
         if self.everyone is None:
             self.built_from.update((each.name, node.traced) for each in operations)
-        self._last.append(made)  # also from materializers, which run while another node is built: it waits for them
+        self._last.append(made)  # also those of materializers, on which the node being built then waits
         if key is not None:
             self._made[key] = _Made(made, inputs)
         return list(made.outputs)
@@ -188,11 +189,11 @@ class Context(PlacedValues):
         return [PlacedTensor(tensor, REPLICATED) for tensor in outputs]
 
     def mark_linear(self, node: Node) -> None:
-        """Marks a node as built from parts of a sum, so that its results are parts of its result for the sum."""
+        """Marks a node as built from parts of a sum, so its results are parts of the node's result."""
         self._linear.add(node)
 
     def _replicate(self, value: Value) -> tf.Tensor:
-        """Replicates a value. A value that follows from a sum made since is built again and needs no separate sum."""
+        """Replicates a value. A value computed from a sum made since is built again, without a separate sum."""
         nodes = self._nodes_after_sums(value)
         if not nodes:
             return super()._replicate(value)
@@ -211,7 +212,7 @@ class Context(PlacedValues):
 
     def _nodes_after_sums(self, value: Value) -> list[Node]:
         """Returns the nodes, in a runnable order, that compute a value from sums that were made; [] if none do."""
-        # Not by recursion: a sum of many terms is a chain longer than Python's stack is deep.
+        # Iterative, because recursion over a sum of many terms would overflow Python's stack.
         values, nodes = [value], dict[Node, None]()
         for each in values:
             node = each.node

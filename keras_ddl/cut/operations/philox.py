@@ -1,4 +1,4 @@
-"""Draws a stretch from the middle of a random draw without drawing what comes before it.
+"""Draws a stretch from the middle of a random draw without drawing the numbers before it.
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) makes group n of a draw from the key and
 the counter plus n alone. TensorFlow's uniform and normal draws take their numbers group by group, on CPU and GPU.
@@ -24,7 +24,7 @@ def numbers_of_a_group(dtype: tf.DType) -> int:
 
 
 def counters_of_a_truncated_group(dtype: tf.DType) -> int:
-    """Returns by how much the counter moves from group to group of a truncated normal draw."""
+    """Returns the counter's increment from group to group of a truncated normal draw."""
     return numbers_of_a_group(dtype) * _RESERVED * 32 // _BITS_OF_A_GROUP
 
 
@@ -41,10 +41,10 @@ def stretch(
     """Returns the numbers of a draw that follow its first `skipped`, in `shape`.
 
     Args:
-        draw: given a counter and a shape, draws. counter: of the whole draw, two uint64, the first is the low one.
-        skipped: int or int64 scalar. shape: ints or int64 vector. dtype: of the numbers.
+        draw: draws, given a counter and a shape. counter: that of the whole draw, two uint64, the low one first.
+        skipped: int or int64 scalar. shape: ints or int64 vector. dtype: that of the numbers.
         in_groups: `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
-        counters_of_a_group: by how much the counter moves from group to group.
+        counters_of_a_group: the counter's increment from group to group.
     Cost: that of drawing the shape's numbers and at most three more.
     """
     group = numbers_of_a_group(dtype)

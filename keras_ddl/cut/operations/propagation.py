@@ -105,7 +105,7 @@ def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
 def _forward(b: Context, node: Node) -> PlacedOutputs:
     if not node.after:
         return b.forward(node)
-    # A separate operation, because its result means that something else has run.
+    # Build a separate operation, because its result means that another operation has run.
     outputs = b.make(node, [b.local(each) for each in node.inputs])
     return [(tensor, b.placement(value)) for tensor, value in zip(outputs, node.inputs)]
 
@@ -179,7 +179,7 @@ def _combine(spec: OpSpec, factors: Factors, label: str) -> str:
     """Returns how parts of results that lack the factor combine. Raises: Uncertain: the factor may not be reduced."""
     if all(label in each for each in factors.results):
         return "sum"
-    # Rows of only one operand would be summed before they meet the other: if that holds an inf, a part of 0 gives NaN.
+    # If only one operand has the rows, its sums would be parts: 0 in a part times inf in the other operand gives NaN.
     if any(label not in labels for labels in factors.operands if isinstance(labels, str) and labels):
         raise Uncertain
     return factors.combine or certain(spec.combine)
@@ -231,7 +231,7 @@ def _is_being_combined(b: Context, value: Value) -> bool:
 
 
 def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Placement], parts: Sequence[int]) -> bool:
-    """Whether an operation of these parts gives parts that combine as they do."""
+    """Whether an operation on these parts gives parts that combine in the same way."""
     first, placement = parts[0], placements[parts[0]]
     if placement != PARTIAL and not linear.moves:
         return False
@@ -244,7 +244,7 @@ def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Pl
 
 
 def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) -> bool:
-    """Whether the sum stays partial, to be made after the loop or together with accumulated gradients."""
+    """Whether the sum is postponed, until after the loop or until accumulated gradients are summed."""
     if not b.in_loop and not any(is_accumulated(b, each) for each in node.inputs):
         return False
     return all(each in (REPLICATED, PARTIAL) for each in placements) and not _is_repeated(
@@ -253,12 +253,12 @@ def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) 
 
 
 def is_accumulated(b: Context, value: Value) -> bool:
-    """Whether a value is read from a variable that is the sum of parts that the ranks hold."""
+    """Whether a value is read from a variable whose value is the sum of the ranks' parts."""
     return value.node.type == READ and b.placement(value) == PARTIAL
 
 
 def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
-    """Whether one of these operands may be repeated by broadcasting; it is then smaller, so it is summed before."""
+    """Whether one of these operands may be repeated by broadcasting; it is then smaller, so it is summed first."""
     return any(b.dims(node.inputs[each]) != b.dims(node.outputs[0]) for each in operands)
 
 
@@ -266,22 +266,22 @@ def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
 
 
 def never(b: Context, node: Node, part: int) -> bool:
-    """Never: a rank's part may be 0, and 0 times another operand that is inf would be NaN."""
+    """Never holds: a rank's part may be 0, and 0 times another operand that is inf would be NaN."""
     return False
 
 
 def is_alone(b: Context, node: Node, part: int) -> bool:
-    """Only without another operand, as for `never`."""
+    """Holds only without another operand; see `never`."""
     return len(node.inputs) == 1
 
 
 def is_floating(b: Context, node: Node, part: int) -> bool:
-    """Only for floats: a mean of integers is rounded, and the rounded means of parts do not add up to it."""
+    """Holds only for floats: a mean of integers is rounded, and the rounded means of parts do not add up to it."""
     return bool(node.inputs[part].dtype.is_floating)
 
 
 def widens(b: Context, node: Node, part: int) -> bool:
-    """Only to a wider type: rounding parts before the sum differs from rounding the sum.
+    """Holds only for a cast to a wider type: rounding parts before the sum differs from rounding the sum.
 
     A sum of halves may be inf where the sum of wider parts is finite.
     """
@@ -290,7 +290,7 @@ def widens(b: Context, node: Node, part: int) -> bool:
 
 
 def times_finite(b: Context, node: Node, part: int) -> bool:
-    """Only if the other factor is certainly finite and not 0.
+    """Holds only if the other factor is certainly finite and not 0.
 
     Another factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around in any order.
     """
@@ -299,7 +299,7 @@ def times_finite(b: Context, node: Node, part: int) -> bool:
 
 
 def over_finite(b: Context, node: Node, part: int) -> bool:
-    """Only if the divisor is certainly finite and not 0."""
+    """Holds only if the divisor is certainly finite and not 0."""
     return is_floating(b, node, part) and _is_finite(b, node.inputs[1]) and not _is_repeated(b, node, [part])
 
 
@@ -309,7 +309,7 @@ def _is_finite(b: Context, value: Value) -> bool:
     if constant is not None:
         return bool(np.all(np.isfinite(constant)) and np.all(constant))
     while value.node.type in ("Cast", "Identity") and not value.dtype.is_integer:
-        if value.dtype == tf.float16:  # 65536 rows are infinitely many
+        if value.dtype == tf.float16:  # 65536 rows overflow to inf
             return False
         value = value.node.inputs[0]
     number = b.extents.number(value)

@@ -1,6 +1,6 @@
 """Builds sums of three or more tensors as additions in the order of the program.
 
-TensorFlow's AddN begins with an operand whose memory nothing else uses at that moment, so its rounding depends on which
+TensorFlow's AddN begins with an operand whose memory is then otherwise unused, so its rounding depends on which
 of its operands' other readers have run. Grappler also merges additions into an AddN. Values that all ranks compute must
 be equal in every bit, so additions are built one by one and marked as already seen by Grappler.
 """

@@ -29,7 +29,7 @@ class _Tried(Exception):
 
 
 class _Stale(Exception):
-    """Raised when a branch's outputs do not have the placements that they had the last time."""
+    """Raised when a branch's outputs no longer have the placements of the previous build."""
 
 
 @rule(*BRANCHES)
@@ -102,7 +102,7 @@ class _Branches:
 
 
 def _outputs(inner: SubgraphBuilder, targets: Sequence[Placement]) -> list[tf.Tensor]:
-    """Returns the outputs of a branch in these placements, and one more. Raises: _Stale: it cannot give them so."""
+    """Returns the outputs of a branch in these placements, and one more. Raises: _Stale: it cannot."""
     pairs = list(zip(inner.program.outputs, targets))
     for value, target in pairs:
         placement = inner.placement(value)

@@ -15,7 +15,7 @@ from keras_ddl.cut.operations.registry import rule
 
 
 def _effect(b: Context, node: Node) -> PlacedOutputs:
-    """Only rank 0 prints and writes; operands are replicated."""
+    """Prints or writes on rank 0 only, with replicated operands."""
     inputs = b.all_replicated(node.inputs)
     if b.everyone is None or b.everyone.rank == 0:
         b.make(node, inputs)
@@ -23,7 +23,7 @@ def _effect(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _function(b: Context, node: Node) -> PlacedOutputs:
-    """All ranks get rank 0's results, because the program's function may do anything and must be called only once."""
+    """Gives all ranks rank 0's results: a host function may do anything and must be called only once."""
     if b.everyone is None:
         return b.make_replicated(node)
     first_rank.check_sendable(
@@ -37,7 +37,7 @@ def _function(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _read(b: Context, node: Node) -> PlacedOutputs:
-    """All ranks read, so that their data advances and ends together, and all get rank 0's results."""
+    """Reads on all ranks, so that their data advances and ends together, but gives all of them rank 0's results."""
     if b.everyone is None:
         return b.make_replicated(node)
     kind = "All ranks use what rank 0 reads from an iterator or a queue in a step"

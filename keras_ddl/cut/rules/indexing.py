@@ -1,4 +1,4 @@
-"""Sums by index: of a value, and into a variable, as optimizers do with gradients of embeddings."""
+"""Sums by index, of a value or into a variable, such as the gradients of embeddings."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
-    """Whether moving a table of sums takes fewer bytes than moving the rows that are summed.
+    """Whether sending a table of sums takes fewer bytes than sending the rows to be summed.
 
-    A sum over ranks sends its bytes twice; gathered rows are sent once. For open extents a usual batch is assumed.
+    A sum over ranks sends its bytes twice; gathered rows are sent once. For open extents, a typical batch is assumed.
     """
     size, gathered = number_of(table) if table is not None else None, number_of(rows)
     return size is None or 2 * size < (gathered if gathered is not None else USUAL_BYTES // dtype.size)

@@ -96,7 +96,7 @@ def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
         return None
     own, dtype = b.local(value), node.outputs[0].dtype
     is_max = node.type == "ArgMax"
-    # TensorFlow begins with the lowest number, so NaN, which is not above it, never counts as the largest entry.
+    # TensorFlow starts from the lowest number; NaN is not greater, so it never counts as the largest entry.
     bound = tf.constant(value.dtype.min if is_max else value.dtype.max, value.dtype)
     beyond = tf.where(own > bound if is_max else own < bound, own, bound)
     best = tf.reduce_max(beyond, along) if is_max else tf.reduce_min(beyond, along)
@@ -121,7 +121,7 @@ def _cut(b: Context, value: Value, axis: int) -> Sharded | None:
 
 
 def _wide(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns 16-bit floats as float32, so that sums over ranks are not rounded one by one."""
+    """Returns 16-bit floats as float32, so that partial sums are not rounded."""
     return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
 
 

@@ -48,7 +48,7 @@ def _signature(node: Node) -> tuple[str, str]:
     """Returns the letters of operands and of results."""
     operands, results = _SIGNATURES[node.type].split("->")
     if (len(operands), len(results)) != (len(node.inputs), len(node.outputs)):
-        raise Uncertain  # an Optional of several tensors
+        raise Uncertain  # the Optional has several tensors
     return operands, results
 
 
@@ -144,7 +144,7 @@ def _local_element_shape(b: Context, operand: Value, element: Sharded) -> tf.Ten
         return b.vector(entries, operand.dtype)
     shape = tf.cast(b.replicated(operand), tf.int64)
     local = tf.where(shape < 0, shape, tf.cast(b.local_extent(element), tf.int64))
-    is_sharded = tf.equal(tf.range(tf.size(shape)), element.axis)  # not ==, which compares objects in TensorFlow 1
+    is_sharded = tf.equal(tf.range(tf.size(shape)), element.axis)  # in TensorFlow 1, == compares objects
     return tf.cast(tf.where(is_sharded, local, shape), operand.dtype)
 
 
@@ -197,7 +197,7 @@ def _content(known: Extents, node: Node) -> Content:
         result = known.content(values["L"])
     else:
         declared = if_certain(known.vector, values["S"]) if "S" in values else None
-        # Elements that were never set are zeros: nothing is known of their numbers.
+        # Elements that were never set are zeros, so no entries are known.
         result = Content(declared, NONE_YET, None if node.type == "TensorListReserve" else NONE_YET)
     if "E" in values:
         dims, entries = if_certain(known.dims, values["E"]), if_certain(known.numbers, values["E"])

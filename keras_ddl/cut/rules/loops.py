@@ -33,7 +33,7 @@ Assumed = dict[int, AbstractValue]
 
 
 class _Changed(Exception):
-    """Raised when after a round a loop value has another placement, or less is known about it, than was assumed."""
+    """Raised when, after a round, a loop value's placement differs from the assumption, or less is known about it."""
 
 
 @rule(*LOOPS)
@@ -141,7 +141,7 @@ class _Loop:
             predicate = inners[1].program.outputs[0]
             inners[1].build({predicate: REPLICATED})
             condition.end([inners[1].replicated(predicate)])
-        # Rounds that overlap would draw in another order on each rank.
+        # Overlapping rounds would draw in a different order on each rank.
         at_once = 1 if opaque.draws_numbers(node) else node.attr("parallel_iterations", int)
         starts = [_with_kept_shape(start, shape) for start, shape in zip(starts, shapes)]
         loop = while_op(condition, body, starts, shapes, at_once)
@@ -200,7 +200,7 @@ class _Loop:
     def assume_sharded(self) -> bool:
         """Assumes, once, that replicated tensors of the batch's extent (a layer's first state) are sharded.
 
-        Returns: whether any is.
+        Returns: whether there are any.
         """
         if self._has_assumed_sharded or not self.b.rows_by_extent:
             return False
@@ -250,7 +250,7 @@ class _Loop:
 def _with_kept_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Returns `start` with only the part of its shape that the rounds keep.
 
-    TensorFlow's constant folding would take the shape that a loop starts with for that of its result (2.21: a concat in
+    TensorFlow's constant folding mistakes the initial shape of a loop value for its final shape (2.21: a concat in
     each round whose gradient is taken).
     """
     if start.dtype == tf.variant or shape.rank is None or start.shape.as_list() == shape.as_list():

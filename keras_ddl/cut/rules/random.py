@@ -1,4 +1,4 @@
-"""Rules for random numbers. A rank draws only its rows of one process's draw, or all if it cannot skip numbers."""
+"""Rules for random numbers. A rank draws only its rows of one process's draw, or all rows if it cannot skip numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.values.local_shapes import Vector
 
 _ALGORITHMS = [[each] for each in philox.ALGORITHMS]
-# Truncated normal and gamma draws are missing, because they reject some numbers.
+# Truncated normal and gamma draws are absent, because they reject some numbers.
 _BY_COUNTER = (
     "StatelessRandomUniformV2",
     "StatelessRandomNormalV2",
@@ -34,7 +34,7 @@ def by_counter(b: Context, node: Node) -> PlacedOutputs | None:
     dims = b.dims(value)
     if b.extents.constants(node.inputs[3]) not in _ALGORITHMS or node.after or not dims:
         return None
-    # If there is one for each of the batch's rows, a rank draws only for its own rows, and computes only with them.
+    # If there is a draw for each row of the batch, a rank draws for its own rows only, and computes only with these.
     placement = Sharded(0, ONE, dims[0].divided_by(b.rows) or ONE)
     is_of_rows = dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement)
     if b.rows_by_extent and is_of_rows:

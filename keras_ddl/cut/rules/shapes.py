@@ -1,4 +1,4 @@
-"""Operations that change only shapes: a shard of rows continues along another axis."""
+"""Rules for operations that change only shapes: a shard of rows may continue along another axis."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Sca
     key, requested = node.outputs[0].key, None
     shape: list[Scalar] = []
     for axis, extent in enumerate(after):
-        if _is_named_by(extent, key):  # only the operand has it, perhaps as -1
+        if _is_named_by(extent, key):  # only the shape operand has it, perhaps as -1
             requested = tf.cast(b.replicated(node.inputs[1]), tf.int64)
             shape.append(requested[axis])
         else:
@@ -100,7 +100,7 @@ def _is_named_by(extent: Dim, key: str) -> bool:
 
 
 def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) -> Sharded:
-    """Returns how a tensor is sharded after a Reshape. Raises: Uncertain: a rank's entries may be no shard of one axis.
+    """Returns how a tensor is sharded after a Reshape. Raises: Uncertain: no axis certainly has the shard.
 
     The entries of a tensor of extents `before`, seen as [front, rows, back], keep their order. They are the rows of
     axis k after it if the product of the extents before k, times blocks, is `front`. `rows`: the rows of a block.
@@ -141,7 +141,7 @@ def _reshape_numbers(known: Extents, node: Node) -> ResultNumbers:
 
 
 def _in_turn(known: Extents, value: Value) -> list[Dim]:
-    """Returns the entries of vectors that are packed and transposed, as the gradient of a Tile makes a shape of two."""
+    """Returns the entries of vectors that are packed and transposed, as in the gradient of a Tile."""
     transposed = value.source().node
     if transposed.type != "Transpose" or known.constants(transposed.inputs[1]) != [1, 0]:
         raise Uncertain

@@ -1,4 +1,4 @@
-"""Parts of tensors and tensors made of parts: slices, concatenation, splits, repetition."""
+"""Rules for parts of tensors: slices, concatenation, splits, repetition."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _are_replicated(b: Context, values: Sequence[Value]) -> bool:
 
 
 class Specification:
-    """The vectors of a StridedSlice: which entry specifies which axis of an operand of `rank` axes."""
+    """The vectors of a StridedSlice: they say which entry specifies which axis of an operand with `rank` axes."""
 
     def __init__(self, node: Node, vectors: Sequence[Dims], rank: int) -> None:
         self._node = node
         self.begin, self.end, self.strides = vectors
         entries = len(self.begin)
         ellipsis, new, shrink = (self._mask(each) for each in ("ellipsis", "new_axis", "shrink_axis"))
-        if not ellipsis:  # there is one behind the last entry
+        if not ellipsis:  # there is one after the last entry
             ellipsis, entries = 1 << entries, entries + 1
         self._places: dict[int, int] = {}
         self._outputs: dict[int, int] = {}
@@ -64,7 +64,7 @@ class Specification:
         return self._outputs[axis]
 
     def taking_all(self, place: int | None) -> dict[str, AttrValue]:
-        """Returns the attributes with which all of a rank's entries along an axis are taken."""
+        """Returns the attributes that take all of a rank's entries along an axis."""
         if place is None:
             return {}
         names = ("begin_mask", "end_mask")
@@ -134,7 +134,7 @@ def strided_slice_grad(b: Context, node: Node) -> PlacedOutputs | None:
         if spec.output_axis(axis) != placement.axis or spec.has("shrink_axis", place):
             continue
         if extent != b.extent(placement) or place is not None and spec.strides[place] != 1:
-            return None  # rows that were a part of the axis
+            return None  # the rows were only a part of the axis
         result = placement.at(axis)
         local = b.local_shape(shape, result, operands[0].dtype)
         tensors = [local, *map(b.replicated, operands[1:]), b.local(gradient)]
@@ -280,7 +280,7 @@ def tile(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def space_and_batch(b: Context, node: Node) -> PlacedOutputs | None:
-    """Makes a plain convolution of a dilated one: axis 0 holds the batch once for each place in a block of space."""
+    """Turns a dilated convolution into a plain one: axis 0 holds the batch once per position in a block of space."""
     value, block = node.inputs[:2]
     placement = b.placement(value)
     if not isinstance(placement, Sharded) or placement.axis or not _are_replicated(b, node.inputs[1:]):

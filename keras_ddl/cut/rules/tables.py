@@ -55,7 +55,7 @@ def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> P
 def _are_reduced(b: Context, value: Value, axis: int) -> bool:
     """Whether entrywise results of a value are reduced along an axis, as in a normalization.
 
-    This takes sums forward and backward, and a residual network repeats them in each following block.
+    This needs sums forward and backward, and a residual network repeats them in every following block.
     """
     rank, pending, seen = len(b.dims(value)), [value], {value}
     while pending:
@@ -80,7 +80,7 @@ def _own_rows_of(
     rows_at: returns the rows at these places in this rank's slice.
     """
     indices, output = node.inputs[1], node.outputs[0]
-    # Integers and booleans of other ranks cannot be parts.
+    # Integers and booleans cannot be parts of a sum.
     if not output.dtype.is_floating or indices.rank is None or placement.blocks != 1:
         return None
     mine, place = own_rows(b, placement, b.replicated(indices))
@@ -107,7 +107,7 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
         first, rows = _own_range(b, placement)
         at = b.replicated(ids)
         mine = (at >= first) & (at < first + rows)
-        # Negative ids are left out, and an id that is too large is an error, as in one process.
+        # As in one process, negative ids are skipped, and an id that is too large is an error.
         too_large = tf.constant(rows, at.dtype)
         place = tf.where(mine, at - first, tf.where(at < rows * b.batch.total, tf.constant(-1, at.dtype), too_large))
         return b.make(node, [b.replicated(data), place, tf.constant(rows, count.dtype)])[0]
@@ -148,7 +148,7 @@ def _own_range(b: Context, placement: Sharded) -> tuple[int, int]:
 
 
 def own_rows(b: Context, placement: Sharded, at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns whether this rank has each of these rows of a table, and their places in its shard.
+    """Returns, for each of these rows of a table, whether this rank has it and its place in the shard.
 
     The place of another rank's row is an arbitrary valid place. A row that no rank has stays out of range, so that
     looking it up fails as in one process.

@@ -1,4 +1,4 @@
-"""Matrix products, einsum, biases. A product contracted over rows gives each rank a part of a sum: gradients.
+"""Matrix products, einsum, biases. A product contracted over rows, such as a gradient, gives each rank a part of a sum.
 
 Parts of sums are summed before they are multiplied: parts may be 0, and 0 times inf in the other operand is NaN.
 """

@@ -19,7 +19,7 @@ _LINEAR = {
     **dict.fromkeys(("RsqrtGrad", "SqrtGrad"), Linear(at=(1,), when=never)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), Linear(together=True, adds=True)),
 }
-# Operations on strings: on each entry of the first operand (the others are numbers and patterns), or of several.
+# Operations on strings: entry by entry on the first operand (others are numbers and patterns), or on several.
 _FIRST_STRING_OPS = (
     "StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "
@@ -58,7 +58,7 @@ def _bitcast(known: Extents, node: Node) -> Factors:
 
 @spec("Select")
 def _select(known: Extents, node: Node) -> Factors:
-    """tf.where of TensorFlow 1, in losses of logits. The condition has the operands' shape, or only axis 0, or none."""
+    """TensorFlow 1's tf.where, used in losses of logits. The condition has all axes, axis 0 only, or none."""
     labels = labels_of(known.dims(node.inputs[1]))
     return Factors([labels[: len(known.dims(node.inputs[0]))], labels, labels], [labels])
 
@@ -101,4 +101,4 @@ numbers("FloorMod")(
 
 @numbers("Cast")
 def _cast(known: Extents, node: Node) -> ResultNumbers:
-    return [known.numbers(node.inputs[0])]  # for floats nothing is known
+    return [known.numbers(node.inputs[0])]  # nothing is known about floats

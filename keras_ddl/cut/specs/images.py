@@ -17,7 +17,7 @@ from keras_ddl.cut.operations.factors import NEW, Factors, FactorsOf, Operand, S
 # Height and width (and depth) of images, of filters, and of the results of a convolution or a pool.
 _IN, _FILTER, _OUT = "XYZ", "UVW", "RST"
 _FIRST = (b"NCHW", b"NCDHW")
-# Without rows, the first kernel leaves the sum uninitialized, and the kernels of 3D pools crash the process.
+# On empty tensors, the first kernel leaves the sum uninitialized, and kernels of 3D pools crash the process.
 _NEVER_EMPTY = ["DepthwiseConv2dNativeBackpropFilter", "MaxPool3D", "MaxPool3DGrad", "AvgPool3D", "AvgPool3DGrad"]
 
 
@@ -154,7 +154,7 @@ _specs("AvgPoolGrad AvgPool3DGrad", _average_gradient)
 
 
 def _each(known: Extents, node: Node) -> Factors:
-    """For operations that mix channels, or mix them with height and width."""
+    """Handles operations that mix channels, alone or with height and width."""
     return Factors(["aXYC", *[None] * (len(node.inputs) - 1)], ["a" + NEW * 3])
 
 
@@ -181,11 +181,11 @@ _specs("ResizeBilinearGrad ResizeBicubicGrad", _resize_gradient)
 
 @spec("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def _transformed(known: Extents, node: Node) -> Factors:
-    """There is one transform for each image, or one for all images."""
+    """Handles one transform for each image, or a single one for all images."""
     images, transforms = known.dims(node.inputs[0]), known.dims(node.inputs[1])
     size = if_certain(known.numbers, node.inputs[2])
     one = transforms[0] == Dim(1) and images[0] != 1
-    # The result's height and width are numbers in the third operand, which a rank must not adapt as it adapts a shape.
+    # The result's height and width are numbers in the third operand, which a rank must not adapt like a shape.
     known_size = size is not None and len(size) == 2
     operands: list[Operand] = ["aBCd", "1E" if one else "aE", *[None] * (len(node.inputs) - 2)]
     if known_size:

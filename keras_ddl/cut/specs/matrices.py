@@ -14,7 +14,7 @@ _LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
 
 
 def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = False) -> Factors:
-    """Returns the labels if the first operands consist of tensors of these ranks; other operands are replicated."""
+    """Returns the labels for first operands that consist of tensors of these ranks; other operands are replicated."""
     shapes = [known.dims(each) for each in node.inputs[: len(ranks)]]
     if any(len(dims) < rank for dims, rank in zip(shapes, ranks)):
         raise Uncertain
@@ -26,7 +26,7 @@ def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = 
     return Factors(operands, [out + NEW * (certain(each.rank) - len(out)) for each in node.outputs])
 
 
-# Types, the ranks of the tensors that their first operands consist of, and whether results have the first one's shape.
+# Operation types, the tensor ranks of their first operands, and whether results have the first one's shape.
 _TYPES: list[tuple[str, list[int], bool]] = [
     ("RGBToHSV HSVToRGB FFT IFFT", [1], True),
     ("AdjustContrastv2 AdjustHue AdjustSaturation", [3], True),  # [height, width, colors]; a contrast is of one picture
@@ -45,7 +45,7 @@ for _types, _ranks, _keeps_shape in _TYPES:
 
 @spec("Svd", "SelfAdjointEigV2")
 def _spectra(known: Extents, node: Node) -> Factors:
-    """Without vectors the other results are empty, and have none of the axes."""
+    """Without vectors, the other results are empty and have none of the axes."""
     if not node.attr("compute_uv" if node.type == "Svd" else "compute_v", bool):
         raise Uncertain
     return _each(known, node, [2])
@@ -53,7 +53,7 @@ def _spectra(known: Extents, node: Node) -> Factors:
 
 @spec("MatrixDiagV3")
 def _matrix_diag(known: Extents, node: Node) -> Factors:
-    """Only for one diagonal per matrix; several diagonals would be a matrix themselves."""
+    """Handles one diagonal per matrix only; several diagonals would themselves be a matrix."""
     if node.inputs[1].rank != 0:
         raise Uncertain
     return _each(known, node, [1])

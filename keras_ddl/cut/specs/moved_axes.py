@@ -46,7 +46,7 @@ def _squeezed_axes(dims: Dims, node: Node) -> list[int]:
 
 
 def _make_squeeze(b: Context, node: Node, local: LocalOperands) -> list[tf.Tensor]:
-    # The axes are explicit, because a rank may have one row of a batch that has more.
+    # Name the axes, because a rank may have a single row of a larger batch.
     axes = _squeezed_axes(b.dims(node.inputs[0]), node)
     return [tf.squeeze(local.tensors[0], axes) if axes else tf.identity(local.tensors[0])]
 

@@ -1,4 +1,4 @@
-"""Extents of ragged and sparse results: how many rows they have. These operations have no spec."""
+"""Extents (row counts) of ragged and sparse results. These operations have no spec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _padded(known: Extents, node: Node) -> ResultExtents:
         raise Uncertain
     if len(shape) != (rank if node.inputs[0].rank == 1 else 1):
         raise Uncertain
-    entries = shape if node.inputs[0].rank == 1 else shape * rank  # a scalar is -1: nothing is asked for
+    entries = shape if node.inputs[0].rank == 1 else shape * rank  # a scalar is -1: no particular shape is requested
     rows = if_certain(_nrows, known, kinds[0], partitions[0]) if entries[0] == -1 else entries[0]
     return [[*_if_extents([rows]), *_if_extents(entries[1:])]]
 
@@ -59,7 +59,7 @@ def _filled(known: Extents, node: Node) -> ResultExtents:
 
 @numbers("StringSplitV2")
 def _split(known: Extents, node: Node) -> ResultNumbers:
-    """Splitting n strings gives a sparse tensor of n rows."""
+    """Returns the extents: n strings give a sparse tensor of n rows."""
     dims, shape = known.dims(node.inputs[0]), node.outputs[2]
     return [None, None, [dims[0], Dim.unknown("entry", shape.key, 1)]]
 

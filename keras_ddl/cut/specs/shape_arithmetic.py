@@ -1,4 +1,4 @@
-"""Operations on the integers of shapes alone; they have no spec, and are replicated."""
+"""Operations on the integers of shapes only; they have no spec and are replicated."""
 
 from __future__ import annotations
 

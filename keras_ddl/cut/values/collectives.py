@@ -1,4 +1,4 @@
-"""The collectives of a step, as keras_ddl.ops makes them."""
+"""The collectives of a step, built with keras_ddl.ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BACKWARD = ("gradient_tape/", "gradients/")
 
 
 def is_weight_gradient(value: Value, shapes: Container[tuple[int, ...]]) -> bool:
-    """Returns whether a sum over rows is certain to be the gradient of a kernel or the like.
+    """Whether a sum over rows is certainly the gradient of a kernel or a similar weight.
 
     This means a float32 of two axes or more that a backward pass made, with the shape of a trained variable (`shapes`).
     Small tensors such as biases, and statistics of a batch, stay exact: they hardly add to the bytes, and an error that
@@ -36,7 +36,7 @@ def is_weight_gradient(value: Value, shapes: Container[tuple[int, ...]]) -> bool
 def _is_of_backward(node: Node) -> bool:
     if any(each in node.operation.name for each in _BACKWARD):
         return True
-    # For a weight that is used several times the tape adds up gradients, under another name.
+    # If a weight is used several times, the tape adds up its gradients under another name.
     return node.type == "AddN" and all(_is_of_backward(value.node) for value in node.inputs)
 
 
@@ -69,7 +69,7 @@ class Collectives:
     size: int
 
     def kind_of(self, node: Node) -> str | None:
-        """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: no collective."""
+        """Returns the kind of collective that an operation is: a reduction's op, or GATHER; None: no collective."""
         return None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
@@ -143,7 +143,7 @@ class StepCollectives(Collectives):
         self._graph = tf.compat.v1.get_default_graph()
         self._begins_with: tf.Operation | None = None
         self._depths: dict[str, Depths] = {}  # by the names of operations
-        self._is_in_branches = False  # some collectives are
+        self._is_in_branches = False  # whether some collectives are in branches
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         compression = feedback = None
@@ -195,7 +195,7 @@ class StepCollectives(Collectives):
         return self._plan(sizes, dtypes)
 
     def begin_with(self, gathered: tf.Tensor) -> None:
-        """Puts an all_gather made before the sums, with equal numbers of rows on every rank, first in the plan."""
+        """Puts an all_gather first in the plan. It was made before the sums, with equally many rows on all ranks."""
         operation = gathered.op
         if operation.type == "DdlAllGather" and operation.graph is self._graph:
             self._begins_with = operation

@@ -17,14 +17,14 @@ from keras_ddl.errors import ConfigError
 
 
 def layout_of(value: Value, size: int) -> Layout:
-    """Returns which of `size` ranks holds which entries of a value."""
+    """Returns the layout of a value's entries over `size` ranks."""
     return Layout(tuple(value.shape.as_list()), size)
 
 
 def reduce_scatter(
     collectives: Collectives, parts: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str
 ) -> list[tf.Tensor]:
-    """Returns this rank's chunks of sums; every rank has parts of the sums. COLLECTIVE."""
+    """Sums the ranks' parts and returns this rank's chunks of the sums. COLLECTIVE."""
     rank = collectives.rank
     if len(parts) == 1:
         rows = tf.reshape(parts[0], [layouts[0].rows, layouts[0].unit])
@@ -43,7 +43,7 @@ def reduce_scatter(
 def all_gather(
     collectives: Collectives, chunks: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str
 ) -> list[tf.Tensor]:
-    """Returns global tensors; every rank has chunks of them. COLLECTIVE."""
+    """Returns global tensors, given each rank's chunks. COLLECTIVE."""
     if len(chunks) == 1:
         layout = layouts[0]
         rows = tf.reshape(chunks[0], [layout.rows_of(collectives.rank)[1], layout.unit])

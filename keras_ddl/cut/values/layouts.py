@@ -35,7 +35,7 @@ class Runs(NamedTuple):
 class Layout:
     """Assigns the entries of a tensor to ranks: `rows` rows of `unit` entries, the first ranks one row more.
 
-    A row is one of the last axis, so no row of a matrix is split between ranks, unless there are fewer rows than ranks.
+    A row spans the last axis, so no row of a matrix is split between ranks, unless there are fewer rows than ranks.
 
     Attributes: shape: of the global tensor. size: the number of ranks.
     """

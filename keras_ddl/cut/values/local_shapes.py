@@ -160,6 +160,6 @@ def _key(entry: Scalar) -> Hashable:
 
 def no_dependencies() -> AbstractContextManager[None]:
     """Operations built in this context wait only for their inputs."""
-    # Redistribution belongs to no operation of the program. If it waited like one, it could not overlap with others.
+    # Redistribution belongs to no operation of the program; if it waited like one, it could not overlap with others.
     context: AbstractContextManager[None] = tf.control_dependencies(None)
     return context

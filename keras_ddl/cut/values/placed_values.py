@@ -48,35 +48,36 @@ class PlacedValues(LocalShapes):
         collectives: sums and gathers.
         report: records every collective.
         scope: prefix of the names of collectives; the same on all ranks.
-    Attributes:
         everyone: collectives of all ranks of the mesh; only the first rank runs host functions. None: the step will be
             cut along another axis, and host functions are left to the last cut.
         earlier: collectives of the axis along which the program was cut before; None: it is the step of one process.
-        rows_by_extent: whether an axis with the batch's extent may be taken for the batch's rows. False if the rows are
-            the ranks of a model axis.
     """
 
     program: Program
     collectives: Collectives
     report: Report
+    everyone: Collectives | None
+    earlier: Collectives | None = None
     scope: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.everyone: Collectives | None = self.collectives
-        self.earlier: Collectives | None = None
-        self.rows_by_extent = True
         self.extents = Extents(self.rows)
         self.requests = Requests(self.collectives, self.report, self.scope)
         self.node: Node | None = None  # the node that is being built
         self._placed: dict[Value, PlacedTensor] = {}
-        self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # in further placements
+        self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # values in additional placements
         self._forwarded: dict[Value, Value] = {}  # outputs of Identity and similar -> the value that they forward
         self._materializers: dict[Value, Materializer] = {}
         self._replicators: dict[Value, Callable[[], tf.Tensor]] = {}
         self._batch_dependent: set[Value] = set()
         self._parts_of_rules: dict[Node, dict[str, Value]] = {}  # by name
         self._names = 0
+
+    @property
+    def rows_by_extent(self) -> bool:
+        """Whether an axis with the batch's extent may be taken for the batch's rows, not the ranks of a model axis."""
+        return self.everyone is not None
 
     # ---- properties of a value
 
@@ -85,7 +86,7 @@ class PlacedValues(LocalShapes):
         return self.extents.dims(value)
 
     def is_placed(self, value: Value) -> bool:
-        """Whether a value is in the graph already; the same on all ranks."""
+        """Whether a value is already in the graph; the same on all ranks."""
         return value in self._placed
 
     def placement(self, value: Value) -> Placement:
@@ -122,7 +123,7 @@ class PlacedValues(LocalShapes):
         return (value, REPLICATED) in self._redistributed or value in self._replicators
 
     def has_materializer(self, value: Value) -> bool:
-        """Whether this rank's shard of a replicated value can be built without the global tensor."""
+        """Whether this rank can build its shard of a replicated value without the global tensor."""
         return value in self._materializers
 
     def earlier_kind(self, node: Node) -> str | None:
@@ -189,7 +190,7 @@ class PlacedValues(LocalShapes):
         self._replicators[value] = replicator
 
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
-        """Lets a rank build its shard of a replicated value alone. The global tensor is only computed if it is read.
+        """Lets a rank build only its shard of a replicated value. The global tensor is computed only if it is read.
 
         materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
         """
@@ -342,7 +343,7 @@ class PlacedValues(LocalShapes):
     def keep_replicated(self, value: Value) -> None:
         """Replicates a value that was in flat shards, permanently. Raises: Pending."""
         tensor, origin = self.replicated(value), self.origin(value)
-        if self.placement(value) == REPLICATED:  # built again from sums rather than gathered
+        if self.placement(value) == REPLICATED:  # it was rebuilt from sums rather than gathered
             return
         self._redistributed[origin, FLAT_SHARD] = self.local(value)
         self.place_again({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})

@@ -57,7 +57,7 @@ def all_gather(
     if axis == 0 and placement.blocks == 1 and len(placement.rows) == 1:
         # Whole rows in sequence; a unit is a part of a row.
         return collectives.gather(local, name)
-    # [front, blocks, rows, unit, back], rows first on the way.
+    # [front, blocks, rows, unit, back], rows come first during the gather.
     front, back = ([extent(each) for each in some] for some in (range(axis), range(axis + 1, rank)))
     blocks, unit = shapes.number(placement.blocks), shapes.number(placement.unit)
     seen = tf.reshape(local, shapes.vector([*front, blocks, shapes.local_rows(placement), unit, *back]))

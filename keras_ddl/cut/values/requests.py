@@ -20,7 +20,7 @@ from keras_ddl.cut.values.collectives import Collectives, Depths, Reduction
 from keras_ddl.cut.values.row_exchange import ReceivedRows, SentRows
 
 REDUCE_SCATTER, ALL_GATHER = "reduce_scatter", "all_gather"
-_ALONE = 4 << 20  # bytes from which a flat shard is sent alone, because concatenating it with others would copy it
+_ALONE = 4 << 20  # flat shards of this many bytes or more are sent alone, because concatenation would copy them
 
 
 class _Request(NamedTuple):
@@ -51,7 +51,7 @@ class Requests:
         self._by_kind.setdefault(kind, {}).setdefault(value, _Request(tensor, reader))
 
     def exchange(self, key: Hashable, rows: Callable[[], SentRows]) -> ReceivedRows:
-        """Returns the rows that this rank receives when all ranks send rows. `rows`: makes its own; called once.
+        """Returns the rows that this rank receives when all ranks send rows. `rows`: makes its rows; called once.
 
         Raises: Pending: the rows will be sent later, together with rows that are requested until then.
         """
@@ -68,7 +68,7 @@ class Requests:
         return bool(self._by_kind or self._sent)
 
     def make(self, rounds: int) -> tuple[dict[Value, PlacedTensor], dict[Value, tf.Tensor]]:
-        """Makes the collectives; if rows must be sent, only these, so that more sums come together. COLLECTIVE.
+        """Makes the collectives. If rows must be sent, it sends only these, so that more sums accumulate. COLLECTIVE.
 
         rounds: number of rounds of earlier collectives that these may wait for.
         Returns: (parts that were replicated or scattered; flat shards that were gathered).

@@ -1,4 +1,4 @@
-"""Rows that ranks send each other: rows of several tensors of one dtype and width travel together."""
+"""Exchanges rows between ranks: rows of several tensors of one dtype and width are sent together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class SentRows(NamedTuple):
     """Rows of this rank for other ranks.
 
     Attributes:
-        rows: in the order of the ranks that they are for. sent: int64 [size], how many rows are for each rank.
-        received: how many rows come from each rank; None: only the other ranks know.
-        node: the operation that they are for. of: the value whose entries they are, or are looked up by. entry_bytes:
-            of what travels for each entry of `of`, at most. table_bytes: of the table that does not travel; None: the
+        rows: sorted by receiving rank. sent: int64 [size], the number of rows for each rank.
+        received: the number of rows from each rank; None: only the other ranks know.
+        node: the operation that needs them. of: the value whose entries they are, or that looks them up. entry_bytes:
+            the most sent for each entry of `of`. table_bytes: size of the table that is not sent; None: the
             rows are indices.
     """
 

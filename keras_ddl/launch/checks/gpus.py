@@ -2,72 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from keras_ddl import packages
 from keras_ddl.launch.checks.finding import Finding, Severity
+from keras_ddl.packages.nvidia_driver import ask_driver, device_files
 
 # TensorFlow's CUDA build loads these libraries when it looks for GPUs, and sees no GPU if one library is missing.
 _LIBRARIES = ("cudart", "cublas", "cublasLt", "cufft", "cusolver", "cusparse", "cudnn")
-_DRIVER = "libcuda.so.1"
 _IN_CONTAINERS = "If this is a container, start it with its GPUs: docker run --gpus all."
 _OWN_MESSAGE = (
     "`TF_CPP_MIN_LOG_LEVEL=0 python -c \"import tensorflow; tensorflow.config.list_physical_devices('GPU')\"` shows "
     "TensorFlow's own message."
 )
-
-
-@dataclass(frozen=True)
-class Driver:
-    """The driver library's facts about the GPUs that this process may use.
-
-    `problem`: why there are no facts, or "". `cuda`: the newest CUDA that it runs, as (12, 8).
-    """
-
-    problem: str = ""
-    cuda: tuple[int, int] = (0, 0)
-    names: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
-
-
-def device_files(root: Path = Path("/")) -> list[Path]:
-    """Returns the device files of NVIDIA's GPUs, one each."""
-    return sorted(path for path in (root / "dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal())
-
-
-def ask_driver() -> Driver:
-    """Asks NVIDIA's driver for the GPUs, without using memory on them."""
-    try:
-        cuda = ctypes.CDLL(_DRIVER)
-    except OSError as error:
-        return Driver(f"the driver's library cannot be loaded: {error}")
-    number = ctypes.c_int()
-    if failed := cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
-        text = ctypes.c_char_p()
-        cuda.cuGetErrorName(failed, ctypes.byref(text))
-        return Driver(f"the driver fails: error {failed}, {(text.value or b'without a name').decode()}")
-    count = number.value
-    cuda.cuDriverGetVersion(ctypes.byref(number))
-    get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", cuda.cuDeviceGetUuid)  # the newer one also tells parts of GPUs apart
-    names, ids = [], []
-    for index in range(count):
-        device, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
-        cuda.cuDeviceGet(ctypes.byref(device), index)
-        cuda.cuDeviceGetName(name, len(name), device)
-        get_uuid(uuid, device)
-        names.append(name.value.decode(errors="replace"))
-        ids.append(uuid.raw.hex())
-    return Driver("", (number.value // 1000, number.value % 1000 // 10), tuple(names), tuple(ids))
-
-
-def identity_of(index: int) -> str:
-    """Returns a unique name of this process's GPU `index`, even if processes see different GPUs."""
-    ids = ask_driver().ids
-    return ids[index] if index < len(ids) else f"{index} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
 
 
 def check_host(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Finding | None:
@@ -95,7 +44,7 @@ def check_host(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 
 def names_in_tensorflow() -> list[str]:
-    """Returns the name of each GPU that TensorFlow sees. Imports TensorFlow, and does not start it."""
+    """Returns the name of each GPU that TensorFlow sees. Imports TensorFlow, but does not initialize it."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

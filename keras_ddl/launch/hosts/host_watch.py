@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch.hosts import Host
 from keras_ddl.launch.hosts.placement import Discovery, HostFile
-from keras_ddl.launch.outcome import RESTART_STATUS
-from keras_ddl.link import program
 
 _POLL_SECONDS = 2.0
 
 
-def hosts_changed() -> bool:
-    """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
-    link = program.of_process()
-    if link is None:
-        return False
-    link.look()
-    return link.hosts_changed
-
-
-def exit_for_restart() -> NoReturn:
-    """Ends this rank so that the job is restarted. All ranks must call it once `hosts_changed()` is true on one."""
-    sys.exit(RESTART_STATUS)
-
-
 class HostWatch:
-    """Polls a script or a file in a thread, as a context manager. A change counts when two answers in a row agree."""
+    """Polls a script or a file in a thread, inside a `with` block. A change counts after two equal answers."""
 
     def __init__(
         self,

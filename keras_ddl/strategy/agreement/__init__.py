@@ -42,21 +42,21 @@ def check_same_model(model: keras.Model) -> None:
 
 
 def build_optimizers_as_rank_0(model: keras.Model) -> None:
-    """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (say, by restoring it).
+    """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (e.g. by restoring it).
 
     The first step builds all other optimizers, as in one process.
     """
 
-    def of_rank_0() -> dict[str, list[int | None]]:
+    def on_rank_0() -> dict[str, list[int | None]]:
         return communicator.broadcast_object(built_optimizers(model), name=name_of(model, "built_optimizers"))
 
-    build_optimizers(model, communicator.as_one(of_rank_0))
+    build_optimizers(model, communicator.as_one(on_rank_0))
 
 
 def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
     """Returns, for each built optimizer, the positions of its trained variables among the model's variables.
 
-    None stands for a variable that is not the model's.
+    None stands for a variable that does not belong to the model.
     """
     place = {id(variable): number for number, variable in enumerate(model.variables)}
     return {
@@ -102,10 +102,10 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, a
 def agree_on_initial_epoch(model: keras.Model) -> None:
     """Makes fit begin with rank 0's epoch on all ranks."""
 
-    def of_rank_0() -> int | None:
+    def on_rank_0() -> int | None:
         return communicator.broadcast_object(initial_epoch(model), name=name_of(model, "initial_epoch"))
 
-    set_initial_epoch(model, communicator.as_one(of_rank_0))
+    set_initial_epoch(model, communicator.as_one(on_rank_0))
 
 
 def name_of(model: keras.Model, what: str) -> str:
@@ -114,7 +114,7 @@ def name_of(model: keras.Model, what: str) -> str:
 
 
 def any_rank(flag: bool, name: str) -> bool:
-    """Whether the value is true on any rank."""
+    """Returns whether the value is true on any rank."""
     return bool(communicator.all_reduce_array(np.array(flag, np.int32), op="max", name=name))
 
 

@@ -1,6 +1,6 @@
 """Compares variables of the ranks by checksums. Each variable is read once, at the speed of memory.
 
-If a layout cuts a variable along the model axis, each slice is compared among the ranks that have it. Each chunk of a
+If a layout cuts a variable along the model axis, each slice is compared between the ranks that have it. Each chunk of a
 variable in shards is on one rank only, so the ranks compare what the program has assigned to the variable instead.
 """
 
@@ -23,7 +23,7 @@ from keras_ddl.strategy.shards import laid_out, sharded_slots
 
 
 class Digests(NamedTuple):
-    """Digests of state that all ranks have, of this rank's slices, and of assignments to divided variables."""
+    """Digests of the state that all ranks have, of this rank's slices, and of assignments to divided variables."""
 
     common: int
     slices: int
@@ -73,7 +73,7 @@ class Compared:
         return bool(self._parts)
 
     def differing(self, name: str) -> tuple[list[list[tuple[str, int]]], list[tuple[int, range]]]:
-        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE as `name`."""
+        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE, under `name`."""
         named = [(name_of(each), number) for each, number in zip(self.variables, self.sums)]
         gathered = communicator.all_gather_object(named, name=name)
         where = [
@@ -101,7 +101,7 @@ def tf_variable(variable: Any) -> Any:
 
 
 def differ(digests: Sequence[Digests], job: Job) -> bool:
-    """Whether ranks differ in values that all ranks have, or in a slice that several have. digests: by rank."""
+    """Whether ranks differ in values that all ranks have, or in a slice that several ranks have. digests: by rank."""
     apart = ranks_apart(job)
     slices = [[each.slices for each in digests][rank::apart] for rank in range(apart)]
     common, assigned = ([getattr(each, part) for each in digests] for part in ("common", "assigned"))
@@ -114,7 +114,7 @@ def ranks_apart(job: Job) -> int:
 
 
 def values(variable: Any) -> np.ndarray:
-    """Returns this rank's part of a compared variable."""
+    """Returns this rank's part of a variable, for the comparison."""
     own = laid_out.slice_of(variable)
     return as_array(tf.convert_to_tensor(variable if own is None else own))
 

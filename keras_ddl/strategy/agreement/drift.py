@@ -1,4 +1,4 @@
-"""The drift check: now and then, while Keras trains, all ranks compare checksums of their weights.
+"""The drift check: while Keras trains, all ranks compare checksums of their weights from time to time.
 
 Ranks that train together have the same bits. A callback that changes weights on one rank, a step with its own random
 numbers or failing memory breaks this, and without a check nobody would notice, because gradients are still summed.
@@ -26,7 +26,7 @@ from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, is_compared, values
 from keras_ddl.strategy.job import Job
 
-_FIRST_INTERVAL = 8  # steps, until the cost of a step and of the check is known
+_FIRST_INTERVAL = 8  # steps before the first check, whose cost is not known yet
 _AT_MOST = 10_000
 
 
@@ -66,7 +66,7 @@ class DriftCheck:
             self._check(everything=True)
 
     def compare(self) -> None:
-        """Compares at once, whether or not it is due. COLLECTIVE. Raises: as `after_epoch`."""
+        """Compares at once, even if no comparison is due. COLLECTIVE. Raises: as `after_epoch`."""
         if self._time_fraction:
             slots = [v for v in _state_of_optimizers(self._model) if math.prod(v.shape) > 1]
             compared = Compared([*_weights(self._model), *slots], self._job)
@@ -99,7 +99,7 @@ class DriftCheck:
         if differ(digests, self._job):
             self._explain(compared, step)
         self._last_equal = step
-        # Computed from shared numbers, so all ranks agree. The shortest gather did not wait, so it shows the cost.
+        # All ranks compute one interval from shared numbers. The shortest gather did not wait, which shows the cost.
         if 0 < min(steps) < math.inf:
             seconds = max(costs) + min(gathers)
             self._interval = min(max(1, math.ceil(seconds / (self._time_fraction * min(steps)))), _AT_MOST)

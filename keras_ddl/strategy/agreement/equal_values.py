@@ -1,6 +1,6 @@
 """Tells whether all ranks already have the same values of tensors, so that nothing needs to be sent or assigned.
 
-Initial weights nearly always are the same, because ranks draw them from the same seeds.
+Initial weights are nearly always the same, because ranks draw them from the same seeds.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import accumulation, agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
-from keras_ddl.strategy.progress import gather
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
@@ -41,7 +40,7 @@ def broadcast_training_state(model: Any, root: int = 0, exclude: Iterable[Any] =
     """
     if not communicator.is_initialized() or communicator.size() == 1:
         return
-    if models.has_keras_train_step(model):  # a custom step may update any variables
+    if models.has_keras_train_step(model):  # a custom step may update any variable
         build_optimizer(model)
     variables = _without(exclude, agreement.all_variables(model))
     broadcast_with_streams(variables, root, own_streams=keras_compat.strategy_of(model) is None)
@@ -93,9 +92,9 @@ def _collect_accumulated_gradients(model: Any, rank: int) -> None:
 
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
-    """Gives all ranks the same state of layers within the block, for a checkpoint; later each rank has its own again.
+    """Gives all ranks the same layer state within the block, for a checkpoint; afterwards, each rank has its own again.
 
-    So taking a checkpoint changes nothing, except that accumulated sums stay combined. Yields key -> array of each
+    A checkpoint thus changes nothing, except that accumulated sums stay combined. Yields key -> array of each
     rank's differing states. COLLECTIVE.
     """
     if not communicator.is_initialized() or communicator.size() == 1:
@@ -118,13 +117,13 @@ def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def agree(model: keras.Model, size: int) -> None:
-    """Makes the state of layers equal on all ranks; equal states keep their bits. COLLECTIVE, blocking.
+    """Makes the state of layers equal on all ranks. Equal state keeps its bits. COLLECTIVE, blocking.
 
     By the variable's aggregation: "mean" averages, "only_first_replica" takes rank 0's, and "none" averages floats.
     Seeds become rank 0's.
 
     Raises: ConfigError: integers that differ, on every rank.
-    Cost: 4 bytes per variable, and an all-reduce (a broadcast) of those that differ.
+    Cost: 4 bytes per variable, and an all-reduce (or broadcast) of each variable that differs.
     """
     variables = _state_of(model)
     if not variables:
@@ -149,7 +148,7 @@ def agree(model: keras.Model, size: int) -> None:
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
-    frozen = weights_made_trainable(model)  # must be equal anyway; if not, the drift check reports it
+    frozen = weights_made_trainable(model)  # these must be equal anyway; if not, the drift check reports it
     return list({id(each): each for each in model.non_trainable_variables if id(each) not in frozen}.values())
 
 
@@ -162,3 +161,10 @@ def _name(model: keras.Model, variable: keras.Variable) -> str:
     return (
         repr(variable.path) if layer is None else f"{variable.name!r} of layer {layer.name!r} ({type(layer).__name__})"
     )
+
+
+def gather(value: Any, what: str) -> list[Any]:
+    """Returns the value of every rank, for a checkpoint. COLLECTIVE."""
+    if not communicator.is_initialized() or communicator.size() == 1:
+        return [value]
+    return communicator.all_gather_object(value, name=f"Checkpoint/{what}")

@@ -1,6 +1,6 @@
 """The interface that tf.distribute requires of a strategy, with one device per process and keras_ddl's collectives.
 
-Weights are plain tf.Variables (variables.py lists the variables that are not), and per-replica values are plain
+Weights are plain tf.Variables (variables.py describes the exceptions), and per-replica values are plain
 tensors, because this process has one replica.
 """
 
@@ -71,7 +71,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        # A step that sees the global batch behaves as in one process.
+        # A step that sees the global batch behaves like one in a single process.
         return 1 if tracing.sees_global_batch() else self.size
 
     @property
@@ -130,7 +130,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return tf.constant(array, dtype=value.dtype)
 
     def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
-        """Returns an initializer, for a variable made while a function is traced, that returns rank 0's value."""
+        """Returns an initializer with rank 0's value, for a variable that is created while a function is traced."""
 
         def agreed() -> Any:
             value = initial_value() if callable(initial_value) else initial_value
@@ -152,7 +152,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return contextlib.nullcontext()
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
-        pass  # variables made outside the scope are fine: those made inside are plain, too
+        pass  # variables from outside the scope are fine, because those from inside are plain, too
 
     def value_container(self, value: Any) -> Any:
         return value
@@ -281,7 +281,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
 
 class ReplicaContext(strategies.ReplicaContext):
-    """The context inside `Strategy.run`. Its all_reduce and all_gather are those of tf.distribute."""
+    """The context inside `Strategy.run`. Its all_reduce and all_gather are inherited from tf.distribute."""
 
     @property
     def devices(self) -> tuple[str, ...]:

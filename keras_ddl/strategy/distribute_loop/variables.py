@@ -45,7 +45,7 @@ updating = Setting("updating", False)
 
 
 def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
-    """Raises ConfigError for a variable whose arguments cannot be honoured."""
+    """Raises ConfigError for a variable whose arguments are not supported."""
     if created_by_keras.get():
         return
     if synchronization == tf.VariableSynchronization.NONE:
@@ -79,7 +79,7 @@ def _metric_class_for(base: type) -> type:
 
 
 class _MetricVariable(_Mixin):
-    """The behaviour of a metric's variable. Every rank holds the sum over all ranks."""
+    """Gives a metric's variable its behaviour on several ranks: every rank holds the sum over all ranks."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:
@@ -119,7 +119,7 @@ def _class_for(base: type) -> type:
 
 
 class _ProgramVariable(_Mixin):
-    """The behaviour of the program's own tf.Variable on several ranks."""
+    """Gives the program's own tf.Variable its behaviour on several ranks."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign(_assigned(self, value), *args, **kwargs)
@@ -137,7 +137,7 @@ class _ProgramVariable(_Mixin):
         return _aggregated(self, value) if outside and not is_own else value
 
     def __repr__(self) -> str:
-        with updating(True):  # printing must not be collective, because maybe only one rank prints
+        with updating(True):  # printing must not be collective, because a single rank may print
             return str(super().__repr__())
 
 
@@ -146,7 +146,7 @@ def _in_replica() -> Any:
 
 
 def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
-    """Returns what this rank assigns or adds when the program passes `value`."""
+    """Returns the value that this rank assigns or adds when the program passes `value`."""
     strategy = _in_replica()
     on_read = variable.synchronization == _ON_READ
     if strategy is None:

@@ -47,7 +47,7 @@ def install(*, shards: bool = False) -> None:
     """Installs the patches, once per process; `shards`: also those of optimizers whose slots are in shards.
 
     Raises: DependencyError: this Keras lacks something that is to be replaced. Nothing is replaced then, and every
-        later call fails in the same way, because only some of the patches would silently train wrongly.
+        later call fails in the same way, because training with only some of the patches would silently be wrong.
     """
     with _lock:
         _install()

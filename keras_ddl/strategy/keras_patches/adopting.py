@@ -21,18 +21,18 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.base import BaseStrategy, strategy_of
 from keras_ddl.strategy.one_per_job import outside_message
 
-# Strategy -> id -> layer made in its scope. By id: the program's layers need not be hashable.
+# Strategy -> id -> layer made in its scope. Keyed by id, because the program's layers need not be hashable.
 _layers: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[int, Any]] = weakref.WeakKeyDictionary()
 
 
 def init_layer(original: Callable[..., None], layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Notes a layer that is made in a scope."""
+    """Records a layer that is made in a scope."""
     original(layer, *args, **kwargs)
     _note(layer, keras_compat.scope_strategy())
 
 
 def clone(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Notes a clone of a model of a Strategy."""
+    """Records a clone of a model of a Strategy."""
     made = original(model, *args, **kwargs)
     _note(made, strategy_of(model) or _strategy_of_part(model))
     return made

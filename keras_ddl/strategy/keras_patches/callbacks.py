@@ -1,4 +1,4 @@
-"""The CallbackList of several ranks: writers write on rank 0, and all ranks start from one state and stop together.
+"""The CallbackList for several ranks: only rank 0 writes files, and all ranks start from one state and stop together.
 
 It replaces keras/src/callbacks/callback_list.py (3.15.1) in Keras's trainer.
 """
@@ -22,7 +22,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import accumulation, agreement, figures, fits, trainer_calls, writers
-from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
@@ -79,11 +79,11 @@ class CallbackList(_KerasList):
     _drift: DriftCheck | None = None  # set while a fit on several ranks trains, like _saves
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
-    _figures: figures.FitFigures | None = None  # if someone watches the job
+    _figures: figures.FitFigures | None = None  # if the job has a watcher
     position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last batch
-    _is_beginning = False  # the ranks have not agreed yet on the state that fit starts from
+    _is_beginning = False  # the ranks have not yet agreed on the state that fit starts from
     _model_saves: Sequence[Saves] = ()
-    stand_ins: Sequence[StandIn] = ()  # of the callbacks that write, on ranks other than 0
+    stand_ins: Sequence[StandIn] = ()  # for the callbacks that write, on ranks other than 0
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
     on_batch_begin = _hook("on_batch_begin")
@@ -188,7 +188,7 @@ class CallbackList(_KerasList):
     def on_train_begin(self, logs: Any = None) -> None:
         """After all callbacks, checks that ranks have one model, and gives all ranks rank 0's first epoch and values.
 
-        It runs after them because a callback may restore an earlier state on rank 0.
+        The check runs after them, because a callback may restore an earlier state on rank 0.
         """
         with sharded_slots.deferring_restored_values(True):
             self._begin_training(logs)
@@ -199,7 +199,7 @@ class CallbackList(_KerasList):
         self._is_beginning = True
         self._end_joining()  # in case an earlier fit was interrupted
         strategy = self._strategy
-        before = None if strategy is None else of_rank_0.Held(self.model, strategy.job)
+        before = None if strategy is None else follow_rank_0.Held(self.model, strategy.job)
         with self._of_one_rank():
             super().on_train_begin(logs)
         if strategy is None or before is None:
@@ -210,7 +210,7 @@ class CallbackList(_KerasList):
         agreement.check_same_model(model)
         _agree_on_steps(self)
         agreement.agree_on_initial_epoch(model)
-        of_rank_0.follow_before_training(model, strategy.job, before)
+        follow_rank_0.follow_before_training(model, strategy.job, before)
         _agree_on_global_seed(model)
         self._drift = DriftCheck(model, strategy.job)
         self._is_beginning = False
@@ -234,12 +234,12 @@ class CallbackList(_KerasList):
         COLLECTIVE."""
         strategy = self._strategy
         if strategy is not None and self._drift is not None:
-            held = of_rank_0.Held(self.model, strategy.job, with_optimizers=True)
+            held = follow_rank_0.Held(self.model, strategy.job, with_optimizers=True)
             name = agreement.name_of(self.model, "train_end")
             held.follow(communicator.all_gather_object(held.digests(), name=name), "fit has ended")
 
     def _end_joining(self) -> None:
-        strategy = strategy_of(self.model)  # also if only one rank is left
+        strategy = strategy_of(self.model)  # even if only one rank is left
         if strategy is not None and fits.is_outermost(self.model):
             strategy.resilience.joining.end_fit()
 
@@ -259,7 +259,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.joining.begin_epoch():  # a joining rank: the others have done the rest
+        if strategy.resilience.joining.begin_epoch():  # on a joining rank, the others have already done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -333,7 +333,7 @@ class CallbackList(_KerasList):
         step = strategy.keras_steps.step_of(self.model, f"{kind}_step")
         in_metrics = {id(models.inner_variable(each)) for each in models.metric_variables(self.model)}
         further = [each for each in step.used_variables() if id(each) not in in_metrics]
-        held = of_rank_0.Held(self.model, strategy.job, further)
+        held = follow_rank_0.Held(self.model, strategy.job, further)
         name = agreement.name_of(self.model, f"{kind}_begins")
         gathered = communicator.all_gather_object((_may_stop(self, kind), held.digests()), name=name)
         asks, digests = any(asks for asks, _ in gathered), [each for _, each in gathered]

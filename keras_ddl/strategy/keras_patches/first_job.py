@@ -35,7 +35,7 @@ def seconds_since_start() -> float:
 
 def _is_first() -> bool:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keras_ddl"
-    with contextlib.suppress(OSError, RuntimeError):  # no home directory, or not writable: nothing can be remembered
+    with contextlib.suppress(OSError, RuntimeError):  # without a writable home directory nothing can be remembered
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "first-job").touch(exist_ok=False)
         return True

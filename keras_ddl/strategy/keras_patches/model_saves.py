@@ -1,4 +1,4 @@
-"""The saves of Keras's ModelCheckpoint and BackupAndRestore: rank 0 writes, and all ranks decide the same."""
+"""The saves of Keras's ModelCheckpoint and BackupAndRestore: rank 0 writes, and all ranks decide in the same way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Saves:
         keras_callbacks.replace_save(self._callback, self.save)
 
     def leave_to_rank_0(self) -> None:
-        """Makes the callback save nothing on this other rank, in a job in which rank 0 cannot be lost."""
+        """Makes the callback save nothing on this other rank, in a job that cannot lose rank 0."""
         if isinstance(self._callback, keras.callbacks.ModelCheckpoint):
             keras_callbacks.replace_save(self._callback, functools.partial(decide_only, self._callback))
 

@@ -1,4 +1,4 @@
-"""Makes functions write each file once, whichever ranks call them; saving.py does this for Keras's models.
+"""Makes functions write each file once, no matter which ranks call them; saving.py does this for Keras's models.
 
 `ONCE` lists the public functions of Keras and TensorFlow that write files under a given name, and now write once if all
 ranks call them. `LEFT` lists the functions that stay unchanged, with the reason. tests/strategy/test_written_files.py
@@ -23,7 +23,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import one_per_job
-from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.agreement.compared import Compared
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.checksum import checksum
@@ -33,12 +33,12 @@ from keras_ddl.strategy.save_records import Call
 
 @dataclass(frozen=True)
 class Writing:
-    """How a function writes.
+    """Describes how a function writes.
 
     Attributes:
         path: names of the arguments that make up the path it writes.
-        is_whole: its result appears by one rename, as one file or directory. returns_path: it returns the path.
-        in_turn: all ranks run it, one after another; later ranks find what the first has written.
+        is_whole: its result appears by a single rename, as a file or directory. returns_path: it returns the path.
+        in_turn: all ranks run it, one after another; later ranks find the output of the first.
     """
 
     path: tuple[str, ...]
@@ -185,7 +185,7 @@ def _told(value: Any, strategy: BaseStrategy) -> Any:
         array = np.asarray(value)
         return str(array) if array.dtype.hasobject else (array.shape, str(array.dtype), checksum(array))
     variables = list(_variables_of(value))
-    compared = of_rank_0.digest_of(Compared(variables, strategy.job)) if variables else 0
+    compared = follow_rank_0.digest_of(Compared(variables, strategy.job)) if variables else 0
     vocabulary = value.get_vocabulary() if hasattr(value, "get_vocabulary") else None
     return type(value).__qualname__, compared, vocabulary
 

@@ -11,7 +11,7 @@ from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import first_job
 
-_LOOK_SECONDS = 0.05  # Keras redraws no more often
+_LOOK_SECONDS = 0.05  # Keras does not redraw more often
 _said: set[str] = set()  # lines that this process has printed above a bar
 
 
@@ -45,7 +45,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
         process."""
         super().on_train_begin(logs)
         strategy: BaseStrategy = keras_compat.strategy_of(self.model)
-        words = _who_trains(strategy)
+        words = _ranks_line(strategy)
         if strategy.rank == 0 and strategy.size > 1 and words not in _said:
             _said.add(words)
             print(words, flush=True)
@@ -78,7 +78,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
 
     def show(self, params: Any) -> None:
         """Makes a silent bar visible from now on, and starts counting rows."""
-        length: int | None = self.target  # if unknown at first, known from the second epoch on
+        length: int | None = self.target  # may become known in the second epoch
         if params:
             self.set_params(params)
         if self.target is None:
@@ -101,7 +101,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
         return {"rows/s": self._speed, **(logs or {})} if self._speed else dict(logs or {})
 
 
-def _who_trains(strategy: BaseStrategy) -> str:
+def _ranks_line(strategy: BaseStrategy) -> str:
     hosts, mesh = strategy.topology.num_hosts, strategy.job.mesh
     how = "each on its part of every batch" if mesh is None else f"a mesh of {mesh.data.size} x {mesh.model.size}"
     where = f"{hosts} host{'' if hosts == 1 else 's'}"

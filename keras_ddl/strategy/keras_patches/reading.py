@@ -41,7 +41,7 @@ def close_streams() -> None:
 
 
 def rows_of(iterator: tf.data.Iterator) -> BatchRows:
-    """Returns what is known about the batches of an iterator: nothing unless an EpochIterator made it."""
+    """Returns the known facts about the batches of an iterator; none unless an EpochIterator made it."""
     reader = _readers[iterator]() if iterator in _readers else None
     return UNKNOWN if reader is None else reader.batch_rows
 
@@ -62,9 +62,9 @@ class EpochIterator(_KerasIterator):
         self._reading: Reading | None = None
         self._shuffle_seed: tf.Variable | None = None
         self.batch_rows = UNKNOWN
-        self.source: tf.data.Dataset | None = None  # set on rank 0 if only rank 0 reads
+        self.source: tf.data.Dataset | None = None  # set only on rank 0, if only rank 0 reads
         self.reads_on_rank_0 = False  # Strategy(reader="rank0")
-        self.rereads: bool | None = None  # then rank 0's answer (data/position.py)
+        self.rereads: bool | None = None  # in that case, rank 0's answer (data/position.py)
         self._batches_on_rank_0: int | None = None
         if keras_compat.is_ddl_strategy(distribute_strategy) and distribute_strategy.job.reads_on_rank_0:
             self._init_from_rank_0(distribute_strategy, args, kwargs)
@@ -73,11 +73,12 @@ class EpochIterator(_KerasIterator):
         else:
             super().__init__(distribute_strategy, *args, **kwargs)
         loop = trainer_calls.innermost()
-        if isinstance(loop, trainer_calls.Loop) and loop.iterator is None:  # not the second one of fit, for validation
+        if isinstance(loop, trainer_calls.Loop) and loop.iterator is None:  # not fit's second iterator, for validation
             loop.iterator = self
             if isinstance(loop, fits.Fit):
                 strategy = strategy_of(loop.model)
-                self._reading = loop.reading = Reading(self, None if strategy is None else strategy.random_state)
+                shuffles = None if strategy is None else strategy.random_state.shuffles
+                self._reading = loop.reading = Reading(self, shuffles)
 
     @property
     def element_spec(self) -> Any:

@@ -1,4 +1,4 @@
-"""Patches Keras's saving so that `model.save`, `save_weights` and `export` write once and completely on any ranks.
+"""Patches Keras's saving so that `model.save`, `save_weights` and `export` write once and completely, on any ranks.
 
 Patched: keras/src/saving/saving_lib.py, legacy/saving/legacy_h5_format.py, models/model.py, utils/io_utils.py (3.15.1).
 The first two implement `model.save`, `keras.saving.save_model` and their aliases.
@@ -19,14 +19,14 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import accumulation, agreement, one_per_job
-from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.base import BaseStrategy, strategy_of_ranks
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
 
-is_saving = Setting("saving", False)  # whether an enclosing call writes already
+is_saving = Setting("saving", False)  # whether an enclosing call is already writing
 
 
 def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def write_once(
     is_whole: bool = True,
     appears_as: str | None = None,
 ) -> tuple[bool, Any]:
-    """Makes one rank of each host carry out `call`, which writes `path`. Returns whether this rank did, and the result.
+    """Lets one rank of each host carry out `call`, which writes `path`. Returns whether this rank did, and the result.
 
     Args:
         write: writes to the path that it is given. is_whole: the result appears by one rename from a hidden path.
@@ -57,7 +57,7 @@ def write_once(
     with of_one_rank(True), is_saving(True), strategy.saves.claim(path, call, appears_as) as mine:
         if not mine:
             return False, None
-        if not is_whole or "://" in path:  # remote file systems show complete files only, or have no rename
+        if not is_whole or "://" in path:  # remote file systems show only complete files, or cannot rename
             return True, write(path)
         return True, write_whole(path, write)
 
@@ -83,16 +83,16 @@ def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -
 
 def _call_of(name: str, model: Any, job: Job) -> Call:
     """Returns a Call, equal on ranks that make the same call with the same weights and optimizer state."""
-    held = of_rank_0.Held(model, job, with_optimizers=True)
-    last = of_rank_0.agreed(model)
+    held = follow_rank_0.Held(model, job, with_optimizers=True)
+    last = follow_rank_0.agreed(model)
     steps = models.steps_taken(each for each in models.optimizers_of(model) if each.built) or 0
-    return Call(f"{name}-{steps}", of_rank_0.digest_of(held.compared), held.digest, last.digest, last.times)
+    return Call(f"{name}-{steps}", follow_rank_0.digest_of(held.compared), held.digest, last.digest, last.times)
 
 
 class MidEpochSaves:
     """Gives rank 0 complete variables before ModelCheckpoint or BackupAndRestore saves there.
 
-    These are slots in shards and, if save_freq is a number, gradients accumulated within an epoch.
+    This concerns slots in shards and, if save_freq is a number, gradients accumulated within an epoch.
     """
 
     def __init__(self, callbacks: Any, job: Job) -> None:

@@ -1,7 +1,7 @@
 """Silences callbacks that write, on ranks other than 0, and lets a rank that becomes rank 0 continue their output.
 
 A callback stays in the list of callbacks, but the hooks that it inherits from the class that writes go to a stand-in
-(compat/replacing.py). Code of a class that a program derives runs on every rank: it may add to the logs, change a rate,
+(compat/replacing.py). Code of a program's subclass runs on every rank: it may add to the logs, change a rate,
 or stop.
 
 In a job that continues without a lost rank, the stand-ins of the next rank 0 bring their writers to the state of the
@@ -29,10 +29,10 @@ _Call = tuple[str, tuple[Any, ...]]
 
 
 class StandIn:
-    """Receives the hooks that `writer` inherits from `kind`, the class that writes. This one, for a job in which rank 0
-    cannot be lost, does nothing.
+    """Receives the hooks that `writer` inherits from `kind`, the class that writes. This base class does nothing: it is
+    for a job that cannot lose rank 0.
 
-    is_own: all hooks of the writer, because its class is not one that a program derives.
+    is_own: it receives all hooks of the writer, whose class is not a program's subclass.
     """
 
     def __init__(self, writer: Any, kind: Any, *, is_own: bool) -> None:
@@ -45,7 +45,7 @@ class StandIn:
         }
         if kind is keras.callbacks.TensorBoard:
             methods |= keras_callbacks.SILENT_TENSORBOARD
-        elif kind.set_model is not base.set_model:  # it may write a description of the model
+        elif kind.set_model is not base.set_model:  # set_model may write a description of the model
             methods["set_model"] = base.set_model
         replacing.replace_on(writer, methods, inherited_from=None if is_own else kind)
 
@@ -61,7 +61,7 @@ class StandIn:
         """Lets the writer write from now on.
 
         Args:
-            params: of the list of callbacks, as `set_params` gets them; may be empty.
+            params: the parameters of the list of callbacks, as passed to `set_params`; may be empty.
             may_lack_last: write again the output since the last call that all ranks have finished.
             has_begun: whether ranks have agreed on the state that training starts from; else the writer starts itself.
         """
@@ -128,7 +128,7 @@ class Standby(StandIn):
         self._kind.set_model(self.writer, self.writer.model)
 
     def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
-        """Notes a hook that the writer on rank 0 has run."""
+        """Records a hook that the writer on rank 0 has run."""
         if hook.endswith("_begin"):
             self._open[hook] = args
             return
@@ -231,7 +231,7 @@ def _make_equal(path: str, begin: int, text: bytes) -> None:
 
 
 class _Bar(Standby):
-    """The stand-in of the progress bar, which is drawn on every rank but hidden here."""
+    """The stand-in of the progress bar, which runs on every rank but is hidden here."""
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         super().hear(hook, args)
@@ -261,7 +261,7 @@ def silence(callback: Any, finished: Callable[[], int] | None) -> StandIn | None
     finished: as in Standby; None: rank 0 cannot be lost.
     """
     kind, is_bar = writers.writing_class(callback), isinstance(callback, JobBar)
-    if kind is None or (kind is keras.callbacks.ProgbarLogger and not is_bar):  # which draws nothing: `verbose` is 0
+    if kind is None or (kind is keras.callbacks.ProgbarLogger and not is_bar):  # a bar with verbose=0 draws nothing
         return None
     is_own = writers.only_writes(callback) or is_bar
     if finished is None and (is_own or not issubclass(kind, keras.callbacks.CSVLogger)):

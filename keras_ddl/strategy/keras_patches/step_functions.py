@@ -48,8 +48,8 @@ class _KerasFunction(Caller):
         self._resilience, self._epoch = strategy.resilience, strategy.job.epoch
         self._kinds = BatchKinds()
         self._executions: dict[Any, Execution] = {}
-        self._has_executed = False  # this call has executed, and may have traced
-        self._executed: list[Execution] = []  # by this call
+        self._has_executed = False  # whether this call has executed, and so may have traced
+        self._executed: list[Execution] = []  # executions that this call has run
 
     def _call(self, run: Callable[[], Any], rows_of_ranks: str = "") -> Any:
         """Calls `run` on all ranks together, and again if ranks are lost and the job can continue.
@@ -57,12 +57,12 @@ class _KerasFunction(Caller):
         rows_of_ranks: the part of the batch that only one rank has.
         """
         self.cut_step.rows_of_ranks = rows_of_ranks
-        executed = list[Execution]()  # a list per call: other ranks may ask for it during the next call
+        executed = list[Execution]()  # a new list per call, because other ranks may ask for it during the next call
 
         def call() -> Any:
             executed.clear()
             self._executed = executed
-            if self._epoch != self._job.epoch:  # the ranks have changed: cut again, keep the traces
+            if self._epoch != self._job.epoch:  # the ranks have changed: cut again, but keep the traces
                 self._epoch = self._job.epoch
                 self._forget_executions()
                 self._kinds.rebuild()
@@ -233,7 +233,7 @@ class IteratorFunction(_KerasFunction):
         except Exception as error:
             failure, rows_or_end = error, _FAILED
         rows_by_rank = communicator.all_gather_object(rows_or_end, name="keras_ddl/first_batch/rows")
-        if failure is not None:  # the other ranks fail in the step
+        if failure is not None:  # the other ranks will fail in the step
             raise failure
         ended = [rank for rank, each in enumerate(rows_by_rank) if each == _ENDED]
         if ended and len(ended) < len(rows_by_rank) and _FAILED not in rows_by_rank:
@@ -242,7 +242,7 @@ class IteratorFunction(_KerasFunction):
                 f"least one on the other ranks (rank {self._job.rank}). Give every rank the same data."
             )
         counts = [each for each in rows_by_rank if isinstance(each, list)]
-        if rows_or_end == _ENDED:  # the step will also meet the end
+        if rows_or_end == _ENDED:  # the step will meet the end of the data, too
             return None, rows
         return continued(first, iterator), reading.learn_rows(iterator, counts)
 

@@ -21,17 +21,17 @@ from keras_ddl.strategy.shards import gathered_slots
 
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs fit after ranks agree on random states; all ranks stop together, and errors become keras_ddl's."""
+    """Runs fit after ranks agree on random states. All ranks stop together, and errors become those of keras_ddl."""
     compiling.check_scope(model, strategy_of(model))
     try:
-        return resilience.of_job().call_of_trainer(
+        return resilience.current().call_of_trainer(
             "fit",
             model,
             lambda: _fit(original, model, *args, **kwargs),
             lambda: _callbacks(inspect.signature(original).bind(model, *args, **kwargs).arguments.get("callbacks")),
         )
     except Exception as error:
-        shown_frames.leave_out(error, goes_on=True)  # as Keras's own fit does, for short tracebacks in notebooks
+        shown_frames.leave_out(error, continues=True)  # as Keras's own fit does, for short tracebacks in notebooks
         raise
     finally:
         reading.close_streams()
@@ -50,7 +50,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
             bound.arguments["callbacks"] = observer.callbacks_of_fit(bound.arguments["callbacks"])
         if not strategy.is_several:
             return original(*bound.args, **bound.kwargs)
-        # Sets both, because Keras's `self.stop_training = False` does nothing if reading already gives False.
+        # Set both, because Keras's `self.stop_training = False` does nothing if reading already gives False.
         running.agreed_stop = model.__dict__["stop_training"] = False
         try:
             with order.translate_errors():
@@ -80,7 +80,7 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
 
 def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     if gathered_slots.spread_in(model.variables):
-        adopting.adopt_model(model)  # no rank can evaluate or predict alone
+        adopting.adopt_model(model)  # no rank can evaluate or predict on its own
     compiling.check_scope(model, strategy_of(model))
     strategy = strategy_of_ranks(model)
     if strategy is None:
@@ -96,9 +96,9 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
             return returned
 
     try:
-        return resilience.of_job().call_of_trainer(method, model, call)
+        return resilience.current().call_of_trainer(method, model, call)
     except Exception as error:
-        shown_frames.leave_out(error, goes_on=True)
+        shown_frames.leave_out(error, continues=True)
         raise
     finally:
         reading.close_streams()
@@ -115,14 +115,14 @@ def _bind(
 ) -> inspect.BoundArguments:
     """Binds the arguments. Only rank 0 shows the progress bar, for any `verbose`."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)
-    if strategy.rank != 0 and not strategy.job.goes_on:  # else the callbacks do it: this may become rank 0
+    if strategy.rank != 0 and not strategy.job.goes_on:  # otherwise the callbacks do it, because this may become rank 0
         bound.arguments["verbose"] = 0
     bound.arguments["callbacks"] = adopted(bound.arguments.get("callbacks"))
     return bound
 
 
 def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Completes what Keras returns at the end of an epoch or an evaluation."""
+    """Completes the logs that Keras returns at the end of an epoch or an evaluation."""
     fit, strategy = fits.of(model), strategy_of_ranks(model)
     if fit is not None:
         logs = logs or fit.logs_before or logs  # the epoch was resumed after its last batch
@@ -137,7 +137,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: A
 
 
 def make_function(original: Callable[..., Any], model: Any, step_function: Any) -> Any:
-    """Makes train_function or test_function for several ranks: traces the step on the rows of one process."""
+    """Makes train_function or test_function for several ranks: traces the step on the global batch."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
         function = original(model, step_function)

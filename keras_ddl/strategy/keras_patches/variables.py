@@ -1,4 +1,4 @@
-"""Patches of the functions that create Keras's variables, for their owners and for slots in shards (slot_creation.py).
+"""Patches of the functions that create Keras's variables, to mark their owners and to shard slots (slot_creation.py).
 
 Patched: keras/src/optimizers/base_optimizer.py, backend/tensorflow/core.py, backend/tensorflow/optimizer.py (3.15.1).
 """
@@ -23,7 +23,7 @@ from keras_ddl.strategy.variable_origin import created_by_keras
 
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Makes the tf.Variable of a keras.Variable, marked as not made by the program (distribute_loop/variables.py)."""
+    """Makes the tf.Variable of a keras.Variable, marked as made by Keras (distribute_loop/variables.py)."""
     with created_by_keras(True):
         value = laid_out.initial_value(variable, value)
         value = undecided.initial_value(variable, value)
@@ -70,7 +70,7 @@ def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_l
     if not gathered_slots.slots_in(averages):
         return original(optimizer, var_list)
     for weight, average in zip(var_list, averages):
-        if average is not None:  # one at a time, because a rank may lack memory for all
+        if average is not None:  # one at a time, because a rank may not have memory for all
             with gathered_slots.gathered(gathered_slots.slots_in([average])):
                 weight.assign(average)
     return None

@@ -1,4 +1,4 @@
-"""Reads a keras.distribution.LayoutMap: which axis of which variable is cut along the model axis."""
+"""Reads a keras.distribution.LayoutMap, which says which axis of which variable the model axis cuts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 
-_NAMED = 4  # names in a message
+_NAMED = 4  # number of names in a message
 
 
 class DataLayout:
@@ -27,7 +27,7 @@ class DataLayout:
 
     def __init__(self, axes: Sequence[str | None], batch_axis: str, model_axis: str | None, rank: int) -> None:
         self._axes, self._rank = tuple(axes), rank
-        self._warned: set[str] = set()  # names of steps
+        self._warned: set[str] = set()  # names of steps already warned about
         rest = [each for each in self._axes[1:] if each is not None]
         if self._axes[:1] != (batch_axis,) or model_axis is None or rest != [model_axis]:
             raise ConfigError(
@@ -82,7 +82,7 @@ class VariableLayout:
             variable is cut.
         data_layout: as in Strategy, or None.
     Attributes:
-        data: which arguments are also cut; None: no argument is.
+        data: the arguments that are also cut; None: no argument.
         data_size, model_size: the extents of the axes. model_axis: the name of the second axis; None: there is only
             one.
     Raises: ConfigError: the mesh does not fit this job.
@@ -266,7 +266,7 @@ class VariableLayout:
         return [mesh, *keys, *([] if self.data is None else [self.data.describe()])]
 
     def refuse_made_outside(self, path: str, shape: Sequence[int | None]) -> None:
-        """Raises ConfigError if a key should cut a variable that was made outside of the scope, and so is not cut."""
+        """Raises ConfigError if a key matches a variable made outside of the scope, which cannot be cut."""
         if self.axis_of(path, shape) is not None:
             raise self._error(
                 "a variable that a key cuts must be made under the scope of the Strategy",

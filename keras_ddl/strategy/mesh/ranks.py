@@ -1,4 +1,4 @@
-"""The ranks of a job as a mesh: the place of this one, and a communicator for each axis."""
+"""The ranks of a job as a mesh: this rank's position, and a communicator for each axis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Mesh:
     """Rank r of the job has the data position r // model_size, and the model position r % model_size.
 
     Attributes:
-        layout: of variables over the mesh.
+        layout: the layout of variables over the mesh.
         data, model: communicators of the ranks that differ from this one only along the batch axis, or only along the
             model axis.
     """
@@ -55,17 +55,17 @@ def make(layout: VariableLayout, topology: Topology) -> Mesh | None:
     return history.left_to_join(lambda: _without_peers(layout, topology), lambda: connect(layout, topology))
 
 
-def _first_difference(of_rank_0: list[str], of_other: list[str], other: int) -> str:
+def _first_difference(first: list[str], second: list[str], other: int) -> str:
     place, (one, another) = next(
         (place, pair)
-        for place, pair in enumerate(itertools.zip_longest(of_rank_0, of_other, fillvalue="none"))
+        for place, pair in enumerate(itertools.zip_longest(first, second, fillvalue="none"))
         if pair[0] != pair[1]
     )
     return f"entry {place} is {one!r} on rank 0 and {another!r} on rank {other}"
 
 
 def _without_peers(layout: VariableLayout, topology: Topology) -> Mesh | None:
-    """Returns a newcomer's mesh before it joins: it has its place, but no ranks to communicate with."""
+    """Returns a newcomer's mesh before it joins: it has its position, but cannot communicate."""
     if layout.model_size == 1:
         return None
     rank, size = topology.rank, layout.model_size
@@ -91,7 +91,7 @@ def connect(layout: VariableLayout, topology: Topology) -> Mesh | None:
 
 
 def _warn(layout: VariableLayout, topology: Topology) -> None:
-    """Warns about costs and limits of a mesh that a reader of the layout may not expect."""
+    """Warns about costs and limits of a mesh that the layout does not make obvious."""
     keys = layout.along_batch()
     warn_of_hosts(layout, topology)
     if keys:

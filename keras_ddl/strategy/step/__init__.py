@@ -1,1 +1,1 @@
-"""Training steps of Keras and of the program: traced once on the global batch, and cut into ranks."""
+"""Traces training steps of Keras and of the program once on the global batch, and cuts them into ranks."""

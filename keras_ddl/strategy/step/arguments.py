@@ -1,9 +1,9 @@
-"""The arguments of a step: which have rows of the batch, their types when the step is traced, and their placements.
+"""The arguments of a step: which of them have rows of the batch, their types when it is traced, and their placements.
 
 A dense tensor with the rows of the batch is sharded: each rank has its rows. Everything else is replicated. A ragged or
 sparse tensor consists of several components (values, splits, indices), whose rows are not the batch's rows, even if
 an extent happens to be equal. The components are replicated; if each rank passes its own rows, the step gathers the
-rows of all ranks. The cut is told how many rows such a tensor has, so that results with one row for each of its rows
+rows of all ranks. The cut knows how many rows such a tensor has, so results with one row for each of its rows
 can be sharded again.
 """
 
@@ -33,9 +33,9 @@ class _Leaf:
     """A leaf of the arguments.
 
     Attributes:
-        constant: its value, part of the trace, if it is not a tensor.
-        spec: its type if it is a tensor, with this rank's rows.
-        has_rows: it has the rows of batch number `batch` (0, or a batch of another size). is_gathered: the step gathers
+        constant: the leaf's value, part of the trace, if the leaf is not a tensor.
+        spec: the leaf's type, with this rank's rows, if the leaf is a tensor.
+        has_rows: the leaf has the rows of batch `batch` (0, or a batch of another size). is_gathered: the step gathers
             the rows of all ranks.
         first, last: the range of its components (a dense tensor has one) among the components of all arguments.
     """
@@ -57,7 +57,7 @@ class _Leaf:
         return self.has_rows and not self.is_composite
 
     def spec_of_all(self, rows: int | None) -> Any:
-        """Returns its type with the rows of all ranks; the batch has `rows`."""
+        """Returns this leaf's type with the rows of all ranks; the batch has `rows` rows."""
         if self.has_rows or self.is_gathered:
             return with_rows(self.spec, rows if self.has_rows and self.batch == 0 else None)
         return self.spec
@@ -130,7 +130,7 @@ class Arguments:
         ]
 
     def key(self, constant_key: Callable[[Any], Hashable]) -> Hashable:
-        """Returns what two calls must have in common, besides the components' shapes, for one trace to serve both."""
+        """Returns a key that two calls must share, besides the components' shapes, to use one trace."""
         constants = [None if each.spec is not None else (constant_key(each.constant),) for each in self._leaves]
         return self.types, tuple(constants), tuple((each.dtype, each.shape.rank) for each in self.tensors)
 
@@ -179,7 +179,7 @@ class Arguments:
     # ---- what this rank's graph is built on
 
     def sharded(self) -> Iterator[tuple[int, int]]:
-        """Yields for each sharded tensor the number of its batch, and its place among the components."""
+        """Yields, for each sharded tensor, the number of its batch and its place among the components."""
         for each in self._leaves:
             if each.is_sharded:
                 yield each.batch, each.first

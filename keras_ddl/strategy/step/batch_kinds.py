@@ -2,7 +2,7 @@
 
 Keras wraps its steps in `tf.function(reduce_retracing=True)`, which decides by the types of a batch whether an earlier
 trace serves it. Given only one rank's rows, tf.function would decide differently: the program's Python would run more
-or less often than in one process, and kernels that count their draws would restart. So this module makes that decision
+or less often than in one process, and kernels that count their draws would restart. So this module decides
 for global batches, identically on all ranks.
 """
 
@@ -37,7 +37,7 @@ class BatchKind:
 
 
 class BatchKinds:
-    """The kinds of the batches that one step has had so far."""
+    """The kinds of batches that one step has seen so far."""
 
     def __init__(self) -> None:
         self._kinds: list[BatchKind] = []
@@ -50,7 +50,7 @@ class BatchKinds:
         self._kinds.clear()
 
     def only_trace(self) -> BatchKind | None:
-        """Returns the only kind of batches so far, if one step of it was traced; else None."""
+        """Returns the only kind so far, if exactly one of its steps was traced; else None."""
         kind = self._kinds[0] if len(self._kinds) == 1 else None
         return kind if kind is not None and list(kind.traces) == [0] else None
 

@@ -1,4 +1,4 @@
-"""Builds this rank's part of a traced step: cut along the batch, or on a mesh along the model axis first."""
+"""Builds this rank's part of a traced step: cut along the batch, or, on a mesh, along the model axis first."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | 
 
 
 def mirrored_slices(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], bool]:
-    """Returns a function that says whether a captured slice, given its handle, has a mirror."""
+    """Returns a function that tells whether the captured slice with a handle has a mirror."""
     slots = [(outer, sharded_variable_of_handle(outer)) for outer in outers]
     have_mirrors = [outer for outer, slot in slots if slot is not None and slot.share.mirror is not None]
     mirrored = {id(laid_out.local_part(outer).tensor) for outer in have_mirrors}

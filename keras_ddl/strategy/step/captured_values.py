@@ -1,4 +1,4 @@
-"""Describes what a traced step reads besides arguments and numeric variables, so that ranks can compare it.
+"""Describes the values that a traced step reads besides arguments and numeric variables, so ranks can compare them.
 
 Examples are a tensor that the program has made, a lookup table, or a variable of strings. Tracing stores a reference in
 the graph, and every rank has its own object. Objects that are drawn without a seed, adapted to different data, or
@@ -23,7 +23,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.agreement.equal_values import fingerprint
 from keras_ddl.strategy.shards.sharded_slots import sharded_variable_of_handle
 
-_SHOWN = 3  # values in a message
+_SHOWN = 3  # number of values in a message
 _TENSOR_REMEDY = (
     "Draw it from a seed, or compute it from the same data on every rank; or make it a weight (self.add_weight), which "
     "gets rank 0's values; or have rank 0 send it with keras_ddl.broadcast_object."
@@ -45,7 +45,7 @@ _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # variants whose 
 class Read(NamedTuple):
     """Something that a step reads.
 
-    Attributes: digest: 8 bytes that differ if the value does. kind: what it is. outer: the captured tensor. line:
+    Attributes: digest: 8 bytes that differ if the value does. kind: its kind. outer: the captured tensor. line:
         returns the program's line that reads it. show: returns a short text of its value.
     """
 
@@ -58,7 +58,7 @@ class Read(NamedTuple):
 
 
 def reads_of(step: str, program: cut.Program, places: Mapping[int, int], rank: int) -> list[Read]:
-    """Returns what a program captures, in order; for numeric variables only their kind.
+    """Returns everything that a program captures, in order; for numeric variables, only their kind.
 
     places: id of a variable's handle -> the variable's number, equal on all ranks.
 
@@ -129,7 +129,7 @@ def _resource_read(
         return Read(_digest("of rank 0"), "a resource", outer, line, lambda: "a resource")
     if all(each.type.startswith("LookupTable") for each in operations):
         return _table_read(_types_in([*operations]), outer, line)
-    if (types := _types_found_in(outer)) is not None:  # a table read by another package's operation
+    if (types := _types_found_in(outer)) is not None:  # a table that another package's operation reads
         return _table_read(types, outer, line)
     other, is_inside = next(
         each for each in operations.items() if each[0].type not in cut.RESOURCE_OPERATIONS or each[1]
@@ -148,7 +148,7 @@ def _types_in(operations: Sequence[tf.Operation]) -> tuple[tf.DType, tf.DType] |
 
 
 def _types_found_in(resource: tf.Tensor) -> tuple[tf.DType, tf.DType] | None:
-    """Finds the types of keys and values of a resource by trying lookups; None: it is not a table of usual types."""
+    """Finds the types of keys and values of a resource by trying lookups; None: it is not a table of common types."""
     for keys, values in itertools.product((tf.string, tf.int64, tf.int32), (tf.int64, tf.int32, tf.string, tf.float32)):
         none = tf.zeros([0], keys) if keys != tf.string else tf.constant([], tf.string)
         default = tf.zeros([], values) if values != tf.string else tf.constant("")
@@ -160,7 +160,7 @@ def _types_found_in(resource: tf.Tensor) -> tuple[tf.DType, tf.DType] | None:
 
 def _table_read(types: tuple[tf.DType, tf.DType] | None, table: tf.Tensor, line: Callable[[], str]) -> Read:
     size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
-    if types is None:  # the step reads only the number of entries
+    if types is None:  # the step reads only the table's number of entries
         return Read(_digest("table", size.to_bytes(8)), "table", table, line, lambda: f"{size} entries", _TABLE_REMEDY)
     key_type, value_type = types
 

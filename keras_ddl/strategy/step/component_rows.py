@@ -21,7 +21,7 @@ class ComponentRows:
 
     Args:
         structure: the arguments of the step, with this rank's rows. count: the number of rows of this rank's batch.
-        rows: what is known about the rows. step: the step that is to be cut.
+        rows: the known facts about the rows. step: the step to be cut.
     """
 
     def __init__(self, structure: Any, count: tf.Tensor, rows: BatchRows, step: CutStep) -> None:

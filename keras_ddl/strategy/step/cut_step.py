@@ -42,7 +42,7 @@ _REMEDIES = {
 
 
 class CutStep:
-    """A step of the program, its traces, and what must be restored after a failed call.
+    """A step of the program, its traces, and the state to restore after a failed call.
 
     Args:
         name: the name of the step in messages. scope: prefix of the names of its collectives, equal on all ranks.
@@ -55,7 +55,7 @@ class CutStep:
         self._job = job
         self._feedback = f"{scope}#{next(_steps)}"  # numbered, because another step may have the same name
         self.reports: list[cut.Report] = []
-        self.traces = 0  # begun so far
+        self.traces = 0  # traces begun so far
         self.runs_eagerly = 0  # calls without a graph
         self._snapshots: list[cut.Snapshots] = []
         self._staging: dict[Hashable, tf.Tensor] = {}
@@ -64,7 +64,7 @@ class CutStep:
         self.rows_of_ranks = ""  # for messages: the part of a batch that only one rank has; "": none
         self._traced: list[ConcreteFunction] = []  # keeps alive what the ranks' graphs use
         self._programs: dict[int, cut.Program] = {}  # by id of the trace, if it may be cut again
-        self._unrepeatable: dict[int, tuple[str, str] | None] = {}  # by id of the trace, too
+        self._unrepeatable: dict[int, tuple[str, str] | None] = {}  # also by id of the trace
         self._trained: set[tuple[int, ...]] = set()  # shapes of the weights
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of the trace
         self._used: list[tf.Variable] = []
@@ -91,12 +91,12 @@ class CutStep:
 
     def tables(self) -> list[str]:
         """Returns a table of the collectives of each trace, under the step's name; equal tables appear once."""
-        lost = self.when_a_rank_is_lost()
+        lost = self.rank_loss_note()
         texts = dict.fromkeys(report.text() for report in self.reports)
         return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
-    def why_not_again(self) -> str | None:
-        """Returns why other ranks cannot repeat this step if a rank is lost (rule, received, remedy), or None."""
+    def repeat_obstacle(self) -> str | None:
+        """Returns why other ranks cannot repeat this step after a loss (rule, received, remedy), or None."""
         if self.rows_of_ranks:
             return (
                 "A step can be repeated after a rank is lost only if every rank can read the whole batch. Received: "
@@ -116,9 +116,9 @@ class CutStep:
                 )
         return None
 
-    def when_a_rank_is_lost(self) -> str:
-        """Returns a line that says what happens to this step when a rank is lost."""
-        reason = self.why_not_again()
+    def rank_loss_note(self) -> str:
+        """Returns a line about the effect of a lost rank on this step."""
+        reason = self.repeat_obstacle()
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
         if self._job.goes_on:
@@ -174,7 +174,7 @@ class CutStep:
         self.reports.clear()
 
     def trace_digest(self, concrete: ConcreteFunction, variables: Iterable[tf.Variable]) -> tuple[bytes, bytes]:
-        """Returns two digests, of the trace and of what it reads besides variables; equal on ranks with the same step.
+        """Returns two digests: of the trace, and of the values that it reads besides variables. Equal for equal steps.
 
         variables: known to all ranks, in the same order.
         """
@@ -238,7 +238,7 @@ class CutStep:
     def _agree(self, traced: same_step.TracedStep, variables: Sequence[tf.Variable]) -> None:
         """Makes sure that all ranks have traced the same step. COLLECTIVE."""
         numbers = numbers_of(sharded_slots.whole(variables))
-        # One at a time, because reading a variable that was written row by row copies it.
+        # One at a time, because reading a variable that was written by rows copies it.
         values = comparison.digest(description(each.read_value() for each in numbers))
         gathered = communicator.all_gather_object((traced.digest(), values), name=f"{self.scope}/traced")
         steps, values_of_ranks = zip(*gathered)
@@ -273,7 +273,7 @@ class CutStep:
         return program
 
     def run_without_batch(self, concrete: ConcreteFunction) -> None:
-        """Runs the part of a traced step that one process runs when the data ends instead of giving a batch."""
+        """Runs the part of a traced step that one process runs when the data ends before a batch is read."""
         if id(concrete) not in self._without_batch:
             self._without_batch[id(concrete)] = self._writes_without_batch(concrete)
         write = self._without_batch[id(concrete)]
@@ -390,18 +390,18 @@ class CutStep:
         plan = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
         return [[last - i for i in bucket] for bucket in plan]
 
-    def warn_of_kernels_that_begin_anew(self, concrete: ConcreteFunction) -> None:
-        """Calls the function of notices.py on rank 0."""
+    def warn_of_restarted_kernels(self, concrete: ConcreteFunction) -> None:
+        """Calls `notices.warn_of_restarted_kernels` on rank 0."""
         if self.rank == 0:
-            notices.warn_of_kernels_that_begin_anew(self.name, concrete)
+            notices.warn_of_restarted_kernels(self.name, concrete)
 
     def _show(self, report: cut.Report) -> None:
-        """Shows, on rank 0, what a newly traced step moves."""
+        """Shows, on rank 0, the communication of a newly traced step."""
         if self.rank == 0:
             others = (each.text() for each in self.reports if each is not report)
             if config.get("EXPLAIN_STEP") and report.text() not in others:
                 print(self.tables()[-1], flush=True)
-            notices.warn_of_what_is_slow(self.name, report)
+            notices.warn_of_slow_parts(self.name, report)
 
 
 def variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:

@@ -1,4 +1,4 @@
-"""Undoes what an eager step has written if the step fails, and writes it again if other ranks have committed the step.
+"""Undoes the writes of an eager step that fails, and repeats them if other ranks have committed the step.
 
 A traced step shows which variables it uses. An eager step does not: it may write variables of a model that only its
 closure knows, or Keras's global seed generator. So all variables of the process are copied.
@@ -19,10 +19,10 @@ _Copy = tuple[tf.Tensor, tf.Tensor]  # handle, value
 
 
 class EagerCopies:
-    """The values that variables had before a step, and after it.
+    """The values of variables before and after a step.
 
-    Cost: a look at every object of the process and a read of every variable in each step; memory for a second copy of
-        what the step writes, while it runs.
+    Cost: in each step, every object is visited and every variable read; while the step runs, memory for a copy of
+        everything that it writes.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class EagerCopies:
 
 def _variables() -> Iterator[Any]:
     for each in gc.get_objects():
-        if issubclass(type(each), ResourceVariable):  # isinstance would follow weak references
+        if issubclass(type(each), ResourceVariable):  # isinstance would dereference weak proxies
             yield each
 
 
@@ -73,7 +73,7 @@ def _copies_of(variable: Any) -> list[_Copy]:
         return []
     try:
         return [(handle, _read(handle, variable.dtype))]
-    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):  # no value yet
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):  # the variable has no value yet
         return []
 
 

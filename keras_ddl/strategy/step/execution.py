@@ -1,4 +1,4 @@
-"""One execution in Keras: a call of a model's train_function, test_function or predict_function.
+"""An execution in Keras's sense: a call of a model's train_function, test_function or predict_function.
 
 It runs one step or several (`steps_per_execution`), each through `Strategy.run`. In one process Keras makes one
 function for all batches, and TensorFlow traces it for each kind of batch. Here a model has an `Execution`, with its own
@@ -30,7 +30,7 @@ class Execution(TrainerCall):
     Attributes:
         model, step: the model, and which of its steps runs: "train_step", "test_step" or "predict_step", whatever the
             program calls the function.
-        rows: what is known about the rows of its batches. kind: kind of the batches; None: unknown.
+        rows: the known facts about the rows of its batches. kind: the kind of its batches; None: unknown.
         accumulates_parts: each rank accumulates its part of the gradients (accumulation.py).
         is_local: the step runs on this rank alone, on the rows that the caller has passed (predict_on_batch).
         is_single: Keras passes a batch instead of an iterator. Even in one process it traces another function for this,
@@ -52,7 +52,7 @@ class Execution(TrainerCall):
     _graph: weakref.ref[Any] | None = field(default=None, init=False)  # graph of the function that was traced last
 
     def run(self, data: Any, make_function: Callable[[Execution, Any], Callable[[Any], Any]]) -> Any:
-        """Executes the steps on this rank's `data`. `make_function`: makes the function for this, given the first data.
+        """Executes the steps on this rank's `data`. `make_function`: makes the function for it, given the first data.
 
         In the function only Keras calls `Strategy.run`; the program's code runs as in one process (tracing.py).
         """
@@ -70,7 +70,7 @@ class Execution(TrainerCall):
             self._graph, self.traces, self.steps_traced = weakref.ref(graph), [], 0
 
     def written(self) -> list[Any]:
-        """Returns all variables that its steps may write, in the same order on all ranks.
+        """Returns all variables that the steps may write, in the same order on all ranks.
 
         For traced steps these are all variables that the traces use. For eager steps, which each rank undoes and redoes
         separately (eager_copies.py), they are the model's variables.

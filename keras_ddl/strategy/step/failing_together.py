@@ -1,11 +1,11 @@
 """Makes a call of a step that fails on one rank fail on all ranks, with that rank's error.
 
 All ranks make the same calls of steps. A rank whose call raises cancels the collectives of the others (an alarm), so
-that their calls also fail. Then all ranks exchange their errors, and raise the error of the lowest rank that had its
-own. At that point no collective of the failed calls is pending, so the program may catch the error and continue.
+that their calls also fail. Then all ranks exchange their errors, and raise the error of the lowest rank that had an
+error of its own. Then no collective of the failed calls is pending, so the program may catch the error and continue.
 
 A graph ends only when the collectives that it has started end. These may wait for ranks that wait for other
-collectives, which this rank will never start. So a thread checks now and then whether TensorFlow has cancelled a graph
+collectives, which this rank will never start. So a thread checks periodically whether TensorFlow has cancelled a graph
 that still runs, and raises the alarm.
 """
 
@@ -144,7 +144,7 @@ class _Call:
         """Raises the alarm if a graph has failed and does not end. Called by the watching thread."""
         if not self.manager.is_cancelled:
             return
-        if self._was_cancelled:  # cancelled since the last check, so it does not end by itself
+        if self._was_cancelled:  # it was cancelled before the last check and still runs, so it will not end by itself
             with self._lock:
                 if not self._ended and self._alarm is None:
                     self._alarm = communicator.communicator_of(None).start_alarm()
@@ -192,7 +192,7 @@ class _Report:
     in_tracing: bool
 
     def is_like(self, other: _Report) -> bool:
-        """Whether both ranks failed by themselves with equal errors, apart from numbers in the texts."""
+        """Whether both ranks failed on their own with errors that are equal, apart from numbers in the text."""
         return self.kind == other.kind and self.kind is not None and are_alike(self.text, other.text)
 
 
@@ -209,7 +209,7 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
         if problem is not None:
             raise problem
         reports: list[_Report] = comm.come_together(_report(error, caller))
-    except KerasDdlError as problem:  # no rank is left to agree with
+    except KerasDdlError as problem:  # no other rank is left to agree with
         return problem if isinstance(error, StepCancelledError) else error
     if any(each.in_tracing for each in reports):
         caller.forget_traces()
@@ -220,7 +220,7 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
 
 
 def _report(error: Exception, caller: Caller) -> _Report:
-    if isinstance(error, (StepCancelledError, tf.errors.CancelledError)):  # for an operation not begun
+    if isinstance(error, (StepCancelledError, tf.errors.CancelledError)):  # raised for an operation that had not begun
         return _Report(None, "", caller.may_have_traced(is_python=False))
     try:
         kind = pickle.dumps(type(error))
@@ -234,7 +234,7 @@ def _report(error: Exception, caller: Caller) -> _Report:
 def _error_of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
     """Returns another rank's error with its text, and with its class if that can be made here.
 
-    `is_alike`: this rank had the same error, which its report for the launcher says.
+    `is_alike`: this rank had the same error, as its report to the launcher will say.
     """
     words = f"{errors.name_of_rank(rank)}: {report.text}"
     try:

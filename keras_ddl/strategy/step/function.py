@@ -1,6 +1,6 @@
 """`Strategy.function`: runs your own training step on any number of ranks with the result of one process.
 
-The step is traced as one process would trace it, on the global batch, and keras_ddl/cut splits its graph between the
+The step is traced as in one process, on the global batch, and keras_ddl/cut splits its graph between the
 ranks. This changes no part of Keras.
 """
 
@@ -61,7 +61,7 @@ class StepFunction(Caller):
         self._calls = 0
         self._rows = 0.0  # rows of all ranks in the last call, for monitoring
         self._traced: dict[Hashable, _Traced] = {}
-        self._kinds: dict[Hashable, BatchKinds] = {}  # for arguments whose extents may be left open
+        self._kinds: dict[Hashable, BatchKinds] = {}  # kinds of arguments whose extents may be left open
         self._epoch = strategy.job.epoch
 
     @property
@@ -73,7 +73,7 @@ class StepFunction(Caller):
         used: list[Any] = []
         if sees_global_batch() or not tf.executing_eagerly():
             return self._run(args, kwargs, used)
-        observer, job_figures = observing.observer(), figures.of_job()
+        observer, job_figures = observing.observer(), figures.current()
         if observer is not None:
             observer.begin_step(self.__name__, None)
         if job_figures is not None:
@@ -154,7 +154,7 @@ class StepFunction(Caller):
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
         if self.cut_step.size == 1:
             return ALONE
-        lost = self.cut_step.when_a_rank_is_lost()
+        lost = self.cut_step.rank_loss_note()
         return "\n\n".join(f"{report.text()}\n{lost}" for report in self.cut_step.reports)
 
     def _compare(self, arguments: Arguments) -> None:
@@ -190,7 +190,7 @@ class StepFunction(Caller):
         if self._reduce_retracing:
             return self._find_open(key, arguments, rows)
         counts: tuple[int, ...] = ()
-        if self._batches == "rank" and rows is not None:  # the trace depends on the rows of all ranks
+        if self._batches == "rank" and rows is not None:  # the trace depends on the row counts of all ranks
             counts = tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
         specs = arguments.specs(sum(counts) if counts else rows)
         batch = _TracedBatch(tuple(arguments.shapes(specs)), rows, counts)
@@ -218,7 +218,7 @@ class StepFunction(Caller):
         with garbage.paused():
             try:
                 concrete = self.cut_step.trace(step, arguments.components(batch.shapes), owners=[self.__wrapped__])
-            except RankMismatchError:  # a later call must not find the refused trace
+            except RankMismatchError:  # later calls must not find the refused trace
                 self._function = tf_compat.clone_function(self._function, self._function.python_function)
                 raise
         return _Traced(self, concrete, arguments.without_tensors(), batch)
@@ -307,7 +307,7 @@ class _Traced:
 
 
 def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[..., Any]:
-    """Returns `step` bound to the object `instance`, which it does not keep alive."""
+    """Returns `step` bound to the object `instance`, without keeping the object alive."""
     if isinstance(step, tf.types.experimental.PolymorphicFunction):
         return step.__get__(instance, type(instance))
 

@@ -1,7 +1,7 @@
-"""Pauses Python's search for cyclic garbage while a step is traced, cut and run for the first time.
+"""Pauses Python's cyclic garbage collection while a step is traced, cut and run for the first time.
 
-These phases make hundreds of thousands of lasting objects, so that Python would search all objects of the process
-again. With TensorFlow that takes 0.3 s and finds nothing to free.
+These phases create hundreds of thousands of long-lived objects, which would make Python scan all objects of the process
+again. With TensorFlow, a scan takes 0.3 s and finds nothing to free.
 """
 
 from __future__ import annotations

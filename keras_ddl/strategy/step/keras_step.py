@@ -1,7 +1,7 @@
-"""Steps of Keras (train_step, test_step, predict_step) on several ranks: what one process would compute.
+"""Runs Keras's train_step, test_step and predict_step on several ranks, with the results of one process.
 
 Keras calls steps through `Strategy.run` with this rank's rows of the batch. In a graph the step is traced on the global
-batch and cut into ranks (cut_step.py). An eager step has no graph to cut: the rows of all ranks are gathered, and every
+batch and cut (cut_step.py). An eager step has no graph to cut: the rows of all ranks are gathered, and every
 rank computes the step on all of them, which is correct but no faster than one process.
 """
 
@@ -34,8 +34,6 @@ from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.tracing import as_one_process, sees_global_batch
 
 _STEPS = ("train_step", "test_step", "predict_step")
-# Names of the exchange that begins a step. The timeline learns from them when the batch arrived, and whether the step
-# must wait for the counts.
 
 
 class RowsTrained:
@@ -57,7 +55,7 @@ class RowsTrained:
 
 
 def execution_of(function: Any) -> Execution | None:
-    """Returns the execution that calls `Strategy.run(function)`; None: the function is no step of Keras.
+    """Returns the execution that calls `Strategy.run(function)`; None: the function is not a Keras step.
 
     Keras calls `Strategy.run` in the innermost execution of this thread. If the program itself passes a step of a
     model, only the model and the step are known.
@@ -70,16 +68,16 @@ def execution_of(function: Any) -> Execution | None:
 
 
 class KerasSteps:
-    """The steps of the models that train under a Strategy of several ranks."""
+    """The steps of models under a Strategy of several ranks."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, CutStep]] = weakref.WeakKeyDictionary()
-        self._warned_of: set[str] = set()  # eager steps
-        self.rows_trained = RowsTrained()  # for rank 0, which shows them
+        self._warned_of: set[str] = set()  # names of eager steps already warned about
+        self.rows_trained = RowsTrained()  # rank 0 shows them
         order.prepare()
 
-    # In the program's own tf.function, autograph would convert the cut as well: half a minute for five layers.
+    # Without this, autograph would also convert the cut in the program's own tf.function: 30 s for five layers.
     @do_not_convert
     def run(self, execution: Execution, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step with this rank's rows. COLLECTIVE. Returns: the result of one process."""
@@ -146,10 +144,10 @@ class KerasSteps:
     def _commit_eagerly(self, execution: Execution, step: CutStep, outputs: Any) -> None:
         """Ends a step that has run eagerly.
 
-        COLLECTIVE. In the first steps and now and then, ranks compare what the step wrote and returned, because there
-        is no graph that shows what it read.
+        COLLECTIVE. In the first steps, and sometimes later, ranks compare the step's writes and results, because
+        no graph shows what it read.
 
-        Cost: a barrier; with what is compared, 32 bytes per rank, and each variable is read once.
+        Cost: a barrier; for a comparison, 32 bytes per rank and one read of each variable.
         """
         every = config.get("DATA_CHECK_BATCHES")
         number, step.runs_eagerly = step.runs_eagerly, step.runs_eagerly + 1
@@ -181,7 +179,7 @@ class KerasSteps:
             gathered, structure, begins_with = order.exchange_step_header(of_components.exchanged, structure, name)
             report.gathered_counts(step.size * order.header_bytes(gathered.shape[1]))
             counts = of_components.check(gathered)
-        if count is None:  # nothing to divide: every rank computes everything
+        if count is None:  # nothing to divide, so every rank computes everything
             batch = step.batch_without_rows()
         elif is_known:
             batch = step.batch_of_chunks(rows.total)
@@ -254,7 +252,7 @@ class KerasSteps:
             kind.traces[execution.steps_traced] = concrete
             graph = execution.steps_traced, execution.is_single
             if graph in kind.built:
-                step.warn_of_kernels_that_begin_anew(concrete)
+                step.warn_of_restarted_kernels(concrete)
             kind.built.add(graph)
             execution.steps_traced += 1
         return concrete
@@ -262,7 +260,11 @@ class KerasSteps:
 
 def _accumulators(execution: Execution) -> list[tf.Variable]:
     """Returns the variables in which each rank accumulates its part of gradients between updates."""
-    return [each.value for each in accumulation.of_parts(execution.model)] if execution.accumulates_parts else []
+    return (
+        [each.value for each in accumulation.partial_accumulators(execution.model)]
+        if execution.accumulates_parts
+        else []
+    )
 
 
 def _as_tensor(leaf: Any) -> Any:

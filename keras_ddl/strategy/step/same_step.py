@@ -1,4 +1,4 @@
-"""Checks, before a step first runs, that all ranks have traced the same step and read the same values in it.
+"""Checks, before a step first runs, that all ranks have traced the same step, which reads the same values.
 
 Ranks compare one digest of a step: its operations with attributes and constants, and what it reads besides its
 arguments (captured_values.py). Numeric variables are left out, because they get rank 0's values. If digests differ,
@@ -39,8 +39,8 @@ class TracedStep:
     """A traced step, as ranks compare it.
 
     Args:
-        name: for messages. returned: the structure that it returns. owners: objects that may hold what it captures (the
-            model or the traced function), to name it in messages.
+        name: for messages. returned: the structure that it returns. owners: objects that may hold captured values (the
+            model or the traced function), to name these in messages.
     """
 
     def __init__(self, name: str, program: cut.Program, returned: Any, owners: Sequence[Any], rank: int) -> None:
@@ -56,15 +56,15 @@ class TracedStep:
         return hashlib.sha256(self.digest_of_reads() + self.digest_of_trace()).digest()
 
     def digest_of_reads(self) -> bytes:
-        """Like `digest`, for what the step reads."""
+        """Like `digest`, but of the values that the step reads."""
         return hashlib.sha256(b"".join(each.digest for each in self._reads)).digest()
 
     def digest_of_trace(self) -> bytes:
-        """Like `digest`, for a traced function."""
+        """Like `digest`, but of a traced function."""
         return hashlib.sha256(cut.trace_digest(self._program) + self._returned.encode()).digest()
 
     def explain(self, scope: str) -> RankMismatchError:
-        """Returns the error that says what differs. COLLECTIVE over all ranks; `scope` begins the collective's name."""
+        """Returns an error with the first difference. COLLECTIVE; `scope` begins the collective's name."""
         mine = [*self._entries()]
         digests = communicator.all_gather_object([each.digest for each in mine], name=f"{scope}/traced_parts")
         longest = max(range(len(digests)), key=lambda rank: len(digests[rank]))
@@ -99,7 +99,7 @@ class TracedStep:
 
 
 def _side_by_side(first: tuple[str, ...] | None, other: tuple[str, ...] | None, ranks: str) -> str:
-    """Returns, for a message, what rank 0 and others have. None: nothing."""
+    """Describes two ranks' entries, for a message. None: the rank has no such entry."""
     if first is None or other is None:
         texts = ["nothing more" if each is None else " ".join(filter(None, each[:2])) for each in (first, other)]
     elif first[:2] == other[:2]:
@@ -112,14 +112,14 @@ def _side_by_side(first: tuple[str, ...] | None, other: tuple[str, ...] | None, 
 
 
 def _leaf(leaf: Any) -> Any:
-    """Describes a value in a result that is not a tensor: numbers and strings are compared, objects by their type."""
+    """Describes a non-tensor value in a result: numbers and strings are compared, objects by their type."""
     if tf.is_tensor(leaf):
         return "tensor"
     return leaf if type(leaf) in _PLAIN else type(leaf).__name__
 
 
 def _place_in(owner: Any, tensor: tf.Tensor) -> str:
-    """Returns where an object holds what a step captures, e.g. "layer 'features', attribute w"; "" if not found."""
+    """Returns where an object holds a captured value, e.g. "layer 'features', attribute w"; "" if not found."""
     if isinstance(owner, keras.layers.Layer):
         found = models.attribute_with(owner, lambda value: _holds(value, tensor))
         return "" if found is None else f"layer {found[0].name!r}, attribute {found[1]}"

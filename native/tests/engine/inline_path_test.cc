@@ -1,4 +1,4 @@
-// The inline path by itself, without any communication thread.
+// The inline path alone, without a communication thread.
 #include "engine/inline_path.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ struct Sum {
   ddl_request request{};
 };
 
-TEST(InlinePathTest, RunsWhatAllCallingThreadsRun) {
+TEST(InlinePathTest, RunsOnAllCallingThreads) {
   for (const int size : {1, 2, 4}) {
     RunEndpoints(AllTogether(size), [&](std::unique_ptr<ddl::Endpoint> endpoint, int) {
       ddl::InlinePath path(*endpoint);
@@ -47,7 +47,7 @@ TEST(InlinePathTest, SendsSmallDataWithTheRecord) {
   };
   for (const int size : {2, 3, 4, 8, 64}) EXPECT_TRUE(is_eager(16, size)) << size;
   EXPECT_TRUE(is_eager(24, 2));
-  EXPECT_FALSE(is_eager(32, 2));  // two ranks divide the work from here on
+  EXPECT_FALSE(is_eager(32, 2));  // from this size on, two ranks divide the work
   EXPECT_TRUE(is_eager(64, 4));
   EXPECT_FALSE(is_eager(64, 5));
   EXPECT_FALSE(is_eager(65, 3));
@@ -56,7 +56,7 @@ TEST(InlinePathTest, SendsSmallDataWithTheRecord) {
   EXPECT_TRUE(ddl::IsEager(broadcast.request, 2));
 }
 
-TEST(InlinePathTest, LeavesWhatDiffersAlone) {
+TEST(InlinePathTest, DoesNotRunCallsThatDiffer) {
   RunEndpoints({0, 0}, [](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
     ddl::InlinePath path(*endpoint);
     Sum differs(rank == 0 ? "a" : "b", 10);
@@ -67,7 +67,7 @@ TEST(InlinePathTest, LeavesWhatDiffersAlone) {
   });
 }
 
-TEST(InlinePathTest, WithdrawsWhenTheOthersDoNotCome) {
+TEST(InlinePathTest, WithdrawsWhenOtherRanksDoNotArrive) {
   std::atomic<bool> tried{false};
   RunEndpoints({0, 0}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
     ddl::InlinePath path(*endpoint);
@@ -82,7 +82,7 @@ TEST(InlinePathTest, WithdrawsWhenTheOthersDoNotCome) {
   });
 }
 
-TEST(InlinePathTest, IsNotForRanksOfSeveralGroups) {
+TEST(InlinePathTest, IsOffForRanksOfSeveralGroups) {
   RunEndpoints({0, 1}, [](std::unique_ptr<ddl::Endpoint> endpoint, int) {
     ddl::InlinePath path(*endpoint);
     Sum sum("sum", 10);

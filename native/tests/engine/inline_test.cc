@@ -1,4 +1,4 @@
-// Collectives that calling threads carry out themselves (ddl_try_run), alone and among others that they do not.
+// Collectives that calling threads run themselves (ddl_try_run), alone and mixed with others.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace ddl_test {
 namespace {
 
 constexpr uint32_t kPatienceUs = 2000;
-constexpr uint32_t kLongPatienceUs = 20'000;  // where it matters that all ranks meet, on however busy a machine
+constexpr uint32_t kLongPatienceUs = 20'000;  // for tests where all ranks must meet, even on a busy machine
 
 // A sum whose result is known: element i of rank r is salt + r + i % 7.
 struct Sum {
@@ -36,7 +36,7 @@ struct Sum {
   Call call;
 };
 
-// As a waiting caller does it; returns whether the calling thread carried it out.
+// Runs the call like a waiting caller; returns whether the calling thread ran it itself.
 bool RunBlocking(ddl_comm* comm, Call& call, uint32_t patience_us = kPatienceUs) {
   if (call.TryRun(comm, patience_us) != 0) return true;
   const Outcome outcome = call.Run(comm);
@@ -49,7 +49,7 @@ class InlineTest : public testing::TestWithParam<int> {
   int size() const { return GetParam(); }
 };
 
-// Where one rank would have nobody to disagree with or to wait for.
+// For tests that need another rank, to disagree with or to wait for.
 class InlineOthersTest : public InlineTest {};
 
 INSTANTIATE_TEST_SUITE_P(Sizes, InlineOthersTest, testing::Values(2, 3, 4, 8));
@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, InlineTest, testing::Values(1, 2, 3, 4, 8),
 TEST_P(InlineTest, SumsOfEverySize) {
   std::atomic<int> met{0};
   RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
-    // Empty, one element, around what travels with the record, and what goes through the slots in several steps.
+    // Empty, one element, sizes near the limit of what the record carries, and sizes that take several slots.
     for (const size_t count : {0u, 1u, 7u, 255u, 4095u, 4096u, 4097u, 200'003u, 1'000'003u}) {
       for (int turn = 0; turn < 3; ++turn) {
         Sum sum("sum", turn, count, rank);
@@ -113,7 +113,7 @@ TEST_P(InlineTest, GathersRowsOfDifferentLength) {
     gather.request.user = everything.data();
     gather.request.allocate = [](void* user, const uint64_t*, int) { return user; };
     if (!gather.TryRun(comm, kPatienceUs)) {
-      ddl_work* work = gather.Start(comm);  // with the same memory for the result
+      ddl_work* work = gather.Start(comm);  // with the same result memory
       ASSERT_EQ(ddl_work_wait(work, 30'000), 1);
       ddl_work_free(work);
     }
@@ -124,7 +124,7 @@ TEST_P(InlineTest, GathersRowsOfDifferentLength) {
   });
 }
 
-// Others submit the same collective in the ordinary way, come late, or come from several threads at once: whatever
+// Some ranks submit the same collective the ordinary way, arrive late, or call from several threads: whichever
 // way each call takes, results are right and nothing hangs.
 TEST_P(InlineTest, MixesWithSubmittedRequests) {
   constexpr int kCalls = kSanitized ? 60 : 300;
@@ -149,7 +149,7 @@ TEST_P(InlineTest, MixesWithSubmittedRequests) {
     Random random(static_cast<uint64_t>(rank) + 1);
     for (int i = 0; i < kCalls; ++i) {
       Sum sum("blocking", i, i % 5 == 0 ? 30'000 : 20, rank);
-      // Some ranks do not try, and some come late.
+      // Some ranks do not try, and some arrive late.
       if (random.Below(16) == 0) std::this_thread::sleep_for(std::chrono::microseconds(random.Below(3000)));
       if (random.Below(8) == 0 || !sum.call.TryRun(comm, static_cast<uint32_t>(random.Below(500)))) {
         const Outcome outcome = sum.call.Run(comm);
@@ -176,7 +176,7 @@ TEST_P(InlineOthersTest, DisagreementIsLeftToTheCoordinator) {
   });
 }
 
-TEST_P(InlineOthersTest, DoesNotWaitLongForRanksThatStayAway) {
+TEST_P(InlineOthersTest, DoesNotWaitLongForAbsentRanks) {
   RunRanks(AllTogether(size()), [&](ddl_comm* comm, int rank) {
     if (rank == 0) {
       const auto start = std::chrono::steady_clock::now();
@@ -190,7 +190,7 @@ TEST_P(InlineOthersTest, DoesNotWaitLongForRanksThatStayAway) {
   });
 }
 
-TEST(Inline, RefusesWhatIsNotForIt) {
+TEST(Inline, RefusesUnsuitableRequests) {
   RunRanks({0, 0, 2, 2}, [](ddl_comm* comm, int rank) {
     Sum sum("several groups", 1, 3, rank);
     EXPECT_FALSE(sum.call.TryRun(comm, kPatienceUs));
@@ -206,7 +206,7 @@ TEST(Inline, RefusesWhatIsNotForIt) {
   });
 }
 
-TEST(Inline, ARankThatLeftIsNotWaitedFor) {
+TEST(Inline, DoesNotWaitForARankThatLeft) {
   RunOptions options;
   options.leave_early = {1};
   RunRanks(
@@ -221,8 +221,8 @@ TEST(Inline, ARankThatLeftIsNotWaitedFor) {
       options);
 }
 
-// Rank 1 stands still in the middle of a collective until rank 0, which is interrupted, has come back.
-TEST(Inline, AnInterruptedCallerReturnsWhileAnotherRankStandsStill) {
+// Rank 1 stalls in the middle of a collective until rank 0, which is interrupted, has returned.
+TEST(Inline, AnInterruptedCallerReturnsWhileAnotherRankStalls) {
   for (const bool goes_on : {false, true}) {
     std::atomic<bool> back{false};
     std::atomic<int> asked{0};

@@ -1,4 +1,4 @@
-// ddl_allocate_in_place: results that have their place before the rows of the other ranks are known.
+// ddl_allocate_in_place: results that get their memory before the other ranks' rows are known.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace {
 
-TEST(PlaceTest, IsGivenWhenTheRowsOfAllRanksFillIt) {
+TEST(PlaceTest, IsUsedWhenTheRowsOfAllRanksFillIt) {
   float out[12];
   ddl_place place{out, 2, 6};
   const uint64_t rows[] = {1, 2, 3};
   EXPECT_EQ(ddl_allocate_in_place(&place, rows, 3), out);
 }
 
-TEST(PlaceTest, IsRefusedWhenTheyAreMoreOrFewer) {
+TEST(PlaceTest, IsRefusedWhenRowsAreMoreOrFewer) {
   float out[12];
   ddl_place place{out, 2, 6};
   const uint64_t more[] = {1, 2, 4}, fewer[] = {1, 2, 2};

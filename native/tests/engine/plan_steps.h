@@ -1,4 +1,4 @@
-// Steps of planned collectives, for tests of what follows a plan.
+// Steps of planned collectives, for tests of plans.
 #ifndef KERAS_DDL_TESTS_ENGINE_PLAN_STEPS_H_
 #define KERAS_DDL_TESTS_ENGINE_PLAN_STEPS_H_
 
@@ -18,7 +18,7 @@ namespace ddl_test {
 
 constexpr uint32_t kBuckets = 5;
 
-// One bucket of one step; its values tell it from all others.
+// One bucket of one step, with its own values.
 struct PlannedSum {
   PlannedSum(uint64_t plan, uint64_t step, uint32_t index, int rank, size_t count = 1000)
       : first(static_cast<float>(plan * 7000 + step * 10 + index)),
@@ -41,7 +41,7 @@ struct PlannedSum {
   ddl_work* work = nullptr;
 };
 
-// Runs one step, its buckets submitted in an order of this rank's own.
+// Runs one step, whose buckets this rank submits in its own order.
 inline void RunStep(ddl_comm* comm, uint64_t plan, uint64_t step, int rank) {
   std::vector<std::unique_ptr<PlannedSum>> buckets;
   for (uint32_t i = 0; i < kBuckets; ++i) buckets.push_back(std::make_unique<PlannedSum>(plan, step, i, rank));
@@ -58,7 +58,7 @@ inline ddl_counters Count(const ddl_comm* comm) {
   return counters;
 }
 
-// Steps until one runs by plan again: all ranks see the same.
+// Runs steps until one is planned again, which all ranks see alike.
 inline void RunUntilPlanned(ddl_comm* comm, uint64_t step, int rank) {
   const uint64_t before = Count(comm).planned;
   for (int i = 0; i < 300 && Count(comm).planned == before; ++i) RunStep(comm, 1, step++, rank);
@@ -67,7 +67,7 @@ inline void RunUntilPlanned(ddl_comm* comm, uint64_t step, int rank) {
 
 inline void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-// A rank that has nothing to run is waited for 0.1 s.
+// Ranks wait 0.1 s for a rank that has nothing to run.
 inline RunOptions WithLane() {
   RunOptions options;
   options.lane = true;

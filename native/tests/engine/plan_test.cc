@@ -1,5 +1,5 @@
-// Planned collectives: in the order of the plan, without a message to rank 0; and what happens when ranks depart from
-// it.
+// Planned collectives run in the order of the plan without a message to rank 0. Also tests ranks that depart from
+// the plan.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ TEST_P(PlanTest, StepsRunWithoutAMessageToRankZero) {
       options());
 }
 
-TEST_P(PlanTest, UnplannedCollectivesRunBesideThem) {
+TEST_P(PlanTest, UnplannedCollectivesRunBesidePlannedOnes) {
   RunRanks(
       group(),
       [&](ddl_comm* comm, int rank) {
@@ -97,7 +97,7 @@ TEST_P(PlanTest, ARankThatDepartsIsNamedOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Topologies, PlanTest, testing::Range(size_t{0}, Topologies().size()),
                          [](const auto& info) { return Topologies()[info.param].name; });
 
-TEST(PlanOfRanksTest, ALateRankHoldsUpNothingAndThePlanGoesOnAfterwards) {
+TEST(PlanOfRanksTest, ALateRankBlocksNothingAndThePlanContinues) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0, 0}, {0, 0, 2, 2}, {0, 1, 2, 3, 4}}) {
     RunRanks(
         group,
@@ -132,7 +132,7 @@ TEST(PlanOfRanksTest, PlansOfSeveralThreadsRunInAnyOrder) {
   }
 }
 
-TEST(PlanOfRanksTest, ARankThatLeavesABucketOutIsNamed) {
+TEST(PlanOfRanksTest, ARankThatSkipsABucketIsNamed) {
   RunOptions options = WithLane();
   options.deadline_s = 1;
   std::atomic<int> told{0};
@@ -157,8 +157,8 @@ TEST(PlanOfRanksTest, ARankThatLeavesABucketOutIsNamed) {
       options);
 }
 
-// Rank 1 never begins a run that the others have begun: their numbers of runs differ from then on, until they agree.
-TEST(PlanOfRanksTest, ARankThatLeavesAWholeRunOutIsNamedAndThePlanGoesOnAfterwards) {
+// Rank 1 never begins a run that the others have begun, so their run numbers differ until they agree.
+TEST(PlanOfRanksTest, ARankThatSkipsAWholeRunIsNamedAndThePlanContinues) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 0, 2, 2}, {0, 1, 2}}) {
     for (const int absent : {0, 1}) {
       RunRanks(
@@ -166,7 +166,7 @@ TEST(PlanOfRanksTest, ARankThatLeavesAWholeRunOutIsNamedAndThePlanGoesOnAfterwar
           [&](ddl_comm* comm, int rank) {
             RunUntilPlanned(comm, 1, rank);
             PlannedSum first(1, 1000, 0, rank, rank == absent ? 999 : 1000);
-            if (rank == absent) first.call.request.plan_size = 0;  // of no plan
+            if (rank == absent) first.call.request.plan_size = 0;  // unplanned
             const Outcome outcome = first.call.Run(comm);
             EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
             RunUntilPlanned(comm, 1001, rank);
@@ -176,8 +176,8 @@ TEST(PlanOfRanksTest, ARankThatLeavesAWholeRunOutIsNamedAndThePlanGoesOnAfterwar
   }
 }
 
-// Rank 1 stands still in the middle of a bucket: what is submitted meanwhile fails with it, at the same time.
-TEST(PlanOfRanksTest, WhatComesDuringABucketThatFailsFailsWithIt) {
+// Rank 1 stalls in the middle of a bucket; requests submitted meanwhile fail together with the bucket.
+TEST(PlanOfRanksTest, RequestsDuringAFailingBucketFailWithIt) {
   auto spies = Spies(2);
   spies[1]->withholds = [](const Spy::Message& message) { return CarriesData(message.tag); };
   RunOptions options = WithLane();
@@ -202,7 +202,7 @@ TEST(PlanOfRanksTest, WhatComesDuringABucketThatFailsFailsWithIt) {
       options);
 }
 
-TEST(PlanOfRanksTest, AfterARankHasLeftTheOthersAreTold) {
+TEST(PlanOfRanksTest, OtherRanksLearnThatARankLeft) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0, 0}, {0, 1, 2}}) {
     RunOptions options = WithLane();
     options.leave_early = {2};
@@ -220,8 +220,8 @@ TEST(PlanOfRanksTest, AfterARankHasLeftTheOthersAreTold) {
   }
 }
 
-// As a step does: small sums at a rendezvous if all come, what misses it in its turn.
-TEST(PlanOfRanksTest, SmallOnesAreRunInlineOrInTheirTurn) {
+// As in a step: small sums run at a rendezvous if all ranks arrive, otherwise in their turn.
+TEST(PlanOfRanksTest, SmallSumsRunInlineOrInTheirTurn) {
   std::atomic<uint64_t> ran_inline{0};
   RunOptions options = WithLane();
   options.warn_after_s = 0;
@@ -254,8 +254,8 @@ TEST(PlanOfRanksTest, SmallOnesAreRunInlineOrInTheirTurn) {
   EXPECT_GT(ran_inline, 0u);
 }
 
-// The other rank would wait for nothing: this one's plan ends before its calling thread comes to a rendezvous.
-TEST(PlanOfRanksTest, NobodyWaitsAtARendezvousForSmallDataThatIsInAPlan) {
+// The other rank would wait in vain, because this rank's plan ends before its calling thread reaches a rendezvous.
+TEST(PlanOfRanksTest, NoRankWaitsAtARendezvousForSmallPlannedData) {
   RunOptions options = WithLane();
   options.warn_after_s = 0;
   RunRanks(
@@ -274,7 +274,7 @@ TEST(PlanOfRanksTest, NobodyWaitsAtARendezvousForSmallDataThatIsInAPlan) {
       options);
 }
 
-TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
+TEST(PlanOfRanksTest, RepeatedUnplannedCollectivesAreAnnouncedInThirteenBytes) {
   RunRanks({0, 0, 2}, [&](ddl_comm* comm, int rank) {
     const auto run = [&] {
       std::vector<float> data(1000, 1);
@@ -293,8 +293,8 @@ TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
   });
 }
 
-// What a lane counts decides whether every rendezvous wakes its thread.
-TEST(PlanOfRanksTest, WhatFallsBackIsNoLongerUnderWayInTheLane) {
+// A lane's count of running requests decides whether every rendezvous wakes its thread.
+TEST(PlanOfRanksTest, RequestsThatFallBackNoLongerCountInTheLane) {
   static std::atomic<ddl::RankBlock*> blocks{nullptr};
   static std::atomic<void* (*)(void*, int, size_t)> share{nullptr};
   RunOptions options = WithLane();
@@ -319,7 +319,7 @@ TEST(PlanOfRanksTest, WhatFallsBackIsNoLongerUnderWayInTheLane) {
       options);
 }
 
-TEST(PlanOfRanksTest, WhatCannotBePlannedIsRefused) {
+TEST(PlanOfRanksTest, UnsuitableRequestsAreRefused) {
   RunRanks({0}, [&](ddl_comm* comm, int) {
     PlannedSum bucket(1, 1, 0, 0);
     bucket.call.request.plan_index = kBuckets;

@@ -1,4 +1,4 @@
-// The queue of plans with its thread, by itself. The test takes what falls back.
+// The planned queue and its thread alone. The test handles requests that fall back.
 #include "engine/planned_queue.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ class Rank {
   ddl::CommunicationThread thread_;
 };
 
-// Runs a step, its sums submitted from the last to the first.
+// Runs a step, whose sums are submitted in reverse order.
 void RunStep(Rank& rank, uint64_t run, int size) {
   std::deque<std::unique_ptr<OwnSum>> sums;
   for (uint32_t i = kSums; i-- > 0;) {
@@ -80,7 +80,7 @@ TEST(PlannedQueueTest, RunsAPlanWithoutAMessageToRankZero) {
   }
 }
 
-TEST(PlannedQueueTest, WhatDiffersFallsBackOnAllRanksAndThenThePlanIsFollowedAgain) {
+TEST(PlannedQueueTest, AMismatchFallsBackOnAllRanksAndThePlanIsUsedAgain) {
   for (const std::vector<int>& group : Groups()) {
     Meeting all(group.size());
     RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int number) {
@@ -97,15 +97,15 @@ TEST(PlannedQueueTest, WhatDiffersFallsBackOnAllRanksAndThenThePlanIsFollowedAga
       for (uint32_t i = 1; i < kSums; ++i) EXPECT_FALSE(sums[i]->IsDone());
       EXPECT_EQ(rank.queue().num_fallbacks(), kSums - 1);
       EXPECT_FALSE(rank.queue().HasOutstanding());
-      for (const auto& request : fallen_back) request->ticket.reset();  // as when it has ended
+      for (const auto& request : fallen_back) request->ticket.reset();  // as when the request has ended
       RunStep(rank, 3, endpoint->size());
       all.Wait();
     });
   }
 }
 
-// Rows are free in an all_gather; by plan it runs where they are equal.
-TEST(PlannedQueueTest, GathersEqualRowsAndOthersFallBack) {
+// Ranks of an all_gather may have different rows; planned, it runs only if their rows are equal.
+TEST(PlannedQueueTest, EqualRowsAreGatheredAndOthersFallBack) {
   Meeting all(3);
   RunEndpoints({0, 0, 2}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int number) {
     Rank rank(*endpoint);
@@ -119,7 +119,7 @@ TEST(PlannedQueueTest, GathersEqualRowsAndOthersFallBack) {
       request.buffers[0].out = nullptr;
       request.place = {9, run, 0, 1};
       request.allocate = [](void*, const uint64_t*, int) -> void* {
-        static thread_local std::vector<float> memory(64);  // of the communication thread
+        static thread_local std::vector<float> memory(64);  // belongs to the communication thread
         return memory.data();
       };
       rank.queue().Submit(gather.Take());

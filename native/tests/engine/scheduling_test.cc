@@ -1,4 +1,4 @@
-// Which cores the communication threads of a host's ranks keep to.
+// The cores to which the communication threads of a host's ranks are bound.
 #include "engine/scheduling.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 using Cores = std::vector<int>;
 
-TEST(CoresTest, AreSharedOutWithoutOverlap) {
+TEST(CoresTest, AreDividedWithoutOverlap) {
   EXPECT_EQ(ddl::OwnCores({0, 1}, 0, 2), Cores({0}));
   EXPECT_EQ(ddl::OwnCores({0, 1}, 1, 2), Cores({1}));
   EXPECT_EQ(ddl::OwnCores({2, 3, 5, 7, 11}, 0, 2), Cores({2, 5, 11}));
@@ -20,12 +20,12 @@ TEST(CoresTest, AreSharedOutWithoutOverlap) {
   EXPECT_EQ(ddl::OwnCores({0, 1, 2, 3}, 0, 1), Cores({0, 1, 2, 3}));
 }
 
-TEST(CoresTest, AreAllOfThemWhenThereAreTooFew) {
+TEST(CoresTest, AreAllCoresWhenThereAreTooFew) {
   EXPECT_EQ(ddl::OwnCores({0, 1}, 2, 3), Cores({0, 1}));
-  EXPECT_EQ(ddl::OwnCores({5}, 1, 2), Cores({5}));  // a rank that somebody has bound to one core
+  EXPECT_EQ(ddl::OwnCores({5}, 1, 2), Cores({5}));  // a rank already bound to one core
 }
 
-TEST(CoresTest, OnlyTheCallingThreadKeepsToThem) {
+TEST(CoresTest, BindOnlyTheCallingThread) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
   const int count = CPU_COUNT(&before);

@@ -1,4 +1,4 @@
-// A system that gives no more memory, or no more threads: an error on every rank, and never the end of the process.
+// When the system has no more memory or threads, every rank gets an error, and the process never ends.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -22,10 +22,10 @@
 namespace ddl_test {
 namespace {
 
-// More than any machine has; never touched.
+// More memory than any machine has; never touched.
 constexpr uint64_t kTooMany = uint64_t{1} << 58;
 
-TEST(ShortageTest, OfMemoryForTheRowsOfAnAllGather) {
+TEST(ShortageTest, NoMemoryForTheRowsOfAnAllGather) {
   SKIP_UNDER_SANITIZERS();
   for (const std::vector<int>& group : Groups()) {
     RunRanks(group, [](ddl_comm* comm, int rank) {
@@ -38,12 +38,12 @@ TEST(ShortageTest, OfMemoryForTheRowsOfAnAllGather) {
   }
 }
 
-TEST(ShortageTest, OfMemoryForTheRowsOfAnAllToAll) {
+TEST(ShortageTest, NoMemoryForTheRowsOfAnAllToAll) {
   SKIP_UNDER_SANITIZERS();
   for (const std::vector<int>& group : Groups()) {
     RunRanks(group, [](ddl_comm* comm, int rank) {
       float value = 1;
-      // To every rank: one with memory would begin to send what there is not.
+      // The error goes to every rank, because a rank with memory would begin to send.
       const std::vector<int64_t> splits(static_cast<size_t>(ddl_size(comm)), rank == 0 ? kTooMany / 8 : 0);
       const uint64_t rows = rank == 0 ? kTooMany / 8 * splits.size() : 0;
       Call call(DDL_ALL_TO_ALL, "rows");
@@ -54,7 +54,7 @@ TEST(ShortageTest, OfMemoryForTheRowsOfAnAllToAll) {
   }
 }
 
-TEST(ShortageTest, OfMemoryForWhatACollectiveKeepsOnItsWay) {
+TEST(ShortageTest, NoMemoryForTemporaryBuffersOfACollective) {
   SKIP_UNDER_SANITIZERS();
   for (const std::vector<int>& group : Groups()) {
     for (const uint32_t flags : {0u, DDL_FLAG_PLAIN_MPI}) {
@@ -62,7 +62,7 @@ TEST(ShortageTest, OfMemoryForWhatACollectiveKeepsOnItsWay) {
         int8_t value = 1;
         Call call(DDL_ALL_REDUCE, "mean");
         call.Dtype(DDL_INT8).Op(DDL_MEAN).Flags(flags).Buffer(&value, &value, kTooMany * 16);
-        // The calling thread, where it may, fails in the same way.
+        // A collective that the calling thread may run itself fails in the same way.
         EXPECT_EQ(call.TryRun(comm, rank == 0 ? 0 : 20'000), 0);
         const Outcome outcome = call.Run(comm);
         EXPECT_TRUE(outcome.code == DDL_INTERNAL || outcome.code == DDL_ABORTED) << outcome.message;
@@ -72,7 +72,7 @@ TEST(ShortageTest, OfMemoryForWhatACollectiveKeepsOnItsWay) {
   }
 }
 
-// Runs `body`, which returns what went wrong, in a process whose user may have `threads` more threads.
+// Runs `body`, which returns an error or "", in a process whose user may have `threads` more threads.
 void WithThreads(int threads, const std::function<std::string()>& body) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -97,7 +97,7 @@ void WithThreads(int threads, const std::function<std::string()>& body) {
   EXPECT_EQ(wrong, "");
 }
 
-TEST(ShortageTest, OfThreads) {
+TEST(ShortageTest, NoMoreThreads) {
   if (geteuid() != 0) GTEST_SKIP() << "needs the right to become another user (root)";
   SKIP_UNDER_SANITIZERS();
   WithThreads(0, [] {
@@ -110,7 +110,7 @@ TEST(ShortageTest, OfThreads) {
     const std::string message = text;
     return Contains(message, "rank(s) 0") && Contains(message, "ulimit -u") ? "" : message;
   });
-  // Two ranks, one of which gets a communication thread: neither gets a communicator.
+  // Only one of the two ranks can start its communication thread, so neither gets a communicator.
   WithThreads(3, [] {
     std::vector<ddl_transport> transports = MakeThreadTransports(2);
     std::string wrong;

@@ -1,4 +1,4 @@
-// A communicator that is closed while other threads are about to use it.
+// Closes a communicator that other threads are about to use.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@
 namespace ddl_test {
 namespace {
 
-// A communicator of one rank; NULL and `error` when it cannot be made.
+// Returns a communicator of one rank; NULL and `error` if it cannot be created.
 ddl_comm* CreateAlone(std::string* error) {
   const int32_t leader = 0;
   ddl_options options{};
@@ -31,7 +31,7 @@ ddl_comm* CreateAlone(std::string* error) {
   return comm;
 }
 
-// What a kernel of a binding does: looks the communicator up, submits, forgets it.
+// Does what a binding's kernel does: looks up the communicator, submits, releases it.
 int SumThroughTheWorld(std::string* message) {
   ddl_comm* const comm = ddl_find(DDL_WORLD);
   if (comm == nullptr) return -1;
@@ -44,7 +44,7 @@ int SumThroughTheWorld(std::string* message) {
   return outcome.code;
 }
 
-TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
+TEST(ShutdownTest, OfTheWorldWhileThreadsUseIt) {
   std::string error;
   for (int round = 0; round < 50; ++round) {
     ddl_comm* const comm = CreateAlone(&error);
@@ -72,7 +72,7 @@ TEST(ShutdownTest, OfTheWorldUnderThreadsThatUseIt) {
   }
 }
 
-TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
+TEST(ShutdownTest, OfAHeldCommunicatorFailsLaterRequests) {
   std::string error;
   ddl_comm* const comm = CreateAlone(&error);
   ASSERT_NE(comm, nullptr) << error;
@@ -88,10 +88,10 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
   ddl_release(held);
 }
 
-// Rank 0 closes its communicator while a gather runs, in which rank 1 stands still.
+// Rank 0 closes its communicator during a gather in which rank 1 stalls.
 class CloseInTheMiddle : public testing::TestWithParam<bool> {};
 
-TEST_P(CloseInTheMiddle, IsNoLossToTheRankThatClosesAndOneToTheOthers) {
+TEST_P(CloseInTheMiddle, IsALossOnlyToTheOtherRanks) {
   const bool by_caller = GetParam();
   std::atomic<bool> inside{false}, ended{false};
   const auto wait_for = [](const std::atomic<bool>& flag) {
@@ -118,7 +118,7 @@ TEST_P(CloseInTheMiddle, IsNoLossToTheRankThatClosesAndOneToTheOthers) {
     };
     const auto run = [&] { return by_caller && call.TryRun(comm, 10'000'000) != 0 ? Outcome() : call.Run(comm); };
     if (rank == 1) {
-      (void)run();  // all that it needs of rank 0 may be there
+      (void)run();  // it may already have all of rank 0's data
       Call next(DDL_BARRIER, "next");
       const Outcome outcome = next.Run(comm);
       EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
@@ -139,7 +139,7 @@ TEST_P(CloseInTheMiddle, IsNoLossToTheRankThatClosesAndOneToTheOthers) {
 
 INSTANTIATE_TEST_SUITE_P(Shutdown, CloseInTheMiddle, testing::Bool());
 
-// Forks while threads of the parent are nearly always in the middle of `parent`: a lock that one of them holds stays
+// Forks while threads of the parent almost always run `parent`: a lock that one of them holds stays
 // locked in the child. `child` returns its exit status.
 void ForkInTheMiddleOf(const std::function<void()>& parent, const std::function<int()>& child) {
   std::atomic<bool> stop{false};
@@ -150,7 +150,7 @@ void ForkInTheMiddleOf(const std::function<void()>& parent, const std::function<
     });
   }
 #if defined(__SANITIZE_ADDRESS__)
-  constexpr int kForks = 20;  // each takes long
+  constexpr int kForks = 20;  // each is slow
 #else
   constexpr int kForks = 300;
 #endif
@@ -188,7 +188,7 @@ class ForkTest : public testing::Test {
   ddl_comm* comm_ = nullptr;
 };
 
-TEST_F(ForkTest, AChildThatSubmitsIsRefusedWhateverTheParentWasDoing) {
+TEST_F(ForkTest, AChildThatSubmitsIsAlwaysRefused) {
   const auto sum = [] {
     std::string message;
     EXPECT_EQ(SumThroughTheWorld(&message), DDL_OK) << message;
@@ -203,12 +203,12 @@ TEST_F(ForkTest, AChildThatSubmitsIsRefusedWhateverTheParentWasDoing) {
   });
 }
 
-TEST_F(ForkTest, AChildCanLookCommunicatorsUpWhateverTheParentWasDoing) {
+TEST_F(ForkTest, AChildCanAlwaysLookUpCommunicators) {
   const auto find = [] { ddl_release(ddl_find(DDL_WORLD)); };
   ForkInTheMiddleOf(find, [this] { return ddl_find(DDL_WORLD) == comm_ ? 0 : 1; });
 }
 
-TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {
+TEST(PublishTest, EveryCommunicatorIsFoundOnlyByItsOwnNumber) {
   std::string error;
   const int64_t ids[] = {DDL_WORLD, 7, int64_t{1} << 62};
   ddl_comm* comms[3] = {};
@@ -227,7 +227,7 @@ TEST(PublishTest, EveryCommunicatorIsFoundByItsOwnNumberAlone) {
   }
 }
 
-TEST(StaleSharedMemoryTest, RemovesWhatDeadProcessesLeft) {
+TEST(StaleSharedMemoryTest, RemovesLeftoversOfDeadProcesses) {
   char pattern[] = "/tmp/keras_ddl_stale_XXXXXX";
   const std::string folder = mkdtemp(pattern);
   const pid_t dead = fork();

@@ -1,4 +1,4 @@
-// What is handed to the communication thread, and who may use the group's memory meanwhile.
+// Submissions to the communication thread, and exclusive use of the group's memory.
 #include "engine/submissions.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ class SubmissionsTest : public testing::Test {
   std::vector<int> refused_;
 };
 
-TEST_F(SubmissionsTest, AreTakenOnceInTheirOrderWithMarkersBetween) {
+TEST_F(SubmissionsTest, AreTakenOnceInOrderWithMarkersBetween) {
   submissions_->Submit(Named("a"));
   submissions_->SubmitMarker(std::make_unique<ddl::Request>(), false);
   submissions_->Submit(Named("b"));
@@ -58,7 +58,7 @@ TEST_F(SubmissionsTest, AreTakenOnceInTheirOrderWithMarkersBetween) {
   EXPECT_EQ(Take(), std::vector<std::string>{});
 }
 
-TEST_F(SubmissionsTest, OfManyThreadsAllArrive) {
+TEST_F(SubmissionsTest, FromManyThreadsAllArrive) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([this, t] {
@@ -97,7 +97,7 @@ TEST_F(SubmissionsTest, NothingIsTakenWhileACallingThreadIsInside) {
   EXPECT_EQ(Take(), std::vector<std::string>{"a"});
 }
 
-TEST_F(SubmissionsTest, AFailureInsideIsTakenOnceAndNobodyEntersAgain) {
+TEST_F(SubmissionsTest, AFailureInsideIsTakenOnceAndNoThreadEntersAgain) {
   ASSERT_TRUE(submissions_->Enter());
   submissions_->Leave({DDL_ABORTED, "out of step"});
   EXPECT_FALSE(submissions_->Enter());
@@ -107,7 +107,7 @@ TEST_F(SubmissionsTest, AFailureInsideIsTakenOnceAndNobodyEntersAgain) {
   EXPECT_TRUE(failure_.ok());
 }
 
-TEST_F(SubmissionsTest, NobodyEntersWhileRankZeroForbidsIt) {
+TEST_F(SubmissionsTest, NoThreadEntersWhileRankZeroForbidsIt) {
   ddl::OwnBlock(*memory_).no_rendezvous = 1;
   EXPECT_FALSE(submissions_->Enter());
   ddl::OwnBlock(*memory_).no_rendezvous = 0;

@@ -1,4 +1,4 @@
-// Adaptive sums on every topology against their definition, in float64 on whole vectors.
+// Compares adaptive sums on every topology with their definition, in float64 on complete vectors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ double Dot(const Numbers& a, const Numbers& b) {
   return sum;
 }
 
-Numbers OfTwo(const Numbers& a, const Numbers& b) {
+Numbers SumOfTwo(const Numbers& a, const Numbers& b) {
   const double ab = Dot(a, b), aa = Dot(a, a), bb = Dot(b, b);
   Numbers sum(a.size());
   for (size_t i = 0; i < a.size(); ++i) {
@@ -39,7 +39,7 @@ Numbers OfTwo(const Numbers& a, const Numbers& b) {
 Numbers AdaptiveSum(std::vector<Numbers> vectors) {
   while (vectors.size() > 1) {
     std::vector<Numbers> next;
-    for (size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(OfTwo(vectors[i], vectors[i + 1]));
+    for (size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(SumOfTwo(vectors[i], vectors[i + 1]));
     if (vectors.size() % 2 != 0) next.push_back(vectors.back());
     vectors = next;
   }
@@ -75,7 +75,7 @@ Bytes Encoded(ddl_dtype dtype, const Numbers& numbers) {
   return bytes;
 }
 
-// Between the same and the opposite direction, so that neighbours are related in different ways; exact in bfloat16.
+// Vectors between parallel and opposite, so that neighbours are related in different ways; exact in bfloat16.
 Numbers Values(int rank, size_t tensor, size_t count) {
   Random random(100 * static_cast<uint64_t>(rank) + tensor);
   Random shared(tensor);
@@ -109,7 +109,7 @@ class AdaptiveSumTest : public testing::TestWithParam<size_t> {
 
 TEST_P(AdaptiveSumTest, EqualsItsDefinition) {
   const std::vector<std::vector<size_t>> shapes = {{1009}, {3, 0, 701, 40'011, 1}, {1}, {}, {0}};
-  // What ranks give is exact in every dtype, so one computation serves all calls of all ranks.
+  // The ranks' inputs are exact in every dtype, so one computation serves all calls of all ranks.
   std::vector<std::vector<Numbers>> given(static_cast<size_t>(size()));  // by rank, then by tensor, shape after shape
   std::vector<Numbers> sums;
   for (const std::vector<size_t>& shape : shapes) {

@@ -1,4 +1,4 @@
-// Rows from each rank to each on every topology, however unevenly they are split, and what goes wrong with them.
+// Rows from every rank to every rank on every topology, however uneven the splits, and errors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,10 +22,10 @@ namespace ddl_test {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-// Rows that rank `from` sends to rank `to`.
+// Number of rows that rank `from` sends to rank `to`.
 using Plan = std::function<int64_t(int from, int to)>;
 
-// One all_to_all as one rank sees it.
+// One all_to_all on one rank.
 struct Exchange {
   Exchange(ddl_comm* comm, const Plan& plan, ddl_dtype dtype, size_t row_count, const std::string& name = "exchange")
       : size(ddl_size(comm)), call(DDL_ALL_TO_ALL, name) {
@@ -43,7 +43,7 @@ struct Exchange {
     call.Dtype(dtype).Rows(rows, row_count).Splits(splits).Buffer(in.data(), nullptr, rows * row_count);
   }
 
-  // Random bits of its own for each pair of ranks.
+  // Random bits, different for each pair of ranks.
   static Bytes Rows(const Plan& plan, ddl_dtype dtype, size_t row_count, int from, int to) {
     const uint64_t seed = 100 + 10 * static_cast<uint64_t>(from) + static_cast<uint64_t>(to);
     return RandomElements(dtype, static_cast<size_t>(plan(from, to)) * row_count, seed);
@@ -59,7 +59,7 @@ struct Exchange {
     ddl_work_free(work);
   }
 
-  // As a caller does it that may carry it out itself; returns whether it did.
+  // Like a caller that may run it itself; returns whether it did.
   bool TryAndCheck(ddl_comm* comm) {
     Bytes out(expected.size());
     std::vector<uint64_t> rows;
@@ -74,7 +74,7 @@ struct Exchange {
       return to.data;
     };
     if (call.TryRun(comm, 20'000) == 0) {
-      call.request.allocate = nullptr;  // what Check looks at is what the work has allocated
+      call.request.allocate = nullptr;  // Check reads the memory that the work allocates
       RunAndCheck(comm);
       return false;
     }
@@ -90,8 +90,8 @@ struct Exchange {
   std::vector<uint64_t> expected_rows;
 };
 
-// Equal, different for each pair, some ranks or pairs without any, all to one, all from one, none at all; and, with the
-// smallest slots, more than fits into one, evenly and from one rank to one other.
+// Splits: equal, different for each pair, none for some ranks or pairs, all to one, all from one, none at all. With
+// the smallest slots, also more than a slot holds, evenly and from one rank to another.
 std::vector<Plan> Plans(int size) {
   return {[](int, int) { return 3; },
           [](int from, int to) { return 1 + from + 7 * to; },
@@ -107,7 +107,7 @@ class AllToAllTest : public testing::TestWithParam<size_t> {
  protected:
   const Topology& topology() const { return Topologies()[GetParam()]; }
   int size() const { return topology().size(); }
-  // Slots of the smallest size, unless `large`.
+  // Smallest slots, unless `large`.
   void Run(const std::function<void(ddl_comm*, int rank)>& body, bool large = false) {
     RunOptions options;
     options.outer = {topology().outer.begin(), topology().outer.end()};
@@ -116,8 +116,8 @@ class AllToAllTest : public testing::TestWithParam<size_t> {
   }
 };
 
-TEST_P(AllToAllTest, OfUnevenRows) {
-  // What is moved are bytes: under a sanitizer those of one dtype are enough.
+TEST_P(AllToAllTest, UnevenRows) {
+  // Only bytes are moved, so one dtype is enough under a sanitizer.
   const std::vector<ddl_dtype> dtypes =
       kSanitized ? std::vector<ddl_dtype>{DDL_INT8} : std::vector<ddl_dtype>{DDL_FLOAT32, DDL_FLOAT64, DDL_INT8};
   Run([&](ddl_comm* comm, int) {
@@ -131,7 +131,7 @@ TEST_P(AllToAllTest, OfUnevenRows) {
   });
 }
 
-TEST_P(AllToAllTest, OfEveryDtype) {
+TEST_P(AllToAllTest, EveryDtype) {
   Run([&](ddl_comm* comm, int) {
     for (int dtype = 0; dtype < DDL_NUM_DTYPES; ++dtype) {
       Exchange(comm, Plans(size())[1], static_cast<ddl_dtype>(dtype), 3).RunAndCheck(comm);
@@ -139,14 +139,14 @@ TEST_P(AllToAllTest, OfEveryDtype) {
   });
 }
 
-TEST_P(AllToAllTest, OfMoreThanIsUnderWayAtOnce) {
+TEST_P(AllToAllTest, MoreThanCanBeInProgressAtOnce) {
   if (kSanitized && size() > 4) GTEST_SKIP() << "too slow under a sanitizer";
-  // Beyond a slot, and, from one rank to another, beyond the messages under way in one direction (2 MiB).
+  // More than a slot, and between two ranks more than may be in progress in one direction (2 MiB).
   const Plan plan = [](int from, int to) { return from == 1 && to == 0 ? 700'001 : 100'003 + from + to; };
   Run([&](ddl_comm* comm, int) { Exchange(comm, plan, DDL_FLOAT32, 1).RunAndCheck(comm); }, true);
 }
 
-// Under other names and in an order of each rank's own, among all-reduces that want the same memory.
+// Under other names, in a different order on each rank, among all-reduces that need the same memory.
 TEST_P(AllToAllTest, AmongOtherCollectives) {
   constexpr int kRounds = kSanitized ? 5 : 30;
   Run([&](ddl_comm* comm, int rank) {
@@ -163,7 +163,7 @@ TEST_P(AllToAllTest, AmongOtherCollectives) {
   });
 }
 
-// Each rank is told something else of each: more than fits into the mailboxes at once, and no rank starts before all of
+// Rank 0 sends each rank different decisions, more than the mailboxes hold at once; no rank starts before all ranks of
 // its group know.
 TEST_P(AllToAllTest, ManyAtOnceUnderLongNames) {
   constexpr size_t kCalls = kSanitized ? 80 : 150;
@@ -201,7 +201,7 @@ TEST(AllToAllInlineTest, OnCallingThreads) {
 
 TEST(AllToAllErrorTest, WrongSplitsOfOneRankFailEverywhereAndTheNextOneWorks) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  // By the wrong rank, of 4 rows: too few, too many, negative, and what a sum in 64 bits would take for 4.
+  // Wrong splits of one rank, for 4 rows: too few, too many, negative, and a sum that overflows 64 bits to 4.
   const std::vector<std::vector<int64_t>> wrong = {{3, 0}, {3, 2}, {5, -1}, {kMost, kMost}};
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
@@ -236,9 +236,9 @@ TEST(AllToAllErrorTest, WrongSplitsOfOneRankFailEverywhereAndTheNextOneWorks) {
   }
 }
 
-// No message of rank 1 ever finishes: the first rank whose patience ends says what it waits for, and all fail with
-// that.
-TEST(AllToAllErrorTest, WithoutProgressItEndsAtTheDeadlineOnEveryRank) {
+// No message of rank 1 ever finishes. The first rank that reaches the deadline names what it waits for, and all fail
+// with its error.
+TEST(AllToAllErrorTest, WithoutProgressItFailsAtTheDeadlineOnEveryRank) {
   auto spies = Spies(4);
   spies[1]->withholds = [](const Spy::Message& message) { return message.tag == 104; };
   RunOptions options = Spied(spies);
@@ -257,7 +257,7 @@ TEST(AllToAllErrorTest, WithoutProgressItEndsAtTheDeadlineOnEveryRank) {
       options);
 }
 
-TEST(AllToAllErrorTest, AFailureOfTheTransportEndsItOnEveryRank) {
+TEST(AllToAllErrorTest, ATransportFailureEndsItOnEveryRank) {
   for (const int sends : {0, 1, 5}) {
     auto spies = Spies(4);
     spies[2]->sends_until_failure = sends;
@@ -267,7 +267,7 @@ TEST(AllToAllErrorTest, AFailureOfTheTransportEndsItOnEveryRank) {
           Exchange exchange(comm, [](int, int) { return 400'000; }, DDL_FLOAT32, 1);
           const Outcome outcome = exchange.call.Run(comm);
           EXPECT_EQ(outcome.code, DDL_ABORTED) << outcome.message;
-          exchange.in.clear();  // the address sanitizer would see a late message
+          exchange.in.clear();  // the address sanitizer would report a late message
           exchange.in.shrink_to_fit();
           EXPECT_EQ(spies[static_cast<size_t>(rank)]->DataUnderWay(), 0u);
         },
@@ -275,7 +275,7 @@ TEST(AllToAllErrorTest, AFailureOfTheTransportEndsItOnEveryRank) {
   }
 }
 
-TEST(AllToAllErrorTest, ARankThatLeavesWithoutItIsNamed) {
+TEST(AllToAllErrorTest, ARankThatLeavesBeforeItIsNamed) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     RunOptions options;

@@ -1,4 +1,4 @@
-// Every collective on every topology against values worked out here, with the public C ABI only.
+// Compares every collective on every topology with values computed here, through the public C ABI only.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -88,7 +88,7 @@ void ExpectNear(ddl_dtype dtype, ddl_op op, const Bytes& received, const Bytes& 
       << what << " " << ddl::DtypeName(dtype) << " " << ddl::OpName(op) << " count " << count;
 }
 
-// Results of all ranks, compared bit by bit once they are there.
+// Collects the results of all ranks, and compares them bit by bit.
 class Results {
  public:
   void Add(const std::string& key, const Bytes& bytes) {
@@ -102,7 +102,7 @@ class Results {
   std::map<std::string, Bytes> first_;
 };
 
-// What is only moved are bytes: under a sanitizer those of one dtype are enough.
+// Collectives that only move bytes: one dtype is enough under a sanitizer.
 std::vector<ddl_dtype> Moved(std::vector<ddl_dtype> dtypes) {
   if (kSanitized) dtypes.resize(1);
   return dtypes;
@@ -128,7 +128,7 @@ class CollectivesTest : public testing::TestWithParam<size_t> {
   }
 };
 
-// Under a sanitizer one dtype of each kind: how ranks meet does not depend on it, and the kernels have their own tests.
+// Under a sanitizer, one dtype of each kind: synchronisation does not depend on it, and other tests test the kernels.
 const std::vector<ddl_op> kOps = kSanitized ? std::vector<ddl_op>{DDL_SUM, DDL_MEAN}
                                             : std::vector<ddl_op>{DDL_SUM, DDL_MEAN, DDL_MIN, DDL_MAX, DDL_PRODUCT};
 const std::vector<ddl_dtype> kDtypes = kSanitized
@@ -173,7 +173,7 @@ TEST_P(CollectivesTest, AllReduce) {
       SmallSlots());
 }
 
-// Random bits: the order of a sum shows, so equal bits on all ranks and from run to run mean a fixed order.
+// Random bits make the order of a sum visible, so equal bits on all ranks and from run to run mean a fixed order.
 TEST_P(CollectivesTest, AllReduceIsBitwiseEqualOnAllRanksAndEveryTime) {
   Results results;
   const size_t count = 20011;
@@ -184,7 +184,7 @@ TEST_P(CollectivesTest, AllReduceIsBitwiseEqualOnAllRanksAndEveryTime) {
           for (const ddl_dtype dtype : kDtypes) {
             for (const ddl_op op : kOps) {
               const Bytes in = RandomElements(dtype, count, 7 + rank);
-              // An address of its own for each rank: alignment must not matter.
+              // A different address on each rank, because alignment must not matter.
               Bytes out(in.size() + 64 * ddl::DtypeSize(dtype));
               const size_t shift = static_cast<size_t>(rank * 3 + run) * ddl::DtypeSize(dtype);
               ASSERT_EQ(Call(DDL_ALL_REDUCE, "x")
@@ -214,7 +214,7 @@ TEST_P(CollectivesTest, AllReduceOfManyBuffers) {
           Bytes out = in;
           Call call(DDL_ALL_REDUCE, "bucket");
           call.Dtype(dtype);
-          // The cuts differ between ranks: only the concatenation counts. Some buffers are empty, some in place.
+          // The cuts differ between ranks: only the concatenation matters. Some buffers are empty, some in place.
           Random random(rank + 1);
           for (size_t at = 0; at < count;) {
             const size_t n = random.Below(6) == 0 ? 0 : std::min<size_t>(random.Below(2000), count - at);
@@ -274,7 +274,7 @@ TEST_P(CollectivesTest, BroadcastFromEveryRoot) {
         for (int root = 0; root < size(); ++root) {
           for (const size_t count : Counts()) {
             for (const ddl_dtype dtype : Moved({DDL_FLOAT64, DDL_UINT8})) {
-              // Two buffers; the second is in place on the root too.
+              // Two buffers; the second is in place on the root, too.
               const size_t half = count / 2 * ddl::DtypeSize(dtype);
               const Bytes sent = RandomElements(dtype, count, 1000 + root);
               Bytes out(sent.size());

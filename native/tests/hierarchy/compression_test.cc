@@ -1,5 +1,5 @@
-// Compressed all-reduces: what travels between groups is rounded to 16 bits. The oracle follows each element around its
-// ring with the scalars of common/half.h; there is no C++ of the core's in it but those.
+// Compressed all-reduces: data between groups is rounded to 16 bits. The oracle follows each element around its
+// ring with the scalars of common/half.h, which is the only core code that it uses.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ Floats Numbers(int rank, size_t count, int step = 0) {
   return numbers;
 }
 
-// Rounds a part in place, as it arrives at the next rank.
+// Rounds a part in place, as on arrival at the next rank.
 void RoundPart(ddl_compression compression, float* part, size_t count) {
   float scale = 1;
   if (compression == DDL_COMPRESSION_FLOAT16) {
@@ -51,7 +51,7 @@ void RoundPart(ddl_compression compression, float* part, size_t count) {
   }
 }
 
-// One sum over groups in a single ring, with what each rank keeps of its rounding (`errors`: by group and element).
+// One sum over groups in a single ring. `errors`: the rounding errors that each rank keeps, by group and element.
 Floats OracleSum(const std::vector<std::vector<int>>& groups, const std::vector<Floats>& inputs, size_t num_shards,
                  ddl_compression compression, bool mean, std::vector<Floats>* errors) {
   const size_t count = inputs[0].size();
@@ -78,7 +78,7 @@ Floats OracleSum(const std::vector<std::vector<int>>& groups, const std::vector<
     for (size_t owner = 0; owner < num_groups; ++owner) {
       const size_t at = shard.begin + parts[owner].begin;
       const size_t n = parts[owner].size();
-      // The part starts behind its owner, and comes to it last.
+      // The part starts after its owner, and reaches it last.
       Floats sum(n);
       for (size_t hop = 1; hop <= num_groups; ++hop) {
         const size_t group = (owner + hop) % num_groups;
@@ -189,7 +189,7 @@ TEST_P(CompressionTest, EqualsTheRingStepByStep) {
   }
 }
 
-// Every box, several blocks, and numbers of all kinds: one copy everywhere, near the sum; on one host the sum itself.
+// Every box, several blocks, and all kinds of numbers: equal results everywhere, near the sum; exact on one host.
 TEST_P(CompressionTest, IsBitwiseEqualOnAllRanks) {
   const size_t count = kSanitized ? 40'013 : 300'021;
   const bool alone = groups().size() == 1;
@@ -212,7 +212,7 @@ TEST_P(CompressionTest, IsBitwiseEqualOnAllRanks) {
             ASSERT_EQ(data, exact);
             continue;
           }
-          // Half a unit of the last place at each hop: of 8 bits, or of 11.
+          // Half a unit in the last place per hop, of 8 bits or of 11.
           const float unit = compression == DDL_COMPRESSION_BFLOAT16 ? 0x1p-9f : 0x1p-12f;
           const float most = unit * 8 * static_cast<float>(topology().size());
           bool differs = false;
@@ -226,7 +226,7 @@ TEST_P(CompressionTest, IsBitwiseEqualOnAllRanks) {
       Box());
 }
 
-TEST_P(CompressionTest, FeedbackMakesUpForWhatRoundingTook) {
+TEST_P(CompressionTest, FeedbackCompensatesRounding) {
   const size_t count = 1009;
   const int steps = 32;
   RunRanks(
@@ -273,7 +273,7 @@ TEST_P(CompressionTest, Float16NeitherOverflowsNorVanishes) {
           ASSERT_EQ(Compressed(comm, "x", DDL_COMPRESSION_FLOAT16, data, DDL_MEAN).code, DDL_OK);
           for (const float mean : data) ASSERT_NEAR(mean / number, 1, 0.01);
         }
-        // A number that is none does not spoil its neighbours, nor the next sum.
+        // A NaN affects neither its neighbours nor the next sum.
         for (int step = 0; step < 2; ++step) {
           Floats data(257, 3.0f);
           if (step == 0) data[5] = INFINITY;
@@ -326,7 +326,7 @@ TEST(Compression, MustBeTheSameOnAllRanks) {
   }
 }
 
-TEST(Compression, IsRefusedWhereItWouldNotHold) {
+TEST(Compression, IsRefusedWhereItDoesNotApply) {
   RunRanks({0, 1}, [&](ddl_comm* comm, int) {
     Floats data(4, 1.0f);
     const auto refused = [&](ddl_dtype dtype, ddl_op op, uint32_t compression, uint32_t flags) {
@@ -347,7 +347,7 @@ TEST(Compression, IsRefusedWhereItWouldNotHold) {
   });
 }
 
-TEST(Feedback, KeepsWhatIsUsedWithinItsLimit) {
+TEST(Feedback, KeepsTheMostRecentlyUsedWithinItsLimit) {
   ddl::Feedback feedback(100 * sizeof(float));
   feedback.Find("a", 60)->assign(60, 1);
   EXPECT_EQ(feedback.Trim(), "");
@@ -355,7 +355,7 @@ TEST(Feedback, KeepsWhatIsUsedWithinItsLimit) {
   EXPECT_EQ(feedback.Trim(), "");
   EXPECT_EQ(feedback.Find("a", 60)->size(), 60u);
   feedback.Find("c", 20)->assign(20, 3);
-  EXPECT_TRUE(Contains(feedback.Trim(), "'b'"));  // not used for longest
+  EXPECT_TRUE(Contains(feedback.Trim(), "'b'"));  // least recently used
   EXPECT_EQ(feedback.Find("a", 60)->size(), 60u);
   EXPECT_TRUE(feedback.Find("b", 30)->empty());
   EXPECT_TRUE(feedback.Find("a", 61)->empty()) << "of another count";

@@ -1,4 +1,4 @@
-// Layouts that cannot be, or that are not the same on all ranks: an error on every rank, and nobody waits.
+// Layouts that are invalid, or differ between ranks: every rank gets an error, and no rank waits.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,7 +22,7 @@ struct Layout {
   double lost_after_s = 0;
 };
 
-// The errors of all ranks, "" where a communicator was made.
+// Returns the errors of all ranks, "" if a communicator was created.
 std::vector<std::string> Create(const std::vector<Layout>& layouts,
                                 const std::function<void(std::vector<ddl_transport>*)>& tweak = nullptr) {
   const size_t size = layouts.size();
@@ -60,18 +60,18 @@ void ExpectEverywhere(const std::vector<Layout>& layouts, const std::string& par
   EXPECT_NE(errors[0].find(part), std::string::npos) << "'" << part << "' is not in: " << errors[0];
 }
 
-TEST(LayoutTest, EqualOnesAreTaken) {
+TEST(LayoutTest, EqualLayoutsAreAccepted) {
   EXPECT_EQ(Create({{{0}, {}}}), std::vector<std::string>{""});
   EXPECT_EQ(Create({{{0}, {1}}}), std::vector<std::string>{""});
   const Layout layout{{0, 1, 2, 3}, {2, 2}};
   EXPECT_EQ(Create({layout, layout, layout, layout}), std::vector<std::string>(4));
 }
 
-TEST(LayoutTest, OneThatCanNotBeFailsOnEveryRank) {
+TEST(LayoutTest, AnInvalidLayoutFailsOnEveryRank) {
   ExpectEverywhere({{{1}, {}}}, "group[0] = 1");
   ExpectEverywhere({{{0}, {2}}}, "a product of 2");
   ExpectEverywhere({{{0}, {1, 0}}}, "a product of 0");
-  // On one rank alone.
+  // Invalid on one rank only.
   ExpectEverywhere({{{0, 0}, {}}, {{0, 2}, {}}}, "Received: group[1] = 2. (on rank 1)");
   const Layout one_group{{0, 0, 0}, {}};
   ExpectEverywhere({one_group, one_group, {{0, 0, 1}, {}}}, "Received: group[2] = 1. (on rank 2)");
@@ -82,7 +82,7 @@ TEST(LayoutTest, OneThatCanNotBeFailsOnEveryRank) {
   }
 }
 
-// Of a build that differs in everything else, too, only the first exchange is known.
+// Builds may differ in everything but the first exchange.
 TEST(LayoutTest, DifferentVersionsFailOnEveryRank) {
   static int (*real)(void*, const void*, void*, size_t);
   static std::atomic<int> exchanges{0};
@@ -115,7 +115,7 @@ TEST(LayoutTest, DifferentBoxesOfEqualGroupsFailOnEveryRank) {
 
 TEST(LayoutTest, DifferentGroupsFailOnEveryRank) {
   ExpectEverywhere({{{0, 0}, {}}, {{0, 1}, {}}}, "groups 0 1 on rank(s) 1");
-  // Told apart also where the text is too long to show the difference.
+  // Distinguished even if the text is too long to show the difference.
   std::vector<Layout> many(120, Layout{std::vector<int32_t>(120, 0), {}});
   many[119].group[119] = 119;
   ExpectEverywhere(many, "on rank(s) 119");
@@ -128,7 +128,7 @@ TEST(LayoutTest, DifferentSettingsFailOnEveryRank) {
   Layout watched{{0, 1}, {}};
   watched.lost_after_s = 5;
   ExpectEverywhere({{{0, 1}, {}}, watched}, "hosts lost after 5 s, groups 0 1 on rank(s) 1");
-  // It decides how often a rank must show itself. Shown also where the groups are many.
+  // The setting decides how often a rank must show a sign of life. Shown even if there are many groups.
   std::vector<Layout> many(120, Layout{std::vector<int32_t>(120, 0), {}, 0, 5});
   many[7].lost_after_s = 2.5;
   ExpectEverywhere(many, "hosts lost after 2.5 s, groups 0 0");

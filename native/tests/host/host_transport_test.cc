@@ -1,5 +1,5 @@
-// The transport between processes of one host, or of several, here between threads. Where a test ends a rank, its
-// sockets are closed as the kernel closes them.
+// The transport between processes of one host, or of several, here between threads. A test that ends a rank closes
+// its sockets as the kernel would.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ constexpr size_t kLarge = 300'000;  // several datagrams
 
 class HostTransportTest : public ::testing::Test {
  protected:
-  // Whether two ranks are on different hosts: then a socket pair is between them.
+  // Whether two ranks are on different hosts, connected by a socket pair.
   using AreApart = std::function<bool(int, int)>;
 
   HostTransportTest() {
@@ -79,7 +79,7 @@ class HostTransportTest : public ::testing::Test {
   }
 
   std::string directory_;
-  std::map<std::pair<int, int>, int> sockets_;  // of a rank with another
+  std::map<std::pair<int, int>, int> sockets_;  // (rank, peer) -> socket
 };
 
 bool EachAlone(int, int) { return true; }
@@ -108,7 +108,7 @@ std::string Receive(ddl_transport& t, int peer, int tag, size_t bytes) {
   return text;
 }
 
-void GathersWhatIsLongerThanADatagram(ddl_transport& t) {
+void GathersMoreThanADatagram(ddl_transport& t) {
   for (const size_t bytes : {size_t{0}, size_t{4}, kLarge}) {
     const std::string mine(bytes, static_cast<char>('a' + t.rank));
     std::string all(4 * bytes, '?');
@@ -157,7 +157,7 @@ void ProbesForAnyRankAndForOne(ddl_transport& t) {
     ASSERT_EQ(ddl_host_probe(&t, 1, 5, &peer, &bytes), DDL_OK);
     EXPECT_EQ(peer, 1);
     EXPECT_EQ(bytes, 3u);
-    std::map<int, std::string> received;  // in any order, where they come by different ways
+    std::map<int, std::string> received;  // in any order, because they take different paths
     for (int i = 0; i < 2; ++i) {
       ASSERT_EQ(t.probe(t.self, 5, &peer, &bytes), DDL_OK);
       ASSERT_GT(peer, 0);
@@ -169,17 +169,17 @@ void ProbesForAnyRankAndForOne(ddl_transport& t) {
   }
 }
 
-TEST_F(HostTransportTest, AllGathersWhatIsLongerThanADatagram) { OnThreads(4, GathersWhatIsLongerThanADatagram); }
+TEST_F(HostTransportTest, AllGathersMoreThanADatagram) { OnThreads(4, GathersMoreThanADatagram); }
 TEST_F(HostTransportTest, AllGathersBetweenHosts) {
-  OnThreads(4, GathersWhatIsLongerThanADatagram, EachAlone);
-  OnThreads(4, GathersWhatIsLongerThanADatagram, TwoByTwo);
+  OnThreads(4, GathersMoreThanADatagram, EachAlone);
+  OnThreads(4, GathersMoreThanADatagram, TwoByTwo);
 }
-TEST_F(HostTransportTest, MessagesOfOneTagStayInOrderWhateverTheirSize) { OnThreads(2, SendsManyOfAllSizes); }
+TEST_F(HostTransportTest, MessagesOfOneTagStayInOrderAtAnySize) { OnThreads(2, SendsManyOfAllSizes); }
 TEST_F(HostTransportTest, MessagesStayInOrderBetweenHosts) { OnThreads(2, SendsManyOfAllSizes, EachAlone); }
 TEST_F(HostTransportTest, ProbesForAnyRankAndForOne) { OnThreads(3, ProbesForAnyRankAndForOne); }
 TEST_F(HostTransportTest, ProbesBetweenHosts) { OnThreads(3, ProbesForAnyRankAndForOne, TwoByTwo); }
 
-TEST_F(HostTransportTest, AMessageLargerThanItsBufferIsAnErrorAndTheNextOneComes) {
+TEST_F(HostTransportTest, AMessageLargerThanItsBufferIsAnErrorAndTheNextOneArrives) {
   OnThreads(2, [](ddl_transport& t) {
     if (t.rank == 0) {
       Send(t, 1, 0, std::string(kLarge, 'x'));
@@ -205,7 +205,7 @@ void CancelsReceivesAndSends(ddl_transport& t) {
     ASSERT_EQ(t.isend(t.self, 1, 1, large.data(), large.size(), &first), DDL_OK);
     ASSERT_EQ(t.isend(t.self, 1, 1, never.data(), never.size(), &second), DDL_OK);
     ASSERT_EQ(t.cancel(t.self, &second), DDL_OK);
-    ASSERT_EQ(t.cancel(t.self, &first), DDL_OK);  // on its way: the transport has a copy of the rest
+    ASSERT_EQ(t.cancel(t.self, &first), DDL_OK);  // being sent: the transport has a copy of the rest
     EXPECT_EQ(first, nullptr);
     std::fill(large.begin(), large.end(), 'w');
     Send(t, 1, 1, "next");
@@ -247,7 +247,7 @@ TEST_F(HostTransportTest, PlainAllReduceReducesInPlace) {
   });
 }
 
-TEST_F(HostTransportTest, WaitsInSlicesAndSaysWhoHasCome) {
+TEST_F(HostTransportTest, WaitsInSlicesAndNamesWhoHasArrived) {
   ddl_transport first = Open(0, 3), last = Open(2, 3);
   char token = 'a', all[3], other[3], other_token = 'c';
   uint8_t arrived[3];
@@ -273,7 +273,7 @@ TEST_F(HostTransportTest, WaitsInSlicesAndSaysWhoHasCome) {
   last.destroy(last.self);
 }
 
-TEST_F(HostTransportTest, ARankThatHasGoneIsNamedAndItsMailCountsAsSent) {
+TEST_F(HostTransportTest, ARankThatHasEndedIsNamedAndItsMailCountsAsSent) {
   ddl_transport left = Open(0, 2);
   std::thread dying([this] {
     ddl_transport t = Open(1, 2);
@@ -305,12 +305,12 @@ TEST_F(HostTransportTest, ARankOfAnotherHostThatDiesIsNamedAtOnce) {
   void* later = nullptr;
   ASSERT_EQ(left.irecv(left.self, 2, 1, text, sizeof text, &later), DDL_OK);
   EXPECT_EQ(Wait(left, &later), DDL_ABORTED);
-  EXPECT_EQ(Receive(left, 2, 7, 4), "last");  // what it had sent is there
+  EXPECT_EQ(Receive(left, 2, 7, 4), "last");  // its last message still arrives
   Send(left, 2, 3, std::string(kLarge, 'x'));
   int peer = 0;
   size_t bytes = 0;
   EXPECT_EQ(left.probe(left.self, 5, &peer, &bytes), DDL_ABORTED);
-  EXPECT_EQ(all[1].probe(all[1].self, 5, &peer, &bytes), DDL_OK);  // its own connection is still there
+  EXPECT_EQ(all[1].probe(all[1].self, 5, &peer, &bytes), DDL_OK);  // its own connection is intact
   Send(all[1], 0, 3, "still");
   EXPECT_EQ(Receive(left, 1, 3, 5), "still");
   for (ddl_transport& t : all) t.destroy(t.self);
@@ -319,7 +319,7 @@ TEST_F(HostTransportTest, ARankOfAnotherHostThatDiesIsNamedAtOnce) {
 TEST_F(HostTransportTest, ARankOfAnotherHostThatLeavesIsNotLost) {
   std::vector<ddl_transport> all = OpenAll(2, EachAlone);
   ddl_transport& left = all[0];
-  constexpr size_t kHalf = 100'000;  // what the socket takes at once
+  constexpr size_t kHalf = 100'000;  // as much as the socket accepts at once
   Send(all[1], 0, 7, std::string(kHalf, 'l'));
   std::thread leaving([&all] { all[1].destroy(all[1].self); });
   EXPECT_EQ(Receive(left, 1, 7, kHalf), std::string(kHalf, 'l'));
@@ -333,7 +333,7 @@ TEST_F(HostTransportTest, ARankOfAnotherHostThatLeavesIsNotLost) {
   left.destroy(left.self);
 }
 
-TEST_F(HostTransportTest, WhatIsNoDatagramEndsTheStream) {
+TEST_F(HostTransportTest, AnInvalidDatagramEndsTheStream) {
   std::vector<ddl_transport> all = OpenAll(2, EachAlone);
   const std::string garbage(1000, 'g');
   ASSERT_EQ(write(sockets_[{1, 0}], garbage.data(), garbage.size()), static_cast<ssize_t>(garbage.size()));
@@ -345,7 +345,7 @@ TEST_F(HostTransportTest, WhatIsNoDatagramEndsTheStream) {
   for (ddl_transport& t : all) t.destroy(t.self);
 }
 
-TEST_F(HostTransportTest, RanksThatAreLeftMeetAgain) {
+TEST_F(HostTransportTest, RemainingRanksMeetAgain) {
   OnThreads(3, [this](ddl_transport& t) {
     if (t.rank == 1) return;  // takes no part
     ddl_transport two = Open(t.rank / 2, 2, "left");
@@ -357,7 +357,7 @@ TEST_F(HostTransportTest, RanksThatAreLeftMeetAgain) {
   });
 }
 
-TEST_F(HostTransportTest, AGatherThatIsGivenUpTouchesItsMemoryNoMore) {
+TEST_F(HostTransportTest, AnAbandonedGatherNoLongerTouchesItsMemory) {
   ddl_transport first = Open(0, 2);
   {
     std::vector<char> mine(kLarge), all(2 * kLarge);
@@ -382,7 +382,7 @@ TEST_F(HostTransportTest, RefusesADirectoryThatOthersMayEnter) {
   chmod(directory_.c_str(), 0700);
 }
 
-TEST_F(HostTransportTest, RefusesARankThatIsThere) {
+TEST_F(HostTransportTest, RefusesADuplicateRank) {
   ddl_transport transport = Open(0, 2), same = {};
   char error[512] = "";
   EXPECT_EQ(ddl_host_open(directory_.c_str(), "world", 0, 2, &same, error, sizeof error), DDL_INTERNAL);
@@ -390,7 +390,7 @@ TEST_F(HostTransportTest, RefusesARankThatIsThere) {
   transport.destroy(transport.self);
 }
 
-TEST_F(HostTransportTest, FindsItsWayInADirectoryWithALongName) {
+TEST_F(HostTransportTest, WorksInADirectoryWithALongName) {
   directory_ += "/" + std::string(200, 'd');
   ASSERT_EQ(mkdir(directory_.c_str(), 0700), 0);
   OnThreads(2, [](ddl_transport& t) {

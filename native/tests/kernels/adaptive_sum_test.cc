@@ -1,4 +1,4 @@
-// The kernels of adaptive sums against plain loops.
+// Compares the kernels of adaptive sums with plain loops.
 #include "kernels/adaptive_sum.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace ddl_test {
 namespace {
 
-// The sums in the order that the header promises to be the same everywhere: eight of them, then from the first on.
+// Sums in the order that the header promises everywhere: eight partial sums, then these from first to last.
 template <typename T>
 double DotOf(const T* a, const T* b, size_t count) {
   double sums[8] = {};
@@ -31,7 +31,7 @@ void ExpectCombines(ddl_dtype dtype) {
   Random random(3);
   const auto number = [&] { return static_cast<T>(static_cast<double>(random.Below(2'000'001)) * 1e-6 - 1); };
   for (const size_t count : {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 1000, 4099}) {
-    for (const size_t shift : {0, 1, 3}) {  // elements; bytes below
+    for (const size_t shift : {0, 1, 3}) {  // in elements; in bytes below
       std::vector<T> a(count), b(count);
       for (size_t i = 0; i < count; ++i) a[i] = number(), b[i] = number();
       std::vector<char> memory(2 * (count + 8) * sizeof(T) + 2, 0x5a);

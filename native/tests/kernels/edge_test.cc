@@ -1,4 +1,4 @@
-// The cases where a kernel that is right on ordinary numbers goes wrong.
+// Edge cases in which a kernel that is right on ordinary numbers can fail.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -57,7 +57,7 @@ TEST(Bfloat16Test, EveryValueSurvivesAddingNegativeZero) {
   }
 }
 
-// Halving every value: rounds every subnormal both ways.
+// Halving every value rounds every subnormal both ways.
 TEST(Float16Test, HalvingEveryValueRoundsToNearestEven) {
   for (const ddl_dtype dtype : {DDL_FLOAT16, DDL_BFLOAT16}) {
     const HalfFormat format = dtype == DDL_FLOAT16 ? kFloat16 : kBfloat16;
@@ -68,7 +68,7 @@ TEST(Float16Test, HalvingEveryValueRoundsToNearestEven) {
 }
 
 TEST(Float16Test, SumsOnceRoundedNotTwice) {
-  // 2048 + 1 + 1: with a float16 partial sum each 1 is lost; with a float32 one the result is 2050.
+  // 2048 + 1 + 1: a float16 partial sum loses each 1; a float32 partial sum gives 2050.
   const uint16_t big = EncodeHalf(kFloat16, 2048), one = EncodeHalf(kFloat16, 1);
   EXPECT_EQ(ReduceVectors<uint16_t>(DDL_FLOAT16, DDL_SUM, {{big}, {one}, {one}})[0], EncodeHalf(kFloat16, 2050));
 }
@@ -116,7 +116,7 @@ void CheckFromFloat(HalfFormat format, float value) {
 
 TEST(HalfTest, ScalarsAreRoundedToNearestEven) {
   for (uint32_t i = 0; i < 65536; ++i) {
-    // Each 16-bit number, what is halfway to the next one, and what is just beside that.
+    // Each 16-bit number, the value halfway to the next one, and the values just beside that.
     for (const uint32_t beside : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       const uint32_t bits = i << 16 | beside;
       float value;
@@ -213,7 +213,7 @@ uint64_t FloatMode() {
 void SetFloatMode(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
 #endif
 
-// As on a thread that some library built with -ffast-math has started.
+// As on a thread started by a library that was built with -ffast-math.
 template <typename T>
 T SumInAnUnusualFloatMode(ddl_dtype dtype, T a, T b) {
   const std::vector<std::vector<T>> inputs = {{a}, {b}};
@@ -289,7 +289,7 @@ TEST(NeutralTest, ChangesNoReduction) {
     const auto dtype = static_cast<ddl_dtype>(d);
     for (int o = 0; o < ddl::kElementwiseOps; ++o) {
       const auto op = static_cast<ddl_op>(o);
-      if (op == DDL_MEAN && !ddl::IsFloating(dtype)) continue;  // made of a sum
+      if (op == DDL_MEAN && !ddl::IsFloating(dtype)) continue;  // a mean is computed from a sum
       const std::vector<uint8_t> values =
           RandomElements(dtype, kCount, static_cast<uint64_t>(d * ddl::kElementwiseOps + o));
       std::vector<uint8_t> neutral(values.size());
@@ -302,7 +302,7 @@ TEST(NeutralTest, ChangesNoReduction) {
   }
 }
 
-TEST(NamesTest, AreThoseOfThePythonLayer) {
+TEST(NamesTest, EqualThoseOfThePythonLayer) {
   EXPECT_STREQ(ddl::DtypeName(DDL_BFLOAT16), "bfloat16");
   EXPECT_STREQ(ddl::OpName(DDL_MEAN), "mean");
   EXPECT_STREQ(ddl::KindName(DDL_REDUCE_SCATTER), "reduce_scatter");

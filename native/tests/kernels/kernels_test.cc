@@ -1,5 +1,5 @@
-// Reduce and Copy against the scalar oracle, bit by bit. CTest runs this program once per instruction set: each equals
-// the oracle, so all are equal.
+// Compares Reduce and Copy with the scalar oracle, bit by bit. CTest runs this program once per instruction set: each
+// equals the oracle, so all are equal.
 #include "kernels/kernels.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using ddl::Store;
 
 constexpr Store kStores[] = {Store::kCached, Store::kStreaming, Store::kRepMovsb};
 
-// Where `a` and `b` first differ, for a message; -1 when they are equal.
+// Returns where `a` and `b` first differ, for a message; -1 if they are equal.
 long FirstDifference(const uint8_t* a, const uint8_t* b, size_t bytes, size_t element) {
   if (bytes == 0 || std::memcmp(a, b, bytes) == 0) return -1;
   size_t i = 0;
@@ -150,7 +150,7 @@ TEST(CopyTest, CopiesEveryLengthAndAlignment) {
   }
 }
 
-TEST(InstructionSetTest, IsTheOneAskedFor) {
+TEST(InstructionSetTest, IsTheRequestedOne) {
   const char* const asked = std::getenv("KERAS_DDL_ISA");
   const std::string name = ddl::InstructionSetName();
   if (asked == nullptr || *asked == '\0') {

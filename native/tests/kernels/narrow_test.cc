@@ -1,4 +1,4 @@
-// float32 as 16 bits: every instruction set against the scalars of common/half.h.
+// Compares the conversions between float32 and 16 bits of every instruction set with the scalars of common/half.h.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -66,7 +66,7 @@ TEST(Widen, IsExact) {
   }
 }
 
-TEST(LargestFinite, PassesOverWhatIsNot) {
+TEST(LargestFinite, SkipsInfinityAndNan) {
   std::vector<float> in(41, -0.5f);
   EXPECT_EQ(ddl::LargestFinite(in.data(), in.size()), 0.5f);
   in[3] = INFINITY;

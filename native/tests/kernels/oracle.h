@@ -1,5 +1,5 @@
-// What the kernels should compute, in plain scalar code written from the formats' definitions: it shares nothing with
-// the kernels.
+// The expected results of the kernels, in plain scalar code written from the formats' definitions. It shares nothing
+// with the kernels.
 #ifndef KERAS_DDL_TESTS_KERNELS_ORACLE_H_
 #define KERAS_DDL_TESTS_KERNELS_ORACLE_H_
 
@@ -43,14 +43,14 @@ inline uint16_t EncodeHalf(HalfFormat format, double value) {
   if (std::isinf(magnitude)) return static_cast<uint16_t>(sign | infinity);
   int exponent = magnitude == 0 ? 1 - bias : std::ilogb(magnitude);
   if (exponent < 1 - bias) exponent = 1 - bias;
-  // In units of the last place, of the binade `exponent`; a carry into the next binade needs no care: the encoding is
-  // monotonic.
+  // Computes in units of the last place of the binade `exponent`. A carry into the next binade is right, because the
+  // encoding is monotonic.
   const double units = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
   const int encoded = static_cast<int>(units) + ((exponent + bias - 1) << format.mantissa_bits);
   return static_cast<uint16_t>(sign | (encoded >= infinity ? infinity : encoded));
 }
 
-// ---- one element type per dtype: Value is what is stored, Wide what is calculated with --------------------------
+// ---- one element type per dtype: Value is stored, Wide is used in calculations --------------------------------------
 
 template <typename T>
 struct FloatElement {
@@ -100,7 +100,7 @@ void OracleFloating(ddl_op op, const std::vector<const void*>& in, size_t count,
   };
   for (size_t i = 0; i < count; ++i) {
     Value result = at(0, i);
-    if (in.size() > 1 || op == DDL_MEAN) {  // one input is passed through, bit by bit
+    if (in.size() > 1 || op == DDL_MEAN) {  // a single input is copied bit by bit
       Wide sum = Element::Widen(result);
       for (size_t k = 1; k < in.size(); ++k) sum = ReduceFloating(op, sum, Element::Widen(at(k, i)));
       if (op == DDL_MEAN) sum = sum / static_cast<Wide>(divisor);
@@ -110,7 +110,7 @@ void OracleFloating(ddl_op op, const std::vector<const void*>& in, size_t count,
   }
 }
 
-// Integers: sums and products modulo 2^64, cut to the type.
+// Integers: sums and products modulo 2^64, truncated to the type.
 template <typename T>
 void OracleInteger(ddl_op op, const std::vector<const void*>& in, size_t count, void* out) {
   const auto at = [&](size_t k, size_t i) {

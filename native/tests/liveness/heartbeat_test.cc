@@ -1,4 +1,4 @@
-// Groups that cannot hear each other any more, and groups that only seem so.
+// Groups that lose contact, and groups that only seem to.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A link between the groups {0, 1} and {2, 3} that swallows what is sent while it is down.
+// A link between the groups {0, 1} and {2, 3} that drops messages while it is down.
 const std::vector<int> kGroup = {0, 0, 2, 2};
 std::atomic<bool> link_down{false};
 ddl_transport real;
@@ -31,7 +31,7 @@ int Cancel(void* self, void** operation) {
   *operation = nullptr;
   return DDL_OK;
 }
-// The transport does not say whose `self` it is: each rank's is noted here.
+// The transport does not know which rank a `self` belongs to, so this records it.
 void* selves[4];
 int Isend(void* self, int peer, int tag, const void* buffer, size_t bytes, void** operation) {
   int rank = 0;
@@ -46,7 +46,7 @@ int Isend(void* self, int peer, int tag, const void* buffer, size_t bytes, void*
 std::atomic<bool> ends_late{false};
 
 int SlowAllReduce(void* self, const void* in, void* out, uint64_t count, uint32_t dtype, uint32_t op) {
-  // Longer than the heartbeats may fail to come.
+  // Longer than heartbeats may be missing.
   const auto wait = [self](bool waits) {
     if (waits && self != selves[0]) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   };
@@ -110,9 +110,9 @@ TEST(HeartbeatTest, AGroupThatLeftIsNotLost) {
       options);
 }
 
-// The library's own all-reduce holds the communication thread up, and with it the heartbeats: on all hosts, or on one
-// while another has its result and goes on.
-TEST(HeartbeatTest, ABaselineIsWaitedFor) {
+// The library's own all-reduce blocks the communication thread, and so its heartbeats: on all hosts, or on one
+// while another host has its result and continues.
+TEST(HeartbeatTest, ABaselineAllReduceIsNotALoss) {
   for (const bool late : {false, true}) {
     ends_late = late;
     RunRanks(
@@ -139,7 +139,7 @@ void ExpectLost(const Outcome& outcome, int rank) {
       << rank << ": " << outcome.message;
 }
 
-TEST(HeartbeatTest, ALinkThatBreaksIsNamedOnEveryRank) {
+TEST(HeartbeatTest, ABrokenLinkIsNamedOnEveryRank) {
   RunRanks(
       kGroup,
       [](ddl_comm* comm, int rank) {
@@ -154,7 +154,7 @@ TEST(HeartbeatTest, ALinkThatBreaksIsNamedOnEveryRank) {
       Linked());
 }
 
-TEST(HeartbeatTest, ALinkThatBreaksWhileDataFlowsIsNamedOnEveryRank) {
+TEST(HeartbeatTest, ALinkThatBreaksDuringATransferIsNamedOnEveryRank) {
   RunRanks(
       kGroup,
       [](ddl_comm* comm, int rank) {

@@ -1,4 +1,4 @@
-// Processes of this machine that are watched together.
+// Watches several processes of this machine at once.
 #include "liveness/peer_watch.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 int polls = 0;
 }
 
-// In place of the C library's: counts the calls.
+// Replaces the C library's function, and counts the calls.
 extern "C" int poll(pollfd* fds, nfds_t n, int timeout_ms) {
   ++polls;
   timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1'000'000L};
@@ -30,7 +30,7 @@ namespace {
 
 constexpr int kOthers = 8;
 
-// Rank 0 beside kOthers processes that do nothing.
+// Rank 0 beside kOthers idle processes.
 class PeerWatchTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -39,7 +39,7 @@ class PeerWatchTest : public testing::Test {
       ASSERT_EQ(pipe(ends), 0);
       pids_.push_back(fork());
       if (pids_.back() == 0) {
-        // What this process would tell the others is all that is wanted of it.
+        // The test needs only what this process sends the others.
         ddl::RankLocations ignored;
         ddl_transport teller = Alone();
         teller.self = &ends[1];
@@ -98,12 +98,12 @@ class PeerWatchTest : public testing::Test {
   std::unique_ptr<ddl::PeerWatch> peer_watch_;
 };
 
-TEST_F(PeerWatchTest, LooksAfterAllWithOneCallAndNamesTheOneThatDied) {
+TEST_F(PeerWatchTest, ChecksAllWithOneCallAndNamesTheDeadOne) {
   for (int rank = 1; rank <= kOthers; ++rank) ASSERT_TRUE(locations_.at(rank).same_pid_namespace) << rank;
   polls = 0;
   EXPECT_TRUE(peer_watch_->Check().ok());
   EXPECT_EQ(polls, 1);
-  // One that has said goodbye is not missed, and is looked at no more.
+  // A process that has said goodbye is not missed, and is no longer checked.
   left_ = 3;
   Kill(3);
   EXPECT_TRUE(peer_watch_->Check().ok());

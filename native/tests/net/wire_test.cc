@@ -1,4 +1,4 @@
-// What the transport is given: never memory of a caller, and nothing that outlives a failure.
+// Memory passed to the transport: never a caller's, and none that outlives a failure.
 #include "net/wire.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace ddl_test {
 namespace {
 
-TEST(WireTest, NoMemoryOfACallerIsGivenToTheTransport) {
+TEST(WireTest, NeverPassesACallersMemoryToTheTransport) {
   for (const std::vector<int>& group : {AllApart(3), std::vector<int>{0, 0, 2, 2}, std::vector<int>{0, 0, 2}}) {
     auto spies = Spies(group.size());
     RunRanks(
@@ -49,7 +49,7 @@ TEST(WireTest, NoMemoryOfACallerIsGivenToTheTransport) {
   }
 }
 
-TEST(WireTest, AFailureTakesBackEveryMessageUnderWay) {
+TEST(WireTest, AFailureCancelsEveryMessageInProgress) {
   for (const int sends : {0, 1, 7}) {
     auto spies = Spies(4);
     spies[2]->sends_until_failure = sends;
@@ -59,7 +59,7 @@ TEST(WireTest, AFailureTakesBackEveryMessageUnderWay) {
           auto data = std::make_unique<std::vector<float>>(4'000'000, 1);
           const Outcome outcome = Call(DDL_ALL_REDUCE, "a").Buffer(data->data(), data->data(), data->size()).Run(comm);
           EXPECT_EQ(outcome.code, DDL_ABORTED) << outcome.message;
-          data.reset();  // the address sanitizer would see a late message
+          data.reset();  // the address sanitizer would report a late message
           EXPECT_EQ(spies[static_cast<size_t>(rank)]->DataUnderWay(), 0u);
         },
         Spied(spies));
@@ -76,7 +76,7 @@ TEST(WireTest, MemoryGrowsAndIsTrimmed) {
   EXPECT_LT(malloc_usable_size(memory.Reserve(10)), 1000u);
 }
 
-TEST(WireTest, MemoryOfAMessageThatCannotBeTakenBackStays) {
+TEST(WireTest, KeepsMemoryOfMessagesThatCannotBeCancelled) {
   static char* kept = nullptr;  // reachable: not a leak
   ddl_transport transport{};
   transport.irecv = [](void*, int, int, void* buffer, size_t, void** operation) {
@@ -89,11 +89,11 @@ TEST(WireTest, MemoryOfAMessageThatCannotBeTakenBackStays) {
     ddl::WireMessages receives(transport, memory, ddl::WireMessages::kReceives);
     ASSERT_TRUE(receives.Start(1, 200, memory.Reserve(100), 100).ok());
   }
-  kept[99] = 1;  // as a message would that comes now
+  kept[99] = 1;  // as a late message would
   delete[] kept;
 }
 
-// Whether the byte is this process's to read: the system says so, instead of ending the process.
+// Whether this process may read the byte. Asks the system, because reading it could end the process.
 bool IsMapped(const char* byte) {
   int ends[2];
   if (pipe(ends) != 0) return false;
@@ -103,10 +103,10 @@ bool IsMapped(const char* byte) {
   return mapped;
 }
 
-// MPI_Allreduce may have returned for an error of another rank while its messages here are under way.
-TEST(WireTest, MemoryOfAnAllReduceThatFailedInMpiStays) {
+// MPI_Allreduce may return for another rank's error while its messages here are in progress.
+TEST(WireTest, KeepsMemoryOfAnAllReduceThatFailedInMpi) {
   static char* kept[2];                // reachable: not a leak
-  constexpr size_t kCount = 16 << 20;  // so much that the allocator gives it back to the system when freed
+  constexpr size_t kCount = 16 << 20;  // so large that the allocator returns it to the system when freed
   RunOptions options;
   options.tweak = [](ddl_transport& transport) {
     transport.plain_all_reduce = [](void*, const void* in, void* out, uint64_t, uint32_t, uint32_t) {
@@ -127,7 +127,7 @@ TEST(WireTest, MemoryOfAnAllReduceThatFailedInMpiStays) {
   for (char* const memory : kept) {
     char* const last = memory + kCount * sizeof(float) - 1;
     ASSERT_TRUE(IsMapped(last)) << "freed";
-    *last = 1;  // as a message would that comes now
+    *last = 1;  // as a late message would
   }
 }
 

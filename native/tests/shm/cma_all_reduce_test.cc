@@ -1,4 +1,4 @@
-// Ranks that read and write each other's memory: threads of this process, and processes of their own.
+// Ranks that read and write each other's memory: threads of this process, and child processes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -28,7 +28,7 @@ TEST_P(CmaAllReduceTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
   const int size = GetParam();
   RunGroup(size, [&](GroupMemory& memory, ShmPipeline& pipeline) {
     const int rank = memory.local_rank();
-    // The ranks' buffers are cut differently. Of the largest, pieces of 7 floats are more than a slot shows.
+    // The ranks' buffers are split differently. For the largest, pieces of 7 floats are more than a slot can list.
     for (const uint64_t piece : {uint64_t{1} << 30, uint64_t{1000}, uint64_t{7}}) {
       for (const uint64_t count : {uint64_t{1}, uint64_t{15}, uint64_t{1009}, uint64_t{3000}, uint64_t{30011}}) {
         for (const bool in_place : {false, true}) {
@@ -60,7 +60,7 @@ TEST_P(CmaAllReduceTest, ReducesAnyPiecesInPlaceAndOutOfPlace) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, CmaAllReduceTest, testing::Values(2, 3, 4, 8));
 
-TEST(PeerMemoryTest, IsNotTriedWhereItIsNotWanted) {
+TEST(PeerMemoryTest, IsNotTriedIfSwitchedOff) {
   for (const bool wanted : {true, false}) {
     RunGroup(
         2,
@@ -79,7 +79,7 @@ TEST(PeerMemoryTest, IsNotTriedWhereItIsNotWanted) {
   }
 }
 
-// Lists that are cut differently, and longer than one system call takes.
+// Lists that are split differently, and longer than one system call accepts.
 TEST(PeerMemoryTest, MovesAnyListsOfPieces) {
   RunGroup(2, [](GroupMemory&, ShmPipeline& pipeline) {
     constexpr size_t kBytes = 9000;
@@ -109,7 +109,7 @@ TEST(PeerMemoryTest, MovesAnyListsOfPieces) {
   });
 }
 
-TEST(PeerMemoryTest, StopsWhereMemoryEnds) {
+TEST(PeerMemoryTest, StopsAtTheEndOfMemory) {
   RunGroup(2, [](GroupMemory&, ShmPipeline& pipeline) {
     char* const pages =
         static_cast<char*>(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -127,7 +127,7 @@ TEST(PeerMemoryTest, StopsWhereMemoryEnds) {
   });
 }
 
-TEST(PeerMemoryTest, ARankThatGivesUpInTheMiddleIsWrittenToNoMore) {
+TEST(PeerMemoryTest, ARankThatGivesUpIsNoLongerWrittenTo) {
   if (!SystemHasTheCalls()) GTEST_SKIP() << "this system has no process_vm_readv";
   std::vector<ddl_transport> transports = MakeThreadTransports(2);
   std::vector<float> in[2];
@@ -146,7 +146,7 @@ TEST(PeerMemoryTest, ARankThatGivesUpInTheMiddleIsWrittenToNoMore) {
       ddl_transport& transport = transports[static_cast<size_t>(rank)];
       ASSERT_TRUE(GroupMemory::Create(transport, AllTogether(2), kSlotBytes, &memory).ok());
       ASSERT_TRUE(PeerMemory::Probe(transport, true, *memory).ok());
-      // Rank 0 learns of a failure when it first asks, rank 1 from what rank 0 leaves.
+      // Rank 0 learns of a failure when it first checks, rank 1 from what rank 0 leaves.
       Waiter waiter(
           [&, rank] {
             if (rank == 0 || gave_up) return Status(DDL_ABORTED, "rank 7 died");
@@ -176,8 +176,8 @@ TEST(PeerMemoryTest, ARankThatGivesUpInTheMiddleIsWrittenToNoMore) {
   EXPECT_LT(written_before, out[0].size());
 }
 
-// What the standard library throws where memory is short; the second for a size that no machine has.
-TEST(PeerMemoryTest, ARankThatThrowsIsWrittenToNoMore) {
+// The exceptions that the standard library throws for too little memory; the second for an impossible size.
+TEST(PeerMemoryTest, ARankThatThrowsIsNoLongerWrittenTo) {
   for (const bool no_machine_has_it : {false, true}) {
     RunGroup(2, [&](GroupMemory& memory, ShmPipeline& pipeline) {
       float value = 1;
@@ -232,7 +232,7 @@ TEST(PeerMemoryTest, RevokeAccessWaitsForAWriteInProgress) {
   });
 }
 
-// Another process, found dead or alive.
+// A child process, alive or dead.
 class ChildTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -245,13 +245,13 @@ class ChildTest : public testing::Test {
   std::atomic<int>* shared_ = nullptr;
 };
 
-TEST_F(ChildTest, IsReadAndWrittenWhileItLivesAndAnErrorAfterwards) {
+TEST_F(ChildTest, IsReadAndWrittenWhileAliveAndAnErrorAfterwards) {
   RunGroup(2, [this](GroupMemory& memory, ShmPipeline& pipeline) {
     if (memory.local_rank() == 1) return;
     static int value = 1;  // at the same address in the child
     const pid_t child = fork();
     if (child == 0) {
-      alarm(60);  // should the parent have given up
+      alarm(60);  // in case the parent gave up
       value = 41;
       *shared_ = 1;
       while (*shared_ == 1) usleep(1000);
@@ -282,7 +282,7 @@ TEST_F(ChildTest, IsReadAndWrittenWhileItLivesAndAnErrorAfterwards) {
   });
 }
 
-TEST(PeerMemoryTest, ANonsenseAddressIsAnErrorThatNamesTheWayOut) {
+TEST(PeerMemoryTest, AnInvalidAddressIsAnErrorThatNamesTheRemedy) {
   RunGroup(2, [](GroupMemory&, ShmPipeline& pipeline) {
     char byte = 0;
     std::vector<iovec> local{{&byte, 1}};

@@ -1,4 +1,4 @@
-// Reduce-scatter and all-gather between the ranks' own buffers: bitwise what they are through slots.
+// Reduce-scatter and all-gather between the ranks' own buffers give the same bits as through slots.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr Scheme kSlotScheme{Algorithm::kDirect, Store::kRepMovsb, Store::kCache
 constexpr ddl_dtype kDtypes[] = {DDL_FLOAT32, DDL_FLOAT64, DDL_FLOAT16, DDL_BFLOAT16,
                                  DDL_INT32,   DDL_INT64,   DDL_INT8,    DDL_UINT8};
 
-// Elements of each rank: sizes differ by one, or one rank has all, or some have none.
+// Numbers of elements of each rank: they differ by one, or one rank has all, or some have none.
 std::vector<std::vector<uint64_t>> Plans(int size) {
   std::vector<std::vector<uint64_t>> plans;
   for (const uint64_t each : {0u, 1u, 333u, 9001u}) {
@@ -39,7 +39,7 @@ std::vector<std::vector<uint64_t>> Plans(int size) {
   return plans;
 }
 
-// `bytes` as a view in pieces of `piece` elements each, and `shift` bytes away from where they would be aligned.
+// `bytes` as a view in pieces of `piece` elements each, `shift` bytes away from alignment.
 class Shifted {
  public:
   Shifted(const std::vector<uint8_t>& bytes, size_t shift) : memory_(bytes.size() + shift), shift_(shift) {
@@ -61,7 +61,7 @@ class Shifted {
 
 class CmaHalvesTest : public testing::TestWithParam<int> {
  protected:
-  // The views of all ranks' parts of a whole in that order.
+  // The views of all ranks' parts of the whole, in rank order.
   static std::vector<View> Parts(Shifted& whole, size_t bytes, const std::vector<uint64_t>& counts, uint64_t piece) {
     std::vector<View> parts;
     uint64_t begin = 0;
@@ -73,8 +73,8 @@ class CmaHalvesTest : public testing::TestWithParam<int> {
   }
 };
 
-// Of the largest, pieces of 7 elements are more than a slot shows: all ranks fall back to slots.
-TEST_P(CmaHalvesTest, ReduceScatterIsBitwiseThatThroughSlots) {
+// For the largest, pieces of 7 elements are more than a slot can list, so all ranks use slots.
+TEST_P(CmaHalvesTest, ReduceScatterEqualsTheOneThroughSlotsBitForBit) {
   RunGroup(GetParam(), [&](GroupMemory& memory, ShmPipeline& pipeline) {
     const auto rank = static_cast<size_t>(memory.local_rank());
     for (const std::vector<uint64_t>& counts : Plans(GetParam())) {
@@ -136,8 +136,8 @@ TEST_P(CmaHalvesTest, AllGatherMovesEveryRanksElements) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, CmaHalvesTest, testing::Values(2, 3, 4));
 
-// The tuner of local rank 0 leads all ranks through its candidates, one after the other.
-TEST(TunedHalvesTest, EverySchemeGivesTheSame) {
+// The tuner of local rank 0 leads all ranks through its candidates, one after another.
+TEST(TunedHalvesTest, EverySchemeGivesTheSameResult) {
   for (const bool reachable : {true, false}) {
     RunGroup(
         3,
@@ -167,7 +167,7 @@ TEST(TunedHalvesTest, EverySchemeGivesTheSame) {
   }
 }
 
-TEST(CmaHalvesFailureTest, EndsOnAllRanksWithTheReasonOfTheOneThatGivesUp) {
+TEST(CmaHalvesFailureTest, AllRanksFailWithTheReasonOfTheOneThatGivesUp) {
   std::vector<float> data[2] = {std::vector<float>(1 << 20, 1), std::vector<float>(1 << 20, 1)};
   for (const ddl_kind kind : {DDL_REDUCE_SCATTER, DDL_ALL_GATHER}) {
     std::atomic<bool> gave_up{false};
@@ -189,7 +189,7 @@ TEST(CmaHalvesFailureTest, EndsOnAllRanksWithTheReasonOfTheOneThatGivesUp) {
           if (rank == 0) gave_up = true;
         },
         true,
-        // Rank 0 learns of a failure when it first asks, rank 1 from what rank 0 leaves.
+        // Rank 0 learns of a failure when it first checks, rank 1 from what rank 0 leaves.
         [&](int rank) { return rank == 0 || gave_up ? Status(DDL_ABORTED, "rank 7 died") : Status(); });
     if (testing::Test::IsSkipped()) return;
     for (const Status& status : statuses) {

@@ -1,4 +1,4 @@
-// Processes that share memory and end in every way.
+// Processes that share memory and end in different ways.
 #include "shm/life_lock.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ class LifeLockTest : public testing::Test {
   }
   void TearDown() override { munmap(block_, sizeof(RankBlock)); }
 
-  // A process whose thread holds the lock, until it is killed or `leaves`.
+  // A process whose thread holds the lock until the process is killed or `leaves`.
   pid_t Start(bool leaves) {
     const pid_t pid = fork();
     if (pid != 0) return pid;
@@ -45,7 +45,7 @@ TEST_F(LifeLockTest, ARankThatHasNotBegunOrHasLeftIsNotDead) {
   EXPECT_FALSE(LifeLock::IsBroken(*block_));
 }
 
-TEST_F(LifeLockTest, ARankThatStandsStillLivesAndOneThatIsKilledIsDeadToEveryone) {
+TEST_F(LifeLockTest, AStoppedRankIsAliveAndAKilledOneIsDeadToAll) {
   const pid_t pid = Start(false);
   while (block_->life_state == 0) usleep(1000);
   EXPECT_FALSE(LifeLock::IsBroken(*block_));

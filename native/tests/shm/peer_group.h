@@ -28,14 +28,14 @@ using ddl::Waiter;
 
 constexpr size_t kSlotBytes = 16 * 1024;
 
-// An emulator of another processor (qemu's user mode) may lack the system calls.
+// An emulator of another processor (qemu user mode) may lack the system calls.
 inline bool SystemHasTheCalls() {
   char byte = 0;
   std::vector<iovec> bytes = {{&byte, 1}};
   return PeerMemory::Accessible(bytes);
 }
 
-// Runs `body` on `size` threads that share memory and reach each other's, if `wanted`. `health`: see Waiter.
+// Runs `body` on `size` threads that share memory and, if `wanted`, access each other's. `health`: see Waiter.
 inline void RunGroup(
     int size, const std::function<void(GroupMemory&, ShmPipeline&)>& body, bool wanted = true,
     const std::function<Status(int rank)>& health = [](int) { return Status(); }) {
@@ -53,7 +53,7 @@ inline void RunGroup(
       Waiter waiter([&health, rank] { return health(rank); }, 30, size);
       ShmPipeline pipeline(*memory, waiter);
       body(*memory, pipeline);
-      // Nobody frees what another still looks at.
+      // No rank frees memory that another rank may still read.
       char mine = 0;
       std::vector<char> all(static_cast<size_t>(size));
       transport.all_gather(transport.self, &mine, all.data(), 1);
@@ -63,7 +63,7 @@ inline void RunGroup(
   for (ddl_transport& transport : transports) transport.destroy(transport.self);
 }
 
-// Buffers of `count` floats, cut into pieces of `piece` floats with gaps between them.
+// Buffers of `count` floats, split into pieces of `piece` floats with gaps between them.
 struct Pieces {
   Pieces(uint64_t count, uint64_t length) : piece(length), view(sizeof(float)) {
     memory.assign(count + count / piece + 1, kGap);

@@ -1,4 +1,4 @@
-// The tuner on a machine whose times are made up.
+// The tuner with made-up times.
 #include "shm/tuner.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Driven {
   int wanted;      // calls that used a scheme for which `wanted` is true
 };
 
-// Makes `calls` all-reduces whose seconds `cost` tells.
+// Simulates `calls` all-reduces whose times `cost` gives.
 Driven Drive(Tuner& tuner, int calls, uint64_t bytes, const std::function<double(const Scheme&)>& cost,
              const std::function<bool(const Scheme&)>& wanted) {
   Driven driven{0, 0};
@@ -40,7 +40,7 @@ Driven Drive(Tuner& tuner, int calls, uint64_t bytes, const std::function<double
   return driven;
 }
 
-// Times of a real machine. `rounds`: of each scheme in turn, as many calls as `calls`.
+// Times of a real machine. `rounds`: times of each scheme in turn, for `calls` calls each.
 struct Recording {
   ddl_kind kind;
   int ranks;
@@ -49,7 +49,7 @@ struct Recording {
   std::vector<uint64_t> schemes;  // encoded
   std::vector<std::vector<uint32_t>> rounds;
 
-  // Seconds of the `call`th call of a program, if it used this scheme and a round lasted for so many of its calls.
+  // Returns the seconds of a program's call number `call`, if it used this scheme and a round took this many calls.
   double Seconds(uint64_t scheme, size_t call, size_t calls_per_round) const {
     const auto i = static_cast<size_t>(std::find(schemes.begin(), schemes.end(), scheme) - schemes.begin());
     const auto& round = rounds.at(call / calls_per_round % rounds.size());
@@ -64,7 +64,7 @@ bool Caches(const Scheme& scheme) { return !Streams(scheme); }
 
 class SchemeTest : public testing::TestWithParam<ddl_kind> {};
 
-TEST_P(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
+TEST_P(SchemeTest, SurvivesEncodingAndFitsIntoASlot) {
   for (const int ranks : {2, 3, 8}) {
     for (uint64_t bytes = 1; bytes <= uint64_t{1} << 30; bytes *= 2) {
       const auto candidates = CandidateSchemes(GetParam(), bytes, ranks, kSlotBytes / 8, true);
@@ -83,7 +83,7 @@ TEST_P(SchemeTest, SurvivesItsCodeAndFitsIntoASlot) {
         EXPECT_EQ(decoded.chunk_bytes, scheme.chunk_bytes);
       }
       EXPECT_EQ(cma > 0, bytes > ddl::UntunedBytes(GetParam())) << bytes;
-      // Where ranks do not reach each other's memory, the rest of them.
+      // Without access to each other's memory, ranks can use the other schemes.
       EXPECT_EQ(CandidateSchemes(GetParam(), bytes, ranks, kSlotBytes / 8, false).size(), candidates.size() - cma);
     }
   }
@@ -109,8 +109,8 @@ TEST(TunerTest, TriesAgainWhenTheMachineChanges) {
   EXPECT_LE(Drive(tuner, 500, kBytes, far, Streams).seconds, 1.05 * 500 * 1e-3);
 }
 
-// Whether one of the schemes becomes faster is seen without any change of that in use.
-TEST(TunerTest, FindsWhatBecameFaster) {
+// The tuner notices that a scheme became faster even if the time of the scheme in use is unchanged.
+TEST(TunerTest, FindsASchemeThatBecameFaster) {
   Tuner tuner(2, kSlotBytes, true);
   Drive(tuner, 2000, kBytes, [](const Scheme& s) { return Streams(s) ? 2e-3 : 1e-3; }, Caches);
   const auto cost = [](const Scheme& s) { return Streams(s) ? 0.8e-3 : 1e-3; };
@@ -118,8 +118,8 @@ TEST(TunerTest, FindsWhatBecameFaster) {
   EXPECT_LE(Drive(tuner, 1000, kBytes, cost, Streams).seconds, 1.05 * 1000 * 0.8e-3);
 }
 
-// However restless the machine, and however bad the other schemes.
-TEST(TunerTest, LosesLittleByItsTrials) {
+// However unsteady the machine, and however slow the other schemes.
+TEST(TunerTest, LosesLittleTimeInTrials) {
   for (const bool restless : {false, true}) {
     for (const double ratio : {1.1, 2.0, 8.0, 100.0}) {
       Tuner tuner(2, kSlotBytes, true);
@@ -131,7 +131,7 @@ TEST(TunerTest, LosesLittleByItsTrials) {
         const Scheme scheme = tuner.Choose(DDL_ALL_REDUCE, kBytes);
         const double fastest = restless && call / 400 % 2 == 1 ? 2e-4 : 1e-4;
         const bool other = scheme.Encode() != best;
-        if (call >= 200) {  // more than it takes to choose
+        if (call >= 200) {  // by then it has chosen
           total += fastest;
           lost += other ? (ratio - 1) * fastest : 0;
           others += other ? 1 : 0;
@@ -172,13 +172,13 @@ TEST(TunerTest, IsAsFastAsTheBestSchemeWasOnARealMachine) {
   }
 }
 
-TEST(TunerTest, IsNotDeceivedByAHiccupInATrial) {
+TEST(TunerTest, IsNotMisledByASlowTrial) {
   Tuner tuner(2, kSlotBytes, true);
   double lost = 0;
   double total = 0;
   for (int call = 0; call < 1200; ++call) {
     const Scheme scheme = tuner.Choose(DDL_ALL_REDUCE, kBytes);
-    const double fastest = call % 7 == 0 ? 5e-3 : 1e-4;  // every seventh call is held up, whatever its scheme
+    const double fastest = call % 7 == 0 ? 5e-3 : 1e-4;  // every seventh call is slow, whatever its scheme
     const double more = Streams(scheme) ? 0 : 1e-4;
     if (call >= 200) {
       total += fastest;
@@ -189,7 +189,7 @@ TEST(TunerTest, IsNotDeceivedByAHiccupInATrial) {
   EXPECT_LE(lost, 0.02 * total);
 }
 
-TEST(TunerTest, LearnsEachSizeByItselfAndLargeOnesTogether) {
+TEST(TunerTest, LearnsEachSmallSizeSeparatelyAndLargeOnesTogether) {
   Tuner tuner(2, kSlotBytes, true);
   const auto small = [](const Scheme& s) { return Streams(s) ? 2e-4 : 1e-4; };
   const auto large = [](const Scheme& s) { return Streams(s) ? 1e-2 : 2e-2; };
@@ -200,7 +200,7 @@ TEST(TunerTest, LearnsEachSizeByItselfAndLargeOnesTogether) {
   EXPECT_GE(Drive(tuner, 100, 16 * kBytes, large, Streams).wanted, 90);
 }
 
-TEST(TunerTest, LearnsEachKindByItself) {
+TEST(TunerTest, LearnsEachKindSeparately) {
   Tuner tuner(2, kSlotBytes, true);
   const auto reaches = [](const Scheme& scheme) { return scheme.algorithm == Algorithm::kCma; };
   int reached[2] = {0, 0};
@@ -216,8 +216,8 @@ TEST(TunerTest, LearnsEachKindByItself) {
   EXPECT_LE(reached[1], 30);
 }
 
-// Proposals may be ahead of the all-reduces that they are for.
-TEST(TunerTest, IgnoresTimesOfSchemesWhoseTurnIsOver) {
+// Proposals may be ahead of the all-reduces that use them.
+TEST(TunerTest, IgnoresTimesOfEarlierSchemes) {
   Tuner tuner(2, kSlotBytes, true);
   const auto cost = [](const Scheme& s) { return Streams(s) ? 1e-4 : 3e-4; };
   std::deque<Scheme> proposed;

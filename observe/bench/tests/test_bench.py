@@ -1,4 +1,4 @@
-"""keras-ddl bench: started by itself and as ranks of a job, its arithmetic, and that a wrong result does not pass."""
+"""keras-ddl bench: standalone and as ranks of a job, its arithmetic, and that a wrong result fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = ["-n", "2", "-w", "1"]
 
 
 @pytest.mark.parallel
-def test_bench_starts_ranks_and_writes_what_it_prints(tmp_path: Path) -> None:
+def test_bench_starts_ranks_and_saves_its_output(tmp_path: Path) -> None:
     ended = run(["bench", "-np", "2", "-b", "100", "-e", "64K", "-f", "16", *QUICK, "--json", "out.json"], tmp_path)
     assert ended.status == 0, ended
     content = json.loads((tmp_path / "out.json").read_text())
@@ -45,7 +45,7 @@ def test_bench_runs_as_ranks_of_a_job(dtype: str, op: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parallel
-def test_bench_inside_a_job_starts_no_ranks_of_its_own(tmp_path: Path) -> None:
+def test_bench_inside_a_job_starts_no_ranks(tmp_path: Path) -> None:
     ended = run(["run", "-np", "2", "keras-ddl", "bench", "-np", "2"], tmp_path)
     assert ended.status == 2 and "start ranks, but this process is a rank" in ended.err, ended
 
@@ -76,7 +76,7 @@ keras_ddl.cli.main(["bench", "-e", "4K", "-n", "1"])
         (["-f", "1"], "not in the range x>1"),
     ],
 )
-def test_bench_mistakes_are_told_before_anything_starts(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bench_mistakes_are_reported_before_anything_starts(arguments: list[str], message: str, tmp_path: Path) -> None:
     ended = run(["bench", *arguments], tmp_path)
     assert ended.status == 2 and message in ended.err, ended
 
@@ -84,7 +84,7 @@ def test_bench_mistakes_are_told_before_anything_starts(arguments: list[str], me
 @pytest.mark.parametrize("size", [1, 2, 7])
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "product"])
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int64", "uint8"])
-def test_expected_is_what_the_ranks_patterns_reduce_to(name: str, op: str, size: int) -> None:
+def test_expected_equals_the_reduced_patterns(name: str, op: str, size: int) -> None:
     if name == "bfloat16":
         pytest.importorskip("ml_dtypes")
     dtype = bench.element_type(name)
@@ -110,11 +110,11 @@ def test_wrong_elements_finds_shifts_and_nan(op: str) -> None:
     assert bench.wrong_elements(right, bench.expected(2, op, right.dtype), op) == 1
 
 
-def test_bus_bandwidth_is_that_of_a_ring() -> None:
+def test_bus_bandwidth_follows_the_ring_formula() -> None:
     assert bench.bus_bandwidth(1e9, 1.0, 4) == pytest.approx(1.5e9)
     assert bench.bus_bandwidth(1e9, 1.0, 1) == 0.0
 
 
-def test_sizes_end_where_asked() -> None:
+def test_sizes_end_at_the_limit() -> None:
     assert bench.sizes(1000, 4000, 2) == [1000, 2000, 4000]
     assert bench.sizes(1024, 1024, 4) == [1024]

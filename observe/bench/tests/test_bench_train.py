@@ -1,4 +1,4 @@
-"""keras-ddl bench train: one short run of real jobs, its arithmetic against sums by hand, and what it refuses."""
+"""keras-ddl bench train: a short run of real jobs, its arithmetic against hand-computed values, and refusals."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def plan(**changes) -> Plan:
 @pytest.mark.long
 @pytest.mark.parallel
 @pytest.mark.slow
-def test_bench_train_measures_the_function_of_a_module_on_one_rank_and_two(tmp_path: Path) -> None:
+def test_bench_train_measures_a_user_function_on_one_rank_and_two(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SUBJECT)
     words = ["bench", "train", "mine:subject", "--rounds", "1", "--steps", "4", "--batch", "8", "--to-accuracy", "0.8"]
     words += ["--predict", "hosts=4,devices=2,link=10Gb", "--json", "out.json", "--plot", "out.svg"]
-    # TensorFlow compiles what autograph writes into the folder for temporary files.
+    # TensorFlow compiles autograph's output in the folder for temporary files.
     ended = run(words, tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"})
     assert ended.status == 0, ended
     content = json.loads((tmp_path / "out.json").read_text())
@@ -70,16 +70,16 @@ def sample(step: float, traffic: Traffic | None = None, reached: Reached | None 
     return Sample(step, traffic, 4_000_000, 1, 2, "CPU, 2 cores, Linux, 2 ranks", reached)
 
 
-def test_rows_are_medians_of_the_slowest_rank_and_compared_with_one_device() -> None:
+def test_rows_are_medians_of_the_slowest_rank() -> None:
     sent = [Traffic(0.004, 0.001 * n, 0.0, 0.02, 4e6, 0.5, 0.75) for n in (1, 2, 3)]
     turns = {1: [[sample(step)] for step in (0.1, 0.3, 0.2)]}
     turns[4] = [[sample(0.2, one), sample(step, one)] for one, step in zip(sent, (0.25, 0.5, 0.1))]
     found = rounds.summary(plan(cores=1), turns)
-    assert [row.step for row in found.rows] == [0.2, 0.25]  # of 0.25, 0.5 and 0.2
+    assert [row.step for row in found.rows] == [0.2, 0.25]  # the medians of three rounds
     assert [row.efficiency for row in found.rows] == [1, pytest.approx(0.8)]
     assert found.rows[1].rows_per_second == pytest.approx(40 / 0.25)
     assert (found.rows[1].exposed, found.rows[1].lead, found.rows[1].wire) == (0.002, 0.02, 0.5)
-    assert found.rows[1].sharers == 2  # 4 ranks of a core each on 2 cores
+    assert found.rows[1].sharers == 2  # 4 ranks that use a core each, on 2 cores
     strong = rounds.summary(plan(strong=True), turns).rows[1]
     assert (strong.batch, strong.efficiency) == (10, pytest.approx(0.2))
     written = io.StringIO()
@@ -87,7 +87,7 @@ def test_rows_are_medians_of_the_slowest_rank_and_compared_with_one_device() -> 
     assert "4 ranks: 2 share a core, so the efficiency is at most 50%" in written.getvalue()
 
 
-def test_traffic_counts_what_runs_after_backward_has_ended(tmp_path: Path) -> None:
+def test_traffic_counts_exchanges_after_the_backward_pass(tmp_path: Path) -> None:
     def event(name: str, submitted: float, started: float, finished: float, nbytes: int) -> dict:
         waits = {"waited_for_ranks_us": (started - submitted) * 1e3, "waited_for_turn_us": 0, "bytes": nbytes}
         times = {"ts": started * 1e3, "dur": (finished - started) * 1e3}
@@ -96,9 +96,9 @@ def test_traffic_counts_what_runs_after_backward_has_ended(tmp_path: Path) -> No
     events = [
         {"ph": "X", "cat": "step", "name": "step 0", "pid": 0, "ts": 0, "dur": 100e3},
         event("sum_0", 10, 10, 20, 300),  # hidden
-        event("sum_1", 20, 25, 35, 100),  # half of it
+        event("sum_1", 20, 25, 35, 100),  # half hidden
         event("sum_2", 30, 40, 45, 100),
-        event("commit", 60, 70, 71, 4),  # is no gradient
+        event("commit", 60, 70, 71, 4),  # not a gradient
     ]
     (tmp_path / "one.json").write_text(json.dumps(events))
     found = traffic(tmp_path / "one.json")
@@ -112,14 +112,14 @@ def test_traffic_counts_what_runs_after_backward_has_ended(tmp_path: Path) -> No
     assert union([(0, 10), (1, 2), (3, 12)]) == pytest.approx(12)
 
 
-def test_predictions_are_the_cost_models_on_the_measured_step_of_one_device() -> None:
+def test_prediction_adds_the_cost_model_to_one_devices_step() -> None:
     turns = {1: [[sample(0.1)]], 2: [[sample(0.1, Traffic(0.01, 0.01, 0, 0.0, 4e6, 0, 0))] * 2]}
     links = prediction.parse("hosts=3, devices=2, link=8Mb, inside=1GB, latency=0s")
     assert (links.hosts, links.devices, links.link, links.inside) == (3, 2, 1e6, 1e9)
     rows = prediction.predicted(plan(), rounds.summary(plan(), turns), links)
     assert [(row.hosts, row.ranks, row.batch) for row in rows] == [(1, 2, 20), (2, 4, 40), (3, 6, 60)]
     assert rows[0].step == pytest.approx(0.1 + 4e6 / 1e9)  # 2 ranks send 4 MB each at 1 GB/s
-    # Two hosts send all 4 MB once at 1 MB/s, of which the blocks after the first do not add the time inside.
+    # Two hosts send all 4 MB once at 1 MB/s; only the first block adds its time inside the host.
     assert rows[1].step == pytest.approx(0.1 + 4, rel=0.01) and rows[1].efficiency == pytest.approx(0.1 / rows[1].step)
     strong = prediction.predicted(plan(strong=True), rounds.summary(plan(strong=True), turns), links)
     assert strong[0].step == pytest.approx(0.05 + 4e6 / 1e9) and strong[0].efficiency == pytest.approx(0.05 / 0.054)
@@ -127,7 +127,7 @@ def test_predictions_are_the_cost_models_on_the_measured_step_of_one_device() ->
     assert prediction.predicted(plan(), rounds.summary(plan(), hidden), links)[0].step == pytest.approx(0.1)
 
 
-def test_rows_of_a_network_can_be_learned_and_other_seeds_are_of_the_same_classes() -> None:
+def test_network_rows_are_learnable_and_seeds_share_classes() -> None:
     for name in ("cnn", "lstm"):
         network = networks.NETWORKS[name]
         x, y = network.learnable_rows(400, 0)
@@ -153,7 +153,7 @@ def test_rows_of_a_network_can_be_learned_and_other_seeds_are_of_the_same_classe
         (["--predict", "hosts=4,link=fast"], "Received: 'hosts=4,link=fast'"),
     ],
 )
-def test_bench_train_mistakes_are_told_before_anything_starts(
+def test_bench_train_mistakes_are_reported_before_anything_starts(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from keras_ddl.cli import main
@@ -161,20 +161,18 @@ def test_bench_train_mistakes_are_told_before_anything_starts(
     monkeypatch.setattr(rounds, "run", lambda *_, **__: pytest.fail("a job was started"))
     with pytest.raises(SystemExit) as ended:
         main(["bench", "train", *words])
-    told = " ".join(capsys.readouterr().err.split())
-    assert ended.value.code == 2 and message in told, told
+    messages = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and message in messages, messages
 
 
-def test_places_of_hosts_are_taken_host_by_host() -> None:
+def test_host_slots_are_filled_host_by_host() -> None:
     assert rounds._part(None, 3) is None
     assert rounds._part("h0:2,h1:2", 3) == "h0:2,h1:1" and rounds._part("h0:2,h1", 2) == "h0:2"
     with pytest.raises(ConfigError, match="slots for all ranks"):
         rounds._part("h0:2,h1", 4)
 
 
-def test_a_function_that_returns_something_else_is_told_what_it_must_return(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_function_with_wrong_result_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wrong_subject.py").write_text(SUBJECT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

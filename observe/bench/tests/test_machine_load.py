@@ -1,4 +1,4 @@
-"""Whether a benchmark notices that its machine is busy. The seconds are made up."""
+"""Whether a benchmark notices that its machine is busy, with made-up times."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ def write(stat: Path, *, user=0.0, nice=0.0, system=0.0, idle=0.0, iowait=0.0, i
     stat.write_text("cpu  " + " ".join(str(round(each * TICKS)) for each in fields) + "\ncpu0 1 2 3\n")
 
 
-def test_load_is_what_others_took(tmp_path):
+def test_load_is_the_time_that_others_used(tmp_path):
     stat = tmp_path / "stat"
     write(stat, user=100, system=10, idle=900, steal=5)
     watch = Watch(stat)
@@ -28,7 +28,7 @@ def test_load_is_what_others_took(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "cpu 1 2\n", "nonsense\n", None])
-def test_a_host_that_does_not_tell_is_quiet(content, tmp_path):
+def test_host_without_data_counts_as_quiet(content, tmp_path):
     if content is not None:
         (tmp_path / "stat").write_text(content)
     assert Watch(tmp_path / "stat").load(0.0).warning("now") == ""
@@ -43,13 +43,13 @@ def test_a_host_that_does_not_tell_is_quiet(content, tmp_path):
         (0.0, 0.5, ["busy: other virtual machines took 2% of its time"]),
     ],
 )
-def test_a_busy_machine_is_a_warning_that_says_how_it_was_measured(others, stolen, words):
+def test_busy_machine_gives_a_warning_with_its_source(others, stolen, words):
     warning = Load(10.0, 2, others, stolen).warning("now")
     assert bool(warning) == bool(words)
     assert all(word in warning for word in words), warning
 
 
-def test_a_sample_before_the_ranks_leaves_out_the_command_itself(tmp_path, monkeypatch):
+def test_sample_before_the_ranks_excludes_the_command_itself(tmp_path, monkeypatch):
     stat = tmp_path / "stat"
     write(stat, user=10)
     monkeypatch.setattr(machine_load, "Watch", lambda: Watch(stat))

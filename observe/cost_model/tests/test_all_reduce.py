@@ -1,4 +1,4 @@
-"""The cost model against times computed by hand and against what the literature proves."""
+"""Compares the cost model with hand-computed times and with proven bounds from the literature."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def seconds_of(cluster: Cluster, nbytes: float, depth: int) -> list[float]:
     return [stage.seconds for stage in stages(cluster, nbytes, depth)]
 
 
-def test_ring_sends_per_host_what_was_measured() -> None:
-    # 4 hosts x 2 ranks: 1.75 N per host in host order, 3.5 N in turn over the hosts, 1.5 N for the box.
+def test_ring_sends_the_measured_bytes_per_host() -> None:
+    # 4 hosts x 2 ranks: 1.75 N per host in host order, 3.5 N with round-robin placement, 1.5 N for the box.
     cluster = Cluster((Dimension(2, math.inf), Dimension(4, NETWORK)))
     assert ring(cluster, 1e9) == pytest.approx(1.75)
     assert scattered_ring(cluster, 1e9) == pytest.approx(3.5)
@@ -54,25 +54,25 @@ def test_ring_sends_per_host_what_was_measured() -> None:
 def test_box_adds_its_stages() -> None:
     inner, outer = seconds_of(cluster_of(4, 8, latency=1e-5), 80 * MB, 2)
     assert inner == pytest.approx(2 * 3 / 4 * 80 * MB / FAST)
-    # All four ranks of a host share its link: 8 steps less one, twice, of 80 / 8 MB per host.
+    # All four ranks of a host share its link: twice 8 - 1 steps, of 80 / 8 MB per host.
     assert outer == pytest.approx(14 * (10e-6 + 10 * MB / NETWORK))
     assert box(cluster_of(4, 8, latency=1e-5), 80 * MB, 2) == pytest.approx(inner + outer)
 
 
-def test_three_dimensions_unburden_the_links_between_racks() -> None:
+def test_three_dimensions_relieve_the_links_between_racks() -> None:
     cluster = cluster_of(2, 2, 2)  # ranks of a host, hosts of a rack, racks
     inside, hosts, racks = seconds_of(cluster, 100 * MB, 3)
     assert inside == pytest.approx(2 * 1 / 2 * 100 * MB / FAST)
     assert hosts == pytest.approx(2 * 1 / 2 * 100 * MB / NETWORK)
-    # A rack sends N/2 each way round; its two hosts send N/4 each, which is no longer than 0.5 GB/s take for N/2.
+    # A rack sends N/2 in each direction. Each of its two hosts sends N/4, which takes no longer than N/2 at 0.5 GB/s.
     assert racks == pytest.approx(2 * 1 / 2 * 100 * MB / UPLINK)
-    # One ring through all four hosts sends 1.5 N through the uplink of a rack, three dimensions N.
+    # One ring through all four hosts sends 1.5 N through a rack's uplink; three dimensions send N.
     assert seconds_of(cluster, 100 * MB, 2)[1] == pytest.approx(2 * 3 / 4 * 100 * MB / UPLINK)
 
 
-def test_links_of_hosts_bound_what_racks_exchange() -> None:
+def test_host_links_limit_the_exchange_between_racks() -> None:
     wide = Cluster((Dimension(2, FAST), Dimension(2, 1e9), Dimension(2, 1e12)))
-    # Half of N over each of the two host links, although the link of the rack could carry more.
+    # Each of the two host links carries N/2, although the rack's link could carry more.
     assert seconds_of(wide, 100 * MB, 3)[2] == pytest.approx(50 * MB / 1e9)
 
 
@@ -81,27 +81,27 @@ def test_depth_one_is_the_flat_ring() -> None:
     assert box(cluster, 10 * MB, 1) == ring(cluster, 10 * MB)
 
 
-def test_recursive_doubling_takes_few_steps_of_everything() -> None:
+def test_recursive_doubling_takes_few_large_steps() -> None:
     flat = Cluster((Dimension(1, FAST), Dimension(8, NETWORK, 1e-5)), reduction=4e9)
     assert recursive_doubling(flat, 1 * MB) == pytest.approx(3 * (10e-6 + 1e-3 + 0.25e-3))
-    # Five ranks: fold the fifth in (with an addition), two exchanges among four, and out.
+    # Five ranks: fold in the fifth (with an addition), two exchanges among four, and fold out.
     five = Cluster((Dimension(1, FAST), Dimension(5, NETWORK, 1e-5)), reduction=4e9)
     assert recursive_doubling(five, 1 * MB) == pytest.approx(4 * (10e-6 + 1e-3) + 3 * 0.25e-3)
-    # Two ranks of a host share its link.
+    # The two ranks of a host share its link.
     assert recursive_doubling(cluster_of(2, 2), 1 * MB) == pytest.approx(1e-4 + 2e-3)
 
 
-def test_halving_doubling_sends_as_little_as_a_ring_in_fewer_steps() -> None:
+def test_halving_doubling_sends_ring_bytes_in_fewer_steps() -> None:
     flat = Cluster((Dimension(1, FAST), Dimension(8, NETWORK, 1e-5)), reduction=4e9)
     bytes_term = 2 * 7 / 8 * 8e-3 + 7 / 8 * 2e-3
     assert halving_doubling(flat, 8 * MB) == pytest.approx(2 * 3 * 10e-6 + bytes_term)
     assert ring(flat, 8 * MB) == pytest.approx(2 * 7 * 10e-6 + bytes_term)
 
 
-def test_pipeline_takes_its_busiest_link_and_the_filling() -> None:
+def test_pipeline_takes_its_busiest_link_plus_the_first_block() -> None:
     cluster = cluster_of(2, 4)
     inner, outer = seconds_of(cluster, 160 * MB, 2)
-    # 20 MB of one rank's share at a time: 4 blocks.
+    # 4 blocks, of 20 MB of one rank's share.
     piped = pipelined_box(cluster, 160 * MB, 2, shard_bytes=20 * MB)
     assert piped == pytest.approx((inner + outer) / 4 + 3 * max(inner, outer) / 4)
     assert max(inner, outer) < piped < inner + outer
@@ -109,47 +109,47 @@ def test_pipeline_takes_its_busiest_link_and_the_filling() -> None:
 
 
 def test_pipeline_is_no_faster_than_the_link_its_stages_share() -> None:
-    # Hosts and racks both send through the link of the host: together 2 (G-1)/G N for G = 4 hosts.
+    # Hosts and racks both send through the host's link: 2 (G-1)/G N in total for G = 4 hosts.
     cluster = Cluster((Dimension(2, math.inf), Dimension(2, NETWORK), Dimension(2, math.inf)))
     assert pipelined_box(cluster, 100 * MB, 3, shard_bytes=1e3) == pytest.approx(2 * 3 / 4 * 0.1, rel=1e-3)
 
 
-def test_pipeline_hides_latency_behind_other_blocks_up_to_its_depth() -> None:
+def test_pipeline_hides_latency_up_to_its_depth() -> None:
     cluster = Cluster((Dimension(1, FAST), Dimension(5, math.inf, 1e-3)))
-    # 10 blocks of 8 messages of 1 ms; two at a time.
+    # 10 blocks, two at a time, of 8 messages of 1 ms.
     assert pipelined_box(cluster, 10e6, 2, shard_bytes=1e6, ahead=2) == pytest.approx(8e-3 + 9 * 8e-3 / 2)
 
 
-def test_pipeline_in_too_many_blocks_pays_their_latency() -> None:
+def test_pipeline_with_too_many_blocks_pays_their_latency() -> None:
     cluster = cluster_of(2, 4, latency=1e-3)
     assert pipelined_box(cluster, 10 * MB, 2, shard_bytes=1e3) > box(cluster, 10 * MB, 2)
 
 
 def racks_of(hosts: int, racks: int, taper: float) -> Cluster:
-    """4 ranks a host; `taper`: speed of a rack's hosts together over that of its uplink."""
+    """Returns a cluster with 4 ranks per host. `taper`: total speed of a rack's hosts over the speed of its uplink."""
     uplink = hosts * 12.5e9 / taper
     return Cluster((Dimension(4, 40e9), Dimension(hosts, 12.5e9, 5e-6), Dimension(racks, uplink, 5e-6)))
 
 
-def test_mode_for_takes_as_many_dimensions_as_pay() -> None:
-    # An uplink half as fast as one host's link: N bytes through it, with rings of their own, instead of 1.5 N.
+def test_mode_for_uses_dimensions_that_pay_off() -> None:
+    # The uplink is half as fast as one host's link: separate rings send N bytes through it instead of 1.5 N.
     assert mode_for(racks_of(2, 2, taper=4), 100 * MB) == "x:4x2x2"
     assert mode_for(racks_of(16, 64, taper=4), 100 * MB) == "x:4x16x64"
-    # Two fat racks, an uplink that one ring does not fill: a third stage only delays the first block.
+    # Two large racks, whose uplink one ring does not fill: a third stage only delays the first block.
     assert mode_for(racks_of(16, 2, taper=16), 100 * MB) == "x:4x32"
     assert mode_for(Cluster((Dimension(2, FAST), Dimension(4, NETWORK))), 100 * MB) == "x:2x4"
     assert mode_for(Cluster((Dimension(4, FAST),)), MB) == "x:4"
     assert mode_for(Cluster((Dimension(1, FAST), Dimension(4, NETWORK))), 100 * MB) == "x:1x4"
 
 
-def test_modes_are_those_that_topology_understands() -> None:
+def test_modes_are_valid_for_topology() -> None:
     for cluster in (racks_of(2, 2, 4), racks_of(16, 2, 16), Cluster((Dimension(4, FAST),))):
         hosts = [rank // 4 for rank in range(cluster.size)]
         dims, group = parse_mode(mode_for(cluster, MB), hosts)
         assert math.prod(dims) == cluster.size == len(group)
 
 
-def test_choose_takes_few_steps_for_small_and_few_bytes_for_large_messages() -> None:
+def test_choose_takes_few_steps_for_small_messages_and_few_bytes_for_large() -> None:
     cluster = cluster_of(4, 64, latency=2e-6)
     everything = predict(cluster, 1.0)
     assert choose(cluster, 64, everything) == "recursive doubling"
@@ -158,13 +158,13 @@ def test_choose_takes_few_steps_for_small_and_few_bytes_for_large_messages() -> 
     assert seconds["2-d pipelined"] < seconds["2-d"] < seconds["scattered ring"]
 
 
-def test_choose_takes_only_what_is_offered() -> None:
+def test_choose_uses_only_the_given_names() -> None:
     cluster = cluster_of(4, 64, 4, latency=2e-6)
-    assert choose(cluster, 8) == "3-d pipelined"  # fewest steps of those in the engine
+    assert choose(cluster, 8) == "3-d pipelined"  # fewest steps among the engine's algorithms
     assert choose(cluster, 8, ["ring", "2-d"]) == "2-d"
 
 
-def test_more_hosts_cost_a_flat_ring_latency_and_the_box_little() -> None:
+def test_more_hosts_slow_a_flat_ring_more_than_the_box() -> None:
     def at(racks: int, name: str) -> float:
         links = (Dimension(4, 40e9, 1e-6), Dimension(16, 12.5e9, 2e-6), Dimension(racks, 16 * 12.5e9, 3e-6))
         return predict(Cluster(links), 100 * MB, [name])[name]
@@ -174,7 +174,7 @@ def test_more_hosts_cost_a_flat_ring_latency_and_the_box_little() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1e9])
-def test_one_rank_has_nothing_to_do(nbytes: float) -> None:
+def test_one_rank_takes_no_time(nbytes: float) -> None:
     alone = Cluster((Dimension(1, FAST), Dimension(1, NETWORK, 1e-5)))
     assert set(predict(alone, nbytes).values()) == {0.0}
 
@@ -193,7 +193,7 @@ def test_times_grow_with_bytes_latency_and_slower_links(name: str) -> None:
 @pytest.mark.parametrize(
     "ranks, cores, copies", [(2, None, 2.5), (4, None, 2.375), (4, 2, 4.75), (2, 8, 2.5), (3, 2, 3.5)]
 )
-def test_shared_memory_counts_passes_over_memory(ranks: int, cores: int | None, copies: float) -> None:
+def test_shared_memory_counts_memory_passes(ranks: int, cores: int | None, copies: float) -> None:
     host = Cluster((shared_memory(ranks, 10e9, cores),))
     assert ring(host, 1e9) == pytest.approx(copies * 0.1)
     with pytest.raises(ConfigError, match="cores=0"):
@@ -206,14 +206,14 @@ def test_start_is_added_to_every_prediction() -> None:
     assert with_start == {name: pytest.approx(seconds + 1e-3) for name, seconds in without.items()}
 
 
-def test_fit_finds_the_line_of_hockney() -> None:
+def test_fit_finds_latency_and_bandwidth() -> None:
     points = [(n, 20e-6 + n / 3e9) for n in (8, 1e3, 1e6, 1e8)]
     link = Dimension.fit(4, points)
     assert (link.size, link.latency, link.bandwidth) == (4, pytest.approx(20e-6), pytest.approx(3e9))
 
 
 @pytest.mark.parametrize("points", [[], [(8, 1e-6)], [(8, 1e-6), (8, 2e-6)], [(8, 2e-6), (800, 1e-6)]])
-def test_fit_refuses_what_is_no_line(points: list[tuple[float, float]]) -> None:
+def test_fit_refuses_points_without_a_line(points: list[tuple[float, float]]) -> None:
     with pytest.raises(ConfigError, match=r"Dimension\.fit"):
         Dimension.fit(4, points)
 
@@ -224,7 +224,7 @@ def test_dimension_refuses_impossible_links(values: tuple[int, float, float]) ->
         Dimension(*values)
 
 
-def test_mistakes_name_what_there_is() -> None:
+def test_mistakes_name_the_valid_names() -> None:
     cluster = cluster_of(2, 2)
     with pytest.raises(ConfigError, match="'2-d'.*Received.*'3-d'"):
         predict(cluster, 1.0, ["3-d"])
@@ -236,11 +236,11 @@ def test_mistakes_name_what_there_is() -> None:
         Cluster(())
 
 
-def test_predict_program_is_near_what_the_paper_measured(tmp_path) -> None:
+def test_predict_program_is_near_the_papers_measurement(tmp_path) -> None:
     program = Path(__file__).resolve().parents[3] / "benchmarks" / "predict.py"
     command = [sys.executable, str(program), "--json", str(tmp_path / "out.json")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "23 ms" in output and "1024" in output
     paper = json.loads((tmp_path / "out.json").read_text())["paper"]
-    # A bound without protocols below what was measured, but not far: 23 ms, and less than 100 ms.
+    # A bound without protocol costs: below the measured time, but not far: above 23 ms and below 100 ms.
     assert 0.5 * 0.023 < paper["100"]["3-d"] < 0.023 and paper["350"]["3-d"] < 0.100

@@ -1,4 +1,4 @@
-"""What the cost model copies from native/ is equal to the original, read from the sources."""
+"""The cost model's copies of native constants equal the originals in the sources of native/."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ def matches(path, pattern):
     return re.findall(pattern, re.sub(r"//.*", "", (NATIVE / path).read_text(encoding="utf-8")), re.DOTALL)
 
 
-def test_the_cost_model_cuts_messages_as_the_engine_does():
+def test_cost_model_splits_messages_as_the_engine_does():
     (message,) = matches("core/src/net/wire.h", r"kWireMessageBytes = uint64_t\{(\d+)\} \* 1024;")
     header = "core/src/hierarchy/hierarchical_collectives.h"
     (shard,) = matches(header, r"kLargestShardBytes = (\d+) \* 1024 \* 1024;")

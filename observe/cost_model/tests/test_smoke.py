@@ -1,4 +1,4 @@
-"""The cost model against the textbook."""
+"""Compares the cost model with textbook formulas."""
 
 import pytest
 

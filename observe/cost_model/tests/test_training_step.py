@@ -1,4 +1,4 @@
-"""The model of a step: its arithmetic against sums by hand."""
+"""Compares the step model with hand-computed values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from keras_ddl.cost_model import Cluster, Dimension
 PAIR = Cluster((Dimension(2, 10e9),))
 
 
-def test_expected_largest_is_that_of_the_normal_distribution():
-    # The first four in closed form.
+def test_expected_largest_matches_the_normal_distribution():
+    # Closed forms for the first four.
     by_hand = {
         1: 0.0,
         2: 1 / math.sqrt(math.pi),
@@ -25,8 +25,8 @@ def test_expected_largest_is_that_of_the_normal_distribution():
         assert cost_model.expected_largest(count) == pytest.approx(expected, abs=1e-4)
 
 
-def test_step_is_computing_and_waiting_and_what_is_not_hidden():
-    # Two ranks send 2 (2-1)/2 = 1 times the gradients each: 2 GB at 10 GB/s.
+def test_step_adds_compute_waiting_and_exposed_exchange():
+    # Each of two ranks sends 2 (2-1)/2 = 1 times the gradients: 2 GB at 10 GB/s.
     step = cost_model.Step(0.5, 2e9)
     assert step.seconds(Cluster((Dimension(1, 1.0),))) == 0.5
     assert step.seconds(PAIR) == pytest.approx(0.7)
@@ -35,7 +35,7 @@ def test_step_is_computing_and_waiting_and_what_is_not_hidden():
     assert cost_model.Step(0.5, 2e9, spread=0.1).seconds(PAIR) == pytest.approx(0.7 + 0.1 / math.sqrt(math.pi))
 
 
-def test_fits_find_what_made_the_rows():
+def test_fits_recover_the_parameters_of_the_rows():
     clusters = [cost_model.machines(devices, 4, 10e9, 1e9, 0.0) for devices in (2, 4, 8)]
     assert [len(cluster.dims) for cluster in clusters] == [1, 1, 2] and clusters[2].size == 8
     made = [(cluster, cost_model.Step(0.5, 2e9, spread=0.07).seconds(cluster)) for cluster in clusters]

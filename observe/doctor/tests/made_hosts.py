@@ -1,4 +1,4 @@
-"""Hosts with faults, as files in a folder."""
+"""Made-up hosts with faults, as files in a folder."""
 
 from keras_ddl.launch.checks.finding import Severity
 
@@ -13,7 +13,7 @@ NFS_MOUNT = (
 
 
 def other_host(tmp_path, **files):
-    """A root with /proc and /sys of another host; `files`: contents by path, with _ for /."""
+    """Returns a root with another host's /proc and /sys; `files`: contents by path, with _ for /."""
     contents = {
         "proc/cpuinfo": "flags : fpu avx2 avx512_vnni\n",
         "proc/self/mountinfo": ROOT_MOUNT,

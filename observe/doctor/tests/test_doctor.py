@@ -1,4 +1,4 @@
-"""keras-ddl doctor: what it finds on hosts made for it, on this one, and on two real ranks."""
+"""keras-ddl doctor: findings on made-up hosts, on this host, and on two ranks."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from keras_ddl.doctor import checkpoint_directory, host, ranks
 from keras_ddl.launch.checks import host_facts
 from keras_ddl.launch.checks.finding import Finding, Severity, merged, worst
 
-# As a client of Linux 6.1 shows it.
+# As shown by a client with Linux 6.1.
 DOCTOR = [sys.executable, "-m", "keras_ddl.cli", "doctor"]
 
 
@@ -29,7 +29,7 @@ DOCTOR = [sys.executable, "-m", "keras_ddl.cli", "doctor"]
         ("TF_XLA_FLAGS", "--tf_xla_auto_jit=2", Severity.WARNING),
     ],
 )
-def test_doctor_finds_variables_that_hurt(tmp_path, name, value, severity):
+def test_doctor_finds_harmful_variables(tmp_path, name, value, severity):
     findings = host.check(tmp_path, {name: value}, other_host(tmp_path / "root"))
     assert [each.severity for each in found(findings, name)] == [severity]
     assert found(host.check(tmp_path, {}, tmp_path / "root"), name) == []
@@ -51,7 +51,7 @@ def test_doctor_compares_hosts():
     assert worst(list(ranks.compare([one, {**one, "host": "h1"}]))) is Severity.OK
 
 
-def test_doctor_says_which_rank_has_which_gpu():
+def test_doctor_names_each_ranks_gpu():
     missing = Finding(Severity.WARNING, "GPUs", "TensorFlow sees none", "install")
     gpus_by_rank = [("h0", "GPU 0 (H100)", "a", None), ("h0", "GPU 1 (H100)", "b", None), ("h1", "", "", missing)]
     own, other = ranks.compare_gpus([*gpus_by_rank, gpus_by_rank[2]])
@@ -62,16 +62,19 @@ def test_doctor_says_which_rank_has_which_gpu():
 
 
 @pytest.mark.parametrize("offset, error, is_found", [(1.3, 0.1, True), (1.3, 0.4, False), (-1.3, 0.1, True)])
-def test_doctor_takes_clocks_for_different_only_beyond_what_the_round_trip_leaves_open(offset, error, is_found):
-    told = [{"host": "h0", "offset": 0.0, "offset_error": 0.0}, {"host": "h1", "offset": offset, "offset_error": error}]
-    assert bool(list(host_facts.compare_clocks(told))) is is_found
+def test_doctor_reports_clock_differences_beyond_the_round_trip(offset, error, is_found):
+    clocks = [
+        {"host": "h0", "offset": 0.0, "offset_error": 0.0},
+        {"host": "h1", "offset": offset, "offset_error": error},
+    ]
+    assert bool(list(host_facts.compare_clocks(clocks))) is is_found
 
 
 def test_clock_offset_is_bounded_by_the_round_trip():
     assert host_facts.clock_offset(107.5, 100.0, 101.0) == (7.0, 0.5)
 
 
-def test_doctor_tells_file_systems_apart():
+def test_doctor_distinguishes_file_systems():
     lines = [ROOT_MOUNT, NFS_MOUNT, "35 22 0:29 / /tmp rw - tmpfs tmpfs rw,size=1g", "no such line"]
     found = [each for line in lines if (each := checkpoint_directory.parse(line)) is not None]
     kinds = {path: checkpoint_directory.mount_of(Path(path), found).kind for path in ("/a", "/mnt/ck pt/run", "/tmp")}
@@ -91,7 +94,7 @@ def can_mount():
 
 
 @pytest.mark.skipif(not can_mount(), reason="mounting needs root")
-def test_doctor_tries_what_makes_a_checkpoint_whole(tmp_path):
+def test_doctor_tries_the_steps_of_a_checkpoint(tmp_path):
     (fine,) = [each for each in checkpoint_directory.check(tmp_path, tmp_path) if "renamed" in each.found]
     assert fine.severity is Severity.OK and not list(tmp_path.iterdir())
     code = "import sys; from pathlib import Path; from keras_ddl.doctor import checkpoint_directory as one\n"
@@ -103,7 +106,7 @@ def test_doctor_tries_what_makes_a_checkpoint_whole(tmp_path):
     assert shown.stdout.count("Severity.ERROR") == 1, shown
 
 
-def test_doctor_finds_the_limits_of_control_groups_above(tmp_path):
+def test_doctor_finds_limits_of_parent_control_groups(tmp_path):
     def write(name, text):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -119,14 +122,14 @@ def test_doctor_finds_the_limits_of_control_groups_above(tmp_path):
     assert host.cpu_limit(tmp_path) == 1.5
 
 
-def test_findings_that_all_hosts_share_are_told_once():
+def test_findings_shared_by_all_hosts_are_shown_once():
     bad = Finding(Severity.WARNING, "memory", "little", "more")
     both = [Finding(*[*vars(bad).values()][:4], host=name) for name in ("h0", "h1")]
     assert merged([Finding(Severity.OK, "CPU", "2"), *both], 2)[0] == bad
     assert merged(both, 3)[0].host == "h0, h1"
 
 
-def test_doctor_says_errors_of_this_host_without_ranks(tmp_path):
+def test_doctor_reports_errors_of_this_host_without_ranks(tmp_path):
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     shown = subprocess.run([*DOCTOR, "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert shown.returncode == 1, shown.stderr
@@ -136,17 +139,17 @@ def test_doctor_says_errors_of_this_host_without_ranks(tmp_path):
 
 
 @pytest.mark.parallel
-def test_doctor_tries_collectives_and_a_training_on_ranks(tmp_path):
+def test_doctor_tries_collectives_and_training_on_ranks(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     shown = subprocess.run([*DOCTOR, "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert shown.returncode in (0, 3), shown.stdout + shown.stderr
-    told = {each["subject"]: each for each in json.loads(shown.stdout)}
+    findings = {each["subject"]: each for each in json.loads(shown.stdout)}
     for subject in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "objects", "training"):
-        assert told[subject]["severity"] == "ok", told[subject]
-    assert "weights bitwise equal" in told["training"]["found"]
+        assert findings[subject]["severity"] == "ok", findings[subject]
+    assert "weights bitwise equal" in findings["training"]["found"]
 
 
-def test_doctor_finds_that_a_host_does_not_answer(tmp_path):
+def test_doctor_finds_an_unreachable_host(tmp_path):
     words = [*DOCTOR, "--json", "--hosts", "no-such-host.invalid:2"]
     shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert shown.returncode == 1, shown.stderr

@@ -1,4 +1,4 @@
-"""keras-ddl doctor finds what hosts lack."""
+"""keras-ddl doctor finds defects of hosts."""
 
 import pytest
 from made_hosts import NFS_MOUNT, ROOT_MOUNT, found, other_host
@@ -17,7 +17,7 @@ from keras_ddl.doctor import host
         ("proc/self/mountinfo", ROOT_MOUNT + NFS_MOUNT.replace("/mnt/ck\\040pt", "/"), "directory"),
     ],
 )
-def test_doctor_finds_what_the_host_lacks(tmp_path, file, text, subject):
+def test_doctor_finds_defects_of_the_host(tmp_path, file, text, subject):
     well = host.check(tmp_path, {}, other_host(tmp_path / "well"))
     assert found(well, subject) == []
     ill = found(host.check(tmp_path, {}, other_host(tmp_path / "ill", **{file: text})), subject)

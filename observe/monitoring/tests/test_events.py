@@ -1,4 +1,4 @@
-"""The event log of a job, and the pages that describe it, without ranks."""
+"""The event log of a job, and the pages that describe it, tested without ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fail(text: str) -> None:
     raise AssertionError(text)
 
 
-def test_event_log_appends_whole_lines_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_log_appends_complete_lines_beside_other_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, written, real = tmp_path / "events.jsonl", list[bytes](), os.write
 
     def write_once(descriptor: int, data: bytes) -> int:
@@ -54,7 +54,7 @@ def test_event_log_appends_whole_lines_beside_others(tmp_path: Path, monkeypatch
     assert list(by_job.values()) == [list(range(1, 51))] * 4
 
 
-def test_event_log_on_a_full_disk_ends_with_a_line_and_one_message(
+def test_event_log_on_a_full_disk_ends_with_a_complete_line_and_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, said = tmp_path / "events.jsonl", list[str]()
@@ -69,7 +69,7 @@ def test_event_log_on_a_full_disk_ends_with_a_line_and_one_message(
     assert said == [f"the event log {path} ends here: no space left. The job continues."]
 
 
-def test_event_log_refuses_what_could_hold_the_launcher_up(tmp_path: Path) -> None:
+def test_event_log_refuses_files_that_could_block_the_launcher(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, message in ((tmp_path / "pipe", "regular file"), (tmp_path / "no" / "file", "No such file")):
         with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""What a rank tells `keras-ddl run --metrics-port`: counts of steps and rows, logs, exposed communication."""
+"""Figures that a rank reports for `keras-ddl run --metrics-port`: steps, rows, logs, exposed communication."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from keras_ddl.strategy import figures
 from keras_ddl.timeline import sampling
 from keras_ddl.timeline.sampling import StepSample
 
-sent: list[dict[str, Any]] = []  # what the launcher was told
+sent: list[dict[str, Any]] = []  # messages to the launcher
 
 
 @pytest.fixture
-def of_job(monkeypatch: pytest.MonkeyPatch) -> Figures:
-    """The figures of this process, as in a job that is watched. Written after each step."""
+def job_figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
+    """Returns the figures of this process, as in a watched job, written after each step."""
     sent.clear()
-    of_job = Figures()
-    monkeypatch.setattr(figures, "of_job", lambda: of_job)
+    job_figures = Figures()
+    monkeypatch.setattr(figures, "current", lambda: job_figures)
     monkeypatch.setattr(counted, "_EVERY_SECONDS", 0.0)
     monkeypatch.setattr(counted.program, "tell", lambda kind, figures: sent.append(json.loads(json.dumps(figures))))
-    return of_job
+    return job_figures
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def written() -> dict[str, Any]:
     return sent[-1]
 
 
-def test_fits_and_loops_are_counted_on_one_rank(of_job: Figures) -> None:
+def test_fits_and_loops_are_counted_on_one_rank(job_figures: Figures) -> None:
     strategy = keras_ddl.Strategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -67,36 +67,36 @@ def test_fits_and_loops_are_counted_on_one_rank(of_job: Figures) -> None:
 
 
 def test_figures_are_written_once_a_second_by_the_first_rank(
-    of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
+    job_figures: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counted, "_EVERY_SECONDS", 1.0)
     monkeypatch.setattr(counted.time, "monotonic", lambda: clock[0])
     clock, due = [50.0], []
     for _ in range(25):
         clock[0] += 0.125
-        due.append(of_job.end_step())
+        due.append(job_figures.end_step())
         if due[-1]:
-            of_job.write()
+            job_figures.write()
     assert [number for number, each in enumerate(due) if each] == [0, 8, 16, 24]
     monkeypatch.setattr(communicator, "rank", lambda: 1)
     clock[0] += 10
-    assert not of_job.end_step()
+    assert not job_figures.end_step()
 
 
-def test_last_steps_of_a_loop_are_written_at_the_end_of_the_process(
-    of_job: Figures, monkeypatch: pytest.MonkeyPatch
+def test_last_steps_of_a_loop_are_written_at_process_exit(
+    job_figures: Figures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_job._write_last()
+    job_figures._write_last()
     assert not sent, "nothing was trained, or by another rank"
-    of_job.end_step()
-    of_job.write()
-    of_job.end_step()
-    of_job._write_last()
+    job_figures.end_step()
+    job_figures.write()
+    job_figures.end_step()
+    job_figures._write_last()
     assert written()["steps"] == 2
 
 
-def test_rows_of_several_ranks_are_those_that_they_have_exchanged(of_job: Figures) -> None:
-    own = of_job.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
+def test_rows_of_several_ranks_are_the_exchanged_counts(job_figures: Figures) -> None:
+    own = job_figures.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
     own._strategy = SimpleNamespace(is_several=True, keras_steps=SimpleNamespace(rows_trained=np.int64(64)))
     own.begin_batch(0)
     own.end_batch(1, 3, {"loss": np.float32(0.5), "of_each": np.ones(2), "nested": {"a": 1}, "text": "x"})
@@ -105,7 +105,7 @@ def test_rows_of_several_ranks_are_those_that_they_have_exchanged(of_job: Figure
 
 @pytest.fixture
 def collectives(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What the native core has kept of a step, and what it is asked to keep."""
+    """Stands for the native core: the collectives that it kept of a step, and the requests to keep them."""
     kept: list[Any] = []
     asked: list[int] = []
     monkeypatch.setattr(native_timeline, "keep", asked.append)
@@ -114,21 +114,21 @@ def collectives(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     recording.keep(0)
 
 
-def test_exposed_communication_of_a_step_is_that_of_its_timeline(
+def test_exposed_communication_of_a_step_matches_its_timeline(
     collectives: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, asked = collectives
     times = iter([10.0, 11.0, 11.5])
     monkeypatch.setattr(sampling.time, "monotonic", lambda: next(times))
     sample = StepSample()
-    # Two of a round: the rank waits from the last submission; one of the step before does not count.
+    # Two collectives of a round: the rank waits from the last submission. Earlier steps do not count.
     kept += [("before", 4, 9.0, 9.0, 9.0, 9.9), ("a", 4, 10.1, 10.2, 10.2, 10.7), ("b", 4, 10.5, 10.5, 10.5, 10.75)]
     sample.step_ended()
     assert sample.end() == pytest.approx(0.25)
     assert asked == [4096, 0]
 
 
-def test_a_sample_leaves_collectives_to_the_program_that_keeps_them(collectives: list[Any]) -> None:
+def test_sample_does_not_take_collectives_from_the_program(collectives: list[Any]) -> None:
     _, asked = collectives
     timeline.keep(7)
     sample = StepSample()
@@ -136,30 +136,30 @@ def test_a_sample_leaves_collectives_to_the_program_that_keeps_them(collectives:
     assert sample.end() is None and asked == [7]
     timeline.keep(0)
     sample = StepSample()
-    timeline.keep(7)  # meanwhile
+    timeline.keep(7)  # the program starts keeping them
     sample.step_ended()
     assert sample.end() is None and asked == [7, 0, 4096, 7]
 
 
-def test_a_sample_of_the_last_step_ends_with_the_fit(of_job: Figures, collectives: list[Any], two_ranks: None) -> None:
-    own = of_job.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
-    of_job._steps_until_sample = 0
-    of_job.begin_step()
-    of_job.end_step()
+def test_last_sample_ends_with_the_fit(job_figures: Figures, collectives: list[Any], two_ranks: None) -> None:
+    own = job_figures.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
+    job_figures._steps_until_sample = 0
+    job_figures.begin_step()
+    job_figures.end_step()
     assert collectives[1] == [4096]
     own.end_fit()
-    assert collectives[1] == [4096, 0] and of_job._sample is None
+    assert collectives[1] == [4096, 0] and job_figures._sample is None
 
 
-def test_exposed_communication_is_that_of_all_steps(
-    of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
+def test_exposed_communication_covers_all_steps(
+    job_figures: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step waits for 0.25 s, and those looked at stand for the others. Random numbers stay as they are."""
+    """Each step waits 0.25 s, and the sampled ones stand for the others. The program's random numbers are unchanged."""
     looked: list[int] = []
 
     class Sample:
         def __init__(self) -> None:
-            looked.append(of_job._steps)
+            looked.append(job_figures._steps)
 
         def step_ended(self) -> None: ...
 
@@ -169,13 +169,13 @@ def test_exposed_communication_is_that_of_all_steps(
     monkeypatch.setattr(counted, "_sample", Sample)
     before = random.getstate()
     for number in range(1, 1001):
-        of_job.begin_step()
-        of_job.end_step()
+        job_figures.begin_step()
+        job_figures.end_step()
         if number % 100 == 0:
-            of_job.write()
+            job_figures.write()
     assert random.getstate() == before
-    of_job.begin_step()
-    of_job.write()
+    job_figures.begin_step()
+    job_figures.write()
     assert 8 <= len(looked) <= 10
     assert len({number % 100 for number in looked}) > 3, "not always the step after a write"
     assert 0.25 * 800 <= written()["exposed"] <= 0.25 * 1000

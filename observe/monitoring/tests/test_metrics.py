@@ -1,4 +1,4 @@
-"""The metrics of a job, and the server that Prometheus reads them from, without ranks."""
+"""The metrics of a job, and the server from which Prometheus reads them, tested without ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def a_job() -> Metrics:
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    """Name (and labels but the host) -> value."""
+    """Returns name (and labels except the host) -> value."""
     return values_of(metrics.collect())
 
 
@@ -52,7 +52,7 @@ def some(metrics: Metrics, names: str) -> list[float]:
     return [values(metrics)[name] for name in names.split()]
 
 
-def test_metrics_of_a_rank_that_died_vanish_and_counters_go_on() -> None:
+def test_gauges_of_a_dead_rank_vanish_and_counters_continue() -> None:
     metrics = a_job()
     assert some(metrics, "ranks_alive ranks_expected rank_up/0 steps_total rows_total") == [2, 2, 1, 5, 50]
     assert some(metrics, "log/loss epoch") == [0.25, 0]
@@ -60,7 +60,7 @@ def test_metrics_of_a_rank_that_died_vanish_and_counters_go_on() -> None:
     assert some(metrics, "ranks_alive ranks_expected rank_up/0 lost_ranks_total") == [1, 2, 0, 1]
     assert some(metrics, "steps_total rows_total") == [5, 50]
     assert not {"log/loss", "epoch", "last_figures_timestamp_seconds"} & values(metrics).keys()
-    # The next first rank has made the same steps, and counts rows from here on.
+    # The next first rank has made the same steps, and counts rows from this point on.
     metrics.event("rank_lost", {"rank": 0, "ranks": 1, "reason": ""})
     metrics.figures(1, {"steps": 7, "rows": 20, "exposed": 0.1, "logs": {"loss": 0.125}})
     metrics.figures(1, {"steps": 8, "rows": 30, "exposed": 0.2, "logs": {"loss": 0.125}})
@@ -68,7 +68,7 @@ def test_metrics_of_a_rank_that_died_vanish_and_counters_go_on() -> None:
     assert some(metrics, "exposed_communication_seconds_total") == [pytest.approx(0.6)]
 
 
-def test_metrics_go_on_through_a_restart() -> None:
+def test_counters_continue_after_a_restart() -> None:
     metrics = a_job()
     for rank in (0, 1):
         end(metrics, rank, lost=rank == 1)
@@ -82,7 +82,7 @@ def test_metrics_go_on_through_a_restart() -> None:
     assert 0 <= values(metrics)["last_checkpoint_age_seconds"] < 60
 
 
-def test_metrics_count_spares_when_they_have_joined() -> None:
+def test_spares_count_once_they_have_joined() -> None:
     metrics = Metrics()
     start(metrics, 2, more=(2,))
     assert values(metrics)["ranks_alive"] == 2
@@ -94,7 +94,7 @@ def test_metrics_count_spares_when_they_have_joined() -> None:
     assert values(metrics)["ranks_expected"] == 1
 
 
-def test_metrics_leave_out_what_is_no_number() -> None:
+def test_metrics_omit_values_that_are_not_numbers() -> None:
     metrics = Metrics()
     start(metrics, 1)
     logs = {"nan": float("nan"), "text": "x", "list": [1], "flag": True, "x" * 500: 1}
@@ -136,7 +136,7 @@ def scrape(server: MetricsServer) -> dict[str, float]:
     return {sample.name: sample.value for each in text_string_to_metric_families(text) for sample in each.samples}
 
 
-def test_server_answers_in_prometheus_words(server: MetricsServer) -> None:
+def test_server_answers_in_prometheus_format(server: MetricsServer) -> None:
     assert server.url.startswith("http://127.0.0.1:")
     shown = scrape(server)
     assert shown["keras_ddl_ranks_expected"] == 2 and shown["keras_ddl_job_start_time_seconds"] <= time.time()
@@ -145,12 +145,12 @@ def test_server_answers_in_prometheus_words(server: MetricsServer) -> None:
     port = int(server.url.rpartition(":")[2].partition("/")[0])
     with pytest.raises(LaunchError, match=f"Received: port {port}, address 127.0.0.1"):
         MetricsServer("127.0.0.1", port)
-    for address in ("a..b", "a" * 64):  # no name of a host
+    for address in ("a..b", "a" * 64):  # invalid host names
         with pytest.raises(LaunchError, match=rf"Received: port 0, address {re.escape(address)} \("):
             MetricsServer(address, 0)
 
 
-def test_server_serves_on_when_threads_could_not_be_started(
+def test_server_continues_after_failing_to_start_threads(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_: threading.Thread) -> None:
@@ -165,7 +165,7 @@ def test_server_serves_on_when_threads_could_not_be_started(
     assert scrape(server)["keras_ddl_ranks_expected"] == 2
 
 
-def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsServer) -> None:
+def test_slow_clients_block_neither_launcher_nor_server_for_long(server: MetricsServer) -> None:
     host, port = server.url.removeprefix("http://").partition("/")[0].split(":")
     strangers, over, most, before = list[socket.socket](), threading.Event(), 0, threading.active_count()
     for _ in range(40):
@@ -174,7 +174,7 @@ def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsS
         most = max(most, threading.active_count())
     assert most - before < 20, "no more threads than connections that are allowed, two for each"
 
-    def send_slowly() -> None:  # bytes that never end, and never are late
+    def send_slowly() -> None:  # endless bytes that are never late
         while not over.wait(0.1):
             for each in strangers:
                 try:
@@ -188,7 +188,7 @@ def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsS
         began = time.monotonic()
         for rank in range(1000):
             server.watcher.event("rank_start", {"rank": rank, "host": "h"})
-        assert time.monotonic() - began < 10  # 20 ms; one that waits for strangers waits for each event
+        assert time.monotonic() - began < 10  # takes 20 ms; a server that waited for clients would wait for each event
         deadline, shown = time.monotonic() + 60, None
         while shown is None:
             try:
@@ -204,11 +204,11 @@ def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsS
             each.close()
 
 
-def test_metrics_without_prometheus_client_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_prometheus_client_name_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (needs,) = extras["metrics"]
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=rf"Install it: .*pip install '{needs}'$"):
         MetricsServer("127.0.0.1", 0)
-    assert needs in extras["serving"] and "serving" in extras["cpu"][0] and "serving" in extras["gpu"][0]  # as it says
+    assert needs in extras["serving"] and "serving" in extras["cpu"][0] and "serving" in extras["gpu"][0]
     assert "pip install '.[metrics]'" in PAGE.read_text()

@@ -1,4 +1,4 @@
-"""An event log, without ranks."""
+"""An event log, tested without ranks."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from keras_ddl.monitoring.events import EventLog
 
 
-def test_event_log_begins_a_line_of_its_own(tmp_path: Path) -> None:
+def test_event_log_begins_a_new_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"half of a line')
     EventLog(path, print).event("end", {"status": 0})

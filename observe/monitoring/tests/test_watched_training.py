@@ -1,4 +1,4 @@
-"""A training that is watched from outside while ranks of it are killed: metrics, events, and what they agree on."""
+"""Watches a training from outside while some of its ranks are killed: metrics and events, which must agree."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def scrape(port: int) -> dict[str, float]:
 
 
 def watch(started: Started, port: int, done: list[Path]) -> list[dict[str, float]]:
-    """Scrapes until some of the ranks are done, and their last news have come."""
+    """Scrapes until some of the ranks are done and their last figures have arrived."""
     scrapes: list[dict[str, float]] = []
     deadline = time.monotonic() + 600
     while not all(path.exists() for path in done):
@@ -65,7 +65,7 @@ def watch(started: Started, port: int, done: list[Path]) -> list[dict[str, float
         assert time.monotonic() < deadline
         try:
             scrapes.append(scrape(port))
-        except OSError:  # before it listens
+        except OSError:  # the server is not listening yet
             assert not scrapes
         time.sleep(0.3)
     time.sleep(4)
@@ -74,7 +74,7 @@ def watch(started: Started, port: int, done: list[Path]) -> list[dict[str, float
 
 
 @pytest.mark.parametrize("killed", [None, 0, 1])
-def test_metrics_of_a_training_that_goes_on_without_a_rank(killed: int | None, tmp_path: Path) -> None:
+def test_metrics_of_a_training_that_continues_without_a_rank(killed: int | None, tmp_path: Path) -> None:
     program, port = write_program(tmp_path, TRAINING), free_port()
     options = ["--metrics-port", str(port), "--events", "events.jsonl"]
     started = Started(
@@ -89,13 +89,13 @@ def test_metrics_of_a_training_that_goes_on_without_a_rank(killed: int | None, t
     assert (last["ranks_alive"], last["ranks_expected"]) == (len(left), 3)
     assert last["lost_ranks_total"] == 3 - len(left) and last["restarts_total"] == 0
     assert [last[f"rank_up/{rank}"] for rank in range(3)] == [float(rank in left) for rank in range(3)]
-    # Another first rank counts from its first news on: up to a second of steps and rows is not seen.
+    # A new first rank counts from its first report on: up to a second of steps and rows is missing.
     missing = 0 if killed != 0 else 60
     assert 251 - missing <= last["steps_total"] <= 251
     assert 6808 - 32 * missing <= last["rows_total"] <= 6808
     events = read_events(tmp_path / "events.jsonl")
     steps = [each["step"] for each in events if each["event"] == "checkpoint"]
-    # The one that rank 0 was writing when it was killed may be lost.
+    # The checkpoint that rank 0 was writing when it was killed may be missing.
     assert steps == [50, 100, 150, 200] or (killed == 0 and steps == [50, 150, 200])
     assert last["checkpoints_total"] == len(steps) and last["last_checkpoint_step"] == 200
     assert last["log/loss"] > 0 and last["log/mae"] > 0 and last["epoch"] == 3
@@ -107,7 +107,7 @@ def test_metrics_of_a_training_that_goes_on_without_a_rank(killed: int | None, t
 
 
 @pytest.mark.parametrize("starter", STARTERS)
-def test_metrics_of_a_training_that_is_started_again(starter: dict[str, str], tmp_path: Path) -> None:
+def test_metrics_of_a_restarted_training(starter: dict[str, str], tmp_path: Path) -> None:
     program, port = write_program(tmp_path, TRAINING), free_port()
     options = ["--restarts", "1", "--metrics-port", str(port), "--events", "events.jsonl"]
     started = Started(["run", "-np", "2", *options, "python", program, "1"], tmp_path, env=starter)
@@ -116,7 +116,7 @@ def test_metrics_of_a_training_that_is_started_again(starter: dict[str, str], tm
     assert (ended := started.finish()).status == 0, ended
     last = scrapes[-1]
     assert (last["restarts_total"], last["lost_ranks_total"], last["ranks_alive"]) == (1, 1, 2)
-    # The second attempt resumes after epoch 1: 150 steps more. What the first made after its last news is not seen.
+    # The second attempt resumes after epoch 1: 150 more steps. Steps after the first attempt's last report are missing.
     assert 251 - 60 <= last["steps_total"] <= 251
     assert any("log/loss" not in each for each in scrapes[len(scrapes) // 2 :]), "of the dead rank's attempt"
     assert last["checkpoints_total"] == 4

@@ -1,4 +1,4 @@
-"""StepMetrics on real ranks. Run by test_step_metrics.py."""
+"""StepMetrics on several ranks. Run by test_step_metrics.py."""
 
 import os
 import subprocess
@@ -12,12 +12,12 @@ from keras_ddl import timeline
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, SIZE, X, Y, keras, linear_model, shared_folder
 
-BATCH = 10  # the last batch of 43 rows has fewer
+BATCH = 10  # the last batch of 43 rows is smaller
 LATE = 0.05
 
 
 class Sleep(keras.callbacks.Callback):
-    """Makes steps so long that rates can be told, and those of the last rank longer."""
+    """Makes steps long enough to measure rates, and longer on the last rank."""
 
     never_stops_within_epoch = True
 
@@ -34,7 +34,7 @@ def written(folder):
     return {tag: [(e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
 
 
-def check_step_metrics_on_a_full_disk_are_lost_and_training_goes_on():
+def check_step_metrics_on_a_full_disk_do_not_stop_training():
     if os.geteuid():
         return  # only root may mount a disk
     with shared_folder() as folder, warnings.catch_warnings(record=True) as said:
@@ -55,7 +55,7 @@ def check_step_metrics_on_a_full_disk_are_lost_and_training_goes_on():
         assert timeline.take() == [], "nothing is kept after the training"
 
 
-def check_step_metrics_are_the_jobs_and_written_by_rank_0():
+def check_step_metrics_cover_the_job_and_are_written_by_rank_0():
     model = linear_model()
     with shared_folder() as folder:
         own = folder / f"rank{RANK}"
@@ -71,15 +71,15 @@ def check_step_metrics_are_the_jobs_and_written_by_rank_0():
     names = ("step_seconds", "rows_per_second", "exposed_communication_seconds", "input_wait_seconds")
     assert set(found) == {f"job/{name}" for name in names[: 4 if SIZE > 1 else 2]}, found
     steps = [step for step, _ in found["job/step_seconds"]]
-    # The first step of the training is left out; a point ends with its epoch.
+    # The first step of the training is not counted; a point ends with its epoch.
     assert steps == [3, 5, 7, 9, 10, 12, 14, 15], steps
     seconds = dict(found["job/step_seconds"])
     rows = dict(found["job/rows_per_second"])
-    # Two steps of 10 rows of all ranks; the last step of an epoch has 3.
+    # Two steps of 10 rows of all ranks; the last step of an epoch has 3 rows.
     np.testing.assert_allclose(rows[7] * 2 * seconds[7], 20, rtol=0.02)
     np.testing.assert_allclose(rows[10] * seconds[10], 3, rtol=0.02)
     assert all(0.02 < each < took for each in seconds.values())
     if SIZE > 1:
         exposed = [value for _, value in found["job/exposed_communication_seconds"]]
-        assert max(exposed) > 0.6 * LATE, exposed  # rank 0 waits for the last one
+        assert max(exposed) > 0.6 * LATE, exposed  # rank 0 waits for the last rank
         assert all(0 < value < seconds[step] for step, value in found["job/input_wait_seconds"])

@@ -1,4 +1,4 @@
-"""keras-ddl trace view, in a real browser where one is installed (Debian: chromium)."""
+"""keras-ddl trace view, in a real browser if one is installed (Debian: chromium)."""
 
 import html
 import re
@@ -29,8 +29,8 @@ def opened(page, address="", *, probe=""):
     """Returns the page's elements as text, after its scripts and `probe` have run."""
     watched = page.with_name("watched.html")
     text = page.read_text(encoding="utf-8")
-    told = "<script>onerror = (...told) => { document.title = 'ERROR ' + told; };</script>"
-    text = text.replace("<head>", f"<head>{told}")
+    text = "<script>onerror = (...text) => { document.title = 'ERROR ' + text; };</script>"
+    text = text.replace("<head>", f"<head>{text}")
     text = text.replace("</body>", f"<pre id='probed'></pre><script>{probe}</script></body>")
     watched.write_text(text, encoding="utf-8")
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--dump-dom"]
@@ -44,7 +44,7 @@ def opened(page, address="", *, probe=""):
     return html.unescape(re.sub(r"<script>.*?</script>", "", done.stdout, flags=re.DOTALL))
 
 
-def test_page_is_one_file_and_names_no_other(page):
+def test_page_is_one_self_contained_file(page):
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"(?:src|href)\s*=|@import|url\(|https?:|fetch\(", text)
     assert "a \\u003c!--\\u003cscript> job.json" in text, "the name of a file would begin a script"
@@ -52,8 +52,8 @@ def test_page_is_one_file_and_names_no_other(page):
 
 
 @needs_browser
-def test_page_shows_words_bars_and_each_part_in_its_colour(page):
-    # Of the canvas, how many pixels have the colour of each part: nothing else tells that it was drawn.
+def test_page_shows_sentences_bars_and_the_color_of_each_part(page):
+    # Counts the canvas pixels of each part's color, because nothing else shows what was drawn.
     probe = """
     const pen = $("steps").getContext("2d"), seen = {};
     const pixels = pen.getImageData(0, 0, pen.canvas.width, pen.canvas.height).data;
@@ -72,16 +72,16 @@ def test_page_shows_words_bars_and_each_part_in_its_colour(page):
 
 
 @needs_browser
-def test_page_goes_to_a_step_and_tells_of_what_the_pointer_is_on(page):
+def test_page_opens_at_a_step_and_shows_tooltips(page):
     probe = """
     setTimeout(() => {
-      const told = $("range").textContent, at = boxes.find(box => box.tell().includes("sum_3"));
+      const before = $("range").textContent, at = boxes.find(box => box.tell().includes("sum_3"));
       const place = $("steps").getBoundingClientRect();
       const point = {clientX: place.x + (at.x + at.to) / 2, clientY: place.y + (at.y + at.end) / 2, bubbles: true};
       $("steps").dispatchEvent(new PointerEvent("pointermove", point));
       $("steps").dispatchEvent(new WheelEvent("wheel", {...point, deltaY: -1500, cancelable: true}));
-      draw();  // at once: a browser without a screen takes its time
-      $("probed").textContent = told + " | " + $("range").textContent;
+      draw();  // immediately, because a browser without a screen delays drawing
+      $("probed").textContent = before + " | " + $("range").textContent;
     }, 300);
     """
     shown = opened(page, "#step=700", probe=probe)

@@ -1,4 +1,4 @@
-"""A timeline is read, and its straggler found."""
+"""Reads a timeline and finds its straggler."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from keras_ddl.timeline.summary import summarize
 from keras_ddl.timeline.words import sentences
 
 
-def test_summary_names_the_rank_that_is_late_and_its_input(tmp_path):
+def test_summary_names_the_late_rank_and_its_slow_input(tmp_path):
     found = summarize(steps.read(Job().write(tmp_path / "job.json")))
     (straggler,) = found.stragglers
     assert straggler.rank == 3 and straggler.last == 1.0

@@ -1,4 +1,4 @@
-"""StepMetrics: what a training says of its speed while it runs, on one rank and on several."""
+"""StepMetrics reports the speed of a running training, on one rank and on several."""
 
 from pathlib import Path
 
@@ -13,6 +13,6 @@ test_on_ranks = pytest.mark.long(rank_tests(CHECKS, [1, 3]))
 
 
 @pytest.mark.parametrize("wrong", [0, True, 2.0, "epoch"])
-def test_every_is_a_number_of_steps(wrong):
+def test_every_must_be_a_number_of_steps(wrong):
     with pytest.raises(ConfigError, match=f"number of steps, 1 or more. Received: every={wrong!r}"):
         keras_ddl.callbacks.StepMetrics("logs", every=wrong)

@@ -1,4 +1,4 @@
-"""keras-ddl trace summary, of jobs of which every moment is known."""
+"""keras-ddl trace summary, for made-up jobs with known times."""
 
 import json
 
@@ -19,55 +19,55 @@ def summary_of(job: Job, folder):
 
 
 def near(seconds: float):
-    return pytest.approx(seconds, abs=3e-6)  # timelines have microseconds; floats of 1970 have a quarter of one
+    return pytest.approx(seconds, abs=3e-6)  # microseconds in files; floats near 1.8e9 s resolve 0.24 us
 
 
-def test_summary_parts_of_a_step_are_those_that_were_made_and_add_up(tmp_path):
+def test_parts_of_a_step_are_right_and_add_up(tmp_path):
     found = summary_of(Job(), tmp_path)
-    # Rank 0 has its last bucket ready 2 + 10 + 4 * 5 ms after its begin, rank 3 12 ms later; that one takes 3 ms.
+    # Rank 0 submits its last bucket 2 + 10 + 4 * 5 ms after the begin, rank 3 12 ms later; the bucket takes 3 ms.
     for each in found.ranks:
         late = each.rank == 3
         assert each.input == near(14e-3 if late else 2e-3)
         assert each.exposed == near(3e-3 if late else 15e-3)
         assert each.late_ranks == near(0 if late else 12e-3)
-        assert each.between == pytest.approx(1e-3 * 39 / 40, abs=3e-6)  # the last step has none after it
+        assert each.between == pytest.approx(1e-3 * 39 / 40, abs=3e-6)  # the last step has no time after it
         assert each.compute == near(30.5e-3)
         assert each.step == near(each.input + each.exposed + each.between + each.compute)
     assert found.exposed == near(12e-3)
 
 
-def test_summary_counts_sums_that_forward_waits_for_and_not_those_that_travel_during_backward(tmp_path):
+def test_exposed_includes_forward_sums_and_excludes_hidden_ones(tmp_path):
     found = summary_of(Job(statistics=True, slow_input=2e-3), tmp_path)
     assert [each.exposed for each in found.ranks] == [near(3e-3 + 3e-3)] * 4
     assert found.stragglers == [] and "No rank delays others much" in " ".join(sentences(found))
 
 
-def test_summary_leaves_a_traced_step_out_of_means_and_says_so(tmp_path):
+def test_traced_step_is_left_out_of_means_and_reported(tmp_path):
     found = summary_of(Job(tracing=4.0), tmp_path)
     assert found.unusual == 1 and found.step < 0.1
     assert "without 1 that took more than ten times as long" in sentences(found)[0]
 
 
-def test_summary_time_between_epochs_is_no_part_of_a_step(tmp_path):
+def test_time_between_epochs_belongs_to_no_step(tmp_path):
     found = steps.read(Job(steps=10, per_epoch=5).write(tmp_path / "job.json"))
     assert [step.next == step.end for step in found[0].steps] == [False] * 4 + [True] + [False] * 4 + [True]
 
 
-def test_summary_puts_hosts_on_one_clock(tmp_path):
+def test_hosts_are_put_on_one_clock(tmp_path):
     found = summary_of(Job(ahead={1: 5.0, 2: -0.25}), tmp_path)
     (straggler,) = found.stragglers
     assert straggler.rank == 3 and straggler.late == near(12e-3)
     assert "on 3 hosts" in sentences(found)[0]
 
 
-def test_summary_buckets_are_slow_by_what_they_take_when_all_are_there(tmp_path):
+def test_slowest_buckets_are_measured_from_their_last_submission(tmp_path):
     found = summary_of(Job(), tmp_path)
     assert [row.seconds for row in found.buckets] == [near(3e-3)] * 4
     assert [(row.bytes, row.steps) for row in found.buckets] == [(1_000_000, 40)] * 4
     assert [row.ranks_apart for row in found.buckets] == [near(12e-3)] * 4
 
 
-def test_exposed_is_what_is_left_after_the_last_of_a_round():
+def test_exposed_begins_after_the_last_submission_of_a_round():
     def collective(name, submitted, finished):
         return Collective(0, "all_reduce", name, 4, submitted, submitted, submitted, finished)
 
@@ -90,7 +90,7 @@ def test_trace_reads_a_folder_a_merged_file_and_one_rank(tmp_path):
     assert [each.rank for each in steps.read(timeline.path_of_rank(path, 1))] == [1]
 
 
-def test_trace_says_what_is_missing(tmp_path):
+def test_trace_reports_missing_files(tmp_path):
     with pytest.raises(ConfigError, match="without any. Train with"):
         steps.read(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("no [{ timeline")
@@ -104,11 +104,11 @@ def test_trace_says_what_is_missing(tmp_path):
         steps.read(tmp_path)
 
 
-def test_trace_summary_prints_words_and_tables_or_json(tmp_path):
+def test_trace_summary_prints_sentences_and_tables_or_json(tmp_path):
     path = Job().write(tmp_path / "job.json")
     shown = CliRunner().invoke(group, ["trace", "summary", str(path), "--buckets", "2"])
     assert shown.exit_code == 0, shown.output
     assert "its input took 12 ms more" in shown.output
     assert "Where a step's time goes" in shown.output and shown.output.count("3f9a0c21/sum_") == 2
-    told = json.loads(CliRunner().invoke(group, ["trace", "summary", str(path), "--json"]).output)
-    assert told["stragglers"][0]["rank"] == 3 and told["steps"] == 40 and len(told["ranks"]) == 4
+    shown = json.loads(CliRunner().invoke(group, ["trace", "summary", str(path), "--json"]).output)
+    assert shown["stragglers"][0]["rank"] == 3 and shown["steps"] == 40 and len(shown["ranks"]) == 4

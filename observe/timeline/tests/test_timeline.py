@@ -1,4 +1,4 @@
-"""The timeline of real ranks: its shape, what it says of each collective, and that buckets travel during backward."""
+"""The timeline of several ranks: its format, the times of collectives, and buckets that overlap the backward pass."""
 
 import json
 import os
@@ -28,18 +28,18 @@ def train():
         layers = [keras.layers.Dense(512, activation="relu") for _ in range(6)]
         model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    # Backward takes long beside the slices of time in which a busy machine runs its processes.
+    # The backward pass is long compared with the time slices of a busy machine.
     model.fit(np.ones((4096, 512), "float32"), np.ones((4096, 1), "float32"), batch_size=4096, epochs=6, verbose=0)
 
 
-def test_moments_of_a_collective_follow_from_how_long_it_waited():
+def test_collective_times_follow_from_its_waits():
     waits = {"bytes": 8, "waited_for_ranks_us": 1.5e6, "waited_for_turn_us": 0.5e6}
     event = {"ph": "X", "pid": 3, "cat": "all_reduce", "name": "a", "ts": 5e6, "dur": 2e6, "args": waits}
     assert timeline.collectives_of([event]) == [timeline.Collective(3, "all_reduce", "a", 8, 3.0, 4.5, 5.0, 7.0)]
 
 
 @pytest.mark.alone
-def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
+def test_timeline_shows_buckets_during_the_backward_pass(tmp_path):
     path = tmp_path / 'a "timeline".json'
     run_ranks(train, 2, env={"KERAS_DDL_TIMELINE": str(path)}).check()
     assert timeline.merge(path) == path
@@ -59,7 +59,7 @@ def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
         spans = [event for event in mine if event.get("cat") == "step"]
         assert [step["name"] for step in spans] == ["step 0"] * 6
         sums = [one for one in timeline.collectives(timeline.path_of_rank(path, rank)) if "/train_step/" in one.name]
-        buckets = [one for one in sums if one.bytes > 1024]  # the rest are metrics
+        buckets = [one for one in sums if one.bytes > 1024]  # the others are metrics
         assert {one.kind for one in buckets} == {"all_reduce"} and {one.rank for one in buckets} == {rank}
         weights = 6 * 4 * (6 * (512 * 512 + 512) + 513)
         assert weights <= sum(one.bytes for one in buckets) < 1.001 * weights
@@ -71,18 +71,18 @@ def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
             for one in now:
                 assert begin <= one.submitted <= one.agreed <= one.started <= one.finished <= end
             early.append(sum(one.finished < max(other.submitted for other in now) for one in now))
-        # Of the buckets of a step; some steps may be spoilt by whatever else the machine does.
+        # The buckets of each step; other programs may disturb some steps.
         assert max(early) >= 3, early
 
     for each in steps.read(path):
         assert len(each.steps) == 6 and each.steps[0].number == 0
         for step in each.steps:
             assert step.begin < step.arrived < step.end == step.next, "each epoch has one step"
-            # Whatever travels while backward runs is not exposed; what is left when it has ended is.
+            # Communication during the backward pass is not exposed; the rest after it is.
             assert 0 < step.waiting < step.total and len(step.exposed) <= 2, step
 
 
-def test_timeline_of_a_part_of_a_program_and_of_a_killed_process(tmp_path):
+def test_timeline_of_part_of_a_program_and_of_a_killed_process(tmp_path):
     def work(path):
         import keras_ddl
         from keras_ddl import timeline
@@ -102,7 +102,7 @@ def test_timeline_of_a_part_of_a_program_and_of_a_killed_process(tmp_path):
         keras_ddl.barrier("after")
         names = [event["name"] for event in timeline.read(own) if event["ph"] == "X"]
         whole = own.read_text()
-        own.write_text(whole[: len(whole) // 2])  # what a killed process leaves
+        own.write_text(whole[: len(whole) // 2])  # as a killed process leaves it
         return names, message, 0 < len(timeline.read(own)) < 8
 
     outcome = run_ranks(work, 2, args=(os.fspath(tmp_path / "t.json"),)).check()
@@ -112,7 +112,7 @@ def test_timeline_of_a_part_of_a_program_and_of_a_killed_process(tmp_path):
         assert "already" in message
 
 
-def test_timeline_that_cannot_be_written_is_refused(tmp_path):
+def test_unwritable_timeline_is_refused(tmp_path):
     def work(path):
         import keras_ddl
 

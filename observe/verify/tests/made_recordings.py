@@ -1,4 +1,4 @@
-"""Recordings of trainings that never ran."""
+"""Made-up recordings of training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Made:
 
 
 def training(count: int = 4, change: float = 0.0, at: int = 0, name: str = "w1") -> list[Arrays]:
-    """Weights after some steps; from step `at` on, entry 2 of one of them is changed by `change`."""
+    """Returns the weights after each of some steps; from step `at` on, entry 2 of one weight is changed by `change`."""
     draw = np.random.default_rng(0)
     steps = []
     for number in range(count):

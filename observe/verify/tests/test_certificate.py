@@ -1,4 +1,4 @@
-"""The certificate: what it says of runs that were recorded, and that its fields are those of docs/verify.md."""
+"""The certificate of recorded runs; its fields are the ones that docs/verify.md lists."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FACTS = {
 
 
 class Runs:
-    """Stands in for `runs.run`: what each run would have recorded, by (ranks, weights perturbed)."""
+    """Replaces `runs.run`: returns made-up recordings by (ranks, weights perturbed)."""
 
     def __init__(self, failures: dict[str, str] | None = None, **weights: Any) -> None:
         self.made: list[tuple[int, Plan]] = []
@@ -65,7 +65,7 @@ class Runs:
 
 
 def verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **weights: Any) -> tuple[dict[str, Any], str, Runs]:
-    """Returns the certificate as JSON and as text, and the runs that were made."""
+    """Returns the certificate as JSON and as text, and the runs."""
     runs = Runs(**weights)
     monkeypatch.setattr(verification.runs, "run", runs)
     program = Program(["train.py"], {}, 10.0, 5)
@@ -86,7 +86,7 @@ def test_certificate_of_equal_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     made, text, runs = verified(monkeypatch, tmp_path, one=one, ranks=steps(0, 0.1, 0.2 + 1e-15), last_bit=bits)
     assert (made["verdict"], made["exit_status"]) == ("equal", 0)
     assert text.startswith("EQUAL: 2 ranks compute what one process computes")
-    assert len(runs.made) == 3  # the program's own precision is float64, and nothing is to be tried again
+    assert len(runs.made) == 3  # the program's own precision is float64, and no run is repeated
     words = ("yes, bitwise", "Svd (2), 3 % of its arithmetic", "compression='bfloat16'", "1 in kernels", "by verify")
     for each in (*words, "links to directories outside were not copied, so files written there stay: data, far"):
         assert each in text, text
@@ -98,11 +98,11 @@ def test_certificate_names_the_first_difference(monkeypatch: pytest.MonkeyPatch,
     first = made["precisions"][0]["first_difference"]
     assert (first["step"], list(first["names"])) == (2, ["dense/kernel"])
     assert "at step 2 (training step of model) dense/kernel differs by 5.0e-04" in text
-    assert len(runs.made) == 4  # one process again, before the ranks are blamed
+    assert len(runs.made) == 4  # one process runs again before the ranks are blamed
     assert re.search(r"one process twice is equal +yes", text)
 
 
-def test_a_program_that_is_not_deterministic_is_blamed_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nondeterministic_program_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     one, others = steps(0, 0, 0), steps(0.3, 0.3, 0.3)
     made, text, _ = verified(monkeypatch, tmp_path, one=one, ranks=others, again=steps(0.5, 0, 0))
     assert (made["verdict"], made["exit_status"]) == ("unknown", 2)
@@ -125,7 +125,7 @@ def test_a_program_that_is_not_deterministic_is_blamed_itself(monkeypatch: pytes
         ({}, {"ranks": []}, "different", "one process recorded 3 steps, epochs and predictions, rank 0 0"),
     ],
 )
-def test_equal_only_if_every_run_ends_well_and_as_late(
+def test_equal_needs_runs_that_end_well_after_equal_steps(
     monkeypatch: Any, tmp_path: Path, failures: dict[str, str], weights: dict[str, Any], verdict: str, why: str
 ) -> None:
     made, text, _ = verified(monkeypatch, tmp_path, failures=failures, one=STEPS, **weights)
@@ -149,7 +149,7 @@ def test_a_program_without_a_strategy(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "the program makes no keras_ddl.Strategy" in text
 
 
-def test_fields_of_the_certificate_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_certificate_fields_match_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made, _, _ = verified(monkeypatch, tmp_path, one=steps(0, 0), ranks=steps(0, 1.0))
     fields = {f"`{name}`" for name in made} | {f"`precisions[].{name}`" for name in made["precisions"][0]}
     table = PAGE.partition("## Fields of the JSON")[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""Comparing recordings: distances, what rounding allows, and where the first difference is."""
+"""Comparisons of recordings: distances, allowances for rounding, and the first difference."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from keras_ddl.verify.recording import FULL_ENTRIES, SKETCH_ENTRIES, Event, Plan
         (1e-9, {"change": 1e-10}, [EPSILON], "equal"),
         (1e-9, {"change": 1e-13}, [EPSILON], "different"),
         (1e-9, None, [EPSILON], "different"),
-        (1e-9, {"change": 1e-10, "at": 1}, [EPSILON], "equal"),  # the second step shows it
-        (5e-2, {}, [2.0**-23, 2.0**-7], "equal"),  # rounding of what layers compute in
+        (1e-9, {"change": 1e-10, "at": 1}, [EPSILON], "equal"),  # shows in the second step
+        (5e-2, {}, [2.0**-23, 2.0**-7], "equal"),  # rounding in the layers' compute dtype
         (5e-2, {}, [2.0**-23, 2.0**-10], "different"),
     ],
 )
-def test_judge_allows_what_one_process_differs_from_itself(
+def test_judge_allows_the_drift_of_one_process(
     ranks: float, bits: dict[str, Any] | None, epsilons: list[float], expected: str
 ) -> None:
     perturbed = None if bits is None else Made(training(**bits))
     assert compare.judge(Made(training()), Made(training(change=ranks)), perturbed, *epsilons).verdict == expected
 
 
-def test_judge_ends_where_rounding_hides_everything() -> None:
+def test_judge_stops_when_rounding_hides_everything() -> None:
     ranks = Made(training(change=5.0, at=3))
     found = compare.judge(Made(training()), ranks, Made(training(change=1e-2, at=2)), EPSILON)
     assert (found.verdict, found.steps, found.useless_from.step) == ("equal", 2, 3)
@@ -42,8 +42,8 @@ def test_judge_ends_where_rounding_hides_everything() -> None:
 
 
 @pytest.mark.parametrize("name", ["returned accuracy", "momentum"])
-def test_what_jumps_loosens_no_limit_of_the_weights(name: str) -> None:
-    """A row changes its class when the weights are perturbed: a wrong weight must be seen all the same."""
+def test_jumping_metric_does_not_raise_the_weights_allowance(name: str) -> None:
+    """Perturbed weights change a row's class. A wrong weight must still be found."""
     one, bits, ranks = training(), training(change=1e-15), training(change=0.5, at=2)
     for steps, value in ((one, 0.5), (bits, 0.5 - 1 / 64), (ranks, 0.5)):
         for arrays in steps:
@@ -54,7 +54,7 @@ def test_what_jumps_loosens_no_limit_of_the_weights(name: str) -> None:
     assert found.hidden == [name]
 
 
-def test_a_row_that_flips_on_the_ranks_is_reported() -> None:
+def test_row_that_flips_on_the_ranks_is_reported() -> None:
     one, ranks = training(), training()
     for number, (ours, theirs) in enumerate(zip(one, ranks)):
         ours["returned accuracy"] = np.float64(0.5)
@@ -68,7 +68,7 @@ def test_a_row_that_flips_on_the_ranks_is_reported() -> None:
     assert [name for name, _ in both.first_beyond.beyond] == ["returned accuracy", "w1"]
 
 
-def test_judge_of_runs_that_do_different_things() -> None:
+def test_judge_of_runs_with_different_events() -> None:
     one, other = Made(training(), ["a", "a", "b", "a"]), Made(training(), ["a", "a", "c", "a"])
     found = compare.judge(one, other, one, EPSILON)
     assert found.verdict == "different"
@@ -84,7 +84,7 @@ def test_integers_must_be_equal_and_names_the_same() -> None:
     assert compare.judge(Made(one), Made(other), Made(one), EPSILON).first_beyond.beyond == [("w2", math.inf)]
 
 
-def test_what_is_zero_but_for_rounding_is_measured_by_others_of_its_kind() -> None:
+def test_array_of_rounding_errors_is_scaled_by_others_of_its_kind() -> None:
     one = [{"w1": np.ones(4), "w_bias": np.full(2, 1e-17)}]
     other = [{"w1": np.ones(4), "w_bias": np.full(2, -3e-17)}]
     assert compare.judge(Made(one), Made(other), Made(one), EPSILON).verdict == "equal"
@@ -114,7 +114,7 @@ def test_first_difference_of_two_runs() -> None:
     assert (shorter.event.step, shorter.apart) == (2, "how much is recorded: 4 and 2 events")
 
 
-def test_recording_returns_what_was_written(tmp_path: Path) -> None:
+def test_recording_returns_written_events(tmp_path: Path) -> None:
     Plan(3, "float64", 5, True).write(tmp_path)
     assert Plan.read(tmp_path) == Plan(3, "float64", 5, True)
     arrays = {"a/kernel": np.arange(6.0).reshape(2, 3), "count": np.int64(3), "empty": np.zeros(0, np.float32)}
@@ -131,7 +131,7 @@ def test_recording_returns_what_was_written(tmp_path: Path) -> None:
         np.testing.assert_array_equal(each, arrays[name])
         assert each.dtype == arrays[name].dtype
     with (tmp_path / "rank-0" / "events.jsonl").open("a") as file:
-        file.write('{"number": 2, "ki')  # killed while it wrote
+        file.write('{"number": 2, "ki')  # killed while writing
     assert len(Recording(tmp_path).events) == 2
     lines = (tmp_path / "rank-1" / "events.jsonl").read_text().splitlines()
     (tmp_path / "rank-1" / "events.jsonl").write_text(lines[0])

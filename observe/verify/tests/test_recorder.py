@@ -1,4 +1,4 @@
-"""What is recorded of a process, without ranks: names, kinds, last bits, callbacks, files."""
+"""The recording of one process, without ranks: names, kinds, last bits, callbacks, files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_ddl.verify.recording import Plan, Recording
 def small_model() -> keras.Model:
     layers = [keras.layers.Dense(3, name="first"), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((2,)), *layers], name="small")
-    model.compile(keras.optimizers.Adam(name="adam"), "mse", metrics=["mae"])  # else the second is "adam_1"
+    model.compile(keras.optimizers.Adam(name="adam"), "mse", metrics=["mae"])  # otherwise the second one is "adam_1"
     return model
 
 
@@ -42,14 +42,14 @@ def test_recorder_stores_weights_slots_and_logs_of_a_step(tmp_path: Path) -> Non
     assert {"small/norm/moving_mean", "adam/iteration", "returned loss", "returned mae"} <= arrays.keys()
     assert (step.kinds["small/first/kernel"], step.kinds["small/norm/moving_mean"]) == ("weights", "mean")
     assert Counter(step.kinds.values())["momentum"] == Counter(step.kinds.values())["velocity"] == 6
-    assert not any("mean_absolute_error" in name for name in arrays)  # variables of metrics
+    assert not any("mean_absolute_error" in name for name in arrays)  # variables of metrics are not recorded
     assert sorted(epoch.kinds) == ["log loss", "log nested/mae"]
     assert sorted(prediction.kinds) == ["output 0", "output 1/a"]
     assert (read.facts["dtypes"], read.facts["epsilon"]) == (["float32"], 2.0**-23)
     assert read.facts["trained_alone"] == ["small"]
 
 
-def test_metrics_that_count_rows_are_a_kind_of_their_own(tmp_path: Path) -> None:
+def test_metrics_that_count_rows_have_their_own_kind(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")], name="counting")
     model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="area"), "mae"])
     logs = model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)), return_dict=True)
@@ -63,7 +63,7 @@ def test_metrics_that_count_rows_are_a_kind_of_their_own(tmp_path: Path) -> None
     assert epoch.kinds == {"log val_accuracy": "counts", "log loss": "logs"}
 
 
-def test_recorder_changes_the_last_bit_of_each_weight_and_no_random_state(tmp_path: Path) -> None:
+def test_recorder_changes_the_last_bit_of_weights_but_no_random_state(tmp_path: Path) -> None:
     model = small_model()
     before, state = [each.numpy() for each in model.trainable_variables], np.random.get_state()[1].tolist()
     recorder.Recorder(tmp_path, Plan(5, last_bit=True)).begin_step("small", model)
@@ -73,7 +73,7 @@ def test_recorder_changes_the_last_bit_of_each_weight_and_no_random_state(tmp_pa
     assert np.random.get_state()[1].tolist() == state
 
 
-def test_recorder_changes_last_bits_of_weights_that_the_first_step_makes(tmp_path: Path) -> None:
+def test_recorder_changes_last_bits_of_weights_created_by_the_first_step(tmp_path: Path) -> None:
     model = keras.Sequential([keras.layers.Dense(1, name="first")], name="small")
     model.compile("sgd", "mse")
     following = recorder.Recorder(tmp_path, Plan(5, last_bit=True))
@@ -82,7 +82,7 @@ def test_recorder_changes_last_bits_of_weights_that_the_first_step_makes(tmp_pat
     def step(x: tf.Tensor) -> tf.Tensor:
         made, result = not model.built, model(x)
         for each in model.trainable_variables if made else ():
-            following.made(each)  # they have no values before the step was traced
+            following.made(each)  # they had no values before the step was traced
         return result
 
     following.begin_step("small", model)
@@ -93,13 +93,13 @@ def test_recorder_changes_last_bits_of_weights_that_the_first_step_makes(tmp_pat
     one, two = (Recording(tmp_path).arrays(each)["small/first/kernel"] for each in Recording(tmp_path).events)
     np.testing.assert_array_equal(one, before)
     assert np.all(two != before) and np.max(np.abs(two - before)) <= 2 * np.spacing(np.max(np.abs(before)))
-    np.testing.assert_array_equal(two, model.layers[0].kernel.numpy())  # once
+    np.testing.assert_array_equal(two, model.layers[0].kernel.numpy())  # changed once
 
 
 def test_callbacks_that_write_or_resume_are_left_out(tmp_path: Path) -> None:
     following = recorder.Recorder(tmp_path, Plan(5))
     stays = keras.callbacks.EarlyStopping()
-    progress = keras.callbacks.ProgbarLogger()  # writes, but no file
+    progress = keras.callbacks.ProgbarLogger()  # writes, but not to a file
     chosen = [keras.callbacks.CSVLogger("log.csv"), stays, keras_ddl.callbacks.Checkpoint(str(tmp_path / "ckpt"))]
     assert following.callbacks_of_fit(chosen) == [stays]
     assert following.callbacks_of_fit(stays) == [stays]
@@ -112,7 +112,7 @@ def test_callbacks_that_write_or_resume_are_left_out(tmp_path: Path) -> None:
     assert [type(each).__name__ for each in kept] == ["EarlyStopping", "History"]
 
 
-def test_files_that_python_writes_are_noted(tmp_path: Path) -> None:
+def test_files_written_by_python_are_noted(tmp_path: Path) -> None:
     following = recorder.Recorder(tmp_path / "run-1" / "recording", Plan(5))
     writes = os.O_WRONLY | os.O_CREAT
     following.audit("open", (str(tmp_path / "out.txt"), "w", writes))
@@ -137,7 +137,7 @@ def test_work_of_an_operation(function: object, expected: float) -> None:
     assert [work_of(each) for each in graph.get_operations() if each.type in kinds] == [expected]
 
 
-def test_share_of_replicated_arithmetic_and_the_graph_is_let_go(tmp_path: Path) -> None:
+def test_share_of_replicated_arithmetic_and_release_of_the_graph(tmp_path: Path) -> None:
     with tf.Graph().as_default() as graph:
         square = tf.zeros((4, 4))
         tf.matmul(square, square)

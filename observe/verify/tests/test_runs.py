@@ -1,4 +1,4 @@
-"""How `keras-ddl verify` begins runs: their environment, and the directory that is kept."""
+"""How `keras-ddl verify` starts runs: their environment, and the directory for --keep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_ddl.verify.recording import Plan
 
 
 class Loop:
-    """Stands in for a RestartLoop: notes the job, and starts nothing."""
+    """Replaces RestartLoop: stores the job, and starts nothing."""
 
     made: Any = None
 
@@ -28,7 +28,7 @@ class Loop:
 
 
 @pytest.mark.parametrize("name", ["KERAS_MAX_STEPS_PER_EPOCH", "PYTHONHASHSEED"])
-def test_what_the_environment_sets_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_environment_takes_precedence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setattr(runs, "RestartLoop", Loop)
     monkeypatch.chdir(tmp_path)
 
@@ -43,7 +43,7 @@ def test_what_the_environment_sets_stays(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert value("given", **{name: "4"}) == "4"
 
 
-def test_keep_refuses_a_directory_with_something_in_it(tmp_path: Path) -> None:
+def test_keep_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
     rest = "which contains run-1. Empty the directory, or name another one."
     with pytest.raises(ConfigError, match=re.escape(f"Received: {tmp_path}, {rest}")):

@@ -1,4 +1,4 @@
-"""Two recordings are judged: equal up to rounding, and different from a step on."""
+"""Judges two recordings: equal up to rounding, and different from some step on."""
 
 from made_recordings import EPSILON, Made, training
 
@@ -19,4 +19,4 @@ def test_judge_names_the_first_step_and_the_variable_that_differs() -> None:
     assert found.verdict == "different"
     assert found.first_beyond.event.step == 3
     assert [name for name, _ in found.first_beyond.beyond] == ["w2"]
-    assert len(found.rows) == 3  # what follows differs because of it
+    assert len(found.rows) == 3  # the first difference is the last compared event

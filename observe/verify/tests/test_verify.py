@@ -1,4 +1,4 @@
-"""keras-ddl verify with real runs: a program that is equal, and ones that are not."""
+"""keras-ddl verify with real runs, of equal and of different programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def verify(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any], str]:
 
 
 @pytest.mark.long
-def test_verify_of_a_program_that_is_equal(tmp_path: Path) -> None:
+def test_verify_equal_program(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     words = ("--precision", "float64", "--epoch-steps", "0", "--", "python", "train.py", "0")
     status, made, text = verify(tmp_path, *words)
@@ -82,7 +82,7 @@ np.save("predicted.npy", model.predict(words))
 
 
 @pytest.mark.long
-def test_verify_of_a_program_with_tables_in_shards(tmp_path: Path) -> None:
+def test_verify_program_with_sharded_tables(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TABLES)
     words = ("--precision", "float64", "--epoch-steps", "0", "--", "python", "train.py")
     status, made, text = verify(tmp_path, *words)
@@ -91,7 +91,7 @@ def test_verify_of_a_program_with_tables_in_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_verify_names_step_and_variable_of_a_program_that_cheats(tmp_path: Path) -> None:
+def test_verify_names_step_and_variable_of_a_wrong_loss(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     status, made, text = verify(tmp_path, "--steps", "3", "--", "python", "train.py", "1e-6")
     assert (status, made.get("verdict")) == (1, "different"), text
@@ -102,7 +102,7 @@ def test_verify_names_step_and_variable_of_a_program_that_cheats(tmp_path: Path)
     assert names & {"first/kernel", "returned loss"}, names
 
 
-# A rule of the cut that is wrong: the ranks' gradient of a sigmoid is a thousandth too large.
+# A wrong rule of the cut: the ranks' gradient of a sigmoid is a thousandth too large.
 BROKEN = """
 from keras_ddl.cut.operations import registry
 right = registry._rules["SigmoidGrad", False]
@@ -113,9 +113,9 @@ registry._rules["SigmoidGrad", False] = wrong
 
 
 @pytest.mark.long
-def test_verify_names_the_layer_whose_rule_is_broken(tmp_path: Path) -> None:
+def test_verify_names_the_layer_with_the_wrong_rule(tmp_path: Path) -> None:
     program = PROGRAM.replace('"relu"', '"sigmoid"').replace("strategy = ", f"{BROKEN}\nstrategy = ")
-    program = program.replace("clipnorm=0.1", "")  # clipping would spread it over all layers
+    program = program.replace("clipnorm=0.1", "")  # clipping would spread the error over all layers
     (tmp_path / "train.py").write_text(program)
     words = ("--precision", "float64", "--steps", "3", "--", "python", "train.py", "0")
     status, made, text = verify(tmp_path, *words)

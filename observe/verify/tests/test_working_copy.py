@@ -1,4 +1,4 @@
-"""The directory in which a verified program runs: it finds its files there, and does no harm."""
+"""The copy of the working directory: a program finds its files there, and cannot change the originals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
     return here
 
 
-def test_working_copy_reads_as_the_directory_and_keeps_it_as_it_is(tmp_path: Path) -> None:
+def test_working_copy_reads_like_the_directory_and_leaves_it_unchanged(tmp_path: Path) -> None:
     here = project(tmp_path)
     made = working_copy.make(here, tmp_path / "runs" / "files")
     copy = made.directory
@@ -53,7 +53,7 @@ def test_working_copy_reads_as_the_directory_and_keeps_it_as_it_is(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["ckpt/state", "large", "one.csv", "best/state"])
-def test_nothing_is_written_through_a_working_copy(tmp_path: Path, name: str) -> None:
+def test_working_copy_does_not_write_to_the_originals(tmp_path: Path, name: str) -> None:
     here = project(tmp_path)
     before = (here / name).read_bytes()
     copy = working_copy.make(here, tmp_path / "runs" / "files").directory
@@ -62,12 +62,12 @@ def test_nothing_is_written_through_a_working_copy(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("error", [None, errno.EXDEV])
-def test_files_are_copied_where_the_kernel_cannot(
+def test_files_are_copied_if_the_kernel_cannot_share_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None
 ) -> None:
     def copy_file_range(*_: int) -> int:
         if error is None:
-            return 0  # as some file systems do
+            return 0  # like some file systems
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "copy_file_range", copy_file_range)
@@ -87,7 +87,7 @@ def test_files_are_copied_where_the_kernel_cannot(
         ("disk_usage", 3 << 20, "half of the free space.*with --keep DIR"),
     ],
 )
-def test_too_much_is_refused_before_it_is_copied(
+def test_too_large_directory_is_refused_before_it_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, message: str
 ) -> None:
     if bound == "disk_usage":

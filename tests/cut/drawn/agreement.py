@@ -1,4 +1,4 @@
-"""A drawn program, cut, against one process."""
+"""Compares a cut, randomly drawn program with one process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BRANCHING = {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessW
 
 
 class NoVerdict(Exception):
-    """One process itself cannot run the program, or gives something else where arguments differ in the last bits."""
+    """One process cannot run the program, or its own results change when arguments differ in the last bits."""
 
 
 def disagreement(program: Program, size: int) -> str | None:
-    """Returns in words what a rank of `size` has that one process does not; None if there is nothing.
+    """Describes how a rank of `size` differs from one process, or returns None.
 
     Raises: NoVerdict.
     """
@@ -47,7 +47,7 @@ def _in_one_graph(program: Program, batches: Sequence[Arrays], wholes: Arrays, s
             program,
             batches,
             lambda rows: together.expected(rows, wholes),
-            lambda rows: together.of_ranks(size, rows, wholes),
+            lambda rows: together.outputs(size, rows, wholes),
         )
     finally:
         together.close()
@@ -63,14 +63,14 @@ def _compare(
     program: Program,
     batches: Sequence[Arrays],
     expected: Callable[[Arrays], Arrays],
-    of_ranks: Callable[[Arrays], Sequence[Arrays]],
+    run_ranks: Callable[[Arrays], Sequence[Arrays]],
 ) -> str | None:
     for rows in batches:
         try:
             wanted = expected(rows)
-        except tf.errors.OpError:  # a gradient, of no rows for example: lines alone were tried when it was drawn
+        except tf.errors.OpError:  # drawing tried the lines only, and for example a gradient of no rows may fail
             raise NoVerdict from None
-        found = of_ranks(rows)
+        found = run_ranks(rows)
         for rank, each in enumerate(found):
             told = difference(each, wanted)
             if told is not None:
@@ -81,7 +81,7 @@ def _compare(
 
 
 def is_unstable(expected: Callable[[Arrays], Arrays], rows: Arrays) -> bool:
-    """Whether one process itself gives something else for arguments that differ in the last bits."""
+    """Tells whether one process gives different results for arguments that differ in the last bits."""
     wanted = expected(rows)
     rng = np.random.default_rng(0)
     for _ in range(8):
@@ -91,8 +91,8 @@ def is_unstable(expected: Callable[[Arrays], Arrays], rows: Arrays) -> bool:
     return False
 
 
-def all_agree(disagrees: Callable[[int], str | None], seeds: range) -> None:
-    """Checks the programs of some seeds. A few may say nothing: more would mean that little is compared."""
+def assert_all_agree(disagrees: Callable[[int], str | None], seeds: range) -> None:
+    """Checks one program per seed. At most a few may have no verdict, so that enough is compared."""
     without = []
     for seed in seeds:
         try:
@@ -101,4 +101,4 @@ def all_agree(disagrees: Callable[[int], str | None], seeds: range) -> None:
             without.append(seed)
             continue
         assert told is None, told
-    assert len(without) <= 1 + len(seeds) // 6, f"{len(without)} of {len(seeds)} programs said nothing: {without}"
+    assert len(without) <= 1 + len(seeds) // 6, f"{len(without)} of {len(seeds)} programs have no verdict: {without}"

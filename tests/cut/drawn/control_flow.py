@@ -1,4 +1,4 @@
-"""Lines of drawn programs with branches and loops in one another."""
+"""Lines of drawn programs with nested branches and loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def line(function: Callable[[Drawing], str]) -> Callable[[Drawing], str]:
 
 
 def _kept(d: Drawing, t: str, like: str, count: str | None, depth: int) -> str:
-    """Draws an expression of `t`, which has the shape of the value `like`, that has this shape, too."""
+    """Draws an expression of `t` that keeps its shape, which is that of the value `like`."""
     other = d.one_of(d.pick(like=like), d.pick(like=like), f"tf.reduce_mean({d.pick()})")
     if depth < _DEEPEST and d.one_of(True, True, False):
         return d.one_of(_cond, _cond, _loop, _loop, _until, _switch, _carrying, _steps)(d, t, like, count, depth + 1)
@@ -90,7 +90,7 @@ def _until(d: Drawing, t: str, like: str, count: str | None, depth: int) -> str:
 
 
 def _carrying(d: Drawing, t: str, like: str, count: str | None, depth: int) -> str:
-    """Sums, integers and truth values that go from round to round beside a tensor of rows."""
+    """Carries a sum, integers or truth values through the rounds beside a tensor of rows."""
     i, s, c = f"i{depth}", f"t{depth}", f"c{depth}"
     body = _kept(d, s, like, i, depth)
     start, change = d.one_of(
@@ -112,27 +112,27 @@ def _carrying(d: Drawing, t: str, like: str, count: str | None, depth: int) -> s
 
 
 def _steps(d: Drawing, t: str, like: str, count: str | None, depth: int) -> str:
-    """Along an axis, entry by entry, in lists."""
+    """Processes the entries along an axis one by one, in lists."""
     if not d.rank(like):
         return f"tf.exp(-tf.square({t}))"
     e = f"e{depth}"
     last = [d.rank(like) - 1, *range(d.rank(like) - 1)]
     back = [*range(1, d.rank(like)), 0]
-    of_entry = d.one_of(
+    elementwise = d.one_of(
         f"tf.tanh({e})",
         f"{e} * 2.0",
         f"{e} - tf.reduce_mean({e})",
         f"tf.cond(tf.reduce_sum({e}) > 0.0, lambda: {e}, lambda: -{e})",
     )
-    of_two = d.one_of(f"tf.tanh(a + {e})", f"a * 0.5 + {e}", f"tf.maximum(a, {e})")
+    combined = d.one_of(f"tf.tanh(a + {e})", f"a * 0.5 + {e}", f"tf.maximum(a, {e})")
     return d.one_of(
-        f"tf.map_fn(lambda {e}: {of_entry}, {t})",
-        f"tf.scan(lambda a, {e}: {of_two}, {t})",
-        f"tf.transpose(tf.map_fn(lambda {e}: {of_entry}, tf.transpose({t}, {last})), {back})",
-        f"tf.transpose(tf.scan(lambda a, {e}: {of_two}, tf.transpose({t}, {last})), {back})",
-        f"({t} + tf.foldl(lambda a, {e}: {of_two}, {t}))",
-        f"({t} + tf.foldl(lambda a, {e}: {of_two}, tf.transpose({t}, {last}))[..., None])",
-        f"in_rounds(lambda i, {e}: {of_entry} * tf.cast(i + 1, tf.float64), {t})",
+        f"tf.map_fn(lambda {e}: {elementwise}, {t})",
+        f"tf.scan(lambda a, {e}: {combined}, {t})",
+        f"tf.transpose(tf.map_fn(lambda {e}: {elementwise}, tf.transpose({t}, {last})), {back})",
+        f"tf.transpose(tf.scan(lambda a, {e}: {combined}, tf.transpose({t}, {last})), {back})",
+        f"({t} + tf.foldl(lambda a, {e}: {combined}, {t}))",
+        f"({t} + tf.foldl(lambda a, {e}: {combined}, tf.transpose({t}, {last}))[..., None])",
+        f"in_rounds(lambda i, {e}: {elementwise} * tf.cast(i + 1, tf.float64), {t})",
     )
 
 

@@ -1,4 +1,4 @@
-"""What lines of drawn programs call that is more than one expression."""
+"""Functions that lines of drawn programs call for more than one expression."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ raw = tf.raw_ops
 
 
 def call(kind: str, *operands: Any) -> Any:
-    """Runs an operation by its type; what has no gradient has none here either, rather than being refused."""
+    """Runs an operation by its type. The gradient of types that have none is stopped instead of raising an error."""
     more = {"DstT": tf.float64} if kind == "Cast" else {}
     found = getattr(raw, kind)(**dict(zip(_names(kind), operands)), **more)
     return found if _has_gradient(kind) else tf.stop_gradient(found)
@@ -36,7 +36,7 @@ def _has_gradient(kind: str) -> bool:
 
 
 def inner_gradient(function: Callable[[Any], Any], value: Any) -> Any:
-    """Returns the gradient of the sum of `function`, of which the program takes another."""
+    """Returns the gradient of the sum of `function`; the program differentiates it once more."""
     with tf.GradientTape() as tape:
         tape.watch(value)
         total = tf.reduce_sum(function(value))
@@ -56,7 +56,7 @@ def called(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def listed(value: Any, how: str) -> Any:
-    """Returns `value` after a way through a list of its parts along axis 0."""
+    """Returns `value` after passing its rows through a list."""
     shape, count = tf.shape(value)[1:], tf.shape(value)[0]
     kind = {"element_dtype": value.dtype}
     values = raw.TensorListFromTensor(tensor=value, element_shape=shape)
@@ -84,7 +84,7 @@ def listed(value: Any, how: str) -> Any:
 
 
 def in_rounds(function: Callable[[Any, Any], Any], value: Any) -> Any:
-    """Returns `function` of a number and each part along axis 0, written to an array round by round."""
+    """Returns function(i, value[i]) for each i, written to an array in a loop."""
     parts = tf.TensorArray(value.dtype, tf.shape(value)[0])
 
     def round_(i: Any, parts: Any) -> Any:

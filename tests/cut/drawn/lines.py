@@ -1,4 +1,4 @@
-"""Lines of drawn programs: what losses and metrics are mostly made of."""
+"""Lines of drawn programs that resemble losses and metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _reduced(d: Drawing) -> str:
     operand = f"tf.tanh({a})" if name == "prod" else a
     more = f"{d.axes(a)}, keepdims={d.one_of(True, False)}"
     if name in ("std", "variance"):
-        # The deviation of equal numbers has no gradient: 0 or NaN, by the rounding of their mean.
+        # For equal numbers the deviation's gradient is 0 or NaN, depending on the rounding of their mean.
         found = f"tf.math.reduce_variance({a}, {more})"
         return found if name == "variance" else f"tf.sqrt(0.1 + {found})"
     return f"tf.reduce_{name}({operand}, {more})"

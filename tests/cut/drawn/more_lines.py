@@ -1,4 +1,4 @@
-"""Lines of drawn programs: every type of operation that has a rule, and what moves, counts and looks up rows."""
+"""Lines of drawn programs for every type of operation with a rule, and for moving, counting and looking up rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cut.operations import operands
 from keras_ddl.cut.specs import entrywise
 
 LINES: list[Callable[[Drawing], str]] = []
-# Dividing by what is near zero gives numbers too large to compare.
+# Division by values near zero gives numbers too large to compare.
 _POSITIVE = operands.POSITIVE | {"Polygamma", "Reciprocal", "Inv", "RealDiv", "Div"}
 _UNARY = [each for each in entrywise.UNARY if each != "Conj"]
 _BINARY = [each for each in entrywise.BINARY if each != "SelectV2"]

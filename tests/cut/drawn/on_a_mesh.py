@@ -1,8 +1,8 @@
-"""A drawn program on a simulated mesh, under a layout that is drawn too, against one process.
+"""Compares a drawn program under a drawn layout, on a simulated mesh, with one process.
 
-Its weights are variables, each cut along any axis that the model ranks divide, or along none, whatever the program does
-with it. After the gradients it updates them, and slots for some, whose layouts are drawn by themselves. Most layouts
-are silly: the results are to be equal all the same.
+Each weight is a variable, cut along any axis that the model ranks divide or along none, whatever the program does with
+it. After the gradients the program updates the weights and slots for some of them, whose layouts are drawn separately.
+Most layouts make no sense; the results must be equal anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEPS = 2
 
 
 def drawn_layout(variables: Sequence[tf.Variable], ranks: int, rng: np.random.Generator) -> dict[int, int]:
-    """Returns a layout of any axes that so many ranks divide: by id of a variable, the axis that is cut."""
+    """Returns a random layout, {id of a variable: axis}, of axes whose extent `ranks` divides."""
     layout = {}
     for each in variables:
         possible = [axis for axis, extent in enumerate(each.shape) if extent and extent % ranks == 0]
@@ -33,14 +33,14 @@ def drawn_layout(variables: Sequence[tf.Variable], ranks: int, rng: np.random.Ge
 
 
 def weights_of(seed: int) -> tuple[str, ...]:
-    """Returns the names of two weights that a program of this seed has besides those that all have."""
+    """Returns the names of two weights that programs with this seed have in addition to the common ones."""
     return tuple(sorted(np.random.default_rng(seed).choice(list(WEIGHTS), 2, replace=False).tolist()))
 
 
 def disagreement(program: Program, shape: Position) -> str | None:
-    """Returns in words what a rank of a mesh has that one process does not; None if there is nothing.
+    """Describes how a rank of a mesh differs from one process, or returns None.
 
-    Raises: NoVerdict: one process cannot run it, or it is refused by name, or rounding decides its results.
+    Raises: NoVerdict: one process cannot run it, an error refuses it by name, or rounding decides its results.
     """
     if program.types() is None:
         raise NoVerdict
@@ -65,7 +65,7 @@ def disagreement(program: Program, shape: Position) -> str | None:
 
 
 class _Step:
-    """A training step of a program. Attributes: variables: its weights, and a slot for each of the last two."""
+    """A training step of a program. Its variables are the weights, and a slot for each of the last two."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -75,7 +75,7 @@ class _Step:
         self.slots = [tf.Variable(each * 0.1, name=f"{name}_slot") for name, each in zip(names[-2:], self.first[-2:])]
         self.variables = [*self.weights, *self.slots]
         self.update = _UPDATES[program.seed % len(_UPDATES)]
-        self.reads_inside = program.seed // 2 % 2 == 1  # where the program needs it, in loops and branches, too
+        self.reads_inside = program.seed // 2 % 2 == 1  # reads weights where they are used, also in loops and branches
 
     def restart(self) -> None:
         for weight, first in zip(self.weights, self.first):
@@ -135,13 +135,13 @@ def _differs(mesh: Mesh, step: _Step, rows: Arrays) -> str | None:
             held = [mesh.complete(each, at[0]) for each in step.variables]
             told = difference([*outputs, *held], wanted)
             if told is not None:
-                if is_unstable(lambda given: _of_one_process(mesh, step, given), rows):
+                if is_unstable(lambda given: _one_process_results(mesh, step, given), rows):
                     raise NoVerdict
                 return f"rank {at}: {told}"
     return mesh.decisions_differ()
 
 
-def _of_one_process(mesh: Mesh, step: _Step, rows: Arrays) -> Arrays:
+def _one_process_results(mesh: Mesh, step: _Step, rows: Arrays) -> Arrays:
     step.restart()
     outputs = [mesh.expected(*rows) for _ in range(_STEPS)][-1]
     return [*outputs, *(each.numpy() for each in step.variables)]

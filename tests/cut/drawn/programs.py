@@ -1,7 +1,7 @@
-"""Random small programs, drawn by seed: lines of Python, so that a failure can be read and run again.
+"""Random small programs, drawn by seed as lines of Python, so that failures can be read and rerun.
 
-A line is taken if it runs at all batch sizes that the program is to be tried with, and can be traced; the shapes it
-gives there tell which lines may follow.
+A line is accepted if it runs for all batch sizes of the program and can be traced; the shapes of its values decide
+which lines may follow.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cut.together import specs_of
 
 from keras_ddl.compat.tensorflow import tf
 
-# Names of the arguments: rows along axis 0, and what every rank has all of.
+# Names of the arguments: those with rows along axis 0, and those that every rank holds completely.
 ROWED = ("x", "u", "y")
 WHOLES = ("w", "v", "table")
-# What programs for a mesh have besides, with extents that ranks of a model axis divide.
+# Additional weights of programs for a mesh, with extents that the ranks of a model axis divide.
 WEIGHTS = {"k": (4, 6), "h": (2, 4, 4), "b": (6,), "e": (6, 2)}
 _MOST_ENTRIES = 3000
-# SystemError: so TensorFlow now and then says that gradients of unlike shapes cannot be added.
+# SystemError: TensorFlow sometimes raises it when gradients of different shapes are added.
 _NOT_A_LINE = (ValueError, TypeError, IndexError, LookupError, NotImplementedError, SystemError, tf.errors.OpError)
 SPACE = {"tf": tf, "np": np, **functions.BY_NAME}
 
@@ -41,12 +41,13 @@ def wholes(seed: int, weights: Sequence[str] = ()) -> list[np.ndarray]:
 
 @dataclass
 class Program:
-    """Lines that set v0, v1, ...
+    """A program whose lines set v0, v1, ...
 
     Attributes:
-        batches: numbers of rows to try; the first is the one that is traced.
-        static: whether tracing sees it. open_extents: whether tracing does not see the other extents of rows.
-        weights: names of WEIGHTS, which are arguments behind WHOLES.
+        batches: numbers of rows to try; the first is traced.
+        static: whether tracing sees the number of rows.
+        open_extents: whether tracing sees no other extents of the arguments with rows either.
+        weights: names of WEIGHTS, whose values follow those of WHOLES among the arguments.
     """
 
     seed: int
@@ -62,7 +63,7 @@ class Program:
         return "\n".join([f"seed {self.seed}, {known}, batches {self.batches}:", *self.source()])
 
     def source(self) -> list[str]:
-        """Returns the program as lines: values, a loss of them, and its gradients."""
+        """Returns the program as lines that compute values, a loss, and its gradients."""
         floats, given = ", ".join(self.results), ", ".join(["x", "u", *WHOLES, *self.weights])
         return [
             "B = tf.shape(x)[0]" if not self.static else "B = x.shape[0]",
@@ -80,7 +81,7 @@ class Program:
         return [*values, space["loss"], *map(tf.convert_to_tensor, space["found"])]
 
     def types(self) -> set[str] | None:
-        """Returns the types of its operations; None: one process cannot make it, so it is no program."""
+        """Returns the types of its operations, or None if one process cannot trace it."""
         specs = specs_of(arguments(self.seed, self.batches[0]), self.static, self.open_extents)
         specs += [tf.TensorSpec(each.shape, each.dtype) for each in wholes(self.seed, self.weights)]
         try:
@@ -91,7 +92,7 @@ class Program:
 
 
 class Drawing:
-    """One program being drawn: its values at each number of rows."""
+    """A program while it is drawn, with its values for each number of rows."""
 
     def __init__(self, seed: int, static: bool, batches: Sequence[int], weights: Sequence[str] = ()) -> None:
         self.rng = np.random.default_rng(seed)
@@ -103,7 +104,7 @@ class Drawing:
         self.names = [*ROWED, "w", "v", *weights, *weights]
 
     def take(self, expression: str) -> bool:
-        """Adds a line, if it runs and gives numbers of a moderate size."""
+        """Adds a line if it runs and its numbers are of moderate size."""
         name = f"v{len(self.lines)}"
         found = []
         for space in self.spaces:
@@ -121,7 +122,7 @@ class Drawing:
         for space, value in zip(self.spaces, found):
             space[name] = value
         self.lines.append(f"{name} = {expression}")
-        self.names += [name, name, name]  # what is new is taken up sooner
+        self.names += [name, name, name]  # makes new values more likely operands
         return True
 
     def shape(self, name: str) -> tuple[tuple[int, ...], ...]:
@@ -131,9 +132,9 @@ class Drawing:
         return len(self.spaces[0][name].shape)
 
     def pick(self, kind: str = "f", ranks: Sequence[int] = (0, 1, 2, 3, 4), like: str | None = None) -> str:
-        """Returns the name of a tensor of floats (f), integers (i) or truth values (b).
+        """Returns the name of a random tensor of floats (f), integers (i) or truth values (b).
 
-        Raises: LookupError: there is none.
+        Raises: LookupError: no value fits.
         """
         fitting = []
         for name in self.names:
@@ -169,9 +170,9 @@ def draw(
     open_extents: bool = False,
     weights: tuple[str, ...] = (),
 ) -> Program:
-    """Returns the program of a seed. Programs of even seeds are static: they are traced for one number of rows.
+    """Draws the program of a seed. Programs of even seeds are static: they are traced for one number of rows.
 
-    kinds: lists of what draws a line; each is taken as often as any other.
+    kinds: lists of functions that draw a line; every list is used equally often.
     """
     static = seed % 2 == 0
     batches = batches or (((4, 5, 3, 1, 6, 2, 7)[seed // 2 % 7],) if static else (5, 1, 2, 7))

@@ -1,4 +1,4 @@
-"""What is looked up, scattered and counted by index, in tensors and tables."""
+"""Lookups, scatters and counts by index, in tensors and tables."""
 
 from __future__ import annotations
 

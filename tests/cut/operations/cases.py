@@ -1,4 +1,4 @@
-"""The list of small programs, one at least for each type of operation that has a rule: of x [rows, 3] in float64."""
+"""Small programs of x [rows, 3] in float64, at least one for each type of operation with a rule."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from keras_ddl.cut.operations import registry
 CASES: dict[str, list[Callable[[Any], Any]]] = {}
 
 
-# Rules of control flow (test_control_flow.py) and of what hosts do (test_host.py), tested by these names.
-# Files of rules, and types of operations; those on variables that are held sharded in test_mesh.py.
+# Rule files for control flow (test_control_flow.py) and host functions (test_host.py), and types of operations on
+# sharded variables (test_mesh.py).
 TESTED_ELSEWHERE = ("branches", "loops", "host", "ResourceScatterUpdate", "VarIsInitializedOp", "VariableShape")
 
 
 def case(*types: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Says for which types a program stands; the test sees to it that it has them."""
+    """Names the types of operations that a program must contain."""
 
     def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         for each in types:
@@ -30,7 +30,7 @@ def case(*types: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
 
 
 def types_to_try() -> list[str]:
-    """Returns the types of operations whose rules are tried here."""
+    """Returns the types of operations whose rules these programs test."""
     found = []
     for each in registry.types_with_rules():
         rules = [registry.rule_of(each), registry.rule_of(each, of_replicated=True)]
@@ -41,14 +41,14 @@ def types_to_try() -> list[str]:
 
 
 def rows_of(x: Any, *shape: int) -> Any:
-    """Returns a tensor [rows, *shape] made of x."""
+    """Returns a tensor [rows, *shape] computed from x."""
     count = int(np.prod(shape))
     table = np.sin(np.arange(3.0 * count)).reshape(3, count)
     return tf.reshape(tf.tanh(tf.matmul(x, table)), [-1, *shape])
 
 
 def with_gradients(function: Callable[..., Any], *values: Any) -> list[Any]:
-    """Returns what the function gives and the gradients of its squares' sum."""
+    """Returns the function's result and the gradients of the sum of its squares."""
     with tf.GradientTape() as tape:
         for each in values:
             tape.watch(each)

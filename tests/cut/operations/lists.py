@@ -1,4 +1,4 @@
-"""Programs for the types of operations on lists of tensors, which branches, loops and their gradients are made with."""
+"""Programs with lists of tensors, which TensorFlow uses for branches, loops and their gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _with_item(values: Any, index: int, item: Any) -> Any:
 @case("TensorListFromTensor", "TensorListGetItem", "TensorListSetItem", "TensorListStack", "TensorListGather")
 @case("TensorListPopBack", "TensorListResize", "TensorListLength", "TensorListElementShape")
 def lists_of_a_tensor(x: Any) -> Any:
-    """Of its columns, so each element is rows; of its rows; and of a sum over rows."""
+    """Uses lists of x's columns (each element has rows), of its rows, and of a sum over rows."""
     found = []
     for value in (tf.transpose(x), x, tf.reduce_sum(x, 0)[None]):
         shape = tf.shape(value)[1:]

@@ -1,9 +1,9 @@
-"""What an operation entry by entry has to be given, where not any number will do."""
+"""Operands for entrywise operations that do not accept every number."""
 
 from __future__ import annotations
 
 INTEGERS = {"Invert", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift"}
-DIVISIONS = {"Mod", "FloorMod", "FloorDiv", "TruncateDiv", "TruncateMod"}  # integers, too
+DIVISIONS = {"Mod", "FloorMod", "FloorDiv", "TruncateDiv", "TruncateMod"}  # also for integers
 BOOLS = {"LogicalNot", "LogicalAnd", "LogicalOr"}
 POSITIVE = {"Log", "Sqrt", "Rsqrt", "Lgamma", "Digamma", "Acosh", "Pow", "Xlogy", "Xlog1py"}
 POSITIVE |= {"Igamma", "Igammac", "Zeta"}

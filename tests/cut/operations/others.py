@@ -1,4 +1,4 @@
-"""Complex numbers, counts, shapes, images, matrices: what test_specs.py and rule_cases.py do not try."""
+"""Complex numbers, counts, shapes, images, and matrices, as far as test_specs.py and rule_cases.py do not try them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def second_gradient_of_a_pool(x: Any) -> Any:
 
 
 def _positive(x: Any) -> Any:
-    """Returns matrices [rows, 3, 3] that have an inverse."""
+    """Returns invertible matrices [rows, 3, 3]."""
     factor = rows_of(x, 3, 3)
     return tf.matmul(factor, factor, transpose_b=True) + tf.eye(3, dtype=x.dtype)
 

@@ -1,4 +1,4 @@
-"""Texts."""
+"""Operations on strings."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-// device.cc: the software GPU, a device of TensorFlow that is made of threads, for tests on machines without a GPU.
+// device.cc: the software GPU, a TensorFlow device made of threads, for tests on machines without a GPU.
 //
-// TensorFlow takes it for a device of type "GPU", by the C interface of stream executors. A device pointer lies in
-// memory without access rights, so whatever reads or writes one on the host dies of SIGSEGV; the device's own memory is
-// kDeviceBytes above it. A stream is a thread with a queue: copies and kernels run after the call that enqueues them
-// has returned, by a random delay, so that who does not wait for them reads something else.
+// TensorFlow sees a device of type "GPU" through the C interface of stream executors. Device pointers point to memory
+// without access rights, so host code that uses one dies of SIGSEGV; the device's own memory is kDeviceBytes above. A
+// stream is a thread with a queue. Copies and kernels run with a random delay after the call that enqueues them has
+// returned, so code that does not wait for them reads wrong values.
 //
 // SOFTWARE_GPU_DEVICES: the number of devices, 2 unless set.
 #include <sys/mman.h>
@@ -40,7 +40,7 @@ void Delay() {
   std::this_thread::sleep_for(std::chrono::microseconds((state >> 8) % kMaxDelayMicroseconds));
 }
 
-// A point in a stream that an event was recorded at, and whether the stream has come there.
+// A point in a stream at which an event was recorded, and whether the stream has reached it.
 class Moment {
  public:
   uint64_t Record() {
@@ -71,7 +71,7 @@ class Moment {
   uint64_t recorded_ = 0, reached_ = 0;
 };
 
-// Gives out device pointers.
+// Allocates device pointers.
 class Device {
  public:
   Device() {
@@ -81,7 +81,7 @@ class Device {
     if (mprotect(base + kDeviceBytes, kDeviceBytes, PROT_READ | PROT_WRITE) != 0) std::abort();
     free_[base] = kDeviceBytes;
   }
-  // nullptr: nothing of that size is left.
+  // Returns nullptr if no free block is large enough.
   void* Allocate(uint64_t size) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto [start, length] : free_) {
@@ -93,7 +93,7 @@ class Device {
     return nullptr;
   }
   void Free(void* pointer, uint64_t size) {
-    Synchronize();  // as cudaFree does
+    Synchronize();  // like cudaFree
     std::lock_guard<std::mutex> lock(mutex_);
     auto at = free_.emplace(static_cast<char*>(pointer), Aligned(size)).first;
     JoinWithNext(at);
@@ -113,7 +113,7 @@ class Device {
     std::lock_guard<std::mutex> lock(mutex_);
     streams_.erase(std::remove(streams_.begin(), streams_.end(), stream), streams_.end());
   }
-  // Waits for all that is enqueued on any stream.
+  // Waits for all work enqueued on any stream.
   void Synchronize();
 
  private:
@@ -170,7 +170,7 @@ struct SP_Stream_st {
       is_busy_ = true;
       lock.unlock();
       work();
-      work = nullptr;  // what it holds is gone before anybody sees it done
+      work = nullptr;  // releases captured objects before the work counts as done
       lock.lock();
       is_busy_ = false;
       changed_.notify_all();
@@ -179,7 +179,7 @@ struct SP_Stream_st {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;  // an empty one ends the thread
+  std::deque<std::function<void()>> queue_;  // an empty function ends the thread
   bool is_busy_ = false;
   std::thread thread_{[this] { Run(); }};
 };
@@ -268,7 +268,7 @@ void SetStreams(SP_StreamExecutor* se) {
     });
     return 1;
   };
-  // TensorFlow wants timers, and reads none here.
+  // TensorFlow requires timers but does not read them here.
   se->create_timer = [](const SP_Device*, SP_Timer* timer, TF_Status*) { *timer = nullptr; };
   se->destroy_timer = [](const SP_Device*, SP_Timer) {};
   se->start_timer = se->stop_timer = [](const SP_Device*, SP_Stream, SP_Timer, TF_Status*) {};

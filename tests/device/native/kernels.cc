@@ -1,8 +1,8 @@
-// kernels.cc: what the software GPU computes. TensorFlow runs everything else on the CPU, and copies.
+// kernels.cc: kernels of the software GPU. TensorFlow runs all other operations on the CPU and copies tensors.
 //
-// A kernel only enqueues its work. In C++, because the pip package does not export TF_AssignUpdateVariable and its
-// like, and TensorFlow's kernels for any device (DEVICE_DEFAULT) of AssignSubVariableOp and Transpose compute on the
-// host.
+// A kernel only enqueues its work. The kernels use the C++ interface, because the pip package does not export
+// TF_AssignUpdateVariable and similar functions, and TensorFlow's DEVICE_DEFAULT kernels of AssignSubVariableOp and
+// Transpose compute on the host.
 #include "tensorflow/c/kernels.h"
 
 #include <algorithm>
@@ -103,7 +103,7 @@ struct Cast : OpKernel {
   }
 };
 
-// How far apart in memory the neighbours along each of `dims` lie; 0 where one element is repeated.
+// Returns, for each of `dims` axes, the distance in memory between neighbours; 0 where one element is repeated.
 std::vector<Count> Strides(const TensorShape& shape, size_t dims) {
   std::vector<Count> strides(dims, 0);
   Count inner = 1;
@@ -113,7 +113,7 @@ std::vector<Count> Strides(const TensorShape& shape, size_t dims) {
   return strides;
 }
 
-// Where element i of a tensor of these sizes lies in memory of these strides.
+// Returns the position of element i of a tensor with these sizes in memory with these strides.
 Count Place(Count i, const std::vector<Count>& sizes, const std::vector<Count>& strides) {
   Count place = 0;
   for (size_t d = sizes.size(); d-- > 0; i /= sizes[d]) place += i % sizes[d] * strides[d];
@@ -184,7 +184,7 @@ struct MatMul : OpKernel {
   bool transpose_a_ = false, transpose_b_ = false;
 };
 
-// BiasAdd and its gradient, also with channels first: so Grappler rewrites layers for devices of type "GPU".
+// BiasAdd and its gradient. Grappler rewrites layers to channels first for devices of type "GPU".
 template <class T, bool kIsGradient>
 struct Bias : OpKernel {
   explicit Bias(OpKernelConstruction* construction) : OpKernel(construction) {
@@ -234,7 +234,7 @@ struct Transpose : OpKernel {
   }
 };
 
-// A kernel on the variable of its first input, held locked. Writers get memory that no reader shares.
+// A kernel on the variable in its first input, which stays locked. Writers get memory that no reader shares.
 struct OnVariable : OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
@@ -367,7 +367,7 @@ void RegisterAll() {
   Register<Unary<T, Rsqrt>>(define(Definition("Rsqrt")));
   Register<Unary<T, Square>>(define(Definition("Square")));
   Register<Unary<T, Negative>>(define(Definition("Neg")));
-  Register<Unary<T, Reciprocal>>(define(Definition("Reciprocal")));  // Grappler's, for 1 / x
+  Register<Unary<T, Reciprocal>>(define(Definition("Reciprocal")));  // Grappler creates it for 1 / x
   Register<Unary<T, Relu>>(define(Definition("Relu")));
   Register<Unary<T, Tanh>>(define(Definition("Tanh")));
   Register<AddN<T>>(define(Definition("AddN")));
@@ -385,7 +385,7 @@ void RegisterAll() {
 }  // namespace
 }  // namespace software_gpu
 
-// TensorFlow calls it when it loads the library.
+// TensorFlow calls this function when it loads the library.
 extern "C" __attribute__((visibility("default"))) void TF_InitKernel() {
   software_gpu::RegisterAll<float>();
   software_gpu::RegisterAll<double>();

@@ -1,4 +1,4 @@
-// software_gpu.h: what kernels of the software GPU need of it. See device.cc.
+// software_gpu.h: functions of the software GPU for its kernels. See device.cc.
 #ifndef SOFTWARE_GPU_H_
 #define SOFTWARE_GPU_H_
 
@@ -8,10 +8,10 @@
 
 namespace software_gpu {
 
-// Returns where the memory behind a device pointer lies. To be read and written by what runs on a stream alone.
+// Returns the memory behind a device pointer. Only code that runs on a stream may access it.
 char* MemoryOf(const void* pointer);
 
-// Runs `kernel` on the stream's thread, after all that was enqueued before. Returns at once; any thread may call.
+// Runs `kernel` on the stream's thread after all work enqueued before, and returns at once. Any thread may call.
 void Launch(SP_Stream stream, std::function<void()> kernel);
 
 }  // namespace software_gpu

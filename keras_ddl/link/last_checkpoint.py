@@ -1,4 +1,4 @@
-"""Records the last complete checkpoint that this process knows, for the message when a job ends with an error."""
+"""Records the last complete checkpoint that this process knows of, for the message when a job fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _known: dict[str, Any] = {}
 
 
 def note(path: Path, step: int, resume: bool) -> dict[str, Any] | None:
-    """Records that the checkpoint of `step` is complete. Returns the record, None if it was known.
+    """Records that the checkpoint of `step` is complete. Returns the record, or None if it was already known.
 
     `resume`: whether a restarted program continues from it.
     """

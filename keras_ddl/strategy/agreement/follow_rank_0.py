@@ -2,9 +2,9 @@
 
 A script is written for one process, and rank 0 is that process: scripts for Horovod do `if keras_ddl.rank() == 0:
 model.load_weights(...)`. So when fit, evaluate or predict begins and when fit has ended, the ranks exchange a digest of
-their weights. If the digests differ, all ranks get rank 0's weights, and rank 0 warns once. Between the steps of a fit
-nothing is repaired: a DriftError says what differs (drift.py). The same happens if ranks have only parts of the
-variables, because rank 0 cannot send values that it does not have.
+their weights. If the digests differ, all ranks get rank 0's weights, and rank 0 warns once. Between the steps of a fit,
+differences raise a DriftError instead (drift.py). The same happens if ranks have only parts of the variables, because
+rank 0 cannot send values that it does not have.
 
 All variables of the model are compared, trained or not, except metrics, which each call resets.
 """
@@ -32,7 +32,7 @@ class Held:
     """A model's variables on this rank when a call begins or ends.
 
     Args:
-        further: variables that the call uses besides the model's. with_optimizers: also compare the optimizers'
+        further: additional variables that the call uses. with_optimizers: also compare the optimizers'
             variables.
     Cost: all variables are read once, at the speed of memory; each rank sends about 30 bytes.
     """
@@ -55,13 +55,13 @@ class Held:
         """Gives all ranks rank 0's values if the ranks differ. COLLECTIVE in that case.
 
         Args:
-            gathered: `digests()` by rank. call: what begins or has ended, for the warning.
+            gathered: `digests()` by rank. call: the call that begins or has ended, for the warning.
         Raises: RankMismatchError: the ranks' models have different variables. DriftError: ranks have only parts of
             variables that differ.
         """
         if differ(gathered, self._job):
             checksums, differing = self.compared.differing(agreement.name_of(self._model, "weights_of_ranks"))
-            if any(checksums) and not all(checksums):  # a rank has not built the model: its first step will
+            if any(checksums) and not all(checksums):  # some rank has not built the model, which its first step will do
                 return
             variables = [[name for name, _ in each] for each in checksums]
             require_equal_values(
@@ -86,7 +86,7 @@ class Held:
 def follow_before_training(model: Any, job: Job, before: Held) -> None:
     """Gives all ranks rank 0's variables when fit begins, including what callbacks have restored there. COLLECTIVE.
 
-    before: what this rank held before the callbacks began; if ranks already differed then, rank 0 warns.
+    before: this rank's variables before the callbacks began; if ranks already differed then, rank 0 warns.
     """
     variables = agreement.all_variables(model)
     now = Compared(sharded_slots.whole(variables), job)
@@ -101,7 +101,7 @@ def follow_before_training(model: Any, job: Job, before: Held) -> None:
 
 
 def say(call: str, received: str) -> None:
-    """Warns that ranks had different values and now have rank 0's. received: what differed."""
+    """Warns that ranks had different values and now have rank 0's. received: describes the difference."""
     stack_position.warn(
         f"All ranks must hold the same weights, also outside of steps. Received, when {call}: {received}. All ranks "
         "now use the weights of rank 0. To avoid this warning, run the code that sets weights on all ranks."
@@ -137,7 +137,7 @@ def digest_of(compared: Compared) -> int:
 
 @dataclass(frozen=True)
 class Agreed:
-    """A model's values when all ranks last compared it. times: how often they have compared it."""
+    """A model's values when all ranks last compared it. times: how often they have compared values."""
 
     times: int
     digest: int
@@ -147,10 +147,10 @@ _agreed: weakref.WeakKeyDictionary[Any, Agreed] = weakref.WeakKeyDictionary()
 
 
 def remember(model: Any, digest: int) -> None:
-    """Notes that all ranks hold the same values."""
+    """Records that all ranks hold the same values."""
     _agreed[model] = Agreed(agreed(model).times + 1 if model in _agreed else 1, digest)
 
 
 def agreed(model: Any) -> Agreed:
-    """Returns what the ranks last agreed on; if nothing yet, Agreed(0, -1)."""
+    """Returns the values that the ranks last agreed on, or Agreed(0, -1)."""
     return _agreed.get(model, Agreed(0, -1))
