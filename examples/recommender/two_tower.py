@@ -21,7 +21,7 @@ from keras import layers, ops
 
 import keras_ddl
 
-USERS, ITEMS, KINDS, WIDTH = 1_000, 2_000, 20, 16
+USERS, ITEMS, KINDS, WIDTH = 5_000, 6_000, 10, 16
 
 
 def watched(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ class TwoTower(keras.Model):
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--rows", type=int, default=40_000)
+parser.add_argument("--rows", type=int, default=60_000)
 parser.add_argument("--epochs", type=int, default=3)
 arguments = parser.parse_args()
 
