@@ -35,6 +35,8 @@ def initialize_with_initializer(original: Callable[..., Any], variable: Any, ini
     if made is None:
         made = sharded_weights.from_initializer(variable, initializer)
     if made is None:
+        made = sharded_slots.from_initializer(variable, initializer)
+    if made is None:
         original(variable, initializer)
     else:
         models.replace_inner_variable(variable, made)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding
 from keras_ddl.state.plan import Holding
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.first_values import FirstValue
+from keras_ddl.strategy.first_values import FirstValue, recipe_of
 from keras_ddl.strategy.job import Job
 
 _ENTRYWISE = tuple(
@@ -41,6 +40,9 @@ _ACCUMULATOR = "gradient_accumulator"  # Keras's name for sums that each rank ke
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
 # Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.
 deferring_restored_values = Setting("deferring_slots", False)
+
+
+_job_of_slot: Setting[Job | None] = Setting("job_of_slot", None)  # while a slot that will be in shards is made
 
 
 class _Numbering:
@@ -98,7 +100,7 @@ class Share:
             slice_ = value.share(self.layout.slices.runs(model), self.layout.flat.shape)
             variable.assign(tf.raw_ops.DeepCopy(x=self.layout.flat.cut(slice_, batch)))
         else:
-            variable.assign(value.share(self.layout.runs(rank), variable.shape))
+            value.put(variable, self.layout.runs(rank))
 
 
 class ShardedVariable(UninitializedVariable):
@@ -416,11 +418,30 @@ def check_entrywise(optimizer: Any) -> None:
     )
 
 
-def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractContextManager[Any]:
-    """Returns the context in which to create a slot for the weight `reference`. A slot that will be in shards is
-    created at once, even while a step is traced, because tracing would create all complete slots together at its end.
+@contextlib.contextmanager
+def creating_slot(optimizer: Any, reference: Any, name: str | None) -> Iterator[None]:
+    """The context in which to create a slot for the weight `reference`. A slot that will be in shards is created at
+    once, even while a step is traced, because tracing would create all complete slots together at its end.
     """
-    return tf.init_scope() if is_in_shards(optimizer, reference, name) else contextlib.nullcontext()
+    job = _sharding_job(optimizer)
+    if job is None or not is_in_shards(optimizer, reference, name):
+        yield
+        return
+    with tf.init_scope(), _job_of_slot(job if job.mesh is None else None):
+        yield
+
+
+def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
+    """Makes the value of a new slot in shards of which all entries are equal, without ever having all of them. Returns
+    None for other variables, and on a mesh (mesh/mesh_slots.py)."""
+    shape, job = models.declared_shape(variable), _job_of_slot.get()
+    if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
+        return None
+    recipe = recipe_of(initializer) if getattr(initializer, "seed", None) is None else None
+    value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
+    if value is None or not value.is_possible or not value.is_constant:
+        return None
+    return ShardedVariable(value, variable.name, job, lambda: value)
 
 
 def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
@@ -434,6 +455,8 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
     On a mesh, mesh/mesh_slots.py has already done this."""
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
+    if slot_of(variable) is not None:
+        return
     if job is not None and job.mesh is None and is_slot and is_in_shards(optimizer, reference, name):
         is_made = tf.executing_eagerly()  # else the traced function initializes it
         with tf.init_scope():
