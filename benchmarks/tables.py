@@ -125,7 +125,7 @@ def counted() -> list[tuple[float, float]]:
     sent: list[tuple[float, float]] = []
     all_to_all = StepCollectives.all_to_all
 
-    def counting(collectives: Any, tensor: Any, splits: Any, name: str) -> Any:
+    def counting(collectives: Any, tensor: Any, splits: Any, name: str, depths: Any = None) -> Any:
         def note(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
             share = 1 - counts[collectives.rank] / max(1, len(rows))
             sent.append((float(rows.nbytes), float(rows.nbytes * share)))
@@ -133,7 +133,7 @@ def counted() -> list[tuple[float, float]]:
 
         noted = tf.numpy_function(note, [tensor, splits], tensor.dtype)
         noted.set_shape(tensor.shape)
-        return all_to_all(collectives, noted, splits, name)
+        return all_to_all(collectives, noted, splits, name, depths)
 
     mock.patch.object(StepCollectives, "all_to_all", counting).start()
     return sent

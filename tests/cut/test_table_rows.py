@@ -139,7 +139,7 @@ def test_a_gradient_that_lines_repeat_travels_once_to_each_owner(optimizer, stat
     sent = {}
     all_to_all = SimulatedCollectives.all_to_all
 
-    def counted(self, tensor, splits, name):
+    def counted(self, tensor, splits, name, depths=None):
         def note(rows):
             sent[self.rank, name] = rows
             return rows
@@ -147,7 +147,7 @@ def test_a_gradient_that_lines_repeat_travels_once_to_each_owner(optimizer, stat
         if tensor.dtype == tf.float64:
             tensor = tf.numpy_function(note, [tensor], tf.float64)
             tensor.set_shape([None, WIDTH])
-        return all_to_all(self, tensor, splits, name)
+        return all_to_all(self, tensor, splits, name, depths)
 
     monkeypatch.setattr(SimulatedCollectives, "all_to_all", counted)
     trained(lambda model, ids: model.dense(tf.reduce_sum(model.table(ids), axis=1)), optimizer(), static=static, size=2)

@@ -3,7 +3,8 @@
 A step writes nothing before it commits (writes.py), and its new values would fill memory until then, beside the old
 ones: with Adam, all weights and slots twice. But operations that only writes need and that cannot fail on any value may
 run after the commit: the arithmetic of optimizers, and products that give gradients, if no collective follows. They
-then run variable by variable, and an old value is freed before the next new value is made; large shards in blocks (blocks.py).
+then run variable by variable, and an old value is freed before the next new value is made. Variables in large shards
+are updated in blocks (blocks.py).
 
 A product that is smaller than its operands still runs before the commit, because it frees them.
 

@@ -204,7 +204,7 @@ typedef struct ddl_request {
   // that is given up, and the communicator with it (DDL_ABORTED on all ranks).
   int (*interrupted)(void* user);
   void* user;
-  // DDL_ALL_REDUCE and DDL_ALL_GATHER in a communicator that has a lane (ddl_add_lane): collective `plan_index` of the
+  // DDL_ALL_REDUCE, DDL_ALL_GATHER and DDL_ALL_TO_ALL in a communicator that has a lane: collective `plan_index` of the
   // `plan_size` (0: of no plan) that every run of a plan consists of, in an order in which they can run: none needs the
   // result of a later one. A DDL_ALL_GATHER runs by plan where all ranks have equally many rows. `plan`: a hash of all
   // of them, equal on all ranks. `plan_run`: equal within one run of the plan on this rank, such as `step`; the next
