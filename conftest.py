@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings, hooks and fixtures for all tests."""
 
 import gc
 import importlib
@@ -21,7 +21,7 @@ from harness.long_tests import LongTests
 sys.path.extend(str(folder) for folder in MODULE_FOLDERS if str(folder) not in sys.path)
 
 # pytest imports the folders above a test file as packages. Without these, export/__init__.py would be the module
-# `export`, too, a second time beside keras_ddl.export.
+# `export`, too, a second time in addition to keras_ddl.export.
 for _folder in MODULE_FOLDERS:
     if (_folder.parent / "__init__.py").exists():
         _name = ".".join(_folder.parent.relative_to(TESTS.parent).parts)
@@ -49,7 +49,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
 
 @pytest.fixture(scope="session", autouse=True)
 def no_shared_memory_is_left() -> Iterator[None]:
-    """What jobs that tests started without the harness left: Open MPI's is removed, ours is an error."""
+    """Finds shared memory that jobs without the harness left behind. Removes Open MPI's, and fails for our own."""
     before = shared_memory()
     yield
     assert leaked_shared_memory(before) == []
@@ -57,7 +57,7 @@ def no_shared_memory_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Keras computes in float64, where rounding cannot hide a difference."""
+    """Makes Keras compute in float64, where rounding cannot hide a difference."""
     import keras
 
     before = keras.config.floatx(), keras.config.dtype_policy()
@@ -126,7 +126,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """With --durations, also what single checks of a launch took: pytest counts a launch as its first check."""
+    """With --durations, also prints the time of single checks of a launch, which pytest counts as its first check."""
     most = config.getoption("durations")
     if most is None:
         return

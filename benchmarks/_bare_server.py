@@ -1,4 +1,4 @@
-"""A server that reads nothing and always gives the same answer: what gRPC and HTTP cost by themselves.
+"""Runs a server that always gives the same answer, to measure the cost of gRPC and HTTP alone.
 
     python benchmarks/_bare_server.py GRPC_ANSWER_FILE REST_ANSWER_FILE
 

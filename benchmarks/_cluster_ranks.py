@@ -1,7 +1,8 @@
-"""What benchmarks/cluster.py runs on every rank: collectives in interleaved rounds, with the bytes the hosts sent.
+"""The program that benchmarks/cluster.py runs on every rank.
 
-Not meant to be started by hand. Reads one JSON document of settings from its argument; rank 0 prints one JSON document
-behind SETTINGS["mark"].
+It times collectives in interleaved rounds, and counts the bytes that hosts send.
+
+Its argument is a JSON document of settings. Rank 0 prints a JSON document after SETTINGS["mark"].
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ WORLD = MPI.COMM_WORLD
 
 
 def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], object]]:
-    """(what it runs on, the call) of "keras_ddl" (as initialised), "bfloat16", "float16" (the same, compressed), "mpi",
-    "tcp", or a mode: "x:1x8" is a flat ring."""
+    """Returns (description, call) of a contestant.
+
+    The contestants are "keras_ddl" (as initialised), "bfloat16" or "float16" (with compression), "mpi", "tcp", or
+    a mode ("x:1x8" is a flat ring).
+    """
     if name == "tcp":
         return "sockets", TcpStreams(WORLD, SETTINGS["racks"])
     if name == "mpi":
@@ -50,13 +54,13 @@ def make_contestant(name: str) -> tuple[str, Callable[[np.ndarray, np.ndarray], 
     return comm.describe(), lambda source, result: comm.all_reduce(source, "sum", f"cluster-{name}", out=result)
 
 
-def make_communicator(name: str) -> binding.Communicator:
-    """All ranks in the box of "keras_ddl" (as initialised) or of a mode. COLLECTIVE."""
+def make_communicator(name: str) -> binding.NativeCommunicator:
+    """Returns a communicator of all ranks in the box of "keras_ddl" (as initialised) or of a mode. COLLECTIVE."""
     if name == "keras_ddl" or name in COMPRESSIONS:
         topology = keras_ddl.topology()
     else:
         topology = make_topology(WORLD.rank, WORLD.allgather(MPI.Get_processor_name()), name)
-    return binding.Communicator(
+    return binding.NativeCommunicator(
         mpi.transport(WORLD),
         topology.group,
         topology.dims[1:],
@@ -66,7 +70,7 @@ def make_communicator(name: str) -> binding.Communicator:
 
 
 def pattern(count: int, rank: int) -> np.ndarray:
-    """Whole numbers whose sum over the ranks is exact in float32, and in bfloat16 up to 10 ranks, and known."""
+    """Returns whole numbers whose sum over the ranks is known, and exact in float32 (up to 10 ranks in bfloat16)."""
     values = np.arange(count, dtype=np.int32) % 17 + rank
     return values.astype(np.float32)
 
@@ -74,8 +78,10 @@ def pattern(count: int, rank: int) -> np.ndarray:
 def measure(
     call, source: np.ndarray, cables: Cables, prepare: Callable[[], None] | None = None
 ) -> tuple[float, float, dict[str, int], bool]:
-    """Seconds of the slowest rank, CPU seconds of all ranks, bytes sent, and whether the sum is right everywhere (of
-    what makes no sum: yes). `prepare` runs just before, and its bytes count."""
+    """Returns the slowest rank's seconds, all ranks' CPU seconds, bytes sent, and whether all results are right.
+
+    TcpStreams has no result and counts as right. `prepare` runs just before the call, and its bytes count.
+    """
     own = chunk_of(source.size, WORLD.rank, WORLD.size)
     whole, first = source.size, 0
     result = np.full_like(source, -1)
@@ -93,7 +99,7 @@ def measure(
     seconds = WORLD.allreduce(time.perf_counter() - start, MPI.MAX)
     cpu = WORLD.allreduce(time.process_time() - cpu, MPI.SUM)
     WORLD.Barrier()
-    time.sleep(0.05)  # acknowledgements on their way
+    time.sleep(0.05)  # for acknowledgements that are still on their way
     sent = {name: total - before.get(name, 0) for name, total in cables.sent().items()}
     ranks = WORLD.size
     right = True
@@ -122,7 +128,7 @@ def main() -> None:
         warm = source[: min(source.size, 1 << 18)].copy()
         runs: dict[str, list] = {name: [] for name in contestants}
         for _, call in contestants.values():
-            measure(call, warm, cables)  # connections, first touches of memory
+            measure(call, warm, cables)  # opens connections and touches memory
         for _ in range(SETTINGS["rounds"]):
             for name, (_, call) in contestants.items():
                 runs[name].append(measure(call, source, cables))

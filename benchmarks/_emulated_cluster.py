@@ -1,4 +1,4 @@
-"""tools/emulated_cluster.py, which tests and examples use too, under a name that the programs of this folder import."""
+"""Lets the benchmarks import tools/emulated_cluster.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Reduce-scatter and all-gather of arrays, as benchmarks/all_reduce.py and cluster.py measure them: of keras_ddl and of
-MPI, whose ranks in all_reduce.py have no keras_ddl."""
+"""Reduce-scatter and all-gather of arrays by keras_ddl and by MPI, for benchmarks/all_reduce.py and cluster.py.
+
+In all_reduce.py, MPI's ranks have no keras_ddl.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ def chunk_of(count: int, rank: int, size: int) -> slice:
 
 
 def prepared(
-    comm: binding.Communicator, collective: str, name: str, source: np.ndarray, result: np.ndarray
+    comm: binding.NativeCommunicator, collective: str, name: str, source: np.ndarray, result: np.ndarray
 ) -> Callable[[], None]:
-    """The call from `source` into `result`, each of its own length, like `all_reduce_init`: the calling threads run it
-    themselves where all ranks share memory."""
+    """Returns a prepared call from `source` into `result`, which may have different lengths, like `all_reduce_init`.
+
+    If all ranks share memory, the calling threads run it themselves.
+    """
     from keras_ddl.communicator.native import native_library, requests
 
     core = native_library.core()
@@ -37,7 +41,7 @@ def prepared(
     output = result if collective == "reduce_scatter" else None
     fields = {"op": requests.OPS["sum"], "row_count": 1, "rows": source.size}
     request = comm._request(kinds[collective], name, source, output, **fields)
-    # An all_gather asks for the memory of its result when it knows everybody's rows.
+    # An all_gather asks for the memory of its result after it knows every rank's rows.
     address = result.ctypes.data
     allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(lambda *_: address)
     request.allocate = ctypes.cast(allocate, ctypes.c_void_p)
@@ -56,13 +60,15 @@ def prepared(
     return call
 
 
-def by_keras_ddl(comm: binding.Communicator, collective: str, name: str) -> Callable[[np.ndarray, np.ndarray], None]:
-    """The call of (input, output), each of its own length."""
+def by_keras_ddl(
+    comm: binding.NativeCommunicator, collective: str, name: str
+) -> Callable[[np.ndarray, np.ndarray], None]:
+    """Returns a call (input, output) of keras_ddl's collective; the arrays may have different lengths."""
     return lambda source, result: prepared(comm, collective, name, source, result)()
 
 
 def by_mpi(world: MPI.Intracomm, collective: str) -> Callable[[np.ndarray, np.ndarray], None]:
-    """As `by_keras_ddl`."""
+    """Returns the same call as `by_keras_ddl`, but of MPI."""
 
     def counts(n: int) -> list[int]:
         slices = (chunk_of(n, rank, world.size) for rank in range(world.size))

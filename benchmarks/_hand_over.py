@@ -1,4 +1,4 @@
-"""The least that passing cache lines between the ranks' cores takes: native/bench/hand_over.h, called from Python.
+"""Measures the shortest time in which ranks can pass cache lines between their cores (native/bench/hand_over.h).
 
 The library is built on first use, which needs CMake and a C++ compiler.
 """
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def build(folder: Path) -> Path | None:
-    """Builds the library in `folder`; returns its path, or None with a line to stderr where that is impossible."""
+    """Builds the library in `folder` and returns its path, or prints why it cannot be built and returns None."""
     beside_python = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside_python, os.environ.get("PATH", "")])
     cmake = shutil.which("cmake", path=path)
@@ -33,7 +33,7 @@ def build(folder: Path) -> Path | None:
         )
         if not done or done.returncode:
             why = done.stderr.strip().splitlines()[-1:] if done else ["CMake was not found"]
-            print(f"no hand-over bound, which needs CMake and a C++ compiler: {''.join(why)}", file=sys.stderr)
+            print(f"without the hand-over bound, which needs CMake and a C++ compiler: {''.join(why)}", file=sys.stderr)
             return None
     return folder / "bench" / "libhand_over.so"
 
@@ -47,7 +47,7 @@ def shared_file(library: Path, ranks: int, nbytes: int) -> str:
 
 
 def seconds(library: str, name: str, rank: int, ranks: int, array: np.ndarray, repeat: int) -> float:
-    """Seconds per all-reduce of the bytes of `array`, which is overwritten. COLLECTIVE."""
+    """Returns the seconds per all-reduce of the bytes of `array`, which is overwritten. COLLECTIVE."""
     with Path(name).open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         shared = (ctypes.c_char * len(memory)).from_buffer(memory)
         hand_over = _load(Path(library)).hand_over_seconds

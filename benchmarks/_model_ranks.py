@@ -1,6 +1,6 @@
-"""What benchmarks/validate_model.py runs on every rank: measures the links, then all-reduces over them.
+"""The program that benchmarks/validate_model.py runs on every rank. It measures the links, then all-reduces over them.
 
-Not meant to be started by hand. Rank 0 prints one JSON document behind SETTINGS["mark"].
+Rank 0 prints a JSON document after SETTINGS["mark"].
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from mpi4py import MPI
 import keras_ddl
 from keras_ddl.communicator.native import binding
 
-SMALL = 1 << 10  # bytes of messages that show latency
-MESSAGE, WINDOW = 60 << 10, 4  # as the engine sends: messages, and how many are under way
-LARGE = 8 << 20  # bytes of a unit that show bandwidth
-BURST = 1 << 20  # bytes that use up what the buckets of the shaped links have saved, which a plain link does not have
+SMALL = 1 << 10  # bytes of a message to measure latency
+MESSAGE, WINDOW = 60 << 10, 4  # the engine's bytes per message and messages in flight
+LARGE = 8 << 20  # bytes per unit to measure bandwidth
+BURST = 1 << 20  # bytes that use up the burst of a shaped link, which a plain link does not have
 
 
 def stream(unit: int, units: int, nbytes: int) -> float:
-    """Seconds of sending `nbytes` from each unit to the next along a dimension of `units` units of `unit` ranks.
+    """Returns the seconds to send `nbytes` from each unit to the next in a dimension of `units` units of `unit` ranks.
 
-    COLLECTIVE. All ranks send to their neighbour in the next unit and receive from the one before at once, as rings do.
+    COLLECTIVE. As in a ring, each rank sends to its neighbour in the next unit while it receives from the previous one.
     """
     box = unit * units
     first = WORLD.rank // box * box
@@ -48,17 +48,17 @@ def stream(unit: int, units: int, nbytes: int) -> float:
 
 
 def bandwidth(unit: int, units: int) -> float:
-    """Bytes/s along a dimension of `units` units of `unit` ranks. COLLECTIVE."""
+    """Returns bytes/s along a dimension of `units` units of `unit` ranks. COLLECTIVE."""
     stream(unit, units, BURST)  # opens connections
     seconds = statistics.median(stream(unit, units, LARGE) for _ in range(3))
     return LARGE // unit // MESSAGE * MESSAGE * unit / seconds
 
 
-def latency(ring: binding.Communicator) -> float:
-    """Seconds of a step with `SMALL` bytes of the ring through all ranks. COLLECTIVE.
+def latency(ring: binding.NativeCommunicator) -> float:
+    """Returns the seconds of a step of the ring through all ranks with `SMALL` bytes. COLLECTIVE.
 
-    The engine looks after its messages now and then, so that other threads have the core: a step takes it longer than a
-    program that does nothing but wait.
+    The engine's ring is measured because it leaves the core to other threads between its polls, so that a step takes it
+    longer than a program that only waits.
     """
     source = np.ones(SMALL // 4 * WORLD.size, np.float32)
     result = np.empty_like(source)
@@ -67,14 +67,14 @@ def latency(ring: binding.Communicator) -> float:
 
 
 def shared_memory() -> float:
-    """busbw of all-reduces inside the hosts, all hosts at once, which share this machine's cores. COLLECTIVE."""
+    """Returns busbw of all-reduces inside all hosts at once, because they share this machine's cores. COLLECTIVE."""
     local = keras_ddl.split(keras_ddl.topology().hosts[WORLD.rank])
     if local.size == 1:
         return 1e12
     source = np.ones(LARGE // 4, np.float32)
     result = np.empty_like(source)
     seconds = []
-    for _ in range(30):  # in the first 25 the engine tries its schemes
+    for _ in range(30):  # the engine tries its schemes in the first 25
         WORLD.Barrier()
         begin = time.perf_counter()
         local.all_reduce_array(source, out=result)
@@ -84,7 +84,7 @@ def shared_memory() -> float:
 
 
 def start() -> float:
-    """Seconds until all ranks know that all have come: the median barrier. COLLECTIVE."""
+    """Returns the median seconds of a barrier. COLLECTIVE."""
     return median_of(keras_ddl.barrier)
 
 
@@ -126,7 +126,7 @@ def main() -> None:
                     cables,
                     use_up_bursts,
                 )
-                assert right, f"{mode}: a wrong sum"
+                assert right, f"{mode}: wrong sum"
                 runs[mode].append(seconds)
         # The first of each opens connections and touches memory.
         rows += [{"mode": m, "bytes": source.nbytes, "seconds": statistics.median(s[1:])} for m, s in runs.items()]

@@ -1,6 +1,6 @@
-"""The peers of benchmarks/all_reduce.py: MPI libraries as they come from the package index.
+"""The peers of benchmarks/all_reduce.py: MPI libraries from the package index.
 
-Each lives in a virtual environment of its own, made on first use, because their launchers have the same names.
+Each has its own virtual environment, made on first use, because their launchers have the same names.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Family:
-    """How to install an MPI library and start ranks under it.
+    """An MPI library: its installation, and the start of ranks under it.
 
     Attributes:
-        wheel: its package.
+        wheel: the library's package.
         launcher: its command, relative to the environment's bin/, and the arguments before "-n RANKS".
-        environment: variables it needs.
+        environment: variables that it needs.
     """
 
     wheel: str
@@ -28,7 +28,7 @@ class Family:
     environment: dict[str, str] = field(default_factory=dict)
 
     def command(self, folder: Path | None, ranks: int, program: list[str]) -> list[str]:
-        """The command that starts `program` (arguments of Python) on `ranks` ranks of this machine.
+        """Returns the command that starts `program` (arguments of Python) on `ranks` ranks of this machine.
 
         `folder`: as for `prepare`; None: this environment, which has the library (`of_this_environment`).
         """
@@ -37,7 +37,7 @@ class Family:
         return [*launcher, str(bin_folder / "python"), *program]
 
     def prepare(self, folder: Path) -> Path:
-        """Makes the environment under `folder` unless it is there; returns its bin/."""
+        """Makes the environment under `folder` unless it exists; returns its bin/."""
         home = folder / self.wheel
         done = home / ".complete"
         if not done.exists():
@@ -50,7 +50,7 @@ class Family:
 
 
 def of_this_environment() -> list[str]:
-    """Returns the names of the families that the running Python's own environment has, with mpi4py: one, or none."""
+    """Returns the family that this Python's environment has together with mpi4py: a list of one name, or none."""
     names = {(each.metadata["Name"] or "").lower() for each in importlib.metadata.distributions(path=sys.path)}
     return [name for name, family in FAMILIES.items() if {family.wheel, "mpi4py"} <= names]
 
@@ -60,6 +60,6 @@ _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} i
 FAMILIES = {
     "openmpi": Family("openmpi", ("mpirun", "--bind-to", "none", "--oversubscribe"), _ROOT),
     "mpich": Family("mpich", ("mpiexec",)),
-    # Its own pinning would put all ranks on the cores that the benchmark's parent may use, as the ranks do themselves.
+    # I_MPI_PIN would restrict all ranks to the same cores, those of the benchmark's parent. Ranks pin themselves.
     "impi-rt": Family("impi-rt", ("mpiexec.hydra",), {"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}),
 }

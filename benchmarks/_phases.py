@@ -1,4 +1,4 @@
-"""Where the time of a process goes: seconds of its main thread by phase, each without the phases inside it."""
+"""Measures how long a process's main thread spends in each phase. A phase's time excludes the phases inside it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any
 
 
 class Phases:
-    """Adds up the seconds that the main thread spends in each phase."""
-
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self._inside: list[float] = []  # of phases that are under way: seconds of those inside them
+        self._inside: list[float] = []  # for each phase that is open: seconds of the phases inside it
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts a block as `name`, but for the phases inside it."""
+        """Adds the seconds of a block to the phase `name`."""
         start = time.perf_counter()
         self._inside.append(0.0)
         try:
@@ -32,7 +30,7 @@ class Phases:
                 self._inside[-1] += elapsed
 
     def watch(self, owner: Any, attribute: str, name: str) -> None:
-        """Counts calls of a function of a module, or of a method, as `name`."""
+        """Adds the seconds of all calls of a function or method to the phase `name`."""
         function = getattr(owner, attribute)
 
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""What a rank's threads take of the processor, in communication and besides."""
+"""Measures the processor time of a rank's threads, during communication and otherwise."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Processor(NamedTuple):
         return cls(communication, usage.ru_utime + usage.ru_stime - communication, queued)
 
     def since(self, before: Processor, parts: int) -> Processor:
-        """Returns what was taken since `before`, divided by `parts`."""
+        """Returns the difference since `before`, divided by `parts`."""
         return Processor(*((now - then) / parts for now, then in zip(self, before)))

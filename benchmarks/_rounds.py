@@ -1,4 +1,4 @@
-"""Interleaved rounds: how every benchmark here measures. The code is that of `keras-ddl bench`."""
+"""The interleaved rounds with which benchmarks measure, imported from the code of `keras-ddl bench`."""
 
 from keras_ddl.bench.rounds import interleave, machine, slowest_rank
 

@@ -1,6 +1,6 @@
-"""--smoke, an option of every program here: the smallest run that shows that the program works.
+"""Adds the option --smoke to every benchmark: the smallest run that shows that the program works.
 
-Figures of such a run mean nothing. tests/project/benchmarks/test_programs.py runs every program with it.
+The figures of such a run mean nothing. tests/project/benchmarks/test_programs.py runs every program with it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import argparse
 import sys
 from typing import Any
 
-LACKING = 77  # the exit status of a program that needs what this machine does not have
+LACKING = 77  # exit status if this machine lacks something that the program needs
 
 
 def options_of(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
-    """Returns the options of the command line, to which it adds --smoke.
+    """Adds --smoke to the parser and returns the options of the command line.
 
     Args:
-        smallest: the defaults that --smoke takes in place of the parser's. What the user gives still counts.
+        smallest: defaults that replace the parser's with --smoke. Options that the user gives still count.
     """
-    parser.add_argument("--smoke", action="store_true", help="the smallest run, only to test that the program works")
+    parser.add_argument("--smoke", action="store_true", help="run as little as possible to test that the program works")
     options = parser.parse_args()
     if unknown := smallest.keys() - vars(options).keys():
-        raise TypeError(f"The smallest run sets options that the program has. Received: {', '.join(sorted(unknown))}.")
+        raise TypeError(f"The smallest run may only set existing options. Received: {', '.join(sorted(unknown))}.")
     if options.smoke:
         parser.set_defaults(**smallest)
         options = parser.parse_args()
@@ -29,6 +29,6 @@ def options_of(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Nam
 
 
 def lacking(program: str, what: object) -> int:
-    """Says what the machine lacks for this program; returns the exit status for that."""
+    """Prints what the machine lacks for this program, and returns LACKING."""
     print(f"{program}: {what}", file=sys.stderr)
     return LACKING

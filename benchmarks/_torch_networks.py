@@ -1,4 +1,4 @@
-"""Networks that torch_ddp.py trains: as _networks.py has them, in PyTorch."""
+"""The PyTorch versions of keras_ddl.bench's networks (observe/bench/training/networks.py), for torch_ddp.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Network(NamedTuple):
-    """A network, and the rows that a rank trains on in a step."""
+    """A network, the shape of a rank's rows in a step, and the number of classes."""
 
     make: Callable[[], nn.Module]
     rows: tuple[int, ...]

@@ -21,7 +21,7 @@ from keras_ddl.ops.adaptive_sum import definition
 
 
 def measure(nbytes: int, rounds: int) -> dict[str, float]:
-    """Median seconds per call."""
+    """Returns the median seconds per call."""
     x = tf.random.stateless_normal([nbytes // 4], [keras_ddl.rank(), 1])
 
     @tf.function

@@ -1,5 +1,4 @@
-"""all_reduce, or one of its halves, beside the MPI libraries of the package index and beside a plain memory copy, from
-1 KB to 256 MB.
+"""Compares all_reduce, or one of its halves, with MPI libraries and a plain memory copy, from 1 KB to 256 MB.
 
     python benchmarks/all_reduce.py
     python benchmarks/all_reduce.py --collective reduce_scatter --sizes 1K,4K,16K,64K,256K,1M,4M,16M,64M
@@ -7,8 +6,8 @@
 
 Every contestant has its own ranks, which sleep until their turn; a round measures each contestant once, one after the
 other. The program reports medians over the rounds of the slowest rank's time per call, and ratios between contestants
-in the same rounds: times alone mean little, because the cores of a virtual machine change their place and their speed
-from minute to minute. All contestants are called from Python with NumPy arrays, keras_ddl through all_reduce_init or a
+in the same rounds. Times alone mean little, because the place and the speed of a virtual machine's cores change from
+minute to minute. All contestants are called from Python with NumPy arrays, keras_ddl through all_reduce_init or a
 request prepared in the same way.
 
 Bytes are those of one rank's buffer (the input of a reduce_scatter, the result of an all_gather); GB/s are bytes over
@@ -48,25 +47,25 @@ WARMUP = 100
 
 
 def parse_size(text: str) -> int:
-    """'64K' -> 65536 bytes."""
+    """Returns a number of bytes: 65536 for '64K'."""
     return int(text[:-1]) * UNITS[text[-1].upper()] if text[-1].upper() in UNITS else int(text)
 
 
 class Contestant:
-    """The ranks of one library, each at the end of a connection."""
+    """The ranks of one library, and a connection to each."""
 
     def __init__(self, name: str, connections: dict[int, socket.SocketIO], version: str) -> None:
         self.name, self.version = name, version
         self._lines = [connections[rank] for rank in sorted(connections)]
 
     def prepare(self, collective: str, nbytes: int, dtype: str, itemsize: int, warmup: int) -> None:
-        """Allocates and warms up; raises when the result is wrong."""
+        """Allocates buffers and warms up. Raises SystemExit if a result is wrong."""
         order = {"collective": collective, "count": nbytes // itemsize, "dtype": dtype, "warmup": warmup}
         if not all(self._ask(order)):
             raise SystemExit(f"{self.name}: the {collective} of {nbytes} bytes of {dtype} is wrong")
 
     def seconds(self, what: str, repeat: int, **more: str) -> float:
-        """The slowest rank's seconds per call."""
+        """Returns the slowest rank's seconds per call."""
         return max(self._ask({"what": what, "repeat": repeat, **more}))
 
     def _ask(self, order: dict) -> list:
@@ -80,7 +79,7 @@ class Contestant:
 
 @contextlib.contextmanager
 def contestants(ranks: int, peers: list[str], folder: Path | None, pin: bool):
-    """Starts keras_ddl and the peers; ends them all on leaving."""
+    """Starts keras_ddl and the peers, and ends them at the end of the block."""
     programs = {"keras_ddl": [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), "--", sys.executable]}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -108,7 +107,7 @@ def contestants(ranks: int, peers: list[str], folder: Path | None, pin: bool):
 
 
 def next_rank(server: socket.socket, launcher: subprocess.Popen, name: str, latest: float) -> socket.socket:
-    """Returns the connection of the next rank; exits when the launcher has ended before, or at the time `latest`."""
+    """Returns the next rank's connection. Exits if the launcher ends first, or at the time `latest`."""
     while True:
         has_ended = launcher.poll() is not None  # before the last look: a rank may have connected just before
         try:
@@ -133,7 +132,7 @@ def finish(process: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def hand_over_bound(library: Path | None, ranks: int, nbytes: int):
-    """What ranks need to know to measure it; None without the library."""
+    """Yields the arguments with which ranks measure the hand-over; None without the library."""
     if library is None:
         yield None
         return
@@ -153,7 +152,7 @@ def measure(
     rounds: int,
     bound: dict[str, str] | None,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each round: of each contestant, of a copy, and of the hand-over `bound` if there is one."""
+    """Returns the seconds per call in each round, of each contestant, a copy, and the hand-over if `bound` is given."""
     # About 64 MB per turn, at most 300 calls: long enough for the clock, short enough for many rounds.
     repeat = max(1, min(300, (64 << 20) // nbytes))
     for contestant in everybody:
@@ -193,7 +192,7 @@ def main() -> None:
 
     itemsize = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1}.get(options.dtype, 4)
     rows: dict[int, dict[str, list[float]]] = {}
-    # The bound is that of an all_reduce.
+    # The bound only applies to an all_reduce.
     bounded = options.np > 1 and options.collective == "all_reduce"
     library = _hand_over.build(HERE.parent / "build" / "hand-over") if bounded else None
     pin = options.np <= len(os.sched_getaffinity(0))

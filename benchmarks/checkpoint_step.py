@@ -1,15 +1,15 @@
-"""Measures the cost of a checkpoint to the step that takes it, compared with a memcpy of its bytes.
+"""Measures how much longer a step takes when it saves a checkpoint, compared with a memcpy of the checkpoint's bytes.
 
     keras-ddl run -np 2 python benchmarks/checkpoint_step.py [--optimizer adam] [--directory /a/disk]
 
 A network of about 25 million parameters trains under keras_ddl.Strategy with `callbacks.Checkpoint(save_freq=...)`. A
 step lasts from its first callback to the first callback of the next step, on rank 0.
 
-    memcpy     the bytes of weights and optimizer state, from one touched array to another, with one thread; measured
-               between checkpoints of the same run
-    step       a step that takes a checkpoint, less the median of the steps before it, over memcpy. The goal: 1.05
+    memcpy     one thread copies the bytes of weights and optimizer state between two touched arrays, between the
+               checkpoints of the same run
+    step       a step that takes a checkpoint, minus the median of the steps before it, over memcpy. The goal: 1.05
     hook       the time in the callback alone, over memcpy: the same without the noise of the steps
-    beside     a step while the thread copies and writes, over a step without that: the slowdown of training
+    beside     a step during which the thread copies and writes, over a step without that: the slowdown of training
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from keras_ddl import callbacks
 
 
 class Times(keras.callbacks.Callback):
-    """When each step begins; and memcpys, in steps of their own."""
+    """Records when each step begins, and runs a memcpy in some steps."""
 
     never_stops_within_epoch = True
 
@@ -41,12 +41,12 @@ class Times(keras.callbacks.Callback):
         self.every, self.steps, self.began = every, 0, []
         self.pairs = [(np.ones(size, np.uint8), np.ones(size, np.uint8)) for size in sizes]
         self.copies: list[float] = []
-        self.spoilt: set[int] = set()  # steps with a memcpy in them
+        self.with_memcpy: set[int] = set()  # steps
 
     def on_train_batch_begin(self, batch, logs=None):
         self.began.append(time.perf_counter())
         if self.steps % self.every == self.every - 4 and keras_ddl.rank() == 0:
-            self.spoilt.add(self.steps)
+            self.with_memcpy.add(self.steps)
             start = time.perf_counter()
             for source, target in self.pairs:
                 np.copyto(target, source)
@@ -55,7 +55,7 @@ class Times(keras.callbacks.Callback):
 
 
 class Timed(callbacks.Checkpoint):
-    """A Checkpoint that tells in which steps it was busy, and for how long."""
+    """A Checkpoint that records in which steps it was busy, and for how long."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -103,11 +103,11 @@ def train(arguments: argparse.Namespace, directory: str) -> tuple[Times, Timed, 
 
 def report(times: Times, checkpoint: Timed, num_bytes: int) -> None:
     lasted = np.diff(times.began)
-    taken = [step for step in sorted(checkpoint.taken) if step < len(lasted)][1:]  # the first one makes the files warm
+    taken = [step for step in sorted(checkpoint.taken) if step < len(lasted)][1:]  # the first warms up the files
     idle = [
         step
         for step in range(len(lasted))
-        if step > 5 and step not in checkpoint.taken and step not in checkpoint.writing and step not in times.spoilt
+        if step > 5 and not any(step in busy for busy in (checkpoint.taken, checkpoint.writing, times.with_memcpy))
     ]
     memcpy = statistics.median(times.copies)
     extra = []
@@ -115,7 +115,7 @@ def report(times: Times, checkpoint: Timed, num_bytes: int) -> None:
         before = [lasted[one] for one in idle if step - 12 <= one < step] or [lasted[one] for one in idle]
         extra.append(lasted[step] - statistics.median(before))
     hooks = [checkpoint.taken[step] for step in taken]
-    writing = [lasted[step] for step in checkpoint.writing if step < len(lasted) and step not in times.spoilt]
+    writing = [lasted[step] for step in checkpoint.writing if step < len(lasted) and step not in times.with_memcpy]
     ordinary = statistics.median(lasted[step] for step in idle)
     print(f"{machine()}; {num_bytes / 1e6:.0f} MB, {len(taken)} checkpoints")
     print(f"step without    {ordinary * 1e3:8.1f} ms   ({len(idle)} steps)")

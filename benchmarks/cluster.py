@@ -14,8 +14,8 @@ TCP leave 95 % of a rate to the payload. The contestant "tcp" measures in the sa
 the same bytes through plain sockets (_tcp_streams.py). Each round runs every contestant once; the program prints
 medians of the slowest rank's time.
 
-The run fails if a sum is wrong, or if the counters of the links say that keras_ddl sent more than 8 % above or 3 %
-below those bytes: then data bypassed the emulated network, or the algorithm sends more than necessary. It also fails if
+The run fails if a sum is wrong, or if the counters of the links show that keras_ddl sent more than 8 % above or 3 %
+below those bytes. Then data bypassed the emulated network, or the algorithm sends more than necessary. It also fails if
 the ranks are in several sessions, because the kernel may then let some of them wait for seconds.
 """
 
@@ -38,7 +38,7 @@ MARK = "CLUSTER-RESULT "
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 SLACK = (0.97, 1.08)
-OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each must send, as a part of the expected bytes
+SHARE_OF_BYTES = {"keras_ddl": 1, "bfloat16": 0.5, "float16": 0.5}  # what each sends, as a share of the expected bytes
 
 
 def parse_size(text: str) -> int:
@@ -48,7 +48,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """'200mbit' -> bytes per second."""
+    """Returns bytes per second: 25,000,000 for '200mbit'."""
     for unit, bits in RATES.items():
         if text.endswith(unit):
             return float(text[: -len(unit)]) * bits / 8
@@ -56,7 +56,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_ranks(text: str, hosts: int) -> list[int]:
-    """'2' -> the same on every host; '3,2,1' -> one number for each."""
+    """Returns the number of ranks of each host: '2' means 2 on every host, '3,2,1' names one number for each."""
     numbers = [int(word) for word in text.split(",")]
     numbers = numbers * hosts if len(numbers) == 1 else numbers
     if len(numbers) != hosts or min(numbers) < 1:
@@ -72,18 +72,18 @@ def launch(
     program: str = "_cluster_ranks.py",
     mark: str = MARK,
 ) -> Any:
-    """Runs `program`, a file beside this one, on the cluster; returns what rank 0 printed behind `mark`."""
+    """Runs `program`, a file next to this one, on the cluster; returns rank 0's output after `mark`."""
     slots = ",".join(f"{host}:{n}" for host, n in zip(cluster.hosts, ranks))
     path = Path(__file__).with_name(program)
-    # Beside this Python: it need not be on the PATH.
+    # Looks next to this Python first, because the PATH may lack its folder.
     mpirun = shutil.which(
         "mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     )
     words = [mpirun or "mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
-    # All "hosts" share this machine's cores: MPI must not spin on one that another rank needs.
+    # All "hosts" share this machine's cores, so MPI must not spin on a core that another rank needs.
     words += ["--mca", "mpi_yield_when_idle", "1"]
-    # Else mpirun's daemons make a session each. Linux shares a core among sessions first (sessions.py), and threads of
-    # one may wait for seconds while one of another polls; hosts that are machines do not share cores.
+    # Otherwise each of mpirun's daemons makes a session. Linux shares a core among sessions first (sessions.py), so
+    # threads of one session may wait for seconds while a thread of another polls. Real hosts do not share cores.
     words += ["--leave-session-attached"]
     words += ["--prtemca", "plm_ssh_agent", str(cluster.agent), "--host", slots, "-np", str(sum(ranks))]
     words += [sys.executable, str(path), json.dumps(settings)]
@@ -96,7 +96,7 @@ def launch(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # Ctrl-C comes to us alone; leaving `with` ends the ranks
+        start_new_session=True,  # only this process gets Ctrl-C; the end of the `with` block ends the ranks
     )
     try:
         output, _ = process.communicate(timeout=timeout)
@@ -104,20 +104,20 @@ def launch(
         os.killpg(process.pid, signal.SIGKILL)
         raise
     found = [line for line in output.splitlines() if mark in line]
-    # mpirun may end with 0 although a host was lost: only the program's own word counts.
+    # mpirun may end with 0 although a host was lost, so only the program's own output counts.
     if not found:
         raise SystemExit(f"the ranks did not finish (mpirun's status: {process.returncode}):\n{output}")
     return json.loads(found[0].split(mark, 1)[1])
 
 
 def expected_bytes(nbytes: int, hosts: int, racks: int, collective: str = "all_reduce") -> dict[str, float]:
-    """Bytes that each host ("h") and each rack ("r") must send."""
+    """Returns the bytes that each host ("h") and each rack ("r") must send."""
     halves = 2 if collective == "all_reduce" else 1
     return {"h": halves * (hosts - 1) / hosts * nbytes, "r": halves * (racks - 1) / racks * nbytes}
 
 
 def judge(row: dict, options: argparse.Namespace) -> list[str]:
-    """Adds ratios to `row`; returns what is wrong with it."""
+    """Adds ratios to `row`; returns the problems that they show."""
     expected = expected_bytes(row["bytes"], options.hosts, options.racks, options.collective)
     rates = {"h": parse_rate(options.rate), "r": parse_rate(options.rack_rate or options.rate)}
     row["bound_seconds"] = max(expected[kind] / rates[kind] for kind in expected)
@@ -126,8 +126,8 @@ def judge(row: dict, options: argparse.Namespace) -> list[str]:
         link: total / expected[link[0]] for link, total in row["sent"].items() if expected[link[0]] > 0
     }
     wrong = [] if row["right"] else [f"{row['contestant']}, {row['bytes']} bytes: wrong sums"]
-    # Small buffers drown in headers and in the launcher's own messages.
-    part = OF_BYTES.get(row["contestant"])
+    # For small buffers, headers and the launcher's own messages are most of the bytes.
+    part = SHARE_OF_BYTES.get(row["contestant"])
     if part is not None and row["bytes"] >= 10**6:
         for link, ratio in row["sent_of_expected"].items():
             if not SLACK[0] * part <= ratio <= SLACK[1] * part:
@@ -152,14 +152,14 @@ def report(result: dict, options: argparse.Namespace) -> None:
     seconds = {(row["bytes"], row["contestant"]): row["seconds"] for row in result["rows"]}
     for row in result["rows"]:
         tcp, mpi = (seconds.get((row["bytes"], peer)) for peer in ("tcp", "mpi"))
-        of_tcp = f"{row['seconds'] / tcp:.3f}" if tcp else "-"
+        times_tcp = f"{row['seconds'] / tcp:.3f}" if tcp else "-"
         versus = f"{mpi / row['seconds']:.2f}x" if mpi else "-"
         by_kind: dict[str, list[float]] = {}
         for link, ratio in row["sent_of_expected"].items():
             by_kind.setdefault({"h": "host", "r": "rack"}[link[0]], []).append(ratio)
         sent = ", ".join(f"{kind} {min(values):.3f}-{max(values):.3f}" for kind, values in by_kind.items())
         print(
-            f"{row['bytes']:>11} {row['contestant']:>14} {row['seconds']:>9.3f} {row['of_bound']:>9.3f} {of_tcp:>7} "
+            f"{row['bytes']:>11} {row['contestant']:>14} {row['seconds']:>9.3f} {row['of_bound']:>9.3f} {times_tcp:>7} "
             f"{versus:>7} {row['cpu_seconds']:>7.2f}  {sent}",
             flush=True,
         )

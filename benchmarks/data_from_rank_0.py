@@ -2,9 +2,9 @@
 
     keras-ddl run -np 2 python benchmarks/data_from_rank_0.py
 
-The source repeats a batch in memory. Reading it costs nothing, so the program measures the time to cut the batch, send
-it and pass it on. No model is trained, so the time is not hidden behind steps as it is in fit. Both ways take turns in
-one job. One copy of the batch by NumPy in the same job is a bound: rank 0 copies the rows of the others into a message,
+The source repeats a batch in memory. Reading it costs nothing, so the program measures the time to split the batch and
+send the parts. No model is trained, so this time is not hidden behind steps as it is in fit. Both ways take turns in
+one job. The time in which NumPy copies the batch once is a bound: rank 0 copies the other ranks' rows into a message,
 the collective moves them, and TensorFlow copies a rank's rows out of the message.
 """
 
@@ -61,10 +61,10 @@ def main() -> None:
             np.copyto(target, batch)
             times["copy"].append((time.perf_counter() - start) * 1e3)
         if rank == 0:
-            every, first, copy = (statistics.median(some[1:]) for some in times.values())
+            every, first, copy = (statistics.median(turns[1:]) for turns in times.values())
             print(
-                f"{mb:6g} MB: every rank reads {every:7.3f}, rank 0 reads {first:7.3f}; more per MB "
-                f"{(first - every) / mb:6.3f} ms, one copy of the batch {copy / mb:6.3f} ms per MB",
+                f"{mb:6g} MB: every rank reads {every:7.3f}, rank 0 reads {first:7.3f}; extra "
+                f"{(first - every) / mb:6.3f} ms per MB, one copy of the batch {copy / mb:6.3f} ms per MB",
                 flush=True,
             )
         del readers

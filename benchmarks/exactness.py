@@ -1,17 +1,17 @@
-"""Measures the cost of exactness: steps of `fit` under the Strategy against steps with only a gradient all-reduce.
+"""Measures the cost of exactness: compares steps of `fit` under the Strategy with steps that only average gradients.
 
     keras-ddl run -np 2 python benchmarks/exactness.py
 
-Contestants take turns in one run, on whole batches of which each rank keeps its rows:
+Contestants take turns in one run. They read whole batches, and each rank keeps its rows:
 
     bare    a train_step outside of any Strategy that averages the ranks' gradients in the same buckets and applies
             them, as any data-parallel training must
-    exact   plain `fit` under keras_ddl.Strategy: one process's step cut into ranks (docs/cut.md), rows counted, the
-            order of the data and the weights compared between ranks, losses and metrics of the whole batch
+    exact   plain `fit` under keras_ddl.Strategy: one process's step split between the ranks (docs/cut.md), with rows
+            counted, the order of the data and the weights compared, and losses and metrics of the whole batch
 
-Both train a network of 25 million parameters by default. cost = exact - bare, for pairs measured one right after the
-other; the goal is at most 5 % of a step of `bare`. per epoch = the time of an epoch apart from its steps. Collectives
-are counted on a timeline of one more epoch of each contestant.
+Both train a network of 25 million parameters by default. cost = exact - bare, for measurements that directly follow
+each other; the goal is at most 5 % of a step of `bare`. per epoch = the time of an epoch outside of its steps. One more
+epoch of each contestant is recorded as a timeline to count its collectives.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONTESTANTS = ("bare", "exact")
 
 
 def bare_model(network: keras.Model, bucket_size: object) -> keras.Model:
-    """The network with a train_step that reduces gradients and does nothing else that one rank would not."""
+    """Returns the network with a train_step that averages gradients and otherwise does what one rank would do."""
 
     class Bare(keras.Model):
         def train_step(self, data):
@@ -59,7 +59,7 @@ def bare_model(network: keras.Model, bucket_size: object) -> keras.Model:
 
 
 def collectives(train: object) -> Counter:
-    """Names of the collectives of an epoch, numbers left out, and how often each ran."""
+    """Returns how often each collective ran in an epoch, by name without numbers."""
     with tempfile.TemporaryDirectory() as folder:
         path = timeline.start(Path(folder, "epoch.json"))
         try:
@@ -105,7 +105,7 @@ def main() -> None:
 
     steps: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     rest: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
-    for turn in range(options.rounds + 1):  # the first traces and warms up
+    for turn in range(options.rounds + 1):  # the first round traces and warms up
         for name in CONTESTANTS if turn % 2 else CONTESTANTS[::-1]:
             keras_ddl.barrier()
             watch = train(name)

@@ -1,17 +1,16 @@
-"""Measures the time of an export of ResNet-50, with and without proof, against Keras's model.export().
+"""Measures how long it takes to export ResNet-50, with and without proof, and how long Keras's model.export() takes.
 
     python benchmarks/export.py [--rounds 5] [--directory /a/disk]
 
-Contestants take turns in interleaved rounds of one run. The program prints medians, and medians of the ratios within
-each round:
+Contestants take turns in one run. The program prints medians, and medians of the ratios within each round:
 
     bound                               writing the bytes of the weights to a file that is synced to disk
     in the process that has the model   export_saved_model of a checkpoint; model.export() of the model in memory
     by a command, from files            `keras-ddl export`; a script that loads a .keras file and calls export(): each a
                                         new Python, which imports TensorFlow
 
-keras_ddl's export takes the graph that was written when training began, and the weights of a checkpoint. The lines
-above the table show the cost of these, once and for each checkpoint.
+keras_ddl's export uses the graph that was written when training began, and the weights of a checkpoint. The line above
+the table shows what the graph costs once and what each checkpoint costs.
 """
 
 from __future__ import annotations
@@ -65,17 +64,17 @@ def run(*command: object) -> None:
 
 
 def size_of(folder: Path) -> float:
-    """Returns the megabytes of all files."""
+    """Returns the size of all files in megabytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
 def measure(contestants: dict[str, Callable[[], object]], rounds: int, clean: Callable[[], None]) -> dict[str, list]:
-    """Returns the seconds of each contestant, round by round, after one that is not counted."""
+    """Returns the seconds of each contestant in each round. The first round is not counted."""
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, call in contestants.items():
             clean()
-            os.sync()  # else it would pay for what another has written
+            os.sync()  # otherwise this call would pay for writes of the previous contestant
             seconds = seconds_of(call)
             if number:
                 found[name].append(seconds)
@@ -84,9 +83,9 @@ def measure(contestants: dict[str, Callable[[], object]], rounds: int, clean: Ca
 
 def show(found: dict[str, list[float]], peer: str, sizes: dict[str, float]) -> None:
     for name, seconds in found.items():
-        quicker = statistics.median(theirs / own for theirs, own in zip(found[peer], seconds))
+        speedup = statistics.median(theirs / own for theirs, own in zip(found[peer], seconds))
         size = f"{sizes[name]:8.0f}" if name in sizes else " " * 8
-        print(f"  {name:36} {statistics.median(seconds):8.2f} {quicker:12.1f} {size}")
+        print(f"  {name:36} {statistics.median(seconds):8.2f} {speedup:12.1f} {size}")
 
 
 def main() -> None:

@@ -4,9 +4,9 @@
     python benchmarks/first_step.py --networks resnet --np 4 --rounds 5
 
 One process that trains with plain Keras takes turns with ranks that each train on the same number of rows. Each run is
-a new process with one network, so that nothing was traced before, and one TensorFlow thread. The table has rank 0's
-medians over the rounds. `reading`: making the dataset's pipeline and its iterator. `running`: TensorFlow prepares the
-graph and runs it once. `exchanging`: the ranks exchange facts and initial values before that.
+a new process with one network, so that nothing was traced before, and one TensorFlow thread. The table shows rank 0's
+medians over the rounds. `reading`: making the dataset's pipeline and its iterator. `exchanging`: the ranks exchange
+settings and initial values. `running`: TensorFlow then prepares the graph and runs it once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-_BEGAN = time.time()
+_IMPORTED_AT = time.time()
 
 from _phases import Phases  # noqa: E402
 from _smoke import options_of  # noqa: E402
@@ -86,16 +86,16 @@ def measure(name: str, is_plain: bool, result: Path) -> None:
 
     with phases.phase("rest"):
         first = fit(1)
-    of_first = dict(phases.seconds)
+    first_phases = dict(phases.seconds)
     ended = time.time()
     step = statistics.median(fit(STEPS) - fit(1) for _ in range(FITS)) / (STEPS - 1)
     if rank == 0:
         import resource
 
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        of_first["start"] = _BEGAN - started
-        text = {"phases": of_first, "first": first, "total": ended - started, "step": step, "memory": memory}
-        result.write_text(json.dumps(text))
+        first_phases["start"] = _IMPORTED_AT - started
+        measured = {"phases": first_phases, "first": first, "total": ended - started, "step": step, "memory": memory}
+        result.write_text(json.dumps(measured))
 
 
 def _watch(phases: Phases, is_plain: bool) -> None:
@@ -122,7 +122,7 @@ def _watch(phases: Phases, is_plain: bool) -> None:
 
 
 def run(name: str, np: int, result: Path) -> dict[str, object]:
-    """Trains in one new process (np 0: with plain Keras), or in so many ranks; returns what rank 0 has measured."""
+    """Trains in `np` new ranks (0: in one process with plain Keras), and returns rank 0's measurements."""
     program = [sys.executable, str(Path(__file__).resolve()), "--measure", name, "--result", str(result)]
     if np == 0:
         command = [*program, "--plain"]
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: all")
     parser.add_argument("--np", type=int, default=2, help="ranks (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each contestant (default: %(default)s)")
     parser.add_argument("--measure", choices=NETWORKS, help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)

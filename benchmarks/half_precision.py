@@ -1,11 +1,11 @@
-"""Measures the elements per second of an all_reduce of 16-bit floats, against float32 in the same rounds.
+"""Measures how many elements per second an all_reduce of 16-bit floats reduces, compared with float32.
 
     keras-ddl run -np 2 python benchmarks/half_precision.py
 
 float16 and bfloat16 have half the bytes but are widened, added in float32 and rounded. Memory allows at most twice the
-elements per second of float32; a smaller factor is the price of converting. All three reduce the same number of
-elements, in place, in turns. The program reports medians over the rounds of the slowest rank's time. "memcpy" is one
-core copying the float32 elements between buffers of its own.
+elements per second of float32; a smaller factor is the cost of conversion. All three dtypes take turns reducing the
+same number of elements in place. The program reports medians over the rounds of the slowest rank's time. "memcpy" is
+one core that copies the float32 elements between two of its own buffers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_ddl.communicator import all_reduce_init
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 UNITS = {"K": 1 << 10, "M": 1 << 20}
-# Elements up to which the buffers stay in the caches, so that more calls are needed for a steady time.
+# Up to this many elements the buffers stay in the caches, and it takes more calls to get a steady time.
 IN_CACHE = 1 << 20
 
 
@@ -33,10 +33,10 @@ def parse_count(text: str) -> int:
 
 
 def measure(count: int, rounds: int) -> dict[str, float]:
-    """Median seconds per call, by dtype, and of a copy."""
+    """Returns the median seconds per call for each dtype and for a copy."""
     calls = {}
     for name, dtype in DTYPES.items():
-        # The mean of equal values is that value again, however often it is taken.
+        # The mean of equal values is that value, so repeated calls in place do not overflow.
         array = np.full(count, 1.5, dtype)
         calls[name] = all_reduce_init(array, "mean", f"half_precision/{name}/{count}", out=array)
     source = np.ones(count, np.float32)

@@ -1,17 +1,17 @@
-"""Compares a Keras transformer cut along a model axis by keras_ddl and by Keras's ModelParallel on JAX.
+"""Compares keras_ddl with Keras's ModelParallel on JAX for a transformer that is split along a model axis.
 
-    python -m venv jax && jax/bin/pip install keras jax      # an environment of its own for the peer
+    python -m venv jax && jax/bin/pip install keras jax      # a separate environment for the peer
     python benchmarks/mesh_peers.py --jax jax/bin/python
 
 Contestants take turns, each in fresh processes on this host, in float32 and from the same weights:
 
     one     plain Keras on TensorFlow, one process: the bound
-    ddl     keras_ddl.Strategy(layout=...), `keras-ddl run`, a process for each position of the mesh
+    ddl     keras_ddl.Strategy(layout=...) under `keras-ddl run`, a process for each position of the mesh
     jax     keras.distribution.ModelParallel on JAX, one process with a virtual CPU device for each position of the mesh
 
-step = median seconds of a step after the first two; memory = the growth of peak resident memory by training, beyond
-the imported frameworks, for all processes together and for the largest; loss = largest relative difference of a step's
-loss to that of `one`. JAX compiles the step with XLA, and its devices exchange arrays within one process.
+step = median seconds of a step after the first two; memory = how much training raises peak resident memory beyond the
+imported frameworks, for all processes together and for the largest; loss = largest relative difference between a step's
+loss and the loss of `one`. JAX compiles the step with XLA, and its devices exchange arrays within one process.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def network(options: argparse.Namespace) -> Any:
     return keras.Model(inputs, layers.Dense(options.vocabulary, name="head")(x))
 
 
-def peak() -> int:
-    """Of this process's resident memory, in bytes."""
+def peak_memory() -> int:
+    """Returns the peak of this process's resident memory in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def train(contestant: str, options: argparse.Namespace) -> None:
-    """One process of a contestant; leaves what it has seen in the current directory."""
+    """Trains in one process of a contestant, and writes its measurements to the current directory."""
     shape = tuple(options.mesh)
     rank, scope = 0, None
     if contestant == "jax":
@@ -84,7 +84,7 @@ def train(contestant: str, options: argparse.Namespace) -> None:
         import keras_ddl
 
         mesh = keras_ddl.device_mesh(shape)
-    before = peak()
+    before = peak_memory()
     if contestant != "one":
         layout = keras.distribution.LayoutMap(mesh)
         for key, axes in LAYOUT.items():
@@ -100,7 +100,7 @@ def train(contestant: str, options: argparse.Namespace) -> None:
     keras.utils.set_random_seed(0)
     model = network(options)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # Adam would follow the sign of gradients that are nothing but rounding.
+    # Adam would amplify gradients that consist only of rounding errors.
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=contestant == "jax")
     if contestant == "one":
         if not Path("weights.npz").exists():
@@ -122,20 +122,20 @@ def train(contestant: str, options: argparse.Namespace) -> None:
             losses.append(total - sum(losses))
             seconds.append(time.perf_counter() - self.begun)
 
-    options_of_fit = {"batch_size": options.rows, "shuffle": False, "verbose": 0, "callbacks": [Clock()]}
-    model.fit(rows[:, :-1].astype("int32"), rows[:, 1:].astype("int32"), **options_of_fit)
-    seen = {"losses": losses, "seconds": seconds, "memory": peak() - before}
+    fit_options = {"batch_size": options.rows, "shuffle": False, "verbose": 0, "callbacks": [Clock()]}
+    model.fit(rows[:, :-1].astype("int32"), rows[:, 1:].astype("int32"), **fit_options)
+    seen = {"losses": losses, "seconds": seconds, "memory": peak_memory() - before}
     Path(f"{contestant}_{rank}.json").write_text(json.dumps(seen))
 
 
 def run(contestant: str, folder: Path, options: argparse.Namespace, arguments: list[str]) -> list[dict[str, Any]]:
-    """Runs a contestant; returns what each of its processes has seen."""
+    """Runs a contestant; returns the measurements of each of its processes."""
     python = options.jax if contestant == "jax" else sys.executable
-    this = [python, str(HERE), *arguments, "--in-process", contestant]
+    command = [python, str(HERE), *arguments, "--in-process", contestant]
     ranks = options.mesh[0] * options.mesh[1] if contestant == "ddl" else 1
     if contestant == "ddl":
-        this = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), *this]
-    ended = subprocess.run(this, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), *command]
+    ended = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if ended.returncode:
         sys.exit(f"{contestant} ended with {ended.returncode}:\n{ended.stdout[-4000:]}")
     return [json.loads((folder / f"{contestant}_{rank}.json").read_text()) for rank in range(ranks)]

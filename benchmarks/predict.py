@@ -3,16 +3,19 @@
     python benchmarks/predict.py
     python benchmarks/predict.py --ports 2 --taper 4 --plot scaling.svg
 
-Prints, for 64 hosts x 4 devices, the predicted time of an all-reduce of 100 MB (the gradients of ResNet-50) and 350 MB
-(those of ResNet-101 with ImageNet-22K's classes) beside what arXiv 1708.02188 reports, then a flat ring beside boxes of
-2 and 3 dimensions up to 1,024 hosts. Starts no ranks.
+Starts no ranks. For 64 hosts x 4 devices, it prints the predicted time of an all-reduce of 100 MB (the gradients of
+ResNet-50) and 350 MB (ResNet-101 with ImageNet-22K's classes) beside the times in arXiv 1708.02188. A second table
+compares a flat ring with boxes of 2 and 3 dimensions up to 1,024 hosts.
 
-The sizes and the times are the paper's. The links are the figures of the machines' manufacturers (IBM Power S822LC with
-P100 devices), and assumptions. Inside a host two NVLinks between neighbouring devices, 20 GB/s each
-in one direction; one port of EDR InfiniBand, 100 Gbit/s (--ports 2: both of an adapter); 5 us per message, the
-cost of a message between the memories of two devices (InfiniBand alone takes 1-2 us); racks of 16 hosts; uplinks of a
-rack as fast as the links of all its hosts together (--taper 4: a quarter of that). Protocols and jitter cost nothing,
-so the times are lower bounds.
+The sizes and times are the paper's. The machines are IBM Power S822LC with P100 devices. These are their manufacturers'
+figures, and assumptions:
+
+    inside a host   two NVLinks between neighbouring devices, 20 GB/s each in one direction
+    between hosts   one port of EDR InfiniBand, 100 Gbit/s (--ports 2: both ports of an adapter)
+    per message     5 us between the memories of two devices (InfiniBand alone takes 1-2 us)
+    racks           16 hosts, with an uplink as fast as all of its hosts together (--taper 4: a quarter of that)
+
+Protocols and jitter cost nothing here, so the times are lower bounds.
 """
 
 from __future__ import annotations
@@ -25,30 +28,30 @@ from _smoke import options_of
 
 from keras_ddl.cost_model import Cluster, Dimension, predict
 
-DEVICES, HOSTS_OF_RACK = 4, 16
+DEVICES, HOSTS_PER_RACK = 4, 16
 NVLINK = 2 * 20e9  # bytes/s
 EDR = 100e9 / 8  # bytes/s of one port
 LATENCY = 5e-6  # seconds
 
-# MB of gradients -> what arXiv 1708.02188 reports for 64 hosts x 4 devices.
+# MB of gradients -> time that arXiv 1708.02188 reports for 64 hosts x 4 devices.
 PAPER = {100: "23 ms", 350: "< 100 ms"}
 SCALED = ("ring", "2-d", "3-d", "2-d pipelined", "3-d pipelined")
 
 
 def cluster(hosts: int, ports: int, taper: float) -> Cluster:
-    """`hosts` hosts of the paper's kind in racks; `taper`: speed of a rack's hosts together over that of its uplink."""
-    of_rack = min(hosts, HOSTS_OF_RACK)
+    """Returns racks of the paper's hosts. taper: the speed of a rack's hosts together, relative to its uplink."""
+    per_rack = min(hosts, HOSTS_PER_RACK)
     return Cluster(
         (
             Dimension(DEVICES, NVLINK, LATENCY),
-            Dimension(of_rack, ports * EDR, LATENCY),
-            Dimension(hosts // of_rack, of_rack * ports * EDR / taper, LATENCY),
+            Dimension(per_rack, ports * EDR, LATENCY),
+            Dimension(hosts // per_rack, per_rack * ports * EDR / taper, LATENCY),
         )
     )
 
 
 def print_paper(ports: int, taper: float) -> dict[str, dict[str, float]]:
-    """Prints and returns {MB: {algorithm: seconds}} for the paper's cluster."""
+    """Prints and returns MB -> algorithm -> seconds for the paper's cluster."""
     seconds = {str(mb): predict(cluster(64, ports, taper), mb * 1e6) for mb in PAPER}
     print(f"64 hosts x {DEVICES} devices, {ports} port(s) of 12.5 GB/s per host: milliseconds\n")
     print(f"{'':>20}" + "".join(f"{f'{mb} MB':>12}" for mb in PAPER))
@@ -59,10 +62,10 @@ def print_paper(ports: int, taper: float) -> dict[str, dict[str, float]]:
 
 
 def print_scaling(ports: int, taper: float, megabytes: int) -> dict[str, dict[str, float]]:
-    """Prints and returns {hosts: {algorithm: seconds}} from 1 to 64 racks."""
+    """Prints and returns hosts -> algorithm -> seconds for 1 to 64 racks."""
     hosts = [16, 32, 64, 128, 256, 512, 1024]
     seconds = {str(n): predict(cluster(n, ports, taper), megabytes * 1e6, SCALED) for n in hosts}
-    print(f"\n{megabytes} MB, racks of {HOSTS_OF_RACK} hosts, uplink 1/{taper:g} of their speed: milliseconds\n")
+    print(f"\n{megabytes} MB, racks of {HOSTS_PER_RACK} hosts, uplink 1/{taper:g} of their speed: milliseconds\n")
     print(f"{'hosts':>8}{'ranks':>8}" + "".join(f"{name:>16}" for name in SCALED))
     for n, row in seconds.items():
         print(f"{n:>8}{int(n) * DEVICES:>8}" + "".join(f"{row[name] * 1e3:>16.1f}" for name in SCALED))
@@ -93,7 +96,7 @@ def main() -> None:
         "--taper",
         type=float,
         default=1,
-        help="factor by which a rack's uplink is slower than all its hosts together (1)",
+        help="factor by which a rack's uplink is slower than all of its hosts together (default: 1)",
     )
     parser.add_argument("--mb", type=int, default=100, help="gradients of the scaling table in MB (default: 100)")
     parser.add_argument("--json", metavar="FILE", help="also write the seconds here")

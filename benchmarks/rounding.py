@@ -1,4 +1,4 @@
-"""Measures how far rounding drives two runs of one training apart: one process and several ranks, float32 and float64.
+"""Measures how far rounding alone makes training on several ranks differ from one process, in float32 and float64.
 
     python benchmarks/rounding.py --ranks 2 3
 
@@ -6,8 +6,8 @@ Ranks add the numbers of a batch in another order than one process does, so the 
 training amplifies the difference. The same happens to plain Keras in one process when TensorFlow uses another number
 of threads; the first line of each table shows this for comparison. float64 shows that rounding is the only cause.
 
-Prints the largest difference between two weights after some numbers of steps, relative to the largest weight, and the
-largest difference of the validation accuracy of an epoch. Needs scikit-learn, whose digits both models learn:
+Prints the largest difference of a weight after certain numbers of steps, relative to the largest weight, and the
+largest difference in validation accuracy after an epoch. Both models learn scikit-learn's digits:
 
     digits        the README's network, batches and optimizer
     transformer   two blocks of attention over the 64 pixels as tokens; Adam, with --learning-rate
@@ -73,7 +73,7 @@ class WeightsAt(keras.callbacks.Callback):
 
 
 def train(file: Path, names: Sequence[str], learning_rate: float, epochs: int) -> None:
-    """Trains these models in every dtype, as plain Keras or as a rank, and saves weights and accuracies."""
+    """Trains the models in every dtype, with plain Keras or as a rank, and saves weights and accuracies."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -106,15 +106,15 @@ def train(file: Path, names: Sequence[str], learning_rate: float, epochs: int) -
 def show(name: str, dtype: str, one: dict[str, np.ndarray], others: dict[str, dict[str, np.ndarray]]) -> None:
     key = f"{name}/{dtype}"
     reached = [step for step in STEPS if f"{key}/{step}" in one]
-    print(f"\n{key}, beside plain Keras with 1 thread")
+    print(f"\n{key}, compared with plain Keras with 1 thread")
     print(f"{'after steps':>26}" + "".join(f"{step:>8}" for step in reached) + "  accuracy")
     for other, results in others.items():
-        apart = [
+        gaps = [
             np.abs(results[f"{key}/{step}"] - one[f"{key}/{step}"]).max() / np.abs(one[f"{key}/{step}"]).max()
             for step in reached
         ]
         accuracy = np.abs(results[f"{key}/accuracy"] - one[f"{key}/accuracy"]).max()
-        print(f"{other:>26}" + "".join(f"{each:>8.0e}" for each in apart) + f"  {accuracy:.4f}")
+        print(f"{other:>26}" + "".join(f"{gap:>8.0e}" for gap in gaps) + f"  {accuracy:.4f}")
 
 
 def main() -> None:

@@ -56,8 +56,9 @@ def build(folder: Path) -> Path:
 
 
 def simulate(program: Path, ranks: Sequence[int], buckets: int, repeat: int) -> list[dict]:
-    """Returns what the program counts at each number of ranks; of the processor times the median of `repeat` runs, of
-    which each number has its turn before the next.
+    """Returns the program's counts at each number of ranks.
+
+    Processor times are the median of `repeat` runs, in which the numbers of ranks take turns.
     """
     runs: list[list[dict]] = [[] for _ in ranks]
     for _ in range(repeat):
@@ -72,14 +73,14 @@ def simulate(program: Path, ranks: Sequence[int], buckets: int, repeat: int) -> 
 
 
 def rank_0_seconds(found: dict, message_s: float) -> float:
-    """Seconds for which rank 0 is busy with the control plane of a step: its code, and its messages one by one."""
+    """Returns the seconds for which the control plane of a step keeps rank 0 busy: its code, and its messages."""
     return found["cpu_seconds"] + found["messages"] * message_s
 
 
 def added_seconds(found: dict, buckets: int, latency_s: float, message_s: float) -> float:
-    """What the control plane adds to a step if nothing overlaps: the messages' way, and the work along it.
+    """Returns the seconds that the control plane adds to a step if nothing overlaps: latency, and work on the way.
 
-    To the coordinator and back, that is rank 0's work; by plan every message of the chain has its own.
+    With a coordinator this is rank 0's work; with a plan, each message of the chain adds its own work.
     """
     if "most_messages" not in found:
         return buckets * found["chain"] * latency_s + rank_0_seconds(found, message_s)

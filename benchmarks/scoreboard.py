@@ -1,4 +1,4 @@
-"""Which strategy trains your model? One set of Keras programs under keras_ddl and its peers, against one process.
+"""Which strategy trains your model? Runs one set of Keras programs under keras_ddl and its peers and in one process.
 
     python benchmarks/scoreboard.py                               # keras_ddl and tf.distribute
     python -m venv jax && jax/bin/pip install keras jax           # environments of their own for the others
@@ -10,14 +10,14 @@ backend, from the same data, seeds and initial weights, in float64:
 
     equal         within 1e-9 of the largest weight after 4 to 24 steps; 1e-5 on JAX and torch, where Keras turns
                   float64 into float32 in many operations; --list shows which programs allow more
-    wrong         other values, and no error: how far off, relative to the largest weight or to the logged value
+    wrong         different values and no error, with the difference relative to the largest weight or logged value
     refused       an error; its first line is below the table
     crashed, hung a process died; the time limit passed (--limit)
     draws differ  equal without its random layers; with them it draws other random numbers than one process
     -             one process of this backend cannot run it, or the peer documents no way to run it
 
-Programs are in benchmarks/_scoreboard/programs/, what each peer's documentation asks for in
-benchmarks/_scoreboard/peers.py.
+The programs are in benchmarks/_scoreboard/programs/, and benchmarks/_scoreboard/peers.py follows each peer's
+documentation.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pathlib import Path
 
 from _scoreboard import jobs
 from _scoreboard.judge import EQUAL, KINDS, NONE, Outcome, Verdict, judge
-from _scoreboard.peers import OF_TENSORFLOW, PEERS, REFERENCES, Peer
+from _scoreboard.peers import PEERS, REFERENCES, TENSORFLOW_ENVIRONMENT, Peer
 from _smoke import options_of
 
-NAMES = {NONE: "not run"}  # of kinds, in sentences
+NAMES = {NONE: "not run"}  # names of kinds in the notes below the table
 Board = dict[str, dict[str, Verdict]]  # by program and peer
 
 
 def interpreter(peer: type[Peer], options: argparse.Namespace) -> str | None:
-    """Returns the Python of a peer's environment, None where the user named none."""
+    """Returns the Python of a peer's environment, or None if the user named none."""
     named = {"tensorflow": sys.executable, "jax": options.jax, "torch": options.torch}[peer.backend]
     return named and str(Path(named).absolute())
 
@@ -57,14 +57,16 @@ def fill(
     versions: dict[str, dict[str, str]] = {}
     for backend in dict.fromkeys(peer.backend for peer in peers):
         one = REFERENCES[backend]
-        can = [name for name in names if backend in PROGRAMS[name].backends]
+        supported = [name for name in names if backend in PROGRAMS[name].backends]
 
-        def keep(name: str, outcomes: list[Outcome], backend: str = backend) -> None:
+        def record_expected(name: str, outcomes: list[Outcome], backend: str = backend) -> None:
             expected[name, backend] = outcomes[0]
             note = outcomes[0].error or outcomes[0].ended
             print(f"{REFERENCES[backend].name:22}{name:26}{'' if note == EQUAL else note}", flush=True)
 
-        versions[one.name] = jobs.run(one, interpreter(one, options), can, options.limit, keep, options.output)
+        versions[one.name] = jobs.run(
+            one, interpreter(one, options), supported, options.limit, record_expected, options.output
+        )
     for peer in peers:
         runs = []
         for name in names:
@@ -78,7 +80,7 @@ def fill(
             else:
                 runs.append(name)
 
-        def hold(name: str, outcomes: list[Outcome], peer: type[Peer] = peer) -> None:
+        def record_verdict(name: str, outcomes: list[Outcome], peer: type[Peer] = peer) -> None:
             tolerance = max(PROGRAMS[name].tolerance, peer.tolerance)
             verdict = judge(expected[name, peer.backend], outcomes, tolerance, peer.logs)
             board[name][peer.name] = verdict
@@ -86,12 +88,14 @@ def fill(
             print(f"{peer.name:22}{name:26}{verdict.cell():14}{seconds:5.1f} s  {verdict.detail}", flush=True)
             write(options.json, board, versions)
 
-        versions[peer.name] = jobs.run(peer, interpreter(peer, options), runs, options.limit, hold, options.output)
+        versions[peer.name] = jobs.run(
+            peer, interpreter(peer, options), runs, options.limit, record_verdict, options.output
+        )
     return board, versions
 
 
 def table(board: Board, peers: list[type[Peer]]) -> list[str]:
-    """Returns the table in Markdown, with what each peer did not do below it."""
+    """Returns the table in Markdown, and below it, for each peer, the programs with a note."""
     from _scoreboard.programs import PROGRAMS
 
     def verdict(name: str, peer: type[Peer]) -> Verdict:
@@ -125,20 +129,20 @@ def show(board: Board, peers: list[type[Peer]], versions: dict[str, dict[str, st
 
 
 def write(file: str | None, board: Board, versions: dict[str, dict[str, str]]) -> None:
-    """Writes what is known by now, where the user has named a file."""
+    """Writes the verdicts so far, if the user has named a file."""
     if not file:
         return
     verdicts = {name: {peer: asdict(each) for peer, each in row.items()} for name, row in board.items()}
     counts: dict[str, dict[str, int]] = {}
     for row in board.values():
         for peer, each in row.items():
-            of_peer = counts.setdefault(peer, {})
-            of_peer[each.kind] = of_peer.get(each.kind, 0) + 1
+            peer_counts = counts.setdefault(peer, {})
+            peer_counts[each.kind] = peer_counts.get(each.kind, 0) + 1
     Path(file).write_text(json.dumps({"versions": versions, "verdicts": verdicts, "counts": counts}, indent=1))
 
 
 def read(files: list[Path]) -> tuple[Board, dict[str, dict[str, str]]]:
-    """Returns what was written with --json, that of later files in place of earlier ones."""
+    """Returns what --json wrote. Verdicts in later files replace those in earlier files."""
     from _scoreboard.programs import PROGRAMS
 
     seen: Board = {}
@@ -172,7 +176,7 @@ def main() -> None:
 
         work(options.worker, int(options.process), Path(options.folder), options.only, options.limit)
         return
-    os.environ |= OF_TENSORFLOW  # this process imports it, too, to know the programs
+    os.environ |= TENSORFLOW_ENVIRONMENT  # listing the programs imports TensorFlow in this process, too
     from _scoreboard.programs import PROGRAMS
 
     if unknown := set(options.only or ()) - PROGRAMS.keys():
@@ -191,10 +195,10 @@ def main() -> None:
         show(board, [peer for peer in PEERS.values() if any(peer.name in row for row in board.values())], versions)
         return
     if absent := [peer.name for peer in chosen if peer not in peers]:
-        print(f"Without {', '.join(absent)}: --jax and --torch name a Python of theirs.", flush=True)
+        print(f"Without {', '.join(absent)}: pass a Python that has them as --jax or --torch.", flush=True)
     if not peers:
         parser.error("no peer is left")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peers' processes end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit also ends the peers' processes
     began = time.monotonic()
     board, versions = fill(names, peers, options)
     print(f"\n{len(names)} programs in {(time.monotonic() - began) / 60:.0f} minutes.\n")

@@ -1,12 +1,12 @@
-"""Measures the cost of a server: answers of a small CNN in the process, over gRPC and over REST, and by FastAPI.
+"""Measures the cost of a server for a small CNN: calls in the process, keras-ddl serve by gRPC and REST, and FastAPI.
 
     python benchmarks/serving.py
     python benchmarks/serving.py --fastapi-python venv/bin/python   # one with fastapi, uvicorn and tensorflow
 
 Every contestant answers the same two rows with the same SavedModel, in interleaved rounds of one run. First one client
 sends requests one after the other (median and 99th percentile), then `--clients` clients at once (answers per second).
-The bounds are the call in the process, and a server that reads nothing and always gives the same answer, which shows
-the cost of clients, gRPC and HTTP alone. The peer is a plain FastAPI script.
+The bounds are the call in the process, and a server that ignores its input and always gives the same answer, which
+shows the cost of clients, gRPC and HTTP alone. The peer is a plain FastAPI script.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def small_cnn(path: Path) -> None:
 
 @contextlib.contextmanager
 def ours(folder: Path) -> Iterator[tuple[int, int]]:
-    """Runs keras-ddl serve; gives its ports."""
+    """Runs keras-ddl serve; yields its gRPC and REST ports."""
     command = [Path(sys.executable).with_name("keras-ddl"), "serve", folder, "--port", 0, "--rest-port", 0]
     with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -81,7 +81,7 @@ def ours(folder: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def bare(folder: Path, outputs: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs the server that reads nothing; gives its ports."""
+    """Runs the server that ignores its input; yields its gRPC and REST ports."""
     response = predict_pb2.PredictResponse()
     response.outputs["output_0"].CopyFrom(tf.make_tensor_proto(outputs))
     answers = [folder / "answer.pb", folder / "answer.json"]
@@ -117,7 +117,7 @@ def http_status(port: int, path: str) -> int:
 
 
 def first_match(process: subprocess.Popen[str], pattern: str) -> tuple[int, int]:
-    """Returns the two numbers in the first line of a server's output that has them; exits when it ends before."""
+    """Returns the two numbers in the first matching line of a server's output; exits if the server ends before."""
     for line in process.stdout:
         if found := re.search(pattern, line):
             return int(found[1]), int(found[2])
@@ -164,7 +164,7 @@ def in_process(folder: Path, rows: np.ndarray) -> Callable[[], np.ndarray]:
 
 
 def alone(ask: Callable[[], object], requests: int) -> tuple[float, float]:
-    """Returns the median and the 99th percentile, in milliseconds."""
+    """Returns the median and the 99th percentile of `ask`, in milliseconds."""
     seconds = []
     for _ in range(requests):
         begin = time.perf_counter()
@@ -174,7 +174,7 @@ def alone(ask: Callable[[], object], requests: int) -> tuple[float, float]:
 
 
 def together(make: Callable[[], Callable[[], object]], clients: int, requests: int) -> float:
-    """Returns answers per second for `clients` threads that ask `requests` things in all."""
+    """Returns answers per second for `clients` threads that send `requests` requests in all."""
 
     def work() -> None:
         ask = make()
@@ -226,7 +226,7 @@ def main() -> None:
             for name, make in contestants.items():
                 rate = together(make, arguments.clients, arguments.requests)
                 found[name].append((*alone(asks[name], arguments.requests), rate))
-    keras_ddl.init()  # for what the machine is
+    keras_ddl.init()  # machine() needs it
     print(machine())
     print(f"{'':24} {'p50 ms':>8} {'p99 ms':>8} {'over the call':>15} {f'{arguments.clients} clients, 1/s':>18}")
     bound = np.median([each[0] for each in found["in the process"]])

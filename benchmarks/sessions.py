@@ -1,9 +1,9 @@
-"""Measures whether this kernel lets sessions keep each other's processes from the cores for long; docs/errors.md.
+"""Measures how long the processes of one session can keep those of another from running; see docs/errors.md.
 
     python benchmarks/sessions.py --groups 4 --seconds 8
 
-Starts groups of processes, one that polls and four that repeatedly sleep for a moment, like ranks that wait in MPI and
-their communication threads: first all in one session, then each group in its own session. Prints the longest time for
+Starts groups of one process that polls, like a rank that waits in MPI, and four that sleep for a moment repeatedly,
+like communication threads. First all groups are in one session, then each has its own. Prints the longest time for
 which a process did not run. Linux puts every session in its own scheduling group if
 /proc/sys/kernel/sched_autogroup_enabled is 1.
 """
@@ -24,7 +24,7 @@ AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def longest_gap(pause: float, end: float) -> float:
-    """Seconds between two looks at the clock, at most; a look follows each pause."""
+    """Returns the longest time between two looks at the clock, in seconds. A look follows each pause."""
     longest, last = 0.0, time.monotonic()
     while last < end:
         if pause:
@@ -50,7 +50,7 @@ def run_group(pipe: Connection, own_session: bool, end: float) -> None:
 
 
 def measure(groups: int, own_sessions: bool, seconds: float) -> float:
-    """The longest gap of any process, in seconds."""
+    """Returns the longest gap of any process, in seconds."""
     context = get_context("fork")
     end = time.monotonic() + seconds
     pipes = []
@@ -68,9 +68,9 @@ def main() -> None:
     options = options_of(parser, groups=1, seconds=0.2)
     grouped = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else "not there"
     print(f"Linux {os.uname().release}, {len(os.sched_getaffinity(0))} cores, sched_autogroup_enabled: {grouped}")
-    for text, own_sessions in (("one session", False), ("a session each", True)):
+    for where, own_sessions in (("one session", False), ("a session each", True)):
         gap = measure(options.groups, own_sessions, options.seconds)
-        print(f"{options.groups} groups, {text}: a process waited for {gap * 1e3:.0f} ms at most", flush=True)
+        print(f"{options.groups} groups, {where}: a process waited for {gap * 1e3:.0f} ms at most", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""Measures memory of a rank and time of a step with sharding="optimizer" and "weights", with Adam.
+"""Measures a rank's memory and the time of a step under sharding="optimizer" and "weights", with Adam.
 
     python benchmarks/shard_optimizer.py                    # the MLP of 101 MB, 2 ranks
     python benchmarks/shard_optimizer.py --ranks 4 --network cnn
     python benchmarks/shard_optimizer.py --ranks 4 --layers 21   # an MLP of 353 MB; with Adam's variables 1.06 GB
 
-Contestants take turns in one run, each time as fresh processes, so that memory is that of one contestant:
+Contestants take turns in one run. Each turn starts new processes, so that no contestant's memory includes another's:
 
-    independent  every rank trains by itself at the same time, in plain Keras
+    independent  every rank trains on its own at the same time, with plain Keras
     whole        every rank trains under keras_ddl.Strategy(), and keeps all of the optimizer's variables
-    shards       under Strategy(sharding="optimizer")
-    weights      under Strategy(sharding="weights")
+    shards       every rank trains under Strategy(sharding="optimizer")
+    weights      every rank trains under Strategy(sharding="weights")
 
-memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = VmHWM, its maximum
-until then; both without the memory before the model was made. variables = bytes of the weights and of the optimizer's
-variables on a rank; the most that can be saved is the value of `whole` less a rank's share. step = median of a round's
-steps on the slowest rank; medians over rounds.
+memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = its maximum until
+then (VmHWM); both minus the memory before the model was made. variables = bytes of weights and optimizer variables on a
+rank; at best, sharding saves the value of `whole` minus a rank's share of it. step = median step of the slowest rank.
+All values are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from _smoke import options_of
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 CONTESTANTS = ("independent", "whole", "shards", "weights")
-WIDTH = 2048  # of the layers that --layers adds
+WIDTH = 2048  # units of each layer that --layers adds
 
 
 def memory(field: str) -> int:
@@ -42,7 +42,7 @@ def memory(field: str) -> int:
 
 
 def train(contestant: str, network_name: str, steps: int, threads: int, layers: int) -> None:
-    """One contestant on this rank; rank 0 prints what was measured as JSON. COLLECTIVE."""
+    """Trains one contestant on this rank; rank 0 prints the measurements as JSON. COLLECTIVE."""
     import keras
     import tensorflow as tf
 
@@ -86,14 +86,14 @@ def train(contestant: str, network_name: str, steps: int, threads: int, layers: 
     whole = [each for each in variables if all(each.value is not slot for slot in sharded)]
     held = [*(each.chunk for each in sharded), *(each.value for each in whole)]
     own = sum(each.shape.num_elements() * each.dtype.size for each in held)
-    median = statistics.median(watch.seconds[2:])  # the first traces
+    median = statistics.median(watch.seconds[2:])  # the first steps include tracing
     found = (median, memory("VmRSS") - before, memory("VmHWM") - before, own)
     worst = [max(each) for each in zip(*keras_ddl.all_gather_object(found, name="bench/found"))]
     if rank == 0:
         print("measured", json.dumps(worst), flush=True)
 
 
-def measured(contestant: str, options: argparse.Namespace) -> list[float]:
+def measure(contestant: str, options: argparse.Namespace) -> list[float]:
     command = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(options.ranks), sys.executable, __file__]
     command += ["--contestant", contestant, "--network", options.network, "--steps", str(options.steps)]
     command += ["--threads", str(options.threads), "--layers", str(options.layers)]
@@ -123,7 +123,7 @@ def main() -> None:
     rounds: dict[str, list[list[float]]] = {name: [] for name in options.only}
     for _ in range(options.rounds):
         for name, found in rounds.items():
-            found.append(measured(name, options))
+            found.append(measure(name, options))
     medians = {name: [statistics.median(each) for each in zip(*found)] for name, found in rounds.items()}
     network = f"{options.layers} layers" if options.layers else options.network
     print(f"{network} with Adam, {options.ranks} ranks, {options.threads} TensorFlow thread(s) each.\n")

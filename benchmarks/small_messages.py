@@ -1,4 +1,4 @@
-"""Measures what a small all-reduce adds to a tf.function: a call with one all_reduce of 1 KB against a call without.
+"""Measures how much a small all-reduce adds to a tf.function: compares calls with and without one all_reduce of 1 KB.
 
     keras-ddl run -np 2 python benchmarks/small_messages.py
     keras-ddl run -np 2 --mpirun mpirun python benchmarks/small_messages.py --mpi
@@ -28,7 +28,7 @@ from keras_ddl.communicator import all_reduce_init
 
 
 def median_call(function, calls: int) -> float:
-    """The median seconds of a call."""
+    """Returns the median seconds of a call."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Runs hundreds of thousands of collectives, and checks that memory, files and threads do not grow.
+"""Runs hundreds of thousands of collectives, and checks that memory, open files and threads do not grow.
 
     keras-ddl run -np 2 python benchmarks/soak.py
     keras-ddl run -np 2 python benchmarks/soak.py --calls 2000000 --no-tensorflow
 
 Runs a cycle of small collectives of every kind (and now and then a large one, one that fails and one from another
-thread), and compares this process after a warm-up with itself at the end: resident memory, open file descriptors,
-threads. Ends with status 1 if a rank's memory grew by more than --limit-mib, or if it has more files or threads.
+thread), and compares resident memory, open file descriptors and threads after a warm-up and at the end. Ends with
+status 1 if a rank's memory grew by more than --limit-mib, or if it has more files or threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_ddl import communicator, errors
 
 
 def resources() -> dict[str, float]:
-    """What this process holds now; memory in MiB."""
+    """Returns this process's memory in MiB, and its numbers of file descriptors and threads."""
     time.sleep(0.2)  # a thread that was joined may still be there for a moment
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
@@ -36,7 +36,7 @@ def resources() -> dict[str, float]:
 
 
 def disagree() -> None:
-    """One collective that fails on every rank; with one rank nobody disagrees."""
+    """Runs a collective that fails on every rank, unless there is only one."""
     try:
         communicator.all_reduce_array(np.ones(2 + keras_ddl.rank()), name="soak/disagree")
     except errors.RankMismatchError:
@@ -51,7 +51,7 @@ def in_another_thread() -> None:
 
 
 def make_calls(tensorflow: bool) -> list[Callable[[], object]]:
-    """One cycle of a hundred calls."""
+    """Returns a cycle of a hundred calls."""
     small, large = np.ones(256, np.float32), np.ones(300_000, np.float32)
     cycle = [
         lambda: communicator.all_reduce_array(small),
@@ -72,7 +72,7 @@ def make_calls(tensorflow: bool) -> list[Callable[[], object]]:
 
 
 def soak(calls: int, warm_up: int, tensorflow: bool) -> tuple[dict[str, float], dict[str, float], float]:
-    """Returns what the process held after `warm_up` calls and after `calls` more, and the seconds these took."""
+    """Returns `resources()` after `warm_up` calls and after `calls` more, and the seconds of the latter."""
     cycle = make_calls(tensorflow)
     for number in range(warm_up):
         cycle[number % len(cycle)]()

@@ -1,22 +1,22 @@
-"""Measures how soon the other ranks continue when a rank is killed, and the overhead of that ability without failures.
+"""Measures how soon the other ranks continue after a rank is killed, and what that ability costs without failures.
 
     python benchmarks/survival.py                          # all tables, all networks, 3 ranks
     python benchmarks/survival.py --networks mlp,lstm --kills 20 --part recovery
 
-recovery: a job of `keras-ddl run -np MIN:MAX` for each kill. One rank kills itself by SIGKILL at a random moment of a
-random step. Seconds count from the kill until rank 0 has ended the first step without that rank; `steps lost` is the
+recovery: each kill is one job of `keras-ddl run -np MIN:MAX`. One rank kills itself with SIGKILL at a random moment of
+a random step. The time runs from the kill until rank 0 has ended the first step without that rank; `steps lost` is the
 number of optimizer steps missing at the end.
 
-joining: a job with a spare for each kill. Seconds from the kill until the spare is one of the ranks; and the longest
-time between the ends of two steps of rank 0 while the spare joins, in which training stops.
+joining: each kill is one job with a spare. The first time runs from the kill until the spare is one of the ranks. The
+second is the longest time between the ends of two of rank 0's steps while the spare joins, because training then stops.
 
-overhead: one job. A model that may continue after a loss and one that may not, with the same layers and data, take
-turns in rounds of some steps of fit. `may not` is fit in a job without -np MIN:MAX: this program switches between the
-two by private attributes of the Strategy. The overhead of a round is the ratio of the medians of its steps; the table
-has medians over the rounds.
+overhead: one job. Two models with the same layers and data take turns in rounds of some steps of fit: one may continue
+after a loss (`may go on`), and one may not, as in a job without -np MIN:MAX (`may not`). This program switches between
+the two by private attributes of the Strategy. The overhead of a round is the ratio of the median step times; the table
+shows medians over the rounds.
 
-mirrors: as overhead, with Strategy(sharding="optimizer"), for a small network and a larger one. Each step of the model
-that may continue also sends the new shards to their mirrors.
+mirrors: like overhead, but with Strategy(sharding="optimizer"), for a small network and a larger one. Each step of the
+model that may continue also sends the new shards to their mirrors.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ NETWORKS = ("mlp", "cnn", "lstm", "transformer")
 MIRRORED = ("mlp", "wide")
 PARTS = ("recovery", "joining", "overhead", "mirrors")
 MARK = "survival.py: "
-STEPS_BEFORE = 5  # first steps that no rank dies in: they are slower
+STEPS_BEFORE = 5  # first steps, in which no rank dies, because they are slower
 BATCH = 96
 
 
 def model_of(network: str) -> Any:
-    """Returns a network of Keras, not compiled: [rows, 32, 16] to [rows, 10]."""
+    """Returns an uncompiled Keras model from [rows, 32, 16] to [rows, 10]."""
     import keras
 
     layers = keras.layers
@@ -73,7 +73,7 @@ def model_of(network: str) -> Any:
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
-# ---- in the ranks
+# ---- runs in the ranks
 
 
 def begin(steps: int, *, sharding: str | None = None) -> tuple[Any, Any, Any]:
@@ -103,7 +103,7 @@ def compiled(strategy: Any, network: str) -> Any:
 
 
 def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
-    """Trains; rank `victim` dies when `part` of step `step` is over. Rank 0 prints what it has seen."""
+    """Trains; rank `victim` dies when the fraction `part` of step `step` is over. Rank 0 prints what it measured."""
     import keras
 
     strategy, x, y = begin(steps=step + 10)
@@ -140,7 +140,7 @@ def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
 
 
 def train_and_replace(network: str, victim: int) -> None:
-    """Trains until a spare has taken the place of rank `victim`. Rank 0 prints what it has seen."""
+    """Trains until a spare has replaced rank `victim`. Rank 0 prints what it measured."""
     import keras
 
     strategy, x, y = begin(steps=400)
@@ -174,7 +174,7 @@ def train_and_replace(network: str, victim: int) -> None:
 
 
 def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -> None:
-    """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
+    """Trains a model that may continue after a loss and one that may not, in turn. Rank 0 prints medians by round."""
     from keras_ddl.bench.training.step_times import StepTimes
     from keras_ddl.communicator.newcomers import history
     from keras_ddl.strategy.resilience import Resilience
@@ -200,14 +200,14 @@ def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -
         has_mirrors = {may: "mirror " in strategy.explain(each) for may, each in models.items()}
         assert has_mirrors == {True: True, False: False}, has_mirrors
     if strategy.rank == 0:
-        print(MARK + json.dumps(medians[1:]), flush=True)  # the first traces
+        print(MARK + json.dumps(medians[1:]), flush=True)  # the first round includes tracing
 
 
-# ---- around them
+# ---- starts the ranks
 
 
-def launched(ranks: int, *arguments: object, spares: int = 0) -> Any:
-    """Runs this program on ranks of a job that goes on; returns what rank 0 has printed."""
+def launch(ranks: int, *arguments: object, spares: int = 0) -> Any:
+    """Runs this program in a job that continues without a lost rank; returns what rank 0 printed."""
     numbers = ["-np", f"1:{ranks}", "--spares", str(spares)]
     command = [sys.executable, "-m", "keras_ddl.cli", "run", *numbers, sys.executable]
     with tempfile.TemporaryDirectory() as folder:
@@ -220,20 +220,20 @@ def launched(ranks: int, *arguments: object, spares: int = 0) -> Any:
 
 
 def recoveries(network: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Returns what was measured at each kill."""
+    """Returns the measurements of each kill."""
     rng, seen = random.Random(f"{options.seed} {network}"), []
     for _ in range(options.kills):
         victim = rng.randrange(options.first_victim, options.ranks)
         step, part = STEPS_BEFORE + rng.randrange(20), round(rng.random(), 3)
-        seen.append(launched(options.ranks, "--in-rank", "recovery", network, victim, step, part))
+        seen.append(launch(options.ranks, "--in-rank", "recovery", network, victim, step, part))
     return seen
 
 
 def replacements(network: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Returns what was measured each time that a spare took the place of a rank."""
+    """Returns the measurements of each kill after which a spare joins."""
     rng = random.Random(f"{options.seed} {network}")
     victims = [rng.randrange(max(1, options.first_victim), options.ranks) for _ in range(options.kills)]
-    return [launched(options.ranks, "--in-rank", "joining", network, victim, spares=1) for victim in victims]
+    return [launch(options.ranks, "--in-rank", "joining", network, victim, spares=1) for victim in victims]
 
 
 def main() -> None:
@@ -262,7 +262,7 @@ def main() -> None:
         return
     networks = options.networks.split(",")
     if unknown := set(networks) - set(NETWORKS):
-        parser.error(f"--networks: of {', '.join(NETWORKS)}. Received: {', '.join(sorted(unknown))}")
+        parser.error(f"--networks: choose from {', '.join(NETWORKS)}. Received: {', '.join(sorted(unknown))}")
     result: dict[str, Any] = {"ranks": options.ranks, "cores": len(os.sched_getaffinity(0))}
     print(f"{result['ranks']} ranks on {result['cores']} cores, batches of {BATCH} rows")
     if options.part in (None, "recovery"):
@@ -287,14 +287,14 @@ def main() -> None:
                 f"{network:>12} {len(seen):>6} {statistics.median(took):>26.1f} s {max(took):>7.1f} s "
                 f"{statistics.median(stops):>14.2f} s {max(stops):>7.2f} s"
             )
-    for part, of_part in (("overhead", networks), ("mirrors", MIRRORED)):
+    for part, part_networks in (("overhead", networks), ("mirrors", MIRRORED)):
         if options.part not in (None, part):
             continue
         print(f"\n{part:>12} {'may not':>10} {'may go on':>12} {'overhead':>10}   of the middle half of rounds")
         result[part] = {}
-        for network in of_part:
+        for network in part_networks:
             arguments = part, network, options.rounds, options.steps
-            rounds = result[part][network] = launched(options.ranks, "--in-rank", *arguments)
+            rounds = result[part][network] = launch(options.ranks, "--in-rank", *arguments)
             off, on = (statistics.median(each[way] for each in rounds) for way in ("may not", "may go on"))
             percent = sorted(100 * (each["may go on"] / each["may not"] - 1) for each in rounds)
             low, high = percent[len(percent) // 4], percent[-1 - len(percent) // 4]

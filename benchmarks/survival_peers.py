@@ -1,20 +1,20 @@
-"""Compares a kill under keras_ddl and under torchft: how soon the others continue, what is lost, how equal the end is.
+"""Kills a rank under keras_ddl and under torchft, and compares how soon the others continue and what is lost.
 
     pip install torchft      # 0.2; needs PyTorch
     python benchmarks/survival_peers.py --kills 5
 
-Three ranks on this host train one network of dense layers in float64 with Adam; one is killed by SIGKILL at a random
+Three ranks on this host train a network of dense layers in float64 with Adam. SIGKILL kills one of them at a random
 moment of a random step. Contestants take turns:
 
     fit      Keras under keras_ddl.Strategy, `keras-ddl run -np MIN:MAX`
     ddl      PyTorch, DistributedDataParallel on backend "ddl", `keras-ddl run -np MIN:MAX`; the program regroups
     torchft  PyTorch, torchft's Manager and Optimizer on gloo, three replica groups of one process, and a lighthouse; a
-             loop as in its example train_ddp.py, where a batch has its rows by group. Gradients are summed by
-             Manager.allreduce: with PyTorch 2.13 its DistributedDataParallel (0.2.0) fails when a rank is lost
+             loop as in its example train_ddp.py, in which each group takes its rows of a batch. Manager.allreduce sums
+             the gradients, because DistributedDataParallel of torchft 0.2.0 with PyTorch 2.13 fails when a rank is lost
 
-seconds = from the kill until the lowest remaining rank has made the next step without the lost one; steps lost =
-batches that have changed no weight; differs = the largest difference of a weight at the end to a run of one process on
-whole batches, relative to the largest weight.
+seconds = from the kill until the lowest remaining rank has taken the next step without the lost rank; steps lost =
+batches that changed no weight; differs = the largest difference of a final weight to that of one process on whole
+batches, relative to the largest weight.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ HERE = Path(__file__).resolve()
 
 
 def batches() -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows [STEPS * ROWS, WIDTH] and what is to be learned of them [STEPS * ROWS, 1]."""
+    """Returns inputs [STEPS * ROWS, WIDTH] and targets [STEPS * ROWS, 1]."""
     x = np.random.default_rng(0).normal(size=(STEPS * ROWS, WIDTH))
     return x, np.tanh(x).mean(1, keepdims=True)
 
 
 class Watch:
-    """Kills this rank in its step, or notes when it has gone on without the one that was killed.
+    """Kills this rank as planned, or records when it has continued without the killed rank.
 
-    plan: (rank, step, part of the step that is over); None: nobody is killed.
+    plan: (rank, step, fraction of the step that is over); None: nobody is killed.
     """
 
     def __init__(self, rank: int, plan: tuple[int, int, float] | None) -> None:
         self.rank, self.plan = rank, plan
-        self.gone_on_at: float | None = None
+        self.continued_at: float | None = None
         self.lost = 0
         self._lasted = 0.0
 
@@ -68,29 +68,29 @@ class Watch:
             threading.Timer(self.plan[2] * self._lasted, self._die).start()
 
     def end(self, step: int, size: int) -> None:
-        """Called when a step was taken by `size` ranks."""
+        """Called when `size` ranks have taken a step."""
         self._lasted = time.monotonic() - self._begun
         if self.plan is not None and self.plan[0] == self.rank and step > self.plan[1]:
             time.sleep(60)  # the timer is late
-        if self.gone_on_at is None and size < RANKS and Path("killed").exists():
-            self.gone_on_at = time.monotonic()
+        if self.continued_at is None and size < RANKS and Path("killed").exists():
+            self.continued_at = time.monotonic()
 
     def _die(self) -> None:
         Path("killed").write_text(repr(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
 
     def report(self, weights: np.ndarray) -> None:
-        """Leaves what the lowest rank that is left has seen."""
+        """Writes the measurements and weights of the lowest remaining rank."""
         if self.plan is not None and self.rank == (self.plan[0] == 0):
-            assert self.gone_on_at is not None, "nobody was lost"
-            seen = {"seconds": self.gone_on_at - float(Path("killed").read_text()), "lost": self.lost}
+            assert self.continued_at is not None, "nobody was lost"
+            seen = {"seconds": self.continued_at - float(Path("killed").read_text()), "lost": self.lost}
             np.save("weights.npy", weights)
             Path("seen").write_text(json.dumps(seen))
         elif self.plan is None:
             np.save("weights.npy", weights)
 
 
-# ---- contestants: one rank of each
+# ---- contestants: the program of one rank
 
 
 def fit(plan: tuple[int, int, float] | None) -> None:
@@ -213,9 +213,9 @@ def torchft(plan: tuple[int, int, float] | None) -> None:
     )
     optimizer, watch, parameters = Optimizer(manager, plain), Watch(rank, plan), list(module.parameters())
     Path(f"ready-{rank}").touch()
-    while len(list(Path().glob("ready-*"))) < RANKS:  # or the first would train alone
+    while len(list(Path().glob("ready-*"))) < RANKS:  # otherwise the first would train alone
         time.sleep(0.01)
-    time.sleep(1)  # the lighthouse waits for groups of which it has heard
+    time.sleep(1)  # until the lighthouse knows all groups, and waits for them
     for step in range(STEPS):
         watch.begin(step)
         optimizer.zero_grad()
@@ -246,7 +246,7 @@ def lighthouse(times: dict[str, int]) -> None:
 
 
 def alone() -> None:
-    """What one process of PyTorch makes of whole batches."""
+    """Trains one PyTorch process on whole batches."""
     import torch
 
     module, optimizer = torch_model()
@@ -258,11 +258,11 @@ def alone() -> None:
     Watch(0, None).report(torch_weights(module))
 
 
-# ---- around them
+# ---- starts the ranks
 
 
 def run(command: list[str], folder: Path, **env: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """Starts a process; returns it, and the file of its output."""
+    """Starts a process; returns it and its output file."""
     number, path = tempfile.mkstemp(dir=folder, suffix=".output")
     with os.fdopen(number) as output:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
@@ -272,7 +272,7 @@ def run(command: list[str], folder: Path, **env: str) -> tuple[subprocess.Popen[
 def finish(
     started: list[tuple[subprocess.Popen[bytes], Path]], killed: int | None = None, seconds: float = 300
 ) -> None:
-    """Waits for all. The first one that fails ends the others, and this program. `killed`: who may be, by SIGKILL."""
+    """Waits for all processes. If one fails, ends the others and this program. `killed`: the one that SIGKILL ends."""
     latest, left = time.monotonic() + seconds, dict(enumerate(started))
     try:
         while left:
@@ -292,7 +292,7 @@ def finish(
 
 
 def lose(contestant: str, plan: tuple[int, int, float], options: argparse.Namespace) -> tuple[dict, np.ndarray]:
-    """Runs a contestant that loses a rank; returns what was seen, and the weights at the end."""
+    """Runs a contestant that loses a rank; returns the measurements and the final weights."""
     this = [sys.executable, str(HERE), "--in-rank", contestant, json.dumps(plan)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -315,8 +315,8 @@ def lose(contestant: str, plan: tuple[int, int, float], options: argparse.Namesp
         return json.loads((folder / "seen").read_text()), np.load(folder / "weights.npy")
 
 
-def of_one_process(contestant: str) -> np.ndarray:
-    """Returns the weights of one process, of Keras or of PyTorch."""
+def one_process_weights(contestant: str) -> np.ndarray:
+    """Returns the final weights of one process with Keras or PyTorch."""
     with tempfile.TemporaryDirectory() as name:
         what = "fit" if contestant == "fit" else "alone"
         finish([run([sys.executable, str(HERE), "--in-rank", what, "null"], Path(name))])
@@ -350,9 +350,9 @@ def main() -> None:
         return
     contestants = options.contestants.split(",")
     if unknown := set(contestants) - set(CONTESTANTS):
-        parser.error(f"--contestants: of {', '.join(CONTESTANTS)}. Received: {', '.join(sorted(unknown))}")
+        parser.error(f"--contestants: choose from {', '.join(CONTESTANTS)}. Received: {', '.join(sorted(unknown))}")
     rng = random.Random(options.seed)
-    expected = {name: of_one_process(name) for name in contestants}
+    expected = {name: one_process_weights(name) for name in contestants}
     result: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
     for _ in range(options.kills):
         plan = (

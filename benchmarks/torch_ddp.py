@@ -5,9 +5,9 @@
 
 Both are groups of the same processes and take turns in one run; times are medians of the slowest rank. "of memcpy"
 compares ddl with one core copying as many bytes while the other ranks do the same, which is the bound for reading every
-input and writing every output once. For a step, "independent" is every rank training by itself at the same time; "adds"
-is the time that a backend adds, and "nothing adds" the time that DistributedDataParallel adds without an exchange: its
-copies into buckets and back.
+input and writing every output once. For a step, "independent" means that every rank trains alone at the same time;
+"adds" is the time that a backend adds, and "nothing adds" the time that DistributedDataParallel adds without an
+exchange, for its copies into buckets and back.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _exchange_nothing(_, bucket):  # PyTorch compares annotations with types, wh
 
 
 def steps(groups: dict[str, dist.ProcessGroup], network: Network, count: int, rounds: int) -> dict[str, float]:
-    """Median seconds of a step of each contestant. COLLECTIVE."""
+    """Returns the median seconds of a step by contestant, and the time that each exchange adds. COLLECTIVE."""
     torch.manual_seed(0)
     models = {"independent": network.make(), "nothing": DistributedDataParallel(network.make())}
     models["nothing"].register_comm_hook(None, _exchange_nothing)
@@ -100,7 +100,7 @@ def steps(groups: dict[str, dist.ProcessGroup], network: Network, count: int, ro
             if turn:
                 seconds.append(one)
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
-    for name in ("nothing", *groups):  # of neighbouring turns: the machine's speed drifts
+    for name in ("nothing", *groups):  # compares turns of one round, because the machine's speed drifts
         medians[f"{name} adds"] = statistics.median(
             one - other for one, other in zip(found[name], found["independent"])
         )

@@ -6,8 +6,8 @@
 Every rank trains on its own batch of the same size, so a perfect strategy takes as long at any number of ranks as one
 rank alone. Contestants take turns in one run:
 
-    alone        rank 0 trains by itself without a strategy, the other ranks idle
-    independent  every rank trains by itself at the same time, sharing this machine's memory and clock
+    alone        rank 0 trains without a strategy, while the other ranks are idle
+    independent  every rank trains alone at the same time, sharing this machine's memory and clock
     in step      independent, but ranks read the strategy's data (whole global batches, of which each keeps its rows)
                  and wait for each other after every step
     together     every rank trains under keras_ddl.Strategy
@@ -59,14 +59,14 @@ def compiled(network: Network) -> keras.Model:
 
 
 def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
-    """The same batch, all of `x` and `y`, again and again."""
+    """Returns a dataset that repeats one batch, all of `x` and `y`."""
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(len(x)).cache().repeat()
 
 
 def measure(
     network: Network, steps: int, rounds: int, strategy: keras_ddl.Strategy
 ) -> tuple[dict[str, float], dict[str, Processor], Traffic | None]:
-    """Median seconds per step of each contestant, the number of parameters; processor; what was sent. COLLECTIVE."""
+    """Returns (median seconds by contestant, and other numbers; processor times; traffic). COLLECTIVE."""
     size, rank, batch = keras_ddl.size(), keras_ddl.rank(), network.batch
     alone = compiled(network)
     with strategy.scope():
@@ -94,7 +94,7 @@ def measure(
                 seconds.append(median)
                 taken[name].append(Processor.now().since(before, steps))
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    # Of pairs measured right after one another: the machine's speed drifts between rounds.
+    # The differences are between times of one round, because the machine's speed drifts between rounds.
     for name, contestant in (("overhead", "together"), ("floor", "in step")):
         pairs = zip(times[contestant], times["independent"])
         medians[name] = statistics.median(one - other for one, other in pairs)

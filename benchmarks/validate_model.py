@@ -1,13 +1,13 @@
-"""Validates the cost model on an emulated cluster: measures links, predicts times, then measures them in the same run.
+"""Validates the cost model on an emulated cluster: measures links, predicts times, and measures the times in that run.
 
     sudo python benchmarks/validate_model.py --hosts 4 --ranks-per-host 2 --rate 200mbit --sizes 5M,25M
     sudo python benchmarks/validate_model.py --hosts 4 --racks 2 --rate 1gbit --rack-rate 500mbit
 
-A link's latency is a step of the engine's flat ring with 1 KiB messages: a small all-reduce less a barrier, over
-2 (P-1) steps. Its bandwidth is that of 8 MiB per host in messages of 60 KiB, four in flight, with all ranks sending and
-receiving at once. Shared memory's bandwidth is that of an all-reduce inside the hosts, and the start is a barrier. From
-these values alone the cost model predicts a flat ring (x:1xP), the box of two dimensions (x:LxH) and, with racks, of
-three. The exit status is 1 if a prediction is more than 15 % off.
+A link's latency is the time of a step of the engine's flat ring with 1 KiB messages: a small all-reduce minus a
+barrier, divided by 2 (P-1) steps. Its bandwidth is measured with 8 MiB per host in messages of 60 KiB, four in flight,
+with all ranks sending and receiving at once. The bandwidth of shared memory comes from an all-reduce inside the hosts,
+and the start from a barrier. From these values alone the cost model predicts a flat ring (x:1xP), the box of two
+dimensions (x:LxH) and, with racks, of three. The exit status is 1 if a prediction is more than 15 % off.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOLERANCE = 0.15
 
 
 def modes(ranks: int, hosts: int, racks: int) -> list[str]:
-    """The boxes to compare, in the order of `engine_algorithms`."""
+    """Returns the boxes to compare, in the order of `engine_algorithms`."""
     found = [f"x:1x{ranks * hosts}", f"x:{ranks}x{hosts}"]
     return found if racks == 1 else [*found, f"x:{ranks}x{hosts // racks}x{racks}"]
 

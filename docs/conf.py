@@ -1,4 +1,4 @@
-"""How `make docs` makes one site of docs/ and the docstrings. Every warning is an error there."""
+"""Configures Sphinx, which builds one site from docs/ and the docstrings (`make docs`). Every warning is an error."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from missing_parts import FOLDERS  # noqa: E402
 project = "keras_ddl"
 author = "the authors of keras_ddl"
 extensions = [
-    "myst_parser",  # the pages are Markdown, as the repository's own view wants them
+    "myst_parser",  # the pages are Markdown, so that they can also be read in the repository
     "sphinx.ext.autodoc",
     "sphinx_click",
     "command_examples",
@@ -20,9 +20,8 @@ extensions = [
     "self_contained",
     "settings_table",
 ]
-# The sources are the repository, so that a link is the same in a checkout and on the site. Sphinx reads docs/, the
-# pages of each part in its own docs/, the README of each folder of the code, and the figures beside the benchmarks and
-# tests.
+# The source directory is the whole repository, so that links work both in a checkout and on the site. Sphinx reads
+# docs/, the docs/ of each part, the README of each code folder, and the figures beside the benchmarks and tests.
 root_doc = "docs/index"
 FIRST = {folder.partition("/")[0] for folder in FOLDERS}
 include_patterns = ["docs/**.md", *(f"{folder}/docs/**.md" for folder in FOLDERS)]
@@ -32,14 +31,14 @@ READ = FIRST | {"benchmarks", "docs", "examples", "keras_ddl", "tests"}
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in READ]
 exclude_patterns += ["docs/extensions", "**/tests", "**/__pycache__"]
 
-# Where every part of integrations/ or observe/ is missing.
+# A glob is empty if every part of integrations/ or observe/ is missing.
 suppress_warnings = ["toc.empty_glob"]
 
-# Links to headings are checked, down to this level.
+# Links to headings are checked down to this level.
 myst_heading_anchors = 3
-# Text fences are not code: no colours, and no complaint that they cannot be read as Python.
+# Text fences are not code: they get no colours, and no warning that they are not valid Python.
 highlight_language = "text"
-# Quotes in the text are those of Python, and [...] is a shape.
+# Quotes in the text are Python's.
 smartquotes = False
 
 autodoc_member_order = "bysource"
@@ -47,7 +46,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
-# Names of keras_ddl in docstrings must exist; types in signatures are others' names too, which no page shows.
+# Names of keras_ddl in docstrings must exist. Signatures also name types of other projects, which no page shows.
 nitpicky = True
 nitpick_ignore_regex = [("py:(class|data|attr|func|meth)", ".*"), ("py:obj", r"(?!keras_ddl\.).*")]
 

@@ -1,10 +1,10 @@
-"""A loss that compares every row of the batch with every other: contrastive learning of two views of each image.
+"""Contrastive learning of two views of each image, with a loss that compares every row of the batch with every other.
 
     keras-ddl run -np 2 python examples/contrastive.py
 
-The step is written for the whole batch, and every rank computes its rows of it: the other views' codes are gathered
-because all rows are compared with them (SimCLR: Chen et al., arXiv 2002.05709), which `--explain-step` shows. The two
-views are drawn at random, the same on any number of ranks.
+The step is written for the whole batch, and every rank computes its own rows. The codes of the second views are
+gathered, because all rows are compared with them (SimCLR: Chen et al., arXiv 2002.05709); `--explain-step` shows this.
+The two views are random, and the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import keras_ddl
 
 
 class Contrastive(keras.Model):
-    """Codes of two views of an image are to be nearer to each other than to those of any other image of the batch."""
+    """Pulls the codes of two views of an image together, and pushes them away from other images' codes in the batch."""
 
     def __init__(self) -> None:
         super().__init__()

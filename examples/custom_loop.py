@@ -1,10 +1,10 @@
-"""An own training loop: GradientTape, tf.function and `strategy.run` in place of `fit`.
+"""A custom training loop: GradientTape, tf.function and `strategy.run` instead of `fit`.
 
     keras-ddl run -np 2 python examples/custom_loop.py
 
 This is tf.distribute's convention: inside `strategy.run` Keras losses are divided by the number of ranks and the
-optimizer sums gradients over the ranks. `strategy.function` (docs/cut.md) makes the step of a single process instead,
-also where a short last batch leaves the ranks with unequal rows.
+optimizer sums gradients over the ranks. `strategy.function` (docs/cut.md) gives the step of a single process instead,
+even if a short last batch leaves the ranks with unequal numbers of rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     batches = batches.shuffle(len(images), seed=3).batch(arguments.batch_size)
     batches = strategy.experimental_distribute_dataset(batches)  # each rank gets its rows of every batch
     for epoch in range(arguments.epochs):
-        # Each rank's loss is its mean divided by the number of ranks: the sum over ranks is the mean of these.
+        # Each rank's loss is its mean divided by the number of ranks, so the sum over ranks is the mean of the means.
         shares = [train_step(*batch) for batch in batches]
         loss = strategy.reduce("SUM", tf.add_n(shares) / len(shares))
         if strategy.rank == 0:

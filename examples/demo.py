@@ -1,9 +1,9 @@
-"""What `make demo` runs: train on 2 ranks, show the curve, export, predict in a clean process, and time each stage.
+"""Trains on 2 ranks, shows the curve, exports, and predicts in a clean process; `make demo` runs it.
 
     python examples/demo.py
 
-Each stage is the command that a person would type, and is printed. Ends with status 1 when a stage fails, or the
-exported model is right about fewer than 97% of the images that training never saw.
+Prints each stage's command, which a person would type, and its time. Exits with 1 if a stage fails, or if the exported
+model is right about fewer than 97% of the held-out images.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def fresh_folder(path: Path) -> Path:
-    """Returns the folder, empty; refuses one that an earlier demo has not made."""
+    """Empties and returns the folder; refuses a non-empty folder that no earlier demo has made."""
     if path.exists() and any(path.iterdir()) and not (path / OWNED).exists():
         sys.exit(f"--output-dir must be new, empty or an earlier demo's. Received: {path}. Give another one.")
     shutil.rmtree(path, ignore_errors=True)
@@ -63,7 +63,7 @@ def stage(title: str, command: list[object]) -> float:
     shown = shlex.join([Path(words[0]).name, *words[1:]])
     print(f"\n== {title}\n$ {shown}", flush=True)
     start = time.perf_counter()
-    # TensorFlow tells on every start which CPU it found and that oneDNN is on; errors are still shown.
+    # Hides TensorFlow's startup messages about the CPU and oneDNN, but not errors.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     status = subprocess.run(words, env={**quiet, **os.environ}, check=False).returncode
     if status:

@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--scaling", choices=["linear", "sqrt", "none"], default="linear")
     parser.add_argument("--output-dir", type=Path, default=results, help="default: $RESULT_DIR or %(default)s")
     parser.add_argument("--ckpt-dir", type=Path, help="default: OUTPUT_DIR/ckpt")
-    parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the latest checkpoint")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--mode", help="topology, as KERAS_DDL_MODE; default: follow the hosts")
     return parser.parse_args()
@@ -43,7 +43,7 @@ def load_split() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
     The split is the same in every run and on every rank.
     """
-    from sklearn.datasets import load_digits  # here, as those who import the model need none of it
+    from sklearn.datasets import load_digits  # here, because importers of the model do not need it
 
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)

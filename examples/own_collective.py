@@ -1,9 +1,9 @@
-"""An algorithm of one's own on the collectives: k-means, each rank holding its own part of the data.
+"""A custom algorithm on the collectives: k-means on data that is split between the ranks.
 
     keras-ddl run -np 2 python examples/own_collective.py
 
-One `all_reduce_n` per iteration, inside a `tf.function`, sums what the ranks found in their rows; no rank ever sees the
-others' data. Rank 0 compares the result with NumPy on all of it.
+One `all_reduce_n` per iteration, inside a `tf.function`, adds up the ranks' sums; no rank sees another rank's data.
+Rank 0 compares the result with NumPy on all data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import keras_ddl
 
 @tf.function
 def improve(rows: tf.Tensor, centers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """One iteration: rows [n, d] of this rank, centers [k, d] -> (new centers, sum of squared distances), global."""
+    """Returns new centers [k, d] and the sum of squared distances, over all ranks' rows; `rows`: this rank's [n, d]."""
     distances = tf.reduce_sum((rows[:, None] - centers) ** 2, axis=2)
     nearest = tf.argmin(distances, axis=1)
     k = tf.shape(centers)[0]
@@ -55,7 +55,7 @@ def main() -> None:
     mine = rows[rank::size]
     start = rows[np.random.default_rng(0).choice(len(rows), arguments.clusters, replace=False)]
 
-    centers = keras_ddl.broadcast(tf.constant(start))  # rank 0's choice, whatever the others drew
+    centers = keras_ddl.broadcast(tf.constant(start))  # all ranks begin with rank 0's choice
     for iteration in range(arguments.iterations):
         centers, inertia = improve(tf.constant(mine), centers)
         if rank == 0 and iteration % 5 == 0:

@@ -1,10 +1,10 @@
-"""Asks a model server, over gRPC or REST: TensorFlow Serving, or `keras-ddl serve`, which speak the same.
+"""Sends requests to a model server, TensorFlow Serving or `keras-ddl serve`, over gRPC or REST.
 
     python predict_client.py rows.npz                       # REST, localhost:8501, model "model"
     python predict_client.py rows.npz --grpc localhost:8500 --model digits --version 3
 
-rows.npz holds an array for each input of the model, under its name. Copy `predict_by_grpc` or `predict_by_rest` into
-your client. The first needs tensorflow-serving-api, the second nothing but the standard library and NumPy.
+rows.npz contains an array for each input of the model, under its name. Copy `predict_by_grpc` or `predict_by_rest` into
+your client. The first needs tensorflow-serving-api, the second only the standard library and NumPy.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def predict_by_rest(base_url, model, arrays, version=None, timeout=10.0):
-    """Returns output name -> array. Raises: RuntimeError: with what the server says."""
+    """Returns output name -> array. Raises: RuntimeError: the error of the server."""
     path = f"{base_url}/v1/models/{model}" + (f"/versions/{version}" if version else "") + ":predict"
     body = json.dumps({"inputs": {name: array.tolist() for name, array in arrays.items()}}).encode()
     request = urllib.request.Request(path, body, {"Content-Type": "application/json"})
@@ -25,13 +25,13 @@ def predict_by_rest(base_url, model, arrays, version=None, timeout=10.0):
             outputs = json.load(answer)["outputs"]
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{error.code}: {json.load(error)['error']}") from None
-    if not isinstance(outputs, dict):  # of a model with one output, whose name JSON does not say
+    if not isinstance(outputs, dict):  # for a model with one output, the JSON does not contain its name
         outputs = {"output": outputs}
     return {name: np.asarray(value) for name, value in outputs.items()}
 
 
 def predict_by_grpc(address, model, arrays, version=None, timeout=10.0):
-    """Returns output name -> array. Raises: RuntimeError: with what the server says."""
+    """Returns output name -> array. Raises: RuntimeError: the error of the server."""
     import grpc
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
@@ -42,7 +42,7 @@ def predict_by_grpc(address, model, arrays, version=None, timeout=10.0):
         request.model_spec.version.value = version
     for name, array in arrays.items():
         request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
-    # A program that asks often keeps the channel: connecting takes longer than an answer.
+    # A program that sends many requests should keep the channel, because connecting takes longer than an answer.
     with grpc.insecure_channel(address) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         try:

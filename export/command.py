@@ -68,7 +68,7 @@ USUAL_MODEL_NAME = "model"  # default of keras-ddl serve, keras-ddl predict and 
 @click.option("--inputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
 @click.option("--outputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the only one.")
 @click.option("--meta-graph", metavar="FILE", help="For a graph-mode script: its graph, if it is not found.")
-@startup_notes.hidden()  # importing TensorFlow runs a thread, beside which a fork is not safe
+@startup_notes.hidden()  # before TensorFlow's import starts a thread, because forking with threads is not safe
 def command(
     checkpoints: str | None,
     output: str | None,
@@ -121,14 +121,14 @@ def command(
     source, wanted, number = Path(checkpoints), parse_which(which), parse_version(version)
 
     def export(folder: str | Path, version: int | str | None = None, keep: int | None = None) -> ExportResult:
-        of_graph = [inputs, outputs, meta_graph]
-        if of_graph != [None, None, None] or not source.is_dir() or _is_of_saver(source):
+        graph_options = [inputs, outputs, meta_graph]
+        if graph_options != [None, None, None] or not source.is_dir() or _is_from_saver(source):
             if signatures:
                 raise ConfigError(
                     "--signature and --encoded-images are for a directory that callbacks.Checkpoint has written. "
                     f"Received: {checkpoints!r}. For a graph-mode script, --outputs sets the outputs."
                 )
-            result = _graph_mode(checkpoints, folder, *of_graph, version=version, keep=keep)
+            result = _graph_mode(checkpoints, folder, *graph_options, version=version, keep=keep)
             if result is not None:
                 return result
         # Checked before TensorFlow is imported, which takes seconds.
@@ -174,8 +174,8 @@ def command(
     return 0
 
 
-def _is_of_saver(directory: Path) -> bool:
-    """Whether a Saver wrote `directory`. keras_ddl's may also contain a file `checkpoint`, of a CheckpointManager."""
+def _is_from_saver(directory: Path) -> bool:
+    """Whether a Saver wrote `directory`. A CheckpointManager may also have put a file `checkpoint` into keras_ddl's."""
     return (directory / "checkpoint").is_file() and not list_bases(directory)
 
 
@@ -189,9 +189,9 @@ def _graph_mode(
     version: int | str | None,
     keep: int | None,
 ) -> ExportResult | None:
-    """Exports a Saver's checkpoint. Returns None if it is not a Saver's and no option requires one."""
+    """Exports a Saver's checkpoint. Returns None if no Saver wrote it and no option requires one."""
     path = Path(checkpoint)
-    has_file = path.with_name(path.name + ".index").exists() or _is_of_saver(path)
+    has_file = path.with_name(path.name + ".index").exists() or _is_from_saver(path)
     if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
         return None
     import_without_keras()

@@ -85,8 +85,8 @@ def export_saved_model(
     Raises: CheckpointError: the checkpoint is missing or damaged. ExportError: the version exists, out_dir is not
         writable, no base graph, custom ops, NaN weights, outputs differ, a signature names an unknown output. Nothing
         is published then.
-    Cost: reads and writes the weights once, holding half a gigabyte or the largest tensor in memory; then the clean
-        process loads them. Importing TensorFlow takes longest.
+    Cost: reads and writes the weights once, holding half a gigabyte in memory, or the largest tensor, or the largest
+        part of it if ranks have saved parts; then the clean process loads them. Importing TensorFlow takes longest.
     """
     if validate not in ("process", "here", "off"):
         raise ConfigError(f"validate must be 'process', 'here' or 'off'. Received: {validate!r}.")

@@ -24,48 +24,47 @@ T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
 
-_SET_BY = "Set by "
-
 
 class Seconds:
-    """How long the processes of a job wait for each other, in seconds. Users' settings are in the table below."""
+    """Waiting times between the processes of a job, in seconds. Users' settings are in the table below."""
 
     # Connections.
     CONNECT = 30.0  # until a rank's wrapper has found the launcher
-    ADMIT = 60.0  # until the launcher has heard it: strangers may flood it, or its machine may freeze
-    PROOF = 30.0  # a process proves at once that it belongs to the job; this allows for a machine that freezes
+    ADMIT = 60.0  # until the launcher has admitted a wrapper: strangers may flood it, or its machine may freeze
+    PROOF = 30.0  # until a process has proved that it belongs to the job, on a machine that may freeze
     MEET = 10.0  # until a rank on another host answers
-    LOOK_AGAIN = 1.0  # until a rank looks whether those that it waits for still wait for it
-    LOST_AFTER = 25.0  # without a sign of life from another host: a network may be down for a moment
+    LOOK_AGAIN = 1.0  # until a rank checks again whether the ranks that it waits for still wait for it
+    LOST_AFTER = 25.0  # until another host without a sign of life counts as lost: a network may be down for a moment
     # The start and the end of a job.
     START = 120.0  # until all ranks have connected
-    AFTER_FAILURE = 5.0  # a wrapper that fails before it has connected leaves the others waiting: they are then ended
+    AFTER_FAILURE = 5.0  # until all others are ended, if a wrapper has failed before it connected
     GRACE = 2.0  # from SIGTERM to SIGKILL
     INTERRUPT_GRACE = 5.0  # from SIGINT to SIGKILL
-    STARTER_END = 3.0  # until what started the ranks has ended after them
-    DAEMONS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
-    MPIRUN_GRACE = 0.4  # Open MPI follows its SIGTERM with SIGKILL after a second: the program must be reported by then
-    MPIRUN_END = 5.0  # after the launcher is gone
-    DRAIN = 0.3  # processes that a program has left may keep its output open
+    STARTER_END = 3.0  # until the starter of the ranks has ended after them
+    DAEMONS = 5.0  # until mpirun's daemons have ended and removed their files, after mpirun has ended
+    MPIRUN_GRACE = 0.4  # from SIGTERM to SIGKILL under Open MPI, which sends SIGKILL itself after a second
+    MPIRUN_END = 5.0  # until mpirun has ended, after the launcher is gone
+    DRAIN = 0.3  # for the rest of a program's output, which processes left behind may keep open
     GOODBYE = 15.0  # until the launcher lets a wrapper leave
     # Lost ranks.
-    KILLING = 5.0  # what cannot be killed is given up
-    LEAVING = 30.0  # a rank that has left the job and not ended is killed
+    KILLING = 5.0  # until a process that cannot be killed is given up
+    LEAVING = 30.0  # until a rank that has left the job, but not ended, is killed
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One row. `name`: without the prefix. `default`: the value when the variable is unset or empty."""
+    """One row of the table.
+
+    Attributes:
+        name: the name without the prefix. default: the value when the variable is unset or empty.
+        is_set_by_keras_ddl: whether keras_ddl's processes set it for each other, so that it is not a user's setting.
+    """
 
     name: str
     type: str
     default: Any
     why: str
-
-    @property
-    def is_set_by_keras_ddl(self) -> bool:
-        """Whether it passes a value from one process of keras_ddl to another, and is not a user's setting."""
-        return self.why.startswith(_SET_BY)
+    is_set_by_keras_ddl: bool = False
 
     @property
     def environment_name(self) -> str:
@@ -211,8 +210,8 @@ _TABLE = (
         "DEVICE",
         "auto, nccl or staged",
         "auto",
-        "How PyTorch's tensors on GPUs travel. 'auto': by NCCL where all ranks are on one host, each with a GPU of its "
-        "own, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
+        "How PyTorch's tensors on GPUs are sent. 'auto': by NCCL if all ranks are on one host and each has its own "
+        "GPU, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
         "with the same bits as for CPU tensors.",
     ),
     Variable(
@@ -295,28 +294,49 @@ _TABLE = (
         "Whether `keras-ddl run` checks, before the ranks start, that hosts can be reached, have the same versions and "
         "have room in /dev/shm.",
     ),
-    Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was restarted."),
+    Variable(
+        "RESTART",
+        "count",
+        0,
+        "Set by the launcher: how many times the job was restarted.",
+        is_set_by_keras_ddl=True,
+    ),
     Variable(
         "JOB_DIR",
         "path",
         None,
         "Set by the launcher of a job with restarts: a directory on the host's disk, the same after a restart, removed "
         "at the job's end.",
+        is_set_by_keras_ddl=True,
     ),
     Variable(
         "RANK_PROCESS",
         "count",
         0,
         "Set by init: the process id of the rank, so that its child processes know that they are not ranks.",
+        is_set_by_keras_ddl=True,
     ),
-    Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank writes the report of an uncaught exception."),
-    Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: the launcher's address."),
+    Variable(
+        "RUN_DIR",
+        "path",
+        None,
+        "Set by the launcher: where a rank writes the report of an uncaught exception.",
+        is_set_by_keras_ddl=True,
+    ),
+    Variable(
+        "LAUNCHER",
+        "text",
+        None,
+        "Set by the launcher for the wrapper of each rank: the launcher's address.",
+        is_set_by_keras_ddl=True,
+    ),
     Variable(
         "HOST_RANK",
         "rank/size/hosts@directory",
         None,
         "Set by the launcher if it starts the ranks without mpirun: this rank's number (spares start at `size`), and "
         "the directory of the sockets of this host's ranks.",
+        is_set_by_keras_ddl=True,
     ),
     Variable(
         "JOB_ID",
@@ -324,6 +344,7 @@ _TABLE = (
         None,
         "Set by the launcher for the processes that start ranks on several hosts without mpirun: a secret from which "
         "each host makes the name of the job's directory.",
+        is_set_by_keras_ddl=True,
     ),
     Variable(
         "SSH",
@@ -336,17 +357,17 @@ _TABLE = (
         "MPIRUN",
         "path",
         None,
-        "If set, this mpirun starts the ranks. Default, where a job needs one: the one keras_ddl was built with, then "
-        "the one next to python, then PATH.",
+        "If set, this mpirun starts the ranks. Default, if a job needs one: the mpirun that keras_ddl was built with, "
+        "then the one next to python, then PATH.",
     ),
 )
 
-_OF_PARTS = (
-    Variable(name, row["type"], row.get("default"), row["why"])
+_PART_VARIABLES = (
+    Variable(name, row["type"], row.get("default"), row["why"], row.get("is_set_by_keras_ddl", False))
     for part in parts.installed()
     for name, row in part.settings.items()
 )
-VARIABLES: Mapping[str, Variable] = {row.name: row for row in (*_TABLE, *_OF_PARTS)}
+VARIABLES: Mapping[str, Variable] = {row.name: row for row in (*_TABLE, *_PART_VARIABLES)}
 
 
 def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
@@ -381,8 +402,8 @@ def unknown() -> list[str]:
 
 
 def chosen() -> dict[str, str]:
-    """Returns the texts of the variables in the table that the user has set, without those that the launcher sets."""
-    names = (row.environment_name for row in VARIABLES.values() if not row.why.startswith("Set by"))
+    """Returns the texts of the table's variables that the user has set, without variables that the launcher sets."""
+    names = (row.environment_name for row in VARIABLES.values() if not row.is_set_by_keras_ddl)
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 

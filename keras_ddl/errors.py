@@ -7,6 +7,7 @@ which rank, and what to do.
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -40,7 +41,7 @@ class KerasDdlError(Exception):
     """Base of every error raised by keras_ddl."""
 
     # While it traces a tf.function, TensorFlow's autograph replaces exceptions it does not know by a StagingError. This
-    # attribute tells it to let them through as they are (tensorflow/python/autograph/impl/api.py, 2.16 to 2.21).
+    # attribute tells it to let them through unchanged (tensorflow/python/autograph/impl/api.py, 2.16 to 2.21).
     ag_pass_through = True
     # The name of the collective that failed; "" where the error is not that of a collective.
     tensor = ""
@@ -55,8 +56,7 @@ class NotInitializedError(KerasDdlError, RuntimeError):
 
 
 class DependencyError(KerasDdlError, ImportError):
-    """TensorFlow, MPI, the native library or a part of keras_ddl is missing, or its version does not work with
-    keras_ddl."""
+    """TensorFlow, MPI, the native library or a part of keras_ddl is missing, or has an incompatible version."""
 
 
 class RankMismatchError(KerasDdlError, RuntimeError):
@@ -70,9 +70,9 @@ class DriftError(RankMismatchError):
 class RankLostError(KerasDdlError, RuntimeError):
     """Another rank died, left the job or shut down while this one was waiting for it."""
 
-    # Whether it left in an orderly way: its process ended by itself, or called shutdown().
+    # Whether the rank left in an orderly way: its process ended by itself, or called shutdown().
     has_left = False
-    # The ranks that are gone, as far as is known.
+    # The lost ranks, as far as they are known.
     ranks: tuple[int, ...] = ()
 
 
@@ -89,8 +89,7 @@ class CollectiveError(KerasDdlError, RuntimeError):
 
 
 class StepCancelledError(CollectiveError):
-    """A collective was cancelled because another rank's step failed. The call of the step raises that rank's error
-    instead."""
+    """A collective was cancelled because another rank's step failed; the step's call raises that rank's error."""
 
 
 class CheckpointError(KerasDdlError, RuntimeError):
@@ -129,14 +128,14 @@ _MOST_POSITIONS = 4  # in one message
 # The last errors of lost ranks in this process, the newest last.
 _lost: collections.deque[RankLostError] = collections.deque(maxlen=8)
 
-# The numbers in the job of the ranks of each communicator, by its id. Of the communicator of all ranks they are equal.
+# Id of a communicator -> its ranks' numbers in the job, which equal their own in the communicator of all ranks.
 _ranks_of: dict[int, Sequence[int]] = {}
-# Returns the position of a rank on the mesh in words.
+# Describes the position of a rank on the mesh.
 _position_of: Callable[[int], str] | None = None
 
 
 def number_ranks(communicator: int, ranks: Sequence[int] | None) -> None:
-    """From now on errors give ranks of the communicator with this id by their numbers in the job; None: as they are."""
+    """Makes errors name ranks of the communicator with this id by numbers in the job; None: by its own numbers."""
     if ranks is None:
         _ranks_of.pop(communicator, None)
     else:
@@ -144,7 +143,7 @@ def number_ranks(communicator: int, ranks: Sequence[int] | None) -> None:
 
 
 def name_positions(position_of: Callable[[int], str] | None) -> None:
-    """From now on messages of the native library also give the positions on a mesh of the ranks that they name."""
+    """Makes the native library's messages also contain the positions on a mesh of the ranks that they name."""
     global _position_of
     _position_of = position_of
 
@@ -194,7 +193,7 @@ def from_code(
 def lost_rank_behind(error: BaseException | None) -> RankLostError | None:
     """Returns the RankLostError that `error` was raised from, or whose message `error` contains, or None.
 
-    Another library may have turned the RankLostError into an error of its own that keeps only the text.
+    Another library may have turned the RankLostError into its own error, which keeps only the text.
     """
     seen: list[BaseException] = []
     while error is not None and error not in seen:
@@ -207,3 +206,8 @@ def lost_rank_behind(error: BaseException | None) -> RankLostError | None:
         seen.append(error)
         error = error.__cause__ or error.__context__
     return None
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether the messages of two ranks are equal apart from numbers."""
+    return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)

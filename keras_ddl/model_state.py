@@ -1,7 +1,6 @@
 """Saves a Keras model's state to a checkpoint, and restores it.
 
-Weights are stored under `weights/<path of the Keras variable>`. The base graph's variables have the same keys, so an
-export copies key by key and needs neither Keras nor the model's code. Metrics are not saved.
+checkpoint/model_keys.py says under which keys. Metrics are not saved.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.matching import dtype_of, match, table
+from keras_ddl.checkpoint.model_keys import built_optimizers, keyed, named, optimizers_of, slots_of, weights_of
 from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, by_bundle, tensor_of
 from keras_ddl.compat.names import is_seed
 from keras_ddl.errors import CheckpointError
@@ -55,7 +55,7 @@ def __dir__() -> list[str]:
 COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
 _WHAT = "A checkpoint"
 _GROUP_BYTES = 2**26
-_BYTES_AT_MOST = 16  # of an entry
+_ENTRY_BYTES = 16  # of the largest dtype, complex128
 
 
 class Base(Protocol):
@@ -132,8 +132,8 @@ def take(
         raise CheckpointError(
             f"A checkpoint needs a model with weights. Received: {model.name!r}, which has no weights."
         )
-    built = _built_optimizers(model) if optimizer else {}
-    slots = _slots_of(built)
+    built = built_optimizers(model) if optimizer else {}
+    slots = slots_of(built)
     bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]
     proofs = {each.name: each.evidence() for each in bases} if evidence else {}
 
@@ -173,12 +173,12 @@ def spread_variables(model: Any) -> dict[str, ShardedVariable]:
     """
     from keras_ddl.strategy.shards.sharded_slots import sharded_variable  # an export reads checkpoints without Keras
 
-    variables = {**weights_of(model), **_slots_of(_built_optimizers(model))}
+    variables = {**weights_of(model), **slots_of(built_optimizers(model))}
     return {key: spread for key, each in variables.items() if (spread := sharded_variable(each)) is not None}
 
 
 def take_parts(model: Any, reached: Sequence[bool]) -> list[bundle.Part | None]:
-    """Returns what this rank writes of each of `spread_variables`. COLLECTIVE if some rank cannot reach the files.
+    """Returns this rank's part of each of `spread_variables`, to write it. COLLECTIVE if a rank cannot reach the files.
 
     reached: which ranks reach the files, as `files.reaching` returns.
     """
@@ -212,9 +212,9 @@ def restore_checkpoint(
 ) -> ckpt.Checkpoint:
     """Restores a checkpoint into a built, compiled model: training continues as if it had not stopped.
 
-    Every rank may call it, because it only reads; or rank 0 calls it and broadcasts the result, unless variables are
-    spread over ranks: of these, each rank reads what it holds. All names, shapes and dtypes are compared before the
-    first variable is changed.
+    Every rank may call it, because it only reads. Alternatively, rank 0 calls it and broadcasts the result, unless
+    variables are spread over ranks, because each rank reads only its own part of such variables. All names, shapes and
+    dtypes are compared before the first variable is changed.
 
     Args:
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
@@ -242,10 +242,11 @@ def restore_complete(
     seeds: str = "all",
     metric: str | None = None,
 ) -> tuple[ckpt.Checkpoint, dict[str, tuple[str, str]]]:
-    """Restores all variables but those that are spread over ranks. Arguments and errors are those of
-    `restore_checkpoint`.
+    """Restores all variables except variables that are spread over ranks.
 
-    Returns: the checkpoint; and of each of `spread_variables` that it has, by key: the bundle, and the key there.
+    Arguments and errors are as for `restore_checkpoint`.
+
+    Returns: the checkpoint, and a dict key -> (bundle, key in the bundle) of the `spread_variables` that it has.
     """
     from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without them
 
@@ -254,7 +255,7 @@ def restore_complete(
     checkpoint = ckpt.find(ckpt_dir, which, metric)
     ckpt.validate(checkpoint)
     state = checkpoint.state or {}
-    has_optimizers = optimizer and bool(_optimizers_of(model))
+    has_optimizers = optimizer and bool(optimizers_of(model))
     if has_optimizers:
         if state["optimizer"] is None:
             raise CheckpointError(
@@ -262,22 +263,22 @@ def restore_complete(
                 "Pass optimizer=False to start with a new optimizer."
             )
         build_optimizers(model, optimizers_to_build(model, checkpoint))
-    spread, of_spread = spread_variables(model), {}
+    spread, spread_sources = spread_variables(model), {}
     for name, targets, source in _sources(model, checkpoint, optimizer=has_optimizers):
         if seeds == "none":
             source = {target: key for target, key in source.items() if not is_seed(targets[target])}
-        of_spread.update({target: (name, key) for target, key in source.items() if target in spread})
+        spread_sources.update({target: (name, key) for target, key in source.items() if target in spread})
         complete = [each for each in source if each not in spread]
         prefix = str(checkpoint.path / name)
         with bundle.translated(_WHAT, prefix, CheckpointError):
-            # In groups: so much is in memory twice.
+            # In groups, because a group's values are in memory twice.
             for group in in_groups(
-                complete, [math.prod(targets[key].shape) * _BYTES_AT_MOST for key in complete], _GROUP_BYTES
+                complete, [math.prod(targets[key].shape) * _ENTRY_BYTES for key in complete], _GROUP_BYTES
             ):
                 values = bundle.read(prefix, {source[target]: dtype_of(targets[target]) for target in group})
                 for target in group:
                     targets[target].assign(values.pop(source[target]))
-    return checkpoint, of_spread
+    return checkpoint, spread_sources
 
 
 def read_boxes(prefix: str, key: str, variable: ShardedVariable, boxes: Sequence[Box]) -> np.ndarray:
@@ -289,21 +290,6 @@ def read_boxes(prefix: str, key: str, variable: ShardedVariable, boxes: Sequence
 
     with bundle.translated(_WHAT, prefix, CheckpointError):
         return np.asarray(bundle.read_boxes(prefix, key, variable.dtype.name, variable.full_shape, boxes))
-
-
-def weights_of(model: Any) -> dict[str, Any]:
-    """Returns key -> Keras variable of all weights and seed states of a model, in Keras's order, each once.
-
-    If several variables share a path, '#2', '#3'... are appended in that order.
-    """
-    from keras_ddl.compat.models import is_built  # an export reads checkpoints without Keras
-
-    if not is_built(model):
-        raise CheckpointError(
-            f"A model must be built before its weights are used. Received: {type(model).__name__} {model.name!r}, "
-            "not built yet. Call it on a batch, or give it an Input, first."
-        )
-    return keyed(WEIGHTS, model.variables)
 
 
 def trackable(model: Any) -> Any:
@@ -321,8 +307,9 @@ def trackable(model: Any) -> Any:
 
 
 def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[str, list[int] | None]]:
-    """Returns (name, positions of its variables in `weights_of(model)`) of every optimizer in a checkpoint that is not
-    built here; positions None: the model's trainable variables.
+    """Returns (name, positions of its variables in `weights_of(model)`) of a checkpoint's unbuilt optimizers.
+
+    Optimizers that are built here are left out. Positions None: the model's trainable variables.
 
     Raises: CheckpointError: the model does not have such an optimizer.
     """
@@ -331,7 +318,7 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
     place = {
         key: number for number, key in enumerate(match(table(variables), stored, "weight", checkpoint.path).values())
     }
-    optimizers = _optimizers_of(model)
+    optimizers = optimizers_of(model)
     unbuilt: list[tuple[str, list[int] | None]] = []
     for name, _, keys in state["optimizers"]:
         if name not in optimizers:
@@ -348,7 +335,7 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
 
 def build_optimizers(model: Any, plan: Sequence[tuple[str, Sequence[int] | None]]) -> None:
     """Builds the optimizers that `optimizers_to_build` returned on this or another rank."""
-    optimizers, variables = _optimizers_of(model), list(weights_of(model).values())
+    optimizers, variables = optimizers_of(model), list(weights_of(model).values())
     for name, positions in plan:
         if not optimizers[name].built:
             chosen = model.trainable_variables if positions is None else [variables[each] for each in positions]
@@ -364,38 +351,8 @@ def _sources(
     weights = match(table(variables), state["weights"], "weight", checkpoint.path)
     sources = [(WEIGHTS, variables, weights)]
     if optimizer:
-        optimizers = _optimizers_of(model)
+        optimizers = optimizers_of(model)
         slots = keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
         stored = match(table(slots), state["optimizer"], "optimizer variable", checkpoint.path)
         sources.append((OPTIMIZER, slots, stored))
     return sources
-
-
-def _built_optimizers(model: Any) -> dict[str, Any]:
-    return {name: each for name, each in _optimizers_of(model).items() if each.built}
-
-
-def _slots_of(optimizers: Mapping[str, Any]) -> dict[str, Any]:
-    return keyed(OPTIMIZER, [variable for each in optimizers.values() for variable in each.variables])
-
-
-def _optimizers_of(model: Any) -> dict[str, Any]:
-    from keras_ddl.compat.models import named_optimizers_of  # an export reads checkpoints without Keras
-
-    return named_optimizers_of(model)
-
-
-def named(variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> variable, each once, in order. The name is the Keras path, with '#2', '#3'... if it repeats."""
-    names: dict[str, Any] = {}
-    times: dict[str, int] = {}
-    for variable in {id(variable): variable for variable in variables}.values():
-        path = getattr(variable, "path", variable.name)  # tf.Variables have only names
-        times[path] = times.get(path, 0) + 1
-        names[path if times[path] == 1 else f"{path}#{times[path]}"] = variable
-    return names
-
-
-def keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns key in the bundle `prefix` -> variable."""
-    return {bundle.variable_key(prefix, name): variable for name, variable in named(variables).items()}

@@ -2,9 +2,9 @@
 
 A part is a folder of the repository with a part.toml (resilience/, export/, serving/, those in integrations/ and
 observe/), installed as a package of keras_ddl. If its folder is deleted, everything else works as before. Its part.toml
-says what it adds:
+lists its additions:
 
-    public = true                        # keras_ddl.NAME works without an import of its own
+    public = true                        # keras_ddl.NAME works without a separate import
     [commands.serve]                     # the command `keras-ddl serve`
     module = "keras_ddl.serving.serve_command"
     help = "Serve a SavedModel over gRPC and REST, for trials."

@@ -205,8 +205,7 @@ _LUONG = {"luong5": (1, 2, 5), "luong10": (1, 2, 10), "luong234": (2, 3, 4)}  # 
 
 
 def luong_decay(learning_rate: float, total_steps: int, scheme: str = "luong10") -> Staircase:
-    """Returns the decay of TensorFlow's NMT tutorial, which halves the rate several times in the last part of the
-    training.
+    """Returns the decay of TensorFlow's NMT tutorial, which halves the rate several times late in the training.
 
     Args:
         total_steps: optimizer steps of the whole training.

@@ -1,8 +1,8 @@
-"""How the ranks that train admit newcomers, and let ranks leave, between two steps (joining.py)."""
+"""Lets the training ranks admit newcomers, and lets ranks leave, between two steps (joining.py)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.communicator.newcomers import history
@@ -13,15 +13,12 @@ from keras_ddl.resilience.joining_state import STATE, JoiningInFit, State, share
 from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.keras_patches.standby import writers_of
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
-
-TRIAL_STEPS = 20  # before each of them newcomers prove that they have what the others have
+TRIAL_STEPS = 20  # before each of them, newcomers prove that their state equals the others'
 
 
 class Admission(JoiningInFit):
@@ -57,7 +54,7 @@ class Admission(JoiningInFit):
         self._record.answer_questions()
         for name, call in self._waiting().items():
             if call < self._record.calls or (call == self._record.calls and not self._record.in_call):
-                board.answer(name, self._record.pickled())  # what it was to join has ended
+                board.answer(name, self._record.pickled())  # the call that it wanted to join has ended
             elif call == self._record.calls and self._callbacks is not None and name not in self._called:
                 self._wanting.add(name)
         members = communicator.members()
@@ -74,8 +71,9 @@ class Admission(JoiningInFit):
         self.prove_before_step(callbacks)
 
     def prove_before_step(self, callbacks: CallbackList) -> None:
-        """Calls `prove` before the first steps with newcomers and before the first step of each epoch, when no step has
-        used yet what callbacks have changed. COLLECTIVE in these cases.
+        """Calls `prove` before the first steps with newcomers and each epoch's first step. COLLECTIVE in these cases.
+
+        At these points, no step has used callbacks' changes yet.
         """
         if self._steps < TRIAL_STEPS or self._begins_epoch:
             self.prove(callbacks)
@@ -83,8 +81,7 @@ class Admission(JoiningInFit):
         self._steps += 1
 
     def prove(self, callbacks: CallbackList) -> None:
-        """Checks that newcomers hold what the others hold; newcomers that do not leave the job. COLLECTIVE if there are
-        newcomers.
+        """Makes newcomers leave the job if their state differs from the others'. COLLECTIVE if there are newcomers.
 
         Cost: a checksum of all weights and slots and one small exchange; nothing in jobs without newcomers.
         """
@@ -157,8 +154,10 @@ class Admission(JoiningInFit):
             )
 
     def become_first(self) -> None:
-        """Called when this rank becomes rank 0. The lost rank 0 may have taken newcomers' questions with it, and may
-        have called newcomers that no other rank knows.
+        """Called when this rank becomes rank 0.
+
+        The lost rank 0 may have taken newcomers' questions with it, and may have called newcomers that no other rank
+        knows.
         """
         self._board.has_question = True
 
@@ -191,7 +190,7 @@ class Admission(JoiningInFit):
             position=(epochs, batches),
             record=record,
             arrays=arrays,
-            callbacks=self._changes.since(writers_of(callbacks.callbacks)),
+            callbacks=self._changes.since(callbacks.callbacks),
             agreed=[plain_attributes(each) for each in callbacks.agreed_state()],
             passes=order.passes(),
             slots=sharded_slots.numbers_in(agreement.all_variables(callbacks.model)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,11 @@ class ContinuingJob(Survival):
         return replayed_calls.call_of_trainer(self, method, model, call, callbacks)
 
 
-@functools.cache
+_of_job: list[ContinuingJob] = []
+
+
 def of_job() -> ContinuingJob:
     """Returns the Resilience of this job."""
-    return ContinuingJob()
+    if not _of_job or not history.recovers():  # `keras_ddl.shutdown` has ended an earlier job of this process
+        _of_job[:] = [ContinuingJob()]
+    return _of_job[0]

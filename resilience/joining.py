@@ -1,20 +1,20 @@
-"""How a newcomer becomes a rank while the others train: between two steps it gets their state.
+"""Makes a newcomer a rank while the other ranks train. It gets their state between two steps.
 
-A spare (`keras-ddl run --spares`) runs the script from its first line, with results that the others have recorded
-(communicator/newcomers/history.py), until the `fit` begins that the others are in. There it asks to join, and rank 0
+A spare (`keras-ddl run --spares`) runs the script from its first line, with results that the other ranks have recorded
+(communicator/newcomers/history.py), until it reaches the `fit` that they are running. There it asks to join, and rank 0
 decides for all ranks after which call they meet it. Then rank 0 sends variables, metrics, the position in the data and
-the state of callbacks since fit began, as a checkpoint would, and the spare continues like a resumed fit. On a mesh
-rank 0 admits only as many as make the mesh larger; the others wait.
+the state of callbacks since fit began, which a checkpoint would also contain, and the spare continues like a resumed
+fit. On a mesh rank 0 admits only as many newcomers as make the mesh larger; the others wait.
 
 Ranks see on their boards (communicator/newcomers/board.py) that newcomers are to be admitted. Rank 0 writes this before
-a step that no rank can end without rank 0, so all ranks have seen it before the next step. Ranks that are to leave the
-job hand over what only they hold at that moment, too, and leave.
+a step that no rank can end without rank 0, so all ranks have seen it before the next step. At the same moment, ranks
+that are to leave the job hand over any state that only they hold, and leave.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +36,10 @@ from keras_ddl.resilience.survival import Survival
 from keras_ddl.state import callback_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.base import strategy_of
-from keras_ddl.strategy.keras_patches.standby import standing_in, writers_of
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together, garbage
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 _FIT = "Model.fit"  # as replayed_calls.py records it
 
@@ -59,7 +56,7 @@ class Newcomer(JoiningInFit):
         self._replay = replay
         self._state_of_all: State | None = None
         self._restoration: Restoration | None = None
-        self._values: list[tuple[Any, Any]] = []  # of variables, as the others have given them
+        self._values: list[tuple[Any, Any]] = []  # (variable, the value received for it)
 
     def begin_fit(self, callbacks: CallbackList) -> None:
         """Becomes a rank at the end of on_train_begin of the fit that the other ranks are in. COLLECTIVE with them.
@@ -113,14 +110,11 @@ class Newcomer(JoiningInFit):
         """Called before this newcomer's first step: its callbacks get the state of the others' callbacks."""
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
-        for each in callbacks.callbacks:
-            if (standby := standing_in(each)) is not None:
-                standby.begin_late()
-        callback_state.set_states(callback_state.named(writers_of(callbacks.callbacks)), state.callbacks)
-        for (
-            variable,
-            value,
-        ) in self._values:  # which its callbacks may have changed on its way, as they know nothing yet
+        for each in callbacks.stand_ins:
+            each.begin_late()
+        callback_state.set_states(callback_state.named(callbacks.callbacks), state.callbacks)
+        # This newcomer's callbacks may have changed these variables, because they lacked the others' state.
+        for variable, value in self._values:
             variable.value.assign(value)
         self._values = []
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
@@ -151,7 +145,7 @@ class Newcomer(JoiningInFit):
         self._restoration = Restoration(model, state.record, state.arrays)
         self._restoration.at_train_begin()
         fits.begin_at(model, state.position[0])
-        # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
+        # With separate passes, so that its reads until then are not compared with the others' reads.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
 
 
@@ -172,7 +166,7 @@ def _trace_ahead(model: Any) -> None:
         with garbage.paused():
             caller.trace_ahead(reading.iterator.batch_rows)
             if (traced := caller.common_trace()) is not None:
-                caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
+                caller.cut_step.trace_digest(traced.concrete, [])  # the result is cached
         gc.collect()  # else Python does so when the others wait
-    except Exception:  # of the program's code, which may lack the state of the others: all trace it again together
+    except Exception:  # the program's code may lack the other ranks' state, so all ranks trace it again together
         caller.forget_traces()

@@ -1,35 +1,26 @@
-"""How ranks join a job, as the job calls it; and how a rank that cannot join ends."""
+"""The interface through which a job lets ranks join, and the end of a rank that cannot join."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from keras_ddl.communicator.reporting import error_report
+from keras_ddl.strategy import resilience
 from keras_ddl.topology.launcher import find_launcher
 
 
-class Joining:
-    """No rank joins: nothing here does anything. Methods that Resilience has, too, do what they say there.
+class Joining(resilience.Joining):
+    """The interface for the job itself, which needs more than a Strategy does.
 
     Attributes:
-        has_newcomers: ranks have joined at some time; all ranks compare from then on, whoever is left.
         is_on_its_way: this rank has joined, and has made no step yet.
     """
 
-    has_newcomers = False
     is_on_its_way = False
 
-    def begin_fit(self, callbacks: Any) -> None: ...
-    def begin_epoch(self) -> bool:
-        return False
-
-    def between_steps(self, caller: Any) -> None: ...
-    def check_batch(self, batch: Any) -> None: ...
-    def prove(self, callbacks: Any) -> None: ...
-    def end_fit(self) -> None: ...
     def look(self) -> None:
         """Lets rank 0 answer ranks that want to join. Called now and then."""
 

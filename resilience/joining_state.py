@@ -1,4 +1,4 @@
-"""What members and newcomers share: the state that newcomers get, and what all ranks begin anew (joining.py)."""
+"""Code for members and newcomers: the state that newcomers get, and the objects that all ranks reset (joining.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import pickle
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,19 @@ from keras_ddl.state.callback_state import Changes
 from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.base import strategy_of
-from keras_ddl.strategy.keras_patches.standby import writers_of
+from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
 
 
 @dataclass
 class State:
-    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has
-    agreed on.
+    """The state that a newcomer gets.
 
-    `slots`: numbers of the variables in shards, whose values it gets later (state/generations.py).
+    `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has agreed on. `slots`: numbers
+    of the variables in shards, whose values it gets later (state/generations.py).
     """
 
     finished: int
@@ -65,11 +62,12 @@ class JoiningInFit(Joining):
     def begin_fit(self, callbacks: CallbackList) -> None:
         if fits.is_outermost(callbacks.model):
             self._callbacks = callbacks
-            self._changes = Changes(writers_of(callbacks.callbacks))
+            self._changes = Changes(callbacks.callbacks)
 
     def _begin_anew(self, callbacks: CallbackList) -> None:
-        """Forgets state that a newcomer cannot have. All ranks that have met a newcomer do this between the same two
-        calls, even if it is lost meanwhile.
+        """Forgets state that a newcomer cannot have.
+
+        All ranks that have met a newcomer do this between the same two calls, even if it is lost meanwhile.
         """
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces(but=callbacks.model.train_function)  # see agree_on_trace
@@ -79,13 +77,12 @@ class JoiningInFit(Joining):
         self._compares_batch = True
 
     def agree_on_trace(self, callbacks: CallbackList, caller: failing_together.Caller) -> None:
-        """Keeps the trace of the training step if all ranks have the same one. COLLECTIVE over all ranks, newcomers
-        included."""
+        """Keeps the training step's trace if all ranks have the same trace. COLLECTIVE over all ranks and newcomers."""
         variables, traced, digest, reads = agreement.all_variables(callbacks.model), caller.common_trace(), None, b""
         if traced is not None:
             values = [each.value for each in variables]
-            of_trace, reads = caller.cut_step.trace_digest(traced.concrete, values)
-            digest = traced.kind, of_trace
+            trace_digest, reads = caller.cut_step.trace_digest(traced.concrete, values)
+            digest = traced.kind, trace_digest
         digests, reads_of_ranks = zip(*communicator.all_gather_object((digest, reads), name="keras_ddl/joining/trace"))
         is_same = traced is not None and all(each == digest for each in digests)
         if is_same and self._is_new and reads != reads_of_ranks[0]:
@@ -115,8 +112,7 @@ _models: list[weakref.ref[Any]] = []  # of all calls until now, as they were fir
 
 
 def share_variables(model: Any, giver: int) -> None:
-    """Gives newcomers the variables of `model` and of all models of earlier calls. COLLECTIVE over all
-    ranks.
+    """Gives newcomers the variables of `model` and of all models of earlier calls. COLLECTIVE over all ranks.
 
     Variables that a newcomer could not build get their values when a step first uses them.
     """

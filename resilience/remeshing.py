@@ -1,31 +1,30 @@
-"""Continues with another mesh when ranks are lost or join: slices are redistributed, ranks without a place leave, and
-the others make the communicators of the new axes.
+"""Continues with another mesh when ranks are lost or join.
+
+Slices are redistributed, ranks without a place leave, and the others make the communicators of the new axes.
 
 Every rank of a model position has its slice, one rank for each data rank. If there is only one data rank, another model
 rank has a mirror of the slice (cut/shards/mirrors.py). Shards of a slice, of optimizer variables, have mirrors on
-another data rank. So what a lost rank had still exists, unless all ranks that have it are lost together.
+another data rank. So the state of a lost rank still exists, unless all ranks that hold it are lost together.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
 from keras_ddl.resilience.survivors import NewMesh, largest_mesh
 from keras_ddl.resilience.why_it_ends import TooFewError
 from keras_ddl.state.placements import MeshPlace, place_on_mesh
+from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.mesh import ranks
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.base import BaseStrategy
-    from keras_ddl.strategy.mesh.layout import Layout
-    from keras_ddl.topology import Topology
+from keras_ddl.strategy.mesh.layout import VariableLayout
+from keras_ddl.topology import Topology
 
 
-def layout_of(strategies: Sequence[BaseStrategy]) -> Layout | None:
+def layout_of(strategies: Sequence[BaseStrategy]) -> VariableLayout | None:
     """Returns the layout over the mesh that continues, or None."""
     return next((each.mesh_layout for each in strategies if each.mesh_layout is not None), None)
 
@@ -34,8 +33,8 @@ class NextMesh:
     """The mesh that the ranks of a topology are to form. Without a layout all ranks are along its batch axis.
 
     Args:
-        strategy: the one with a layout; None: there is none. leaving: ranks that are to leave, and why. They stay if
-            fewer ranks than the job may continue with would be left.
+        strategy: the Strategy that has a layout, if any. leaving: ranks that are to leave -> reasons. They stay if
+            otherwise too few ranks would be left for the job to continue.
     """
 
     def __init__(self, strategy: BaseStrategy | None, topology: Topology, leaving: Mapping[int, str]) -> None:
@@ -44,7 +43,7 @@ class NextMesh:
 
     def arrange(self, leaves: Sequence[Any]) -> list[MeshPlace | None]:
         hosts, size = self._topology.hosts, self._topology.size
-        # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
+        # The launcher's count includes ranks that have no place in a mesh, and ranks that had done their part.
         least = min(communicator.min_ranks(), size)
         mesh = self._largest([rank for rank in range(size) if rank not in self._leaving], leaves)
         if mesh.size < max(least, 1):
@@ -95,14 +94,14 @@ class NextMesh:
             return
         try:
             strategy.job.mesh = ranks.connect(strategy.mesh_layout, topology)
-        except CollectiveError as error:  # the engine does not say who is gone
+        except CollectiveError as error:  # the engine does not name the lost ranks
             raise RankLostError(str(error)) from None
         if topology.rank == 0:
             ranks.warn_of_hosts(strategy.mesh_layout, topology)
 
 
-def size_with(ranks: int, layout: Layout, leaves: Sequence[Any]) -> int:
-    """Returns how many ranks the mesh that a number of ranks form has."""
+def size_with(ranks: int, layout: VariableLayout, leaves: Sequence[Any]) -> int:
+    """Returns the number of ranks in the largest mesh that `ranks` ranks can form."""
     return largest_mesh(layout.wanted_model_size, [0] * ranks, _extents(leaves)).size
 
 
@@ -111,7 +110,7 @@ def _extents(leaves: Sequence[Any]) -> set[int]:
 
 
 def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[MeshPlace | None]:
-    """Returns the place of each rank in the mesh that the ranks are to form. hosts: of these ranks."""
+    """Returns the place of each rank in the mesh that the ranks are to form. hosts: each rank's host."""
     staying = [hosts[each] for each in mesh.staying]
     places: list[MeshPlace | None] = [None] * len(hosts)
     for number, rank in enumerate(mesh.staying):
@@ -119,7 +118,7 @@ def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[MeshPlace | None]:
     return places
 
 
-def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:
+def say(before: VariableLayout | None, lost: Sequence[int], after: VariableLayout | None) -> None:
     """Prints on rank 0 which mesh continues. lost: ranks of the mesh before; none: others have joined it."""
     if before is None or after is None or communicator.rank() != 0:
         return

@@ -1,6 +1,7 @@
-"""Calls of fit, evaluate and predict in a job that takes newcomers. The result of a call is recorded in place of
-everything that ranks exchange during the call, and a newcomer gets the results of the calls that the others have ended
-(communicator/newcomers/history.py).
+"""Calls of fit, evaluate and predict in a job that takes newcomers.
+
+The job's record holds the result of a call instead of everything that ranks exchange during the call. A newcomer gets
+the results of all calls that the other ranks have finished (communicator/newcomers/history.py).
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from keras_ddl.strategy.base import strategy_of
 from keras_ddl.strategy.shards import sharded_slots
 
 _LOOK_SECONDS = 0.1
-_NOTED_BYTES = 1 << 20  # of one attribute: weights that a callback keeps are left out
+_RECORDED_BYTES = 1 << 20  # limit of one attribute, which leaves out weights that a callback keeps
 
 
 def call_of_trainer(
     survival: Survival, method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list
 ) -> Any:
-    """Runs a call of fit, evaluate or predict. If this is a newcomer and the others have ended the call, returns their
-    result instead and gives `callbacks` what the others' callbacks stored during the call.
+    """Runs a call of fit, evaluate or predict.
+
+    If this is a newcomer and the others have ended the call, returns their result instead and gives `callbacks` what
+    the others' callbacks stored during the call.
     """
     recorded = history.of_job()
     if recorded is None or trainer_calls.running():
@@ -39,21 +42,21 @@ def call_of_trainer(
     what = f"Model.{method}"
     recorded.begin_call()
     joining_state.remember(model)
-    of_call = callbacks()
-    changes = callback_state.Changes(of_call)
+    used_callbacks = callbacks()
+    changes = callback_state.Changes(used_callbacks)
     if isinstance(recorded, history.Replay):
         while not recorded.has_ended(what):
             if method == "fit":
                 break
             time.sleep(_LOOK_SECONDS)
         else:
-            return _take(recorded.result(what), model, of_call)
+            return _take(recorded.result(what), model, used_callbacks)
         try:
             returned = call()
         except joining.CallHasEnded:
-            return _take(recorded.result(what), model, of_call)
+            return _take(recorded.result(what), model, used_callbacks)
         except Exception as error:
-            if survival.joining.is_on_its_way or _is_of_newcomer(error, survival):
+            if survival.joining.is_on_its_way or _is_newcomers_own(error, survival):
                 give_up(error)
             raise
         recorded = history.of_job()
@@ -63,24 +66,24 @@ def call_of_trainer(
         try:
             returned = call()
         except BaseException as error:
-            if _is_of_newcomer(error, survival):
+            if _is_newcomers_own(error, survival):
                 give_up(error)
             recorded.close("a call of fit, evaluate or predict that has failed")
             raise
-    recorded.end_call(what, _kept(returned, model, changes.since(of_call, _NOTED_BYTES)))
+    recorded.end_call(what, _ended(returned, model, changes.since(used_callbacks, _RECORDED_BYTES)))
     return returned
 
 
-def _is_of_newcomer(error: BaseException, survival: Survival) -> TypeGuard[Exception]:
-    """Whether this rank has come as a newcomer and has its own error, for example in a callback."""
-    if not isinstance(error, Exception):  # SystemExit: this rank was asked to leave, and is in no job any more
+def _is_newcomers_own(error: BaseException, survival: Survival) -> TypeGuard[Exception]:
+    """Whether this rank is a newcomer, and the error is its own, for example from a callback."""
+    if not isinstance(error, Exception):  # SystemExit: this rank was asked to leave, and is no longer in a job
         return False
     return survival.is_on_trial and not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
 
 
 @dataclass
 class _History:
-    """Stands for the History that fit returns."""
+    """The picklable content of the History that fit returns."""
 
     history: dict[str, Any]
     epoch: list[int]
@@ -89,9 +92,7 @@ class _History:
 
 @dataclass
 class _Ended:
-    """A call that has ended: its result, what was built of its model by then (including the numbers of slots in
-    shards), and what its callbacks stored.
-    """
+    """A call that has ended: its result, the parts of its model that were built, and state that callbacks stored."""
 
     returned: Any
     build_config: dict[str, Any] | None
@@ -100,15 +101,15 @@ class _Ended:
     callbacks: dict[str, dict[str, Any]]
 
 
-def _kept(returned: Any, model: Any, noted: dict[str, dict[str, Any]]) -> _Ended:
+def _ended(returned: Any, model: Any, stored: dict[str, dict[str, Any]]) -> _Ended:
     if isinstance(returned, keras.callbacks.History):
         returned = _History(returned.history, returned.epoch, returned.params)
     slots = sharded_slots.numbers_in(agreement.all_variables(model))
-    return _Ended(returned, models.build_config(model), agreement.built_optimizers(model), slots, noted)
+    return _Ended(returned, models.build_config(model), agreement.built_optimizers(model), slots, stored)
 
 
 def _take(ended: _Ended, model: Any, callbacks: list[Any]) -> Any:
-    """Builds the model of a newcomer as the call did; returns the result of the call."""
+    """Builds the newcomer's model as the call did, and returns the result of the call."""
     callback_state.set_states(callback_state.named(callbacks), ended.callbacks)
     strategy = strategy_of(model)
     with contextlib.nullcontext() if strategy is None else strategy.scope():

@@ -8,6 +8,7 @@ from keras_ddl import communicator
 from keras_ddl.resilience import remeshing
 from keras_ddl.state.generations import Generations
 from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.shards import undecided
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, all_slots
 from keras_ddl.topology import Topology
 
@@ -20,13 +21,12 @@ def share_out(
     is_new: bool,
     leaving: Mapping[int, str],
 ) -> str | None:
-    """Gives each rank its parts of everything that Strategies distribute, lets ranks leave, and forms the next mesh.
-    COLLECTIVE.
+    """Gives ranks their parts of all distributed variables, lets ranks leave, and forms the next mesh. COLLECTIVE.
 
     Args:
         renew: lets the Strategies continue with the ranks of a topology. is_new: this rank has run no step yet.
-        leaving: ranks that are to leave, and why.
-    Returns: None; or, on every rank, a message that says why the job cannot continue.
+        leaving: ranks that are to leave -> reasons.
+    Returns: None, or on every rank a message that says why the job cannot continue.
     Raises: as `Generations.share_out` and `NextMesh.form`. TooFewError, on every rank: the mesh is too small.
     """
     meshes = [each for each in strategies if each.mesh_layout is not None]
@@ -34,26 +34,28 @@ def share_out(
     others = [each for each in strategies if each not in meshes and each.job.shards_from_elements is not None]
     if len(meshes) > 1 or (meshes and others):
         return (
-            "A job can continue without a lost rank only if at most one Strategy has a layout, and no other has "
-            f"sharding. Received: {len(meshes)} of {len(strategies)} Strategies with a layout."
+            "A job can continue without a lost rank only if at most one Strategy has a layout, and no other Strategy "
+            f"has sharding. Received: {len(meshes)} of {len(strategies)} Strategies with a layout."
         )
     topology = communicator.topology()
     mesh = remeshing.NextMesh(meshes[0] if meshes else None, topology, leaving)
     if not spread:
         mesh.arrange([])
-    elif lost := generations.share_out(_leaves_of(spread), mesh, topology.hosts, topology.rank, is_new=is_new):
-        return lost
+    else:
+        leaves = _leaves_of(spread)
+        if any(each.mesh_layout is not None and each.mesh_layout.is_to_choose for each in meshes):
+            undecided.follow_choices(leaves, is_new=is_new)
+        if lost := generations.share_out(leaves, mesh, topology.hosts, topology.rank, is_new=is_new):
+            return lost
     mesh.form(renew)
-    for each in generations.not_on_all:  # the others will make them
+    for each in generations.not_on_all:  # the other ranks will make these variables
         if each.initial is not None:
             each.begin_anew(each.initial(), each.job)
     return None
 
 
 def room_for(waiting: int, leaving: int, strategies: Sequence[BaseStrategy]) -> int:
-    """Returns how many of the ranks that wait to join have a place, after a number of others have left. A mesh admits
-    only as many as make it larger.
-    """
+    """Returns how many of `waiting` ranks can join after `leaving` others have left; only ranks that enlarge a mesh."""
     for each in strategies:
         if each.mesh_layout is not None:
             staying = each.topology.size - leaving

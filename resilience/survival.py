@@ -79,7 +79,7 @@ class Survival(Resilience):
             continue. Empty if no other ranks are left, because then the newcomers are the job.
     """
 
-    goes_on = True
+    joining: Joining
 
     def __init__(self) -> None:
         self._finished: int | None = 0  # calls; None: a newcomer without state
@@ -97,7 +97,8 @@ class Survival(Resilience):
         history.recover_by(self.repeat)
 
     @property
-    def is_on_trial(self) -> bool:  # type: ignore[override]
+    def is_on_trial(self) -> bool:
+        """Whether this rank has joined, and ranks that were there before are left."""
         return bool(self.on_trial) and communicator.rank() in self.on_trial
 
     def finished(self) -> int:
@@ -165,12 +166,6 @@ class Survival(Resilience):
         self._finished = self.finished() + 1
         self._written, self._returned = variables, returned
 
-    def between_steps(self, caller: Caller) -> None:
-        self.joining.between_steps(caller)
-
-    def check_batch(self, batch: Any) -> None:
-        self.joining.check_batch(batch)
-
     def room_for(self, waiting: int, leaving: int) -> int:
         """Returns how many of the newcomers that wait have a place once a number of ranks have left."""
         return sharing_out.room_for(waiting, leaving, self._strategies())
@@ -231,22 +226,6 @@ class Survival(Resilience):
     def has_joined(self, finished: int, joining: Joining) -> None:
         """Called when this newcomer has become a rank and has the state after a number of calls."""
         self._finished, self.joining = finished, joining
-
-    @property
-    def has_newcomers(self) -> bool:  # type: ignore[override]
-        return self.joining.has_newcomers
-
-    def prove(self, callbacks: Any) -> None:
-        self.joining.prove(callbacks)
-
-    def begin_fit(self, callbacks: Any) -> None:
-        self.joining.begin_fit(callbacks)
-
-    def begin_epoch(self) -> bool:
-        return self.joining.begin_epoch()
-
-    def end_fit(self) -> None:
-        self.joining.end_fit()
 
     def _compare(self) -> None:
         """After a loss, lets the ranks compare their weights if all of them are between the same two calls."""

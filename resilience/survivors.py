@@ -1,17 +1,17 @@
-"""Which mesh ranks form when some are lost or join, and which of them have no place in it.
+"""Chooses the mesh that ranks form after ranks were lost or have joined, and the ranks that have no place in it.
 
-A mesh that began as D x M becomes one of D' x M'. No rank may need more memory than at first, so M' is at least M. The
-model axis has many sums that nothing hides, so M' is less than 2 M. Among these meshes the largest is taken, and of
-equally large ones the one with the fewest model ranks. So the number of ranks alone decides, and a mesh grows back to
-what it was:
+A mesh that began as D x M becomes D' x M'. No rank may need more memory than at first, so M' is at least M. The model
+axis has many sums that nothing hides, so M' is less than 2 M. The largest of these meshes is chosen, and among equally
+large meshes the one with the fewest model ranks. So the mesh depends only on the number of ranks, and can grow back to
+its first size:
 
-    2 x 2 without a rank: 1 x 3, if 3 divides all that is cut; else 1 x 2, and one rank leaves
-    4 x 2 without a rank: 3 x 2, and one rank leaves
-    8 x 2 without a rank: 5 x 3, if 3 divides; else 7 x 2, and one rank leaves
+    2 x 2 loses a rank: 1 x 3 if 3 divides all extents that are cut; else 1 x 2, and one rank leaves
+    4 x 2 loses a rank: 3 x 2, and one rank leaves
+    8 x 2 loses a rank: 5 x 3 if 3 divides them; else 7 x 2, and one rank leaves
     1 x 3, and one rank joins: 2 x 2
-    1 x 2, and one rank wants to join: it waits, if 3 does not divide, until another one does
+    1 x 2, and one rank wants to join: if 3 does not divide them, it waits until another rank wants to join
 
-Only if fewer than M ranks are left, M' is smaller, but as large as the layout allows; each rank then has larger slices.
+If fewer than M ranks are left, M' is smaller, but as large as the layout allows, and each rank has larger slices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 class NewMesh(NamedTuple):
     """The mesh with which a job continues.
 
-    Attributes: data_size, model_size: extents of its axes. staying: the ranks that have a place, in their order.
+    Attributes: data_size, model_size: extents of its axes. staying: the ranks that have a place, in order.
     """
 
     data_size: int
@@ -40,8 +40,9 @@ def largest_mesh(model_size: int, hosts: Sequence[int], extents: Collection[int]
     """Returns the largest mesh that ranks can form.
 
     Args:
-        model_size: of the mesh at first. hosts: of each rank, as in Topology.
-        extents: of all axes that are cut, which the new number of model ranks must divide.
+        model_size: number of model ranks of the first mesh.
+        hosts: the host of each rank, as in Topology.
+        extents: the extents of all axes that are cut; the new number of model ranks must divide them.
     """
     left = len(hosts)
     if left >= model_size:
@@ -58,8 +59,7 @@ def _divides(size: int, extents: Collection[int]) -> bool:
 
 
 def _staying(hosts: Sequence[int], model_size: int, leaving: int) -> tuple[int, ...]:
-    """Returns which ranks stay if a number of ranks leave. Ranks that do not fill a model axis on their host leave
-    first."""
+    """Returns the ranks that stay if `leaving` ranks leave; first those that do not fill a model axis on their host."""
     gone: set[int] = set()
     counts = Counter(hosts)
     for host in sorted(counts, key=lambda each: (counts[each] % model_size, -each)):

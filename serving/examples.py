@@ -62,8 +62,8 @@ def classifications(outputs: Mapping[str, np.ndarray], count: int) -> list[list[
         labels = [[text.decode(errors="replace") for text in row] for row in classes]
     values = np.zeros(shape) if scores is None else scores
     return [
-        [(label, float(value)) for label, value in zip(of_row, values_of_row)]
-        for of_row, values_of_row in zip(labels, values)
+        [(label, float(value)) for label, value in zip(row_labels, values_of_row)]
+        for row_labels, values_of_row in zip(labels, values)
     ]
 
 

@@ -39,7 +39,7 @@ class Flag:
 
 W, D, N, R = Support.WORKS, Support.DIFFERS, Support.NO_EFFECT, Support.REFUSED
 _ONE_LOOP = "requests are read on one event loop"
-_ONE_BY_ONE = "each request is computed by itself"
+_ONE_BY_ONE = "each request is computed separately"
 FLAGS = (
     Flag("port", int, W, "grpc_port"),
     Flag("grpc_socket_path", str, W, "grpc_socket"),

@@ -142,7 +142,7 @@ class GrpcInterface:
                 "This server does not accept lists of models from clients. Start it with --allow-reload-config.",
             )
         try:
-            configs = model_config.of_bytes(b"".join(routing.field_1(data)))
+            configs = model_config.models_from_bytes(b"".join(routing.field_1(data)))
         except ConfigError as error:
             raise invalid(str(error)) from None
         return routing.reload_response(await self._front.models.reload(configs, _RELOAD_SECONDS))

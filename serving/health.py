@@ -1,8 +1,8 @@
 """Answers health probes on a separate port (--health-port) in a separate process.
 
-That process shares nothing with requests: no event loop, memory, open files or port. It imports only Python's own
-modules. The server regularly writes to a pipe a byte that says whether it is ready. Without bytes the server counts as
-not healthy. When the server ends, so does the health process.
+The process shares no event loop, memory, open files or port with requests. It imports only Python's own modules. The
+server regularly writes a byte to a pipe, which says whether it is ready. Without bytes the server counts as not
+healthy. The health process ends with the server.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 
-SILENT_SECONDS = 10.0  # after which a silent server counts as hung
-_MOST_CONNECTIONS = 64  # beyond this, the oldest is closed
-_ANSWER_SECONDS = 2.0  # in which a client must send its request and read the response
+SILENT_SECONDS = 10.0  # a server that is silent for longer counts as hung
+_MOST_CONNECTIONS = 64  # one more connection closes the oldest one
+_ANSWER_SECONDS = 2.0  # time for a client to send its request and read the response
 _MOST_BYTES = 8192  # per request
 
 
@@ -77,11 +77,11 @@ class _Probes(asyncio.Protocol):
 
     def __init__(self, silent_seconds: float) -> None:
         self._silent_seconds = silent_seconds
-        self._ready, self._came_at = False, time.monotonic()
+        self._ready, self._heard_at = False, time.monotonic()
         self._connections: dict[asyncio.Task, None] = {}  # oldest first
 
     def data_received(self, data: bytes) -> None:
-        self._ready, self._came_at = data.endswith(b"1"), time.monotonic()
+        self._ready, self._heard_at = data.endswith(b"1"), time.monotonic()
 
     def connection_lost(self, error: Exception | None) -> None:
         os._exit(0)  # the server has ended
@@ -105,7 +105,7 @@ class _Probes(asyncio.Protocol):
             writer.close()
 
     def _answer_to(self, words: list[bytes]) -> bytes:
-        alive = time.monotonic() - self._came_at < self._silent_seconds
+        alive = time.monotonic() - self._heard_at < self._silent_seconds
         answers = {
             b"/healthz": ("200 OK", "ok"),
             b"/readyz": ("200 OK", "ready") if self._ready else ("503 Service Unavailable", "not ready"),

@@ -127,11 +127,11 @@ _FILES: Messages = {
     "MonitoringConfig": {"prometheus_config": (1, "PrometheusConfig")},
 }
 
-_OF_THE_PACKAGE = {
+_PACKAGE_PROTOS = {
     "control": ("apis.model_pb2", "config.model_server_config_pb2"),
     "requests": ("apis.get_model_metadata_pb2", "apis.prediction_log_pb2"),
 }
-_OF_TENSORFLOW = ("framework.tensor_pb2", "example.example_pb2", "protobuf.meta_graph_pb2")
+_TENSORFLOW_PROTOS = ("framework.tensor_pb2", "example.example_pb2", "protobuf.meta_graph_pb2")
 
 
 @functools.cache
@@ -160,13 +160,13 @@ def _class(pool: descriptor_pool.DescriptorPool, package: str, name: str) -> Any
 @functools.cache
 def _define(part: str) -> None:
     if importlib.util.find_spec("tensorflow_serving") is not None:
-        for module in _OF_THE_PACKAGE[part]:
+        for module in _PACKAGE_PROTOS[part]:
             importlib.import_module(f"tensorflow_serving.{module}")
         return
     if part == "control":
         files, messages, enums = [any_pb2.DESCRIPTOR, wrappers_pb2.DESCRIPTOR], CONTROL, ENUMS
     else:
-        modules = [importlib.import_module(f"tensorflow.core.{module}") for module in _OF_TENSORFLOW]
+        modules = [importlib.import_module(f"tensorflow.core.{module}") for module in _TENSORFLOW_PROTOS]
         files, messages, enums = [any_pb2.DESCRIPTOR, *(module.DESCRIPTOR for module in modules)], REQUESTS, {}
     file = description(part, _PACKAGE, messages, enums)
     file.dependency.extend([each.name for each in files])
@@ -216,8 +216,8 @@ def _add_field(
     if qualifiers == ["map"]:
         entry = described.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
         entry.options.map_entry = True
-        for number, (part, of_part) in enumerate((("key", "string"), ("value", kind)), 1):
-            _add_field(entry, package, part, number, of_part, enums)
+        for number, (part, part_kind) in enumerate((("key", "string"), ("value", kind)), 1):
+            _add_field(entry, package, part, number, part_kind, enums)
         field.label, field.type = _KINDS.LABEL_REPEATED, _KINDS.TYPE_MESSAGE
         field.type_name = f"{package}.{described.name}.{entry.name}"
         return

@@ -48,7 +48,7 @@ def read_file(path: str) -> list[ModelConfig]:
     from keras_ddl.serving import messages
 
     try:
-        return of_proto(text_format.Parse(Path(path).read_text(), messages.message("ModelServerConfig")()))
+        return models_from_proto(text_format.Parse(Path(path).read_text(), messages.message("ModelServerConfig")()))
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise ConfigError(
             "A model config file must be text. Error parsing text-format tensorflow.serving.ModelServerConfig: "
@@ -56,8 +56,11 @@ def read_file(path: str) -> list[ModelConfig]:
         ) from None
 
 
-def of_bytes(data: bytes) -> list[ModelConfig]:
-    """Returns the models of a serialized ModelServerConfig. Raises: ConfigError: as of_proto, or there is no config."""
+def models_from_bytes(data: bytes) -> list[ModelConfig]:
+    """Returns the models of a serialized ModelServerConfig.
+
+    Raises: ConfigError: as models_from_proto, or there is no config.
+    """
     from google.protobuf.message import DecodeError
 
     from keras_ddl.serving import messages
@@ -71,14 +74,14 @@ def of_bytes(data: bytes) -> list[ModelConfig]:
     count = len(config.model_config_list.config)
     if count > _MOST_MODELS:
         raise ConfigError(f"A request may list at most {_MOST_MODELS} models. Received: {count}.")
-    return of_proto(config)
+    return models_from_proto(config)
 
 
-def of_proto(config: Any) -> list[ModelConfig]:
+def models_from_proto(config: Any) -> list[ModelConfig]:
     """Returns the models of a ModelServerConfig. Raises: ConfigError: a model is incomplete or listed twice."""
     if config.WhichOneof("config") == "custom_model_config":
         raise ConfigError("Models must be given as a list. Received: custom_model_config. Use model_config_list.")
-    models = [_of_one(each) for each in config.model_config_list.config]
+    models = [_model_from_proto(each) for each in config.model_config_list.config]
     counts = collections.Counter(model.name for model in models)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
@@ -86,7 +89,7 @@ def of_proto(config: Any) -> list[ModelConfig]:
     return models
 
 
-def _of_one(config: Any) -> ModelConfig:
+def _model_from_proto(config: Any) -> ModelConfig:
     if not config.name or not config.base_path:
         raise ConfigError(f"A model must have a name and a base_path. Received: {str(config).strip()!r}.")
     if config.model_platform not in ("", "tensorflow"):

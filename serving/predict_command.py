@@ -82,7 +82,7 @@ def _read(rows: str) -> dict[str, Any]:
                     f"ROWS must have plain arrays. Received: {rows!r} with Python objects. Convert them to numbers or "
                     'strings; write bytes, as of images, in JSON: {"image_bytes": [{"b64": "..."}]}.'
                 ) from None
-    with click.open_file(rows, encoding="utf-8") as file:  # JSON is UTF-8, whatever the system's encoding
+    with click.open_file(rows, encoding="utf-8") as file:  # JSON is UTF-8, with any system encoding
         try:
             inputs = foreign.parse_json(file.read())
         except ValueError as error:
@@ -226,7 +226,7 @@ def _text(value: Any) -> Any:
 
 
 def _without_base64(value: Any) -> Any:
-    """Returns JSON with bytes in place of {"b64": ...} objects."""
+    """Returns JSON with bytes instead of {"b64": ...} objects."""
     if isinstance(value, list):
         return [_without_base64(each) for each in value]
     return base64.b64decode(value["b64"]) if isinstance(value, dict) and set(value) == {"b64"} else value

@@ -20,7 +20,7 @@ from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, late
 
 LOG = logging.getLogger("keras_ddl.serving")
-_PIECE = 2**18  # asyncio copies what is written at once
+_PIECE = 2**18  # asyncio copies each piece that is written
 _LOAD_SECONDS = 600.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0  # between attempts to start a process
 

@@ -89,7 +89,7 @@ class Breakage:
             try:
                 compile(result, self.file, "exec")
             except SyntaxError as error:
-                raise Unusable(f"{self.file}: {self.broken!r} is no Python there: {error}.") from None
+                raise Unusable(f"{self.file}: {self.broken!r} is not valid Python there: {error}.") from None
         return result
 
 
@@ -135,14 +135,14 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="breakages with this in the file, the line or the phrase")
     parser.add_argument("--list", action="store_true", help="show the breakages and run nothing")
-    parser.add_argument("--sample", type=int, metavar="N", help="only so many, chosen by chance")
-    parser.add_argument("--seed", type=int, help="of the choice (default: another one each time)")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N breakages, chosen at random")
+    parser.add_argument("--seed", type=int, help="seed of the sample (default: a new one each time)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="breakages at a time (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=600, help="for the tests of one; more counts as noticed (%(default)s)"
+        "--seconds", type=float, default=600, help="limit for a breakage's tests; more counts as noticed (%(default)s)"
     )
     parser.add_argument(
-        "--unbroken", action="store_true", help="break nothing, and show that all of the tests pass then"
+        "--unbroken", action="store_true", help="break nothing, to show that all of the tests pass then"
     )
     parser.add_argument(
         "--show", action="append", metavar="VERDICT", help="print the tests' output for this verdict, as 'NOT NOTICED'"
@@ -153,8 +153,8 @@ def _parse() -> argparse.Namespace:
 def read_tables() -> list[Breakage]:
     """Returns the breakages of tools/breakages/ and of the installed parts, by file."""
     found = []
-    of_parts = [ROOT / folder / "tests" / "breakages.toml" for folder in PARTS.values()]
-    for path in [*sorted(TABLES.glob("*.toml")), *filter(Path.exists, of_parts)]:
+    part_tables = [ROOT / folder / "tests" / "breakages.toml" for folder in PARTS.values()]
+    for path in [*sorted(TABLES.glob("*.toml")), *filter(Path.exists, part_tables)]:
         found += [Breakage(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["breakage"]]
     return found
 
@@ -210,7 +210,7 @@ def _try_python(breakage: Breakage, limit_seconds: float, unbroken: bool) -> Ver
     if status != 0:
         return Verdict("noticed", "", output)
     if not re.search(r"\d+ passed", output):
-        return Verdict("skipped", "all of its tests are", output)
+        return Verdict("skipped", "all of its tests are skipped", output)
     return Verdict("NOT NOTICED", "" if was_imported else "the tests do not import the file", output)
 
 

@@ -271,9 +271,9 @@ def run_round(runners: list[Runner], seed: int, number: int, kinds: tuple[str, .
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=None, help="default: of the clock of rank 0")
-    parser.add_argument("--seconds", type=float, default=10.0, help="stop after the round in which this is over")
-    parser.add_argument("--rounds", type=int, default=0, help="stop after as many rounds (0: by --seconds)")
+    parser.add_argument("--seed", type=int, default=None, help="default: from the clock of rank 0")
+    parser.add_argument("--seconds", type=float, default=10.0, help="stop after the round in which this time ends")
+    parser.add_argument("--rounds", type=int, default=0, help="stop after this number of rounds (0: by --seconds)")
     parser.add_argument("--first-round", type=int, default=0)
     parser.add_argument("--no-tensorflow", action="store_true", help="NumPy arrays and objects only")
     options = parser.parse_args(arguments)
@@ -304,7 +304,7 @@ def main(arguments: list[str] | None = None) -> None:
         if communicator.broadcast_object(over, name="fuzz/over"):
             break
     if keras_ddl.rank() == 0:
-        print(f"fuzz: seed {seed}: {rounds} rounds, {calls} calls, {keras_ddl.size()} ranks: all as NumPy says")
+        print(f"fuzz: seed {seed}: {rounds} rounds, {calls} calls, {keras_ddl.size()} ranks: results equal NumPy's")
 
 
 if __name__ == "__main__":

@@ -130,17 +130,17 @@ class _Right:
         """Returns the correct placements of each result, or None if a result has none."""
         if states not in self._known:
             self._finite[states] = False
-            self._known[states] = self._of_draws(states, len(self._draws))
+            self._known[states] = self._placements_of_draws(states, len(self._draws))
             if self._known[states] is None:
                 self._finite[states] = True
-                self._known[states] = self._of_draws(states, self._finite_draws)
+                self._known[states] = self._placements_of_draws(states, self._finite_draws)
         return self._known[states]
 
     def are_finite(self, states: States) -> bool:
         """Whether these results are correct for finite entries only."""
         return self._finite[states]
 
-    def _of_draws(self, states: States, count: int) -> tuple[frozenset[Placement], ...] | None:
+    def _placements_of_draws(self, states: States, count: int) -> tuple[frozenset[Placement], ...] | None:
         found: tuple[frozenset[Placement], ...] | None = None
         for each in self._draws[:count]:
             found = each.right(states, found, self._rng)
@@ -161,7 +161,7 @@ class _Draw:
     ) -> tuple[frozenset[Placement], ...] | None:
         """Returns the correct placements of each result, among given or all ones, or None if a result has none."""
         ranks = self._traced.ranks
-        local = self._of_ranks(Trial(self._traced, states, rng).locals)
+        local = self._results_of_ranks(Trial(self._traced, states, rng).locals)
         if local is None:
             return None
         found = []
@@ -173,7 +173,7 @@ class _Draw:
             found.append(right)
         return tuple(found)
 
-    def _of_ranks(self, arrays: list[list[np.ndarray]]) -> list[list[np.ndarray]] | None:
+    def _results_of_ranks(self, arrays: list[list[np.ndarray]]) -> list[list[np.ndarray]] | None:
         """Returns the results of each rank, or None if the operation cannot be built from these operands."""
         found = []
         try:
@@ -286,9 +286,9 @@ class _Costs(Report):
         found: Counter[str] = Counter()
         for each in self.entries:
             if each.kind == "gather" and each.reason.endswith(" needs all rows"):
-                found[each.reason.split()[0]] += each.of_few_rows if each.bytes is None else each.bytes
+                found[each.reason.split()[0]] += each.few_rows_bytes if each.bytes is None else each.bytes
             elif each.kind == "gather" and each.is_intentional and each.reason != "is a result":
-                found[f"on purpose: {each.reason}"] += each.of_few_rows if each.bytes is None else each.bytes
+                found[f"on purpose: {each.reason}"] += each.few_rows_bytes if each.bytes is None else each.bytes
         return found
 
 
@@ -355,9 +355,9 @@ def main() -> None:
     from cut.test_specs import TOPICS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", metavar="TYPE", help="of this type of operation; may be repeated")
-    parser.add_argument("--open", action="store_true", help="as where tracing does not see the number of rows")
-    parser.add_argument("--zoo", nargs="*", metavar="NETWORK", help="what is moved in the networks of zoo.py")
+    parser.add_argument("--only", action="append", metavar="TYPE", help="only this type of operation; may be repeated")
+    parser.add_argument("--open", action="store_true", help="as if tracing did not know the number of rows")
+    parser.add_argument("--zoo", nargs="*", metavar="NETWORK", help="also count the networks of zoo.py (default: all)")
     options = parser.parse_args()
     cases = [each for topic in (*TOPICS.values(), _without_row()) for each in topic]
     cases = [each for each in cases if not options.only or each.type in options.only]

@@ -72,11 +72,11 @@ def main() -> None:
     names = ", ".join("+".join(pair) for pair in PAIRS)
     parser.add_argument("pairs", nargs="*", metavar="KERAS+TENSORFLOW", help=f"default: {names}")
     parser.add_argument(
-        "--check", action="append", dest="checks", metavar="NAME", help="only this one; implies --no-table"
+        "--check", action="append", dest="checks", metavar="NAME", help="run only this check; implies --no-table"
     )
     parser.add_argument("--no-table", action="store_true", help="leave docs/install.md as it is")
-    parser.add_argument("--wheel", type=Path, help="of keras_ddl (default: the one in build/wheel)")
-    parser.add_argument("--seconds", type=float, default=300, help="that a job may take (default: %(default)s)")
+    parser.add_argument("--wheel", type=Path, help="wheel of keras_ddl (default: the one in build/wheel)")
+    parser.add_argument("--seconds", type=float, default=300, help="time limit of a job (default: %(default)s)")
     arguments = parser.parse_args()
     pairs = [pair_named(name) for name in arguments.pairs] or PAIRS
     found = {}

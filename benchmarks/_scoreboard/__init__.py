@@ -1,1 +1,1 @@
-"""What benchmarks/scoreboard.py consists of: programs, peers that run them, and the judge of what they leave."""
+"""The modules of benchmarks/scoreboard.py: programs, peers that run them, and the judge of their results."""

@@ -1,4 +1,4 @@
-"""The GAN of gan_on_tensorflow.py as a loop of stateless calls, as Keras's guide on loops in JAX has it."""
+"""The GAN of gan_on_tensorflow.py as a loop of stateless calls, as in Keras's guide to training loops in JAX."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ import keras
 import numpy as np
 
 from _scoreboard.peers import Peer
-from _scoreboard.programs.common import Values, dense, left_by, ops, sgd
+from _scoreboard.programs.common import Values, dense, ops, sgd, values_of
 
 
 def train_gan(peer: Peer, noise: np.ndarray, real: np.ndarray, batch: int) -> Values:
     with peer.scope():
         generator, critic = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6)]), dense(outputs=1)
-        of_generator, of_critic = sgd(), sgd()
-        of_generator.build(generator.trainable_variables)
-        of_critic.build(critic.trainable_variables)
+        generator_optimizer, critic_optimizer = sgd(), sgd()
+        generator_optimizer.build(generator.trainable_variables)
+        critic_optimizer.build(critic.trainable_variables)
     loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
 
-    def critic_loss(of_critic: Any, of_generator: Any, noise: Any, real: Any) -> Any:
-        made, _ = generator.stateless_call(of_generator, [], noise)
-        answers, _ = critic.stateless_call(of_critic, [], ops.concatenate([made, real]))
+    def critic_loss(critic_weights: Any, generator_weights: Any, noise: Any, real: Any) -> Any:
+        made, _ = generator.stateless_call(generator_weights, [], noise)
+        answers, _ = critic.stateless_call(critic_weights, [], ops.concatenate([made, real]))
         targets = ops.concatenate([ops.ones((len(noise), 1)), ops.zeros((len(real), 1))])
         return loss_of(targets, answers)
 
-    def generator_loss(of_generator: Any, of_critic: Any, noise: Any) -> Any:
-        made, _ = generator.stateless_call(of_generator, [], noise)
-        answers, _ = critic.stateless_call(of_critic, [], made)
+    def generator_loss(generator_weights: Any, critic_weights: Any, noise: Any) -> Any:
+        made, _ = generator.stateless_call(generator_weights, [], noise)
+        answers, _ = critic.stateless_call(critic_weights, [], made)
         return loss_of(ops.zeros_like(answers), answers)
 
     @jax.jit
     def step(state: Any, noise: Any, real: Any) -> Any:
-        makes, judges, slots_of_makes, slots_of_judges = state
-        first, gradients = jax.value_and_grad(critic_loss)(judges, makes, noise, real)
-        judges, slots_of_judges = of_critic.stateless_apply(slots_of_judges, gradients, judges)
-        second, gradients = jax.value_and_grad(generator_loss)(makes, judges, noise)
-        makes, slots_of_makes = of_generator.stateless_apply(slots_of_makes, gradients, makes)
-        return (first, second), (makes, judges, slots_of_makes, slots_of_judges)
+        generator_weights, critic_weights, generator_slots, critic_slots = state
+        first, gradients = jax.value_and_grad(critic_loss)(critic_weights, generator_weights, noise, real)
+        critic_weights, critic_slots = critic_optimizer.stateless_apply(critic_slots, gradients, critic_weights)
+        second, gradients = jax.value_and_grad(generator_loss)(generator_weights, critic_weights, noise)
+        generator_weights, generator_slots = generator_optimizer.stateless_apply(
+            generator_slots, gradients, generator_weights
+        )
+        return (first, second), (generator_weights, critic_weights, generator_slots, critic_slots)
 
     variables = [
         each.trainable_variables if isinstance(each, keras.Model) else each.variables
-        for each in (generator, critic, of_generator, of_critic)
+        for each in (generator, critic, generator_optimizer, critic_optimizer)
     ]
     state = [[each.value for each in part] for part in variables]
     losses = []
@@ -54,6 +56,6 @@ def train_gan(peer: Peer, noise: np.ndarray, real: np.ndarray, batch: int) -> Va
     for part, values in zip(variables, state):
         for variable, value in zip(part, values):
             variable.assign(value)
-    of_first, of_second = np.transpose(losses)
-    logs = {"of_critic": of_first, "of_generator": of_second}
-    return left_by(critic, logs) | {f"weight of {k}": v for k, v in left_by(generator, {}).items()}
+    critic_losses, generator_losses = np.transpose(losses)
+    logs = {"critic_loss": critic_losses, "generator_loss": generator_losses}
+    return values_of(critic, logs) | {f"weight of {k}": v for k, v in values_of(generator, {}).items()}

@@ -1,4 +1,4 @@
-"""A GAN whose train_step has two optimizers, as Keras's DCGAN guide has it."""
+"""A GAN whose train_step uses two optimizers, as in Keras's DCGAN guide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from _scoreboard.peers import Peer
-from _scoreboard.programs.common import Values, dense, left_by, sgd
+from _scoreboard.programs.common import Values, dense, sgd, values_of
 
 
 class Gan(keras.Model):
@@ -18,7 +18,7 @@ class Gan(keras.Model):
         self.peer = peer
         self.generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6)])
         self.critic = dense(outputs=1)
-        self.trackers = [keras.metrics.Mean(name="of_critic"), keras.metrics.Mean(name="of_generator")]
+        self.trackers = [keras.metrics.Mean(name="critic_loss"), keras.metrics.Mean(name="generator_loss")]
 
         self.built = True  # Keras asks for it under tf.distribute
 
@@ -26,9 +26,9 @@ class Gan(keras.Model):
     def metrics(self) -> list[keras.metrics.Metric]:
         return self.trackers
 
-    def compile(self, of_critic: keras.Optimizer, of_generator: keras.Optimizer) -> None:
+    def compile(self, critic_optimizer: keras.Optimizer, generator_optimizer: keras.Optimizer) -> None:
         super().compile()
-        self.of_critic, self.of_generator = of_critic, of_generator
+        self.critic_optimizer, self.generator_optimizer = critic_optimizer, generator_optimizer
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         noise, real = batch
@@ -44,13 +44,13 @@ class Gan(keras.Model):
             critic_loss = mean(targets, answers)
             scaled = self.peer.scaled(critic_loss)
         weights = self.critic.trainable_weights
-        self.of_critic.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+        self.critic_optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
         with tf.GradientTape() as tape:
             answers = self.critic(self.generator(noise))
             generator_loss = mean(tf.zeros_like(answers), answers)
             scaled = self.peer.scaled(generator_loss)
         weights = self.generator.trainable_weights
-        self.of_generator.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+        self.generator_optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
         for tracker, loss in zip(self.trackers, (critic_loss, generator_loss)):
             tracker.update_state(loss)
         return {tracker.name: tracker.result() for tracker in self.trackers}
@@ -60,4 +60,4 @@ def train_gan(peer: Peer, noise: np.ndarray, real: np.ndarray, batch: int) -> Va
     with peer.scope():
         model = Gan(peer)
         model.compile(sgd(), sgd())
-    return left_by(model, peer.fit(model, noise, real, batch_size=batch, epochs=2))
+    return values_of(model, peer.fit(model, noise, real, batch_size=batch, epochs=2))

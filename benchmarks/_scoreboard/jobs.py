@@ -1,4 +1,4 @@
-"""Starts the processes of a peer, watches them, and starts them anew where a program has ended them."""
+"""Starts the processes of a peer, watches them, and restarts them if a program has ended them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from _scoreboard.judge import CRASHED, HUNG, NOT_OFFERED, Outcome
 from _scoreboard.peers import Peer
 
 SECONDS_TO_START = 240
-SECONDS_FOR_THE_OTHER = 20  # that a process may take after another one has raised an error
+SECONDS_AFTER_ERROR = 20  # how long a process may continue after another one has raised an error
 
 
 class Job:
@@ -44,35 +44,35 @@ class Job:
             )
 
     def outcomes(self, program: str, limit: float) -> list[Outcome]:
-        """Waits until all processes have run a program, or cannot any more."""
+        """Waits until all processes have run a program or no longer can."""
         files = [self.folder / f"{program}.{n}" for n in range(self.peer.processes)]
         begun, first_ended = None, None
         while True:
-            ended = [each.poll() is not None for each in self.processes]  # before looking for what they leave
-            there = [each.exists() for each in files]
-            if all(there):
+            ended = [each.poll() is not None for each in self.processes]  # checked before their files
+            exists = [each.exists() for each in files]
+            if all(exists):
                 return [pickle.loads(each.read_bytes()) for each in files]
             now = time.monotonic()
             if begun is None and any((self.folder / f"{each.name}.begun").exists() for each in files):
                 begun = now
-            if first_ended is None and any(there):
+            if first_ended is None and any(exists):
                 first_ended = now
-            failed = any(pickle.loads(each.read_bytes()).error for each, is_there in zip(files, there) if is_there)
+            failed = any(pickle.loads(file.read_bytes()).error for file, has_file in zip(files, exists) if has_file)
             late = now - begun > limit if begun else now - self.began > SECONDS_TO_START + limit
-            waited = failed and first_ended is not None and now - first_ended > SECONDS_FOR_THE_OTHER
-            # A launcher ends after all of its ranks; other processes are each on their own.
-            own = there if len(ended) == len(there) else [all(there)]
-            died = any(is_ended and not is_there for is_ended, is_there in zip(ended, own))
+            waited = failed and first_ended is not None and now - first_ended > SECONDS_AFTER_ERROR
+            # A launcher is one process for all ranks, and ends after all of them.
+            finished = exists if len(ended) == len(exists) else [all(exists)]
+            died = any(has_ended and not has_finished for has_ended, has_finished in zip(ended, finished))
             if died or late or waited:
                 kind = CRASHED if died else HUNG
                 return [
-                    pickle.loads(each.read_bytes()) if is_there else Outcome(ended=kind)
-                    for each, is_there in zip(files, there)
+                    pickle.loads(file.read_bytes()) if has_file else Outcome(ended=kind)
+                    for file, has_file in zip(files, exists)
                 ]
             time.sleep(0.05)
 
     def end(self) -> None:
-        """Ends all processes, first those of a launcher by asking it."""
+        """Ends all processes: first with SIGTERM, which lets a launcher end its ranks, then with SIGKILL."""
         for kind, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
             for each in self.processes:
                 if each.poll() is None or kind == signal.SIGKILL:
@@ -100,10 +100,10 @@ def run(
     Args:
         python: the interpreter of the peer's environment.
         limit: seconds that a program may take.
-        report: is called with the name of each program and the outcomes of the peer's processes.
-        show_output: prints the last lines of processes that died.
+        report: called with the name of each program and the outcomes of the peer's processes.
+        show_output: print the last lines of processes that died.
 
-    Returns: the versions of what the peer consists of.
+    Returns: the versions of the peer's packages.
     """
     left, versions = list(programs), {}
     while left:

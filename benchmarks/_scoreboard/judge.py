@@ -1,4 +1,4 @@
-"""Compares what a program leaves under a strategy with what it leaves in one process of the same backend."""
+"""Compares a program's results under a strategy with its results in one process of the same backend."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 EQUAL, DRAWS, WRONG, REFUSED, CRASHED, HUNG, NONE = KINDS = (
     "equal",  # within the tolerance
     "draws differ",  # equal without its random layers; with them it draws other numbers
-    "wrong",  # runs to its end with other values, and no process raised an error
+    "wrong",  # runs to its end with different values, and no process raises an error
     "refused",  # an error in Python
     "crashed",  # a process died
     "hung",  # did not end within the time limit
     "-",  # one process of this backend cannot run it, or the peer's documentation has no way to
 )
-DRAWN = "drawn "  # begins the label of a value that rests on random numbers
-NOT_OFFERED = "NotOffered"  # the type of error with which a peer says that it has no documented way
+DRAWN = "drawn "  # prefix of the label of a value that depends on random numbers
+NOT_OFFERED = "NotOffered"  # the error type of a peer that documents no way to run a program
 
 
 @dataclass
 class Outcome:
-    """What one process has seen of a program.
+    """The outcome of a program in one process.
 
     Attributes:
-        values: labels ("weight 0 kernel", "log loss", "predictions") and arrays.
-        error: type and first line of what was raised; empty if nothing was.
-        ended: EQUAL for a program that came to an end, by itself or by an error; CRASHED; HUNG.
-        warned: warnings of Python and of TensorFlow's logger, first lines.
+        values: label ("weight 0 kernel", "log loss", "predictions") -> array.
+        error: type and first line of the exception, or empty.
+        ended: EQUAL for a program that ended normally or with an error; CRASHED; HUNG.
+        warned: first lines of warnings by Python and TensorFlow's logger.
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class Verdict:
 
 
 def judge(expected: Outcome, seen: Sequence[Outcome], tolerance: float = 1e-9, logs: bool = True) -> Verdict:
-    """Compares the outcomes of all processes of a peer with that of one process.
+    """Compares the outcomes of all processes of a peer with the outcome of one process.
 
     Args:
-        expected: of one process of the same backend.
-        seen: of each process.
-        tolerance: largest difference of a weight relative to the largest weight of the model, and of any other value
-            relative to that value's largest entry.
-        logs: False: the peer has weights only, and is judged by them.
+        expected: the outcome in one process of the same backend.
+        seen: the outcomes in the peer's processes.
+        tolerance: largest allowed difference of a weight relative to the largest weight of the model, and of any other
+            value relative to that value's largest entry.
+        logs: False: compare only weights, because the peer has no logs.
     """
     if expected.error or expected.ended != EQUAL:
         return Verdict(NONE, f"one process: {expected.error or expected.ended}")
@@ -72,18 +72,18 @@ def judge(expected: Outcome, seen: Sequence[Outcome], tolerance: float = 1e-9, l
     warned = [line for each in seen for line in each.warned if line not in expected.warned]
     if not gaps:
         return Verdict(EQUAL)
-    told = f" (warned: {warned[0]})" if warned else ""
+    warning = f" (warned: {warned[0]})" if warned else ""
     if all(label.startswith(DRAWN) for label in gaps):
-        return Verdict(DRAWS, told.strip(), max(gaps.values()))
+        return Verdict(DRAWS, warning.strip(), max(gaps.values()))
     gaps = {label: gap for label, gap in gaps.items() if not label.startswith(DRAWN)}
     weights = [label for label in gaps if label.startswith("weight")]
     worst = max(weights or gaps, key=lambda label: gaps[label])
     where = f"{worst} is" if weights else f"weights are equal, {worst} is"
-    return Verdict(WRONG, f"{where} off by {gaps[worst]:.1e}{told}", gaps[worst])
+    return Verdict(WRONG, f"{where} off by {gaps[worst]:.1e}{warning}", gaps[worst])
 
 
 def _gaps(expected: dict[str, np.ndarray], values: dict[str, np.ndarray], logs: bool) -> list[tuple[str, float]]:
-    """Returns the relative difference of each value: infinity if it is missing, of another shape, or no number."""
+    """Returns the relative difference of each value: infinity if it is missing, has another shape, or is NaN."""
     compared = [label for label in expected if logs or "weight" in label]
     extra = [(label, np.inf) for label in values if label not in expected and logs]
     if not compared:

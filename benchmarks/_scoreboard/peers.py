@@ -1,7 +1,7 @@
-"""How each peer is started, and how its documentation spells what a program does.
+"""Starts each peer, and writes the parts of a program as the peer's documentation does.
 
-A peer's constructor runs in its worker, after the environment of `start` is set; TensorFlow, JAX and PyTorch are
-imported there only.
+A peer's constructor runs in its worker, after the variables of `environments` are set. Only there are TensorFlow, JAX
+and PyTorch imported.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-OF_TENSORFLOW = {
+TENSORFLOW_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # and its line in the output
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # also keeps its notice out of the output
     "TF_NUM_INTRAOP_THREADS": "1",
 }
 
 
 class NotOffered(Exception):
-    """The peer's documentation has no way to run such a program."""
+    """The peer's documentation describes no way to run a program."""
 
 
 class Peer:
-    """Plain Keras in one process: what the others are compared with, and what they override."""
+    """Plain Keras in one process, which is the reference for the other peers and their base class."""
 
     name = "one process"
     about = "plain Keras"
     backend = "tensorflow"
     processes = 1
-    tolerance = 0.0  # the least that can be asked of the backend
-    of_sums = 1.0  # what a loss that is a sum is multiplied by
-    logs = True  # it documents how logs of a training come about
+    tolerance = 0.0  # lower bound on the tolerance of every program
+    sum_loss_factor = 1.0  # multiplies a loss that is a sum over rows
+    logs = True  # its documentation says how to compute a training's logs
     fragile = False  # an error in one program may leave it unable to run the next
 
     def __init__(self, process: int) -> None:
@@ -41,29 +41,29 @@ class Peer:
 
     @classmethod
     def environments(cls) -> list[dict[str, str]]:
-        """Returns what to add to the environment of each process that is started."""
-        return [{"KERAS_BACKEND": cls.backend, **OF_TENSORFLOW}] * cls.processes
+        """Returns the environment variables to add for each process."""
+        return [{"KERAS_BACKEND": cls.backend, **TENSORFLOW_ENVIRONMENT}] * cls.processes
 
     @classmethod
     def command(cls, python: str, arguments: list[str]) -> list[str]:
         return [python, *arguments]
 
     def begin(self) -> None:
-        """Is called before each program, after Keras's state was cleared."""
+        """Runs before each program, after Keras's state was cleared."""
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     def scaled(self, loss: Any) -> Any:
-        """Divides the loss by hand of a batch as the peer's documentation demands."""
+        """Returns a loss that the program computed by hand, divided as the peer's documentation demands."""
         return loss
 
     def fit(self, model: Any, x: Any, y: Any = None, **options: Any) -> dict[str, Any]:
-        """Trains in the order of the rows; returns the logs of the epochs."""
+        """Trains without shuffling; returns the logs of the epochs."""
         return model.fit(x, y, shuffle=False, verbose=0, **options).history
 
     def loop(self, model: Any, optimizer: Any, losses: Callable[[Any, Any], Any], x: Any, y: Any, batch: int) -> list:
-        """Trains one epoch by a loop of the program's own on the means of `losses(y, predicted)`; returns them."""
+        """Trains one epoch with a custom loop on the mean of `losses(y, predicted)`; returns the loss of each batch."""
         import tensorflow as tf
 
         @self.function
@@ -129,7 +129,7 @@ class Mirrored(Peer):
     def loop(self, model: Any, optimizer: Any, losses: Callable[[Any, Any], Any], x: Any, y: Any, batch: int) -> list:
         import tensorflow as tf
 
-        def of_replica(x: Any, y: Any) -> Any:
+        def replica_step(x: Any, y: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.nn.compute_average_loss(losses(y, model(x, training=True)), global_batch_size=batch)
             optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
@@ -137,7 +137,8 @@ class Mirrored(Peer):
 
         @tf.function
         def step(rows: Any) -> Any:
-            return self.strategy.reduce(tf.distribute.ReduceOp.SUM, self.strategy.run(of_replica, args=rows), axis=None)
+            losses_of_replicas = self.strategy.run(replica_step, args=rows)
+            return self.strategy.reduce(tf.distribute.ReduceOp.SUM, losses_of_replicas, axis=None)
 
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
         return [float(step(rows)) for rows in self.strategy.experimental_distribute_dataset(data)]
@@ -147,7 +148,7 @@ class MultiWorker(Mirrored):
     name = "MultiWorker"
     about = "tf.distribute.MultiWorkerMirroredStrategy, 2 processes"
     processes = 2
-    fragile = False  # what it refuses (fit, keras-team/keras#20585), it refuses on both, before they exchange anything
+    fragile = False  # both processes refuse fit (keras-team/keras#20585) before they exchange anything
 
     def __init__(self, process: int) -> None:
         Peer.__init__(self, process)
@@ -162,17 +163,17 @@ class MultiWorker(Mirrored):
         return [{**super(MultiWorker, cls).environments()[0], "TF_CONFIG": json.dumps(task)} for task in tasks]
 
 
-class OneOfJax(Peer):
+class JaxProcess(Peer):
     name = "one process of JAX"
     backend = "jax"
-    tolerance = 1e-5  # Keras makes float32 of float64 in many operations, but for TensorFlow (backend/common/dtypes.py)
+    tolerance = 1e-5  # except on TensorFlow, Keras turns float64 into float32 in many operations (common/dtypes.py)
 
     @classmethod
     def environments(cls) -> list[dict[str, str]]:
         return [{"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}]
 
     def share(self, rows: Any) -> Any:
-        """Places a batch where a loop of the program's own needs it."""
+        """Places a batch where a custom loop needs it."""
         return rows
 
     def loop(self, model: Any, optimizer: Any, losses: Callable[[Any, Any], Any], x: Any, y: Any, batch: int) -> list:
@@ -202,7 +203,7 @@ class OneOfJax(Peer):
         return seen
 
 
-class Jax(OneOfJax):
+class Jax(JaxProcess):
     name = "JAX"
     about = "keras.distribution.DataParallel on JAX, 2 virtual CPUs"
 
@@ -229,10 +230,10 @@ class Jax(OneOfJax):
         return keras.distribution.distribute_tensor(rows, self.distribution.get_data_layout(rows.shape))
 
 
-class OneOfTorch(Peer):
+class TorchProcess(Peer):
     name = "one process of torch"
     backend = "torch"
-    tolerance = OneOfJax.tolerance
+    tolerance = JaxProcess.tolerance
 
     def loop(self, model: Any, optimizer: Any, losses: Callable[[Any, Any], Any], x: Any, y: Any, batch: int) -> list:
         from keras import ops
@@ -248,7 +249,7 @@ class OneOfTorch(Peer):
 
 
 def step_of_torch(called: Any, model: Any, optimizer: Any, loss_of: Callable[..., Any], x: Any, y: Any) -> Any:
-    """The step of Keras's guide on loops in PyTorch; `called` is the model, or DistributedDataParallel of it."""
+    """Runs the step of Keras's guide on PyTorch loops; `called` is the model or its DistributedDataParallel wrapper."""
     import torch
 
     loss = loss_of(called(x, training=True), y)
@@ -259,16 +260,16 @@ def step_of_torch(called: Any, model: Any, optimizer: Any, loss_of: Callable[...
     return loss
 
 
-class Torch(OneOfTorch):
+class Torch(TorchProcess):
     """DistributedDataParallel as in Keras's examples/demo_torch_multi_gpu.py: a loop, a DistributedSampler, no fit.
 
-    Only its weights are compared: the example computes no logs of all processes.
+    Only its weights are compared, because the example computes no logs over all processes.
     """
 
     name = "torch DDP"
     about = "Keras on torch, DistributedDataParallel in a loop, 2 processes (gloo)"
     processes = 2
-    of_sums = 2.0  # DistributedDataParallel averages gradients, as its documentation warns
+    sum_loss_factor = 2.0  # DistributedDataParallel averages gradients, as its documentation warns
     logs = False
     fragile = True
 
@@ -340,11 +341,11 @@ class Torch(OneOfTorch):
                 getattr(optimizer, "scale_loss", lambda loss: loss)(loss).backward()
                 with torch.no_grad():
                     optimizer.apply([each.value.grad for each in model.trainable_weights], model.trainable_weights)
-        optimizer.finalize_variable_values(model.trainable_weights)  # as fit does, and demands of loops
+        optimizer.finalize_variable_values(model.trainable_weights)  # as fit does, and as Keras asks of loops
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of this host that nothing listens on."""
+    """Returns free ports of this host."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -352,6 +353,6 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-REFERENCES: Mapping[str, type[Peer]] = {each.backend: each for each in (Peer, OneOfJax, OneOfTorch)}
+REFERENCES: Mapping[str, type[Peer]] = {each.backend: each for each in (Peer, JaxProcess, TorchProcess)}
 PEERS: Mapping[str, type[Peer]] = {each.name: each for each in (KerasDdl, Mirrored, MultiWorker, Jax, Torch)}
 EVERY = {each.name: each for each in (*REFERENCES.values(), *PEERS.values())}

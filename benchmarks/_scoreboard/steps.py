@@ -1,4 +1,4 @@
-"""A model with a train_step of its own, as Keras's guides on customizing fit write it for each backend."""
+"""A model with a custom train_step, written as in Keras's guides on customizing fit for each backend."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import keras
 BACKEND = keras.backend.backend()
 
 
-class ByHand(keras.Model):
+class CustomStepModel(keras.Model):
     """Trains `inner` with a loss that train_step computes.
 
     Args:
         inner: a built model.
-        loss_of: from targets and predictions of a batch to a scalar.
-        change: what is done to gradients before they are applied.
+        loss_of: computes a scalar from a batch's targets and predictions.
+        change: transforms gradients before they are applied.
         scaled: divides a loss as the peer's documentation demands.
     """
 
@@ -64,17 +64,17 @@ class ByHand(keras.Model):
     def _step_of_jax(self, state: Any, x: Any, y: Any) -> Any:
         import jax
 
-        trainable, fixed, of_optimizer, of_metrics = state
+        trainable, fixed, optimizer_state, metric_state = state
 
         def loss_and_fixed(trainable: Any) -> Any:
             predicted, after = self.stateless_call(trainable, fixed, x, training=True)
             return self.loss_of(y, predicted), after
 
         (loss, fixed), gradients = jax.value_and_grad(loss_and_fixed, has_aux=True)(trainable)
-        trainable, of_optimizer = self.optimizer.stateless_apply(of_optimizer, self.change(gradients), trainable)
-        of_metrics = self.tracker.stateless_update_state(of_metrics, loss)
-        logs = {"loss": self.tracker.stateless_result(of_metrics)}
-        return logs, (trainable, fixed, of_optimizer, of_metrics)
+        trainable, optimizer_state = self.optimizer.stateless_apply(optimizer_state, self.change(gradients), trainable)
+        metric_state = self.tracker.stateless_update_state(metric_state, loss)
+        logs = {"loss": self.tracker.stateless_result(metric_state)}
+        return logs, (trainable, fixed, optimizer_state, metric_state)
 
     def train_step(self, *arguments: Any) -> Any:
         if BACKEND == "jax":

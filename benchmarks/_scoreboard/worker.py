@@ -1,4 +1,4 @@
-"""A process of a peer: runs programs one after the other, and leaves the outcome of each in a file."""
+"""A process of a peer: runs programs one after the other, and writes the outcome of each to a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IGNORED = ("made outside the scope", "retracing")  # warnings that say nothing a
 def work(name: str, process: int, folder: Path, programs: list[str], limit: float) -> None:
     """Runs the programs under the peer; writes `PROGRAM.PROCESS.begun` before each and `PROGRAM.PROCESS` after it.
 
-    Shortly before a program is to end, `limit` seconds from its beginning, writes where it is to stderr.
+    A program may take `limit` seconds. Shortly before that, this writes the program's stack to stderr.
     """
     peer = EVERY[name](process)
     import keras
@@ -46,15 +46,15 @@ def work(name: str, process: int, folder: Path, programs: list[str], limit: floa
 
 
 def outcome_of(program: object, peer: Peer) -> Outcome:
-    """Runs a program in float64 from the same seeds, and keeps what it warned of."""
+    """Runs a program in float64 with fixed seeds, and records its warnings."""
     import keras
 
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     keras.utils.set_random_seed(7)
-    said: list[str] = []
+    warned: list[str] = []
     listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    listener.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
     loggers = [logging.getLogger(each) for each in ("tensorflow", "absl")]
     for logger in loggers:
         logger.addHandler(listener)
@@ -69,14 +69,14 @@ def outcome_of(program: object, peer: Peer) -> Outcome:
             outcome.error = f"{type(error).__name__}: {first_line(str(error))}"
     for logger in loggers:
         logger.removeHandler(listener)
-    said += [str(each.message) for each in seen if issubclass(each.category, (UserWarning, RuntimeWarning))]
-    outcome.warned = [line.strip().splitlines()[0] for line in said if not any(part in line for part in IGNORED)]
+    warned += [str(each.message) for each in seen if issubclass(each.category, (UserWarning, RuntimeWarning))]
+    outcome.warned = [line.strip().splitlines()[0] for line in warned if not any(part in line for part in IGNORED)]
     outcome.seconds = time.perf_counter() - began
     return outcome
 
 
 def first_line(message: str) -> str:
-    """Returns the first line that says something, without colours; Keras and TensorFlow begin with where it was."""
+    """Returns the first informative line, without colours. Keras and TensorFlow begin with where the error was."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines() if line.strip()]
     general = (
         "Graph execution error",

@@ -1,4 +1,4 @@
-"""Examples in the help of a command, which click keeps as they are after \\b, are code."""
+"""Shows examples in a command's help, which click leaves unwrapped after \\b, as code blocks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-_KEPT = "| "  # what sphinx-click puts in front of such a line
+_UNWRAPPED = "| "  # sphinx-click's prefix of a line that click does not wrap
 
 
 def as_code(app: Sphinx, context: Any, lines: list[str]) -> None:
     result: list[str] = []
     for line in lines:
-        kept = line.startswith(_KEPT)
-        if kept and not (result and result[-1].startswith("    ")):
+        is_example = line.startswith(_UNWRAPPED)
+        if is_example and not (result and result[-1].startswith("    ")):
             result += [".. code-block:: text", ""]
-        result.append("    " + line.removeprefix(_KEPT) if kept else line)
+        result.append("    " + line.removeprefix(_UNWRAPPED) if is_example else line)
     lines[:] = result
 
 

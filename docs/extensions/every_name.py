@@ -15,7 +15,7 @@ MODULES += ("keras_ddl.horovod", "keras_ddl.schedules", "keras_ddl.timeline", "k
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Returns `__all__` without the modules in it, which have pages of their own."""
+    """Returns `__all__` without modules, because modules have their own pages."""
     names = [name for name in module.__all__ if name != "__version__" and not is_missing(f"{module.__name__}.{name}")]
     return [name for name in names if not isinstance(getattr(module, name), ModuleType)]
 
@@ -26,7 +26,7 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
         if is_missing(module):
             continue
         for name in public_names(importlib.import_module(module)):
-            # What keras_ddl itself exports is shown there.
+            # The page of keras_ddl shows names that keras_ddl also exports.
             if f"{module}.{name}" not in shown and f"keras_ddl.{name}" not in shown:
                 logging.getLogger(__name__).warning("%s.%s is public, but no page of the API shows it", module, name)
 

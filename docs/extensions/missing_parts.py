@@ -1,6 +1,7 @@
-"""Lets the site be built without some of the parts: what leads into the folder of a missing part is left out.
+"""Builds the site even if the folders of some parts are missing.
 
-A link to one of its pages becomes its text, and a line of a toctree is dropped. All other broken links stay errors.
+A link to a page of a missing part becomes plain text, and its line in a toctree is dropped. All other broken links stay
+errors.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ def without(text: str, folder: str, missing: tuple[str, ...]) -> str:
     """Returns a page without links into missing parts.
 
     Args:
-        folder: where the page lies, relative to the repository.
-        missing: folders of parts.
+        folder: the page's folder, relative to the repository.
+        missing: folders of missing parts.
     """
 
-    def lost(path: str) -> bool:
+    def is_in_missing(path: str) -> bool:
         return any(path.startswith(f"{each}/") for each in missing)
 
     def link(match: re.Match[str]) -> str:
-        return match[1] if lost(os.path.normpath(Path(folder, match[2]))) else match[0]
+        return match[1] if is_in_missing(os.path.normpath(Path(folder, match[2]))) else match[0]
 
     def entry(match: re.Match[str]) -> str:
-        return "" if lost(match[1]) else match[0]
+        return "" if is_in_missing(match[1]) else match[0]
 
     return _ENTRY.sub(entry, _LINK.sub(link, text))
 

@@ -1,4 +1,4 @@
-"""The directive `settings` of pages: the table of keras_ddl/config.py, which `keras-ddl info --all` prints too."""
+"""The Sphinx directive `settings`: shows the table of keras_ddl/config.py, which `keras-ddl info --all` also prints."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The ranks of two racks of two hosts, and the rings between them: `python docs/pictures/box_of_rings.py`."""
+"""Draws the ranks of two racks of two hosts, and the rings between them: `python docs/pictures/box_of_rings.py`."""
 
 from drawing import picture, rectangle, text, write
 
-RANKS, HOSTS_OF_RACK, RACKS = 4, 2, 2
+RANKS, HOSTS_PER_RACK, RACKS = 4, 2, 2
 WIDTH, HEIGHT = 830, 480
 CELL_WIDTH, CELL_HEIGHT, GAP = 84, 34, 12
 HOST_WIDTH = CELL_WIDTH + 2 * GAP
 TOP, LEFT = 66, 104
-SHARDS = ("#4e79a7", "#e08214", "#3f9b57", "#a65ba6")  # told apart by most who do not see all colours
+SHARDS = ("#4e79a7", "#e08214", "#3f9b57", "#a65ba6")  # colours that most colour-blind people can tell apart
 
 
 def host_left(host: int) -> float:
-    return LEFT + host * (HOST_WIDTH + 56) + (host // HOSTS_OF_RACK) * 34
+    return LEFT + host * (HOST_WIDTH + 56) + (host // HOSTS_PER_RACK) * 34
 
 
 def row_top(local: int) -> float:
@@ -22,11 +22,11 @@ def hosts() -> list[str]:
     parts = []
     bottom = row_top(RANKS - 1) + CELL_HEIGHT + GAP + 8
     for rack in range(RACKS):
-        x = host_left(rack * HOSTS_OF_RACK) - 30
-        width = host_left(rack * HOSTS_OF_RACK + HOSTS_OF_RACK - 1) + HOST_WIDTH + 30 - x
+        x = host_left(rack * HOSTS_PER_RACK) - 30
+        width = host_left(rack * HOSTS_PER_RACK + HOSTS_PER_RACK - 1) + HOST_WIDTH + 30 - x
         parts.append(rectangle(x, TOP - 34, width, bottom - TOP + 50, "frame", 'stroke-dasharray="5 4"'))
         parts.append(text(x + width / 2, TOP - 14, f"rack {rack}", "bold"))
-    for host in range(HOSTS_OF_RACK * RACKS):
+    for host in range(HOSTS_PER_RACK * RACKS):
         x = host_left(host)
         parts.append(rectangle(x, TOP, HOST_WIDTH, bottom - TOP, "memory"))
         parts.append(text(x + HOST_WIDTH / 2, TOP + 20, f"host {host}"))
@@ -35,7 +35,7 @@ def hosts() -> list[str]:
 
 def ranks() -> list[str]:
     parts = []
-    for host in range(HOSTS_OF_RACK * RACKS):
+    for host in range(HOSTS_PER_RACK * RACKS):
         x = host_left(host)
         for local in range(RANKS):
             y = row_top(local)
@@ -46,7 +46,7 @@ def ranks() -> list[str]:
 
 def rings() -> list[str]:
     parts = []
-    last = HOSTS_OF_RACK * RACKS - 1
+    last = HOSTS_PER_RACK * RACKS - 1
     for local, colour in enumerate(SHARDS):
         y = row_top(local) + CELL_HEIGHT / 2
         tip = f'stroke="{colour}" marker-end="url(#tip{local})"'

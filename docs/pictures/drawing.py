@@ -1,4 +1,4 @@
-"""What the pictures of docs/ share: boxes, words, and colours that can be read on light and on dark pages."""
+"""Draws boxes and text for the pictures of docs/, in colours that are readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 
 def write(script: str, drawn: str) -> None:
-    """Writes the picture beside the script that draws it."""
+    """Writes the picture next to the script that draws it."""
     Path(script).with_suffix(".svg").write_text(drawn, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A step that loses a rank, and is made again by the others: `python docs/pictures/lost_rank.py`."""
+"""Draws a step that loses a rank, and that the other ranks repeat: `python docs/pictures/lost_rank.py`."""
 
 from drawing import picture, rectangle, text, write
 

@@ -1,4 +1,4 @@
-"""Four ranks as a mesh of 2 x 2, and what lies and travels where: `python docs/pictures/mesh.py`."""
+"""Draws four ranks as a mesh of 2 x 2, with their data and communication: `python docs/pictures/mesh.py`."""
 
 from drawing import picture, rectangle, text, write
 
@@ -8,7 +8,7 @@ BLUE, ORANGE = "#2f6db3", "#b3541e"
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
-    """Returns a line with a tip at both ends, along one axis."""
+    """Returns a horizontal or vertical line with arrowheads at both ends."""
     along = (6, 0) if y1 == y2 else (0, 6)
     tips = []
     for x, y, sign in ((x1, y1, 1), (x2, y2, -1)):

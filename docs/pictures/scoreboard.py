@@ -1,4 +1,7 @@
-"""How 51 Keras programs end under each strategy, from benchmarks/results: `python docs/pictures/scoreboard.py`."""
+"""Draws the results of 51 Keras programs under each strategy, from benchmarks/results.
+
+python docs/pictures/scoreboard.py
+"""
 
 from pathlib import Path
 

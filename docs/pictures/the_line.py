@@ -1,4 +1,4 @@
-"""The layers of keras_ddl, each importing only from those before it: `python docs/pictures/the_line.py`."""
+"""Draws the layers of keras_ddl, which only import from earlier layers: `python docs/pictures/the_line.py`."""
 
 from drawing import picture, rectangle, text, write
 
@@ -6,7 +6,7 @@ WIDTH, HEIGHT = 1030, 396
 WIDE, HIGH, GAP = 148, 128, 22
 TOP, LEFT = 34, 16
 PER_ROW = 6
-BANDS = (  # what a layer needs, as the colour of its head
+BANDS = (  # the colour of a layer's head shows its requirements
     ("#57606a", "needs neither TensorFlow nor Keras"),
     ("#2f6db3", "TensorFlow"),
     ("#b3541e", "TensorFlow and Keras"),

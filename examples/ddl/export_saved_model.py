@@ -1,4 +1,4 @@
-"""The second half: base graph and checkpoint to a SavedModel, by TensorFlow alone, in a process without DDL."""
+"""The second half: makes a SavedModel from the base graph and a checkpoint, without DDL."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Digits in graph mode, as scripts of TensorFlow 1 were written: a Session, a Saver, and one more import.
+"""Learns digits in graph mode, like a TensorFlow 1 script with a Session and a Saver; DDL needs one more import.
 
     ddlrun --accelerators 2 python examples/ddl/graph_mode.py --output-dir graph-output
 
-Lines that DDL asks for are marked. `--resume` goes on from the checkpoint, on any number of ranks.
+Lines that DDL needs are marked. `--resume` continues from the checkpoint, on any number of ranks.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main():
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32))
     step = tf.train.get_or_create_global_step()
-    optimizer = tf.train.MomentumOptimizer(0.05 * ddl.size(), 0.9)  # DDL: ranks together have larger batches
+    optimizer = tf.train.MomentumOptimizer(0.05 * ddl.size(), 0.9)  # DDL: all ranks together have a larger batch
     train = optimizer.minimize(loss, global_step=step)
 
     saver = tf.train.Saver()
@@ -50,11 +50,11 @@ def main():
         session.run(tf.global_variables_initializer())
         if arguments.resume:
             saver.restore(session, checkpoint)
-            print("rank", ddl.rank(), "goes on from step", session.run(step), flush=True)
+            print("rank", ddl.rank(), "continues from step", session.run(step), flush=True)
         for _ in range(arguments.steps):
             rows = order.randint(len(images), size=arguments.batch_size)
             session.run(train, {x: images[rows], y: labels[rows]})
-        if ddl.rank() == 0:  # DDL: one rank writes and tells
+        if ddl.rank() == 0:  # DDL: one rank writes and prints
             tf.gfile.MakeDirs(arguments.output_dir)
             saver.save(session, checkpoint)
             result = session.run(accuracy, {x: held_out[0], y: held_out[1]})

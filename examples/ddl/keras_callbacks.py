@@ -17,7 +17,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
     (images, labels), held_out = load()
-    images, labels = (np.array_split(each, ddl.size())[ddl.rank()] for each in (images, labels))  # DDL: its part
+    images, labels = (np.array_split(each, ddl.size())[ddl.rank()] for each in (images, labels))  # DDL: own part
 
     model = keras.Sequential(
         [
@@ -27,7 +27,7 @@ def main():
             keras.layers.Dense(10, activation="softmax"),
         ]
     )
-    optimizer = keras.optimizers.SGD(0.05 * ddl.size(), momentum=0.9)  # DDL: ranks together have larger batches
+    optimizer = keras.optimizers.SGD(0.05 * ddl.size(), momentum=0.9)  # DDL: a higher rate for the larger global batch
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     callbacks = [ddl.DDLCallback(), ddl.DDLGlobalVariablesCallback()]  # DDL: average logs; start alike
@@ -35,7 +35,7 @@ def main():
         images,
         labels,
         batch_size=32,
-        # DDL: every rank takes as many steps, though one may have a row more.
+        # DDL: all ranks take the same number of steps, although some may have one more row.
         steps_per_epoch=1437 // ddl.size() // 32,
         epochs=arguments.epochs,
         verbose=2 if ddl.rank() == 0 else 0,

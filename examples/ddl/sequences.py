@@ -1,9 +1,9 @@
-"""Sequence to sequence with three graphs, in the shape of TensorFlow's NMT tutorial: one to train, evaluate and infer.
+"""Sequence to sequence with one graph each for training, evaluation and inference, as in TensorFlow's NMT tutorial.
 
     ddlrun --accelerators 2 python examples/ddl/sequences.py --output-dir sequences-output
 
-The model learns to write a sequence backwards. All ranks train. Rank 0 alone writes checkpoints, and restores them into
-the graphs that evaluate and infer, which no other rank runs: these are built with DDL's broadcast off.
+The model learns to write a sequence backwards. All ranks train. Only rank 0 writes checkpoints, restores them into the
+graphs for evaluation and inference, and runs these graphs, so they are built with DDL's broadcast off.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Model = collections.namedtuple("Model", "graph source target loss train step out
 
 
 def gru(name, x, state):
-    """One step of a gated recurrent unit (Cho et al., 2014)."""
+    """Returns the next state of a gated recurrent unit (Cho et al., 2014)."""
     with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
         width = x.shape[1] + UNITS
         gates = tf.sigmoid(
@@ -71,14 +71,14 @@ def build(mode):
 
 @contextlib.contextmanager
 def one_rank_only():
-    """DDL: variables that are made here start alone."""
+    """DDL: lets this rank make variables without the other ranks."""
     ddl.disable_broadcast()
     yield
     ddl.enable_broadcast()
 
 
 def load_or_create(model, session, folder):
-    """As in NMT: the newest checkpoint, or fresh variables."""
+    """Restores the newest checkpoint, or initializes variables, as in NMT."""
     newest = tf.train.latest_checkpoint(folder)
     with model.graph.as_default():
         session.run(tf.global_variables_initializer())
@@ -97,7 +97,7 @@ def main():
     with one_rank_only():
         evaluation, inference = build("evaluate"), build("infer")
     held_out = np.random.RandomState(99).randint(TOKENS, size=[200, LENGTH])
-    order = np.random.RandomState(ddl.rank())  # DDL: each rank has sequences of its own
+    order = np.random.RandomState(ddl.rank())  # DDL: each rank has different sequences
 
     sessions = [tf.Session(graph=model.graph) for model in (training, evaluation, inference)]
     with sessions[0], sessions[1], sessions[2]:

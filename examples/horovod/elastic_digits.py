@@ -4,7 +4,7 @@
     keras-ddl run -np 1:4 --host-discovery-script ./hosts --restarts 3 \\
         python examples/horovod/elastic_digits.py
 
-Kill a rank: the job is started again, and goes on from the last commit.
+If you kill a rank, the job is started again, and continues from the last commit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     def on_state_reset() -> None:
-        model.optimizer.learning_rate.assign(0.02 * hvd.size())  # of now; that of the commit may be another one
+        model.optimizer.learning_rate.assign(0.02 * hvd.size())  # the commit may have another size's rate
 
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     state.register_reset_callbacks([on_state_reset])

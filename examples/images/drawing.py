@@ -1,10 +1,10 @@
-"""Pictures of 200 classes, drawn by NumPy: 10 shapes, filled with or cut out of 5 textures of 2 sizes.
+"""Draws pictures of 200 classes with NumPy: 10 shapes, filled with or cut out of 5 textures of 2 sizes.
 
     images, labels = draw(1000, seed=1)
 
-draws about 40,000 pictures a second on one core. Class c is shape c // 20 with texture c % 20. Colours, place, size,
-rotation, the phase of the texture and noise are drawn anew for each picture, so that none of them gives a class away.
-The same seed draws the same pictures, on every rank and every machine.
+draws about 40,000 pictures a second on one core. Class c is shape c // 20 with texture c % 20. Colours, position, size,
+rotation, the phase of the texture, and noise are random for each picture, so that none of them gives a class away. The
+same seed draws the same pictures, on every rank and every machine.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 SIZE = 24  # pixels, in both directions
 SHAPES = ("disc", "square", "triangle", "cross", "ring", "star", "ellipse", "crescent", "hexagon", "bars")
 PATTERNS = ("stripes", "checks", "dots", "rings", "zigzag")
-PERIODS = (0.45, 0.95)  # of a texture, where a picture is 2 wide
+PERIODS = (0.45, 0.95)  # periods of textures, if the width of a picture is 2
 CLASSES = len(SHAPES) * len(PATTERNS) * len(PERIODS) * 2
-NOISE = 0.04  # standard deviation of a pixel, of colours in 0..1
-TURN = 0.25  # radians by which shapes, and textures, are turned at most
-_AT_ONCE = 2048  # pictures whose arrays lie in a cache
+NOISE = 0.04  # standard deviation of a pixel's colours, which are in 0..1
+TURN = 0.25  # largest rotation of shapes and textures, in radians
+_AT_ONCE = 2048  # number of pictures whose arrays fit into a cache
 
 
 def draw(count: int, seed: int, size: int = SIZE, noise: float = NOISE) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +27,7 @@ def draw(count: int, seed: int, size: int = SIZE, noise: float = NOISE) -> tuple
     Args:
         seed: other seeds give other pictures of the same classes.
         size: pixels in each direction.
-        noise: standard deviation of a pixel's noise, of colours in 0..1.
+        noise: standard deviation of a pixel's colours, which are in 0..1.
     """
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count, dtype=np.int32) % CLASSES)
@@ -39,7 +39,7 @@ def draw(count: int, seed: int, size: int = SIZE, noise: float = NOISE) -> tuple
 
 
 def name(label: int) -> str:
-    """Returns what is to be seen in pictures of a class, as in "disc of fine dots"."""
+    """Returns a description of the pictures of a class, such as "disc of fine dots"."""
     shape, texture = divmod(label, CLASSES // len(SHAPES))
     texture, outside = divmod(texture, 2)
     pattern, period = divmod(texture, 2)
@@ -65,9 +65,9 @@ def _pictures(labels: np.ndarray, rng: np.random.Generator, size: int, noise: fl
     for number, distance in enumerate(_DISTANCES):
         mine = shape == number
         inside[mine] = distance(x[mine] / scale[mine], y[mine] / scale[mine])
-    inside = np.clip(0.5 - inside * scale * (size / 2), 0, 1)  # one pixel of edge
+    inside = np.clip(0.5 - inside * scale * (size / 2), 0, 1)  # the edge is one pixel wide
 
-    # The texture has a rotation of its own.
+    # The texture has its own rotation.
     length = np.float32(PERIODS)[period][:, None, None] / (2 * np.pi)
     u, v = _turned(axis[None, None, :] / length, axis[None, :, None] / length, drawn(-TURN, TURN))
     u, v = u + drawn(0, 2 * np.pi), v + drawn(0, 2 * np.pi)
@@ -113,7 +113,7 @@ def _box(x: np.ndarray, y: np.ndarray, width: float, height: float) -> np.ndarra
     return np.maximum(np.abs(x) - width, np.abs(y) - height)
 
 
-# By the names of SHAPES: distance to the edge of a shape about 1 large, negative inside; it need not be exact.
+# For each of SHAPES, the approximate distance to the edge, negative inside; the radius of a shape is about 1.
 _DISTANCES = (
     lambda x, y: np.hypot(x, y) - 0.9,
     lambda x, y: _box(x, y, 0.8, 0.8),
@@ -126,7 +126,7 @@ _DISTANCES = (
     lambda x, y: _polygon(6, x, y),
     lambda x, y: _either(_box(x, y - 0.55, 0.95, 0.28), _box(x, y + 0.55, 0.95, 0.28)),
 )
-# By the names of PATTERNS: -1..1, of coordinates whose period is 2 pi.
+# For each of PATTERNS, values in -1..1; the period of the coordinates is 2 pi.
 _TEXTURES = (
     lambda u, v: np.sin(u),
     lambda u, v: np.sin(u) * np.sin(v) * 1.5,

@@ -1,4 +1,4 @@
-"""The pictures of examples/images/README.md, from the results of study.py."""
+"""Draws the pictures of examples/images/README.md from the results of study.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
-    """Writes classes.png, accuracy.svg, time.svg and predicted.svg; a picture whose results are missing is left out."""
+    """Writes classes.png, accuracy.svg, time.svg and predicted.svg; leaves out pictures without results."""
     _save(folder / "classes.png", (8, 4.4), classes)
     if results.get("accuracy"):
         _save(folder / "accuracy.svg", (8, 3.6), lambda figure: accuracy(figure, results["accuracy"]))
@@ -52,7 +52,7 @@ def _save(file: Path, size: tuple[float, float], fill: Callable[[Figure], None])
     with matplotlib.rc_context({"svg.hashsalt": file.stem, "svg.fonttype": "none"}):
         figure = Figure(figsize=size, layout="constrained")
         fill(figure)
-        # No date: the same results make the same file.
+        # Without a date, so that the same results make the same file.
         figure.savefig(file, dpi=72, metadata={"Date": None} if file.suffix == ".svg" else None)
     print(f"picture: {file}")
 
@@ -115,7 +115,7 @@ def time(figure: Figure, result: dict[str, Any]) -> None:
 
 
 def predicted(figure: Figure) -> None:
-    """Draws the predicted efficiency against the devices, beside what is published."""
+    """Draws the predicted and the published efficiency against the number of devices."""
     rows = published.predictions()
     for axes, network in zip(figure.subplots(1, 2, sharey=True), published.NETWORKS):
         for overlap, style in ((0.0, "x--"), (0.5, "+:")):

@@ -1,8 +1,8 @@
-"""What is published of trainings on the machines of PowerAI DDL, and what the cost model says of them.
+"""Published results of trainings on the machines of PowerAI DDL, and the predictions of the cost model for them.
 
-Machines: 64 hosts (IBM Power S822LC) of 4 P100 devices. Links as their makers state them, as in benchmarks/predict.py:
-two NVLinks of 20 GB/s between devices, one port of 100 Gbit/s a host; ASSUMED: 5 us a message, and that devices never
-wait for each other.
+The machines are 64 hosts (IBM Power S822LC) with 4 P100 devices each. The links have their manufacturers' speeds, as in
+benchmarks/predict.py: two NVLinks of 20 GB/s between devices, and one port of 100 Gbit/s per host. ASSUMED: 5 us per
+message, and devices never wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ TENSORFLOW = "TensorFlow's benchmarks of May 2017, a P100 with synthetic picture
 
 @dataclass(frozen=True)
 class Network:
-    """Attributes: gradients: bytes. rows: of a device. compute: seconds of one device. source: of the last."""
+    """A network and its training on one device.
+
+    Attributes:
+        gradients: bytes of all gradients.
+        rows: rows per device and step.
+        compute: seconds of a step on one device.
+        source: the source of `compute`.
+    """
 
     name: str
     gradients: float
@@ -34,17 +41,17 @@ class Network:
         return Step(self.compute, self.gradients, overlap=overlap).seconds(_cluster(devices))
 
     def exchange(self, devices: int) -> float:
-        """Returns the seconds of the all-reduce of the gradients, as if nothing else went on."""
+        """Returns the seconds of the all-reduce of the gradients, without overlap."""
         return exchange(_cluster(devices), self.gradients)
 
 
 NETWORKS = (
     Network("ResNet-50", 100e6, 32, 32 / 195, f"195 pictures/s at a batch of 32: {TENSORFLOW}"),
-    # Of ResNet-152's 82.7 pictures/s (the same source) by their arithmetic: 11.3 and 7.6 Gflop a picture (1512.03385).
-    Network("ResNet-101, 22,000 classes", 350e6, 32, 32 / (82.7 * 11.3 / 7.6), "ASSUMED from that of ResNet-152"),
+    # From ResNet-152's 82.7 pictures/s (same source); the two networks need 11.3 and 7.6 Gflop a picture (1512.03385).
+    Network("ResNet-101, 22,000 classes", 350e6, 32, 32 / (82.7 * 11.3 / 7.6), "ASSUMED from ResNet-152's"),
 )
 
-# What, network, devices, key of a row, value, and who says so.
+# Rows with a description, the network, the devices, one value under the key of a prediction, and its source.
 PUBLISHED: tuple[dict[str, Any], ...] = (
     {"what": "all-reduce of 100 MB", "network": "ResNet-50", "devices": 256, "exchange": 23e-3, "source": DDL},
     {"what": "all-reduce of 350 MB", "network": "ResNet-101, 22,000 classes", "devices": 256, "exchange": 100e-3,
@@ -66,7 +73,7 @@ def _cluster(devices: int) -> Any:
 
 
 def predictions() -> list[dict[str, Any]]:
-    """Returns a row for each network, number of devices and share of computing that may hide the exchange."""
+    """Returns a row for each network, number of devices, and share of the computation that may hide the exchange."""
     return [
         {
             "network": network.name,

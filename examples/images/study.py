@@ -1,12 +1,12 @@
-"""The study of examples/images/README.md in pieces, each of which is done once: what is in study.json stays.
+"""Runs the study of examples/images/README.md in pieces. Results that are already in study.json are not repeated.
 
     python examples/images/study.py accuracy           # 10 trainings, one after the other, a core each
     python examples/images/study.py accuracy --batches 4096
     python examples/images/study.py time               # on an idle machine: 1, 2 and 4 ranks to an accuracy
     python examples/images/study.py figures            # draws all pictures from study.json, and prints the tables
 
-Each of the 10 trainings took about a minute of a core, and two pieces may run at once. --json names another file,
-beside which the pictures go.
+Each of the 10 trainings took about a minute of a core, and two pieces may run at the same time. --json names another
+file; the pictures are written to its directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "pictures" / "images" / "study.json"
 BATCHES = (64, 4096, 1024, 256)
-# How the rate follows the batch: options of train.py.
+# Ways in which the rate follows the batch, as options of train.py.
 ARMS = {
     "same rate": ["--scaling", "none", "--warmup-epochs", "0"],
     "linear scaling": ["--warmup-epochs", "0"],
@@ -36,7 +36,7 @@ RANKS, ROWS, GOAL = "1,2,4", 64, 0.7
 
 
 def update(file: Path, kind: str, found: Any, name: str | None = None) -> None:
-    """Adds what was found to `file`, also while another piece runs. name: among several of its kind."""
+    """Adds a result to `file`, also while another piece runs. name: its name among several results of a kind."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+") as content:
         fcntl.flock(content, fcntl.LOCK_EX)
@@ -52,13 +52,13 @@ def update(file: Path, kind: str, found: Any, name: str | None = None) -> None:
 
 
 def done(file: Path) -> dict[str, Any]:
-    """Returns what is in `file`."""
+    """Returns the results in `file`."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def accuracy(file: Path, batches: Sequence[int], options: Sequence[str]) -> None:
-    """Makes the trainings that are not there yet. options: further ones of train.py."""
-    # One core each: the accuracy does not depend on it, and two pieces can run side by side.
+    """Runs trainings that have no results yet. options: further options of train.py."""
+    # On one core each, which does not change the accuracy, so that two pieces can run at the same time.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     import train
 
@@ -77,7 +77,7 @@ def accuracy(file: Path, batches: Sequence[int], options: Sequence[str]) -> None
 
 
 def times(file: Path, options: Sequence[str]) -> None:
-    """Measures steps and the time to an accuracy by `keras-ddl bench train`. options: further ones of that."""
+    """Measures steps and the time to an accuracy with `keras-ddl bench train`. options: its further options."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "found.json")
         command = [sys.executable, "-m", "keras_ddl.cli", "bench", "train", "train:subject", "--ranks", RANKS]
@@ -88,11 +88,10 @@ def times(file: Path, options: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("piece", choices=["accuracy", "time", "figures"])
-    parser.add_argument("--json", type=Path, default=RESULTS, help="of results (default: %(default)s)")
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="N", help="of the accuracy")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="file of results (default: %(default)s)")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="N", help="for accuracy")
     options, others = parser.parse_known_args(arguments)
     if options.piece == "accuracy":
         accuracy(options.json, options.batches, others)

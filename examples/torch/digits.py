@@ -2,8 +2,8 @@
 
     keras-ddl run -np 2 python examples/torch/digits.py
 
-What differs from a script for another backend: one import, and the name in init_process_group. Started without
-`keras-ddl run`, it trains alone.
+It differs from a script for another backend in one import and the name in init_process_group. Without `keras-ddl run`,
+one process trains alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import keras_ddl.torch  # noqa: F401  (registers the backend)
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:
-    """Returns what is trained on, and what is held out."""
+    """Returns the training data and the held-out data."""
     pictures, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(7))
     x = torch.tensor(pictures / 16, dtype=torch.float32).view(-1, 1, 8, 8)[order]

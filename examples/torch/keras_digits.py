@@ -24,7 +24,7 @@ import keras_ddl.torch  # noqa: F401  (registers the backend)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=1440, help="to train on (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=1440, help="rows to train on (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows of all ranks together (default: %(default)s)")
     parser.add_argument("--weights", help="where rank 0 writes the trained weights, a .npz file")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Translates with what a training has exported.
+"""Translates with the exported model of a training.
 
     python -m translation "twenty-third of May, 1997" "the third of June"
     python -m translation < sentences.txt
 
-Writes a line for each phrase. Without a phrase it reads lines from standard input. TensorFlow alone is needed: the
-SavedModel holds all the rest.
+Writes a line for each phrase. Without a phrase it reads lines from standard input. It only needs TensorFlow, because
+the SavedModel contains everything else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load(version: Path) -> Callable[[list[str]], dict[str, Any]]:
 
     Raises: ValueError: the SavedModel does not translate.
     """
-    # Without what TensorFlow tells on each start, and without Keras, which would take half of the start.
+    # Without TensorFlow's messages at startup, and without Keras, whose import would take half of the startup time.
     os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"})
     sys.modules.setdefault("keras", None)
     import tensorflow as tf
@@ -68,20 +68,21 @@ def load(version: Path) -> Callable[[list[str]], dict[str, Any]]:
 
 
 def batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yields some lines at a time, in the Unicode form of the corpus and without the line breaks."""
+    """Yields up to `size` lines at a time, in the Unicode form of the corpus and without line breaks."""
     lines = iter(lines)
     while chosen := [unicodedata.normalize("NFC", line.strip()) for line in islice(lines, size)]:
         yield chosen
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m translation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("phrases", nargs="*", metavar="PHRASE")
-    parser.add_argument("--output", type=Path, default=Path(DEFAULT_OUTPUT), help="of the training (%(default)s)")
-    parser.add_argument("--scores", action="store_true", help="before each answer its score and a tab: 0 is certain")
+    parser.add_argument(
+        "--output", type=Path, default=Path(DEFAULT_OUTPUT), help="directory of the training (%(default)s)"
+    )
+    parser.add_argument("--scores", action="store_true", help="print a score and a tab before each line; 0 is certain")
     options = parser.parse_args()
     lines = options.phrases or sys.stdin
     size = 1 if lines is sys.stdin and sys.stdin.isatty() else _LINES

@@ -1,6 +1,6 @@
 """Attention: for each position of a query, an average over the positions of a memory, weighted by how well they match.
 
-Memory is projected by a method of its own, so that inference does it once for a sentence and not for each word.
+A separate method projects the memory, so that inference does it once per sentence and not for each word.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Projected = tuple[Tensor, Tensor]
 
 def masked_softmax(scores: Tensor, keep: Tensor) -> Tensor:
     """Returns the softmax over the last axis of `scores` among the positions where `keep` is true (broadcast)."""
-    least = -1e4 if scores.dtype == "float16" else -1e9  # float16 ends at 65504
+    least = -1e4 if scores.dtype == "float16" else -1e9  # the largest float16 is 65504
     return tf.nn.softmax(ops.where(keep, scores, ops.cast(least, scores.dtype)))
 
 
@@ -26,8 +26,8 @@ class LuongAttention(keras.layers.Layer):
 
         score(query, memory) = query^T W memory        vector = tanh(V [context; query])
 
-    The vector is not fed to the next position's input. So all positions of a target are one product of matrices in
-    training.
+    The vector is not part of the next position's input, so training computes all positions of a target in one product
+    of matrices.
     """
 
     def __init__(self, units: int, **options: Any) -> None:
@@ -43,7 +43,8 @@ class LuongAttention(keras.layers.Layer):
         """Returns the attention vectors [rows, q, units] and the weights [rows, q, m].
 
         Args:
-            query: [rows, q, units]. projected: of `project`. keep: [rows, 1 or q, m], false where nobody may look.
+            query: [rows, q, units]. projected: the result of `project`. keep: [rows, 1 or q, m], false for positions to
+                ignore.
         """
         keys, values = projected
         weights = masked_softmax(ops.matmul(query, ops.transpose(keys, (0, 2, 1))), keep)
@@ -77,8 +78,8 @@ class MultiHeadAttention(keras.layers.Layer):
         """Returns the answers [rows, q, width] and the weights [rows, heads, q, m].
 
         Args:
-            query: [rows, q, width]. projected: of `project`.
-            keep: [rows, 1 or q, m], false where nobody may look; None: all positions see all.
+            query: [rows, q, width]. projected: the result of `project`.
+            keep: [rows, 1 or q, m], false for positions to ignore; None: all positions see all.
         """
         keys, values = projected
         scale = (self.width // self.heads) ** -0.5

@@ -1,6 +1,7 @@
-"""The mean of the last checkpoints of a training, as the Transformer's authors took it (arXiv 1706.03762, section 6.1).
+"""Averages the last checkpoints of a training, like the Transformer's authors (arXiv 1706.03762, section 6.1).
 
-Near the end of a training the weights still wander about a good place; their mean lies closer to it than the last ones.
+Near the end of training the weights still wander around a good point, and their mean is closer to it than the last
+weights.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from keras_ddl import checkpoint, model_state
 def average_checkpoints(model: keras.Model, directory: str | Path, last: int) -> list[int]:
     """Gives the model the mean of the weights of the newest checkpoints. COLLECTIVE.
 
-    Rank 0 reads them; random numbers and the optimizer stay as they are.
+    Rank 0 reads the checkpoints; random numbers and the optimizer stay unchanged.
 
-    Args: model: built. directory: of callbacks.Checkpoint. last: how many, or as many as there are.
-    Returns: their steps.
-    Cost: twice the weights in memory of rank 0, and reading the checkpoints.
+    Args:
+        model: a built model.
+        directory: the directory of callbacks.Checkpoint.
+        last: how many checkpoints; fewer if there are not as many.
+    Returns: the steps of the checkpoints.
+    Cost: twice the weights in rank 0's memory, and reading the checkpoints.
     """
     steps: list[int] = []
     variables = model.trainable_variables

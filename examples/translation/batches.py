@@ -1,4 +1,4 @@
-"""Batches of a number of tokens for any Keras model: one process and many ranks train on the same ones.
+"""Batches of a given number of tokens for any Keras model. One process and many ranks train on the same batches.
 
     strategy = keras_ddl.Strategy(seed=1)
     batches = Batches(("data/train.en", "data/train.de"), subwords, tokens=4096, seed=1)
@@ -6,10 +6,10 @@
 
 A batch is ({"source": ids and END, "target": BEGIN and ids}, ids of the target and END), int32, padded with 0.
 
-It is a keras.utils.PyDataset that can be asked for some rows of a batch (docs/strategy.md, Data), and not tf.data: of
-that a rank would read whole batches to keep its rows, and per-rank datasets would have other batches for another number
-of ranks. Rows of a batch are padded alike, so the ranks, whose rows differ by at most one, have even shares of its
-tokens; Strategy weighs each by its rows, or a masked loss by its tokens.
+`Batches` is a keras.utils.PyDataset that returns some rows of a batch (docs/strategy.md, Data). With tf.data a rank
+would read whole batches to keep its rows, and with per-rank datasets the batches would depend on the number of ranks.
+All rows of a batch have the same width, and the ranks' rows differ by at most one, so the ranks share the tokens of a
+batch evenly. Strategy weighs a rank by its rows, or by its tokens with a masked loss.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Batch = tuple[dict[str, np.ndarray], np.ndarray]
 
 
 class Batches(keras.utils.PyDataset):
-    """See above. An epoch has each pair of sentences once, and all ranks take `len(batches)` steps.
+    """An epoch has each pair of sentences once, and all ranks take `len(batches)` steps.
 
-    Attributes: plan: which sentences meet. epoch: the one whose batches are given, which `fit` moves on.
+    Attributes: plan: which sentences share a batch. epoch: the current epoch, which `fit` increments.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class Batches(keras.utils.PyDataset):
         shuffle: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
-        """Reads and cuts this rank's lines, and exchanges those that other ranks need. COLLECTIVE.
+        """Reads and cuts this rank's lines, and exchanges lines that other ranks need. COLLECTIVE.
 
         Args:
-            paths: the files of source and target, a sentence a line (lines.py).
-            tokens: of the batch of all ranks: positions of source and target with padding.
-            buckets: at most so many pairs of widths (plan.py).
-            longest: pairs with more subwords on a side are left out, and so are those with an empty side.
-            seed: of the orders of all epochs. shuffle: False for evaluation.
-            ranks: who this process is; None: as keras_ddl says, so make batches after the Strategy.
+            paths: the files of source and target, one sentence per line (lines.py).
+            tokens: positions in a batch of all ranks: source and target with padding.
+            buckets: the largest number of pairs of widths (plan.py).
+            longest: pairs with more subwords on a side are left out, and so are pairs with an empty side.
+            seed: seed of the order of each epoch. shuffle: False for evaluation.
+            ranks: this process's rank; None: keras_ddl's, so make batches after the Strategy.
         Raises:
             ValueError: files of unequal length, no pair to learn from, or batches too small for a pair or the ranks.
-        Cost: at most 3/size of the files read (lines.py), 1/size held: 2 or 4 bytes a subword. Of all pairs, lengths
-            and numbers are held, some 30 bytes each.
+        Cost: reads at most 3/size of the files (lines.py), and keeps 1/size, with 2 or 4 bytes per subword. Keeps the
+            lengths and numbers of all pairs, some 30 bytes each.
         """
         super().__init__()
         self.ranks = Ranks.of_job() if ranks is None else ranks
@@ -69,14 +69,14 @@ class Batches(keras.utils.PyDataset):
         mine = Sentences.encoded(first, texts, subwords)
         lengths = np.concatenate(self.ranks.all_gather(mine.lengths()))
         usable = (lengths > 0).all(axis=1) & (lengths <= longest).all(axis=1)
-        # Each side has a mark more: END after the source, BEGIN before the target (or END after its labels).
+        # Each side has one more mark: END after the source, BEGIN before the target (or END after its labels).
         self.plan = Plan(
             np.where(usable[:, np.newaxis], lengths + 1, 0), tokens=tokens, buckets=buckets, seed=seed, shuffle=shuffle
         )
         rows = min(bucket.rows for bucket in self.plan.buckets)
         if rows < self.ranks.size:
             raise ValueError(
-                "tokens: a batch must have a row for each rank, also where the sentences are long. Received: "
+                "tokens: a batch must have a row for each rank, even if its sentences are long. Received: "
                 f"tokens={tokens}, with {rows} row(s) for {self.ranks.size} ranks (rank {self.ranks.rank}). Raise "
                 "tokens, lower `longest`, or use fewer buckets."
             )
@@ -88,11 +88,11 @@ class Batches(keras.utils.PyDataset):
         return self.plan.steps
 
     def batch_rows(self, index: int) -> int:
-        """Returns the rows of a batch of this epoch, of all ranks together."""
+        """Returns the number of rows of a batch of this epoch, on all ranks together."""
         return len(self._batch(index)[1])
 
     def rows(self, index: int, first: int, end: int) -> Batch:
-        """Returns some rows of a batch of this epoch; those of another rank are not held (KeyError)."""
+        """Returns some of this rank's rows of a batch of this epoch. Raises: KeyError: other ranks' rows."""
         bucket, sentences = self._batch(index)
         sentences, (source_width, target_width) = sentences[first:end], bucket.widths
         source = self._held.padded(sentences, 0, source_width)
@@ -104,29 +104,28 @@ class Batches(keras.utils.PyDataset):
         return self.rows(index, 0, self.batch_rows(index))
 
     def on_epoch_begin(self) -> None:
-        """Keras calls it."""
         self._began = True
 
     def on_epoch_end(self) -> None:
-        """Goes on to the next epoch's order. Keras calls it once before the first, too."""
+        """Moves on to the next epoch's order. Keras also calls it once before the first epoch."""
         self.epoch += self._began
         self._began = False
 
     def remaining(self, position: dict[str, Any] | None = None) -> Iterator[tuple[Batch, dict[str, Any]]]:
-        """Yields this rank's rows of each batch to the end of an epoch, and the position after it: for one's own loops.
+        """Yields this rank's rows of each remaining batch of an epoch, with the position after it, for custom loops.
 
-        The position is JSON and holds for any number of ranks: saved with the weights, it is where another run begins
-        with the batches that are left. `fit` does not need it: callbacks.Checkpoint keeps its own.
+        The position is JSON and is valid for any number of ranks. Save it with the weights, so that another run can
+        continue with the remaining batches. `fit` does not need it, because callbacks.Checkpoint saves its own.
 
         Args:
             position: None: the beginning.
-        Raises: ValueError: it is one in other data, or of other settings.
+        Raises: ValueError: the position belongs to other data or other settings.
         """
         position = position or {"epoch": 0, "batch": 0, "data": self.plan.digest}
         if position["data"] != self.plan.digest:
             raise ValueError(
-                "A position must be one in the same data. Received: another corpus, subwords, tokens, buckets, "
-                f"longest, seed or shuffle (rank {self.ranks.rank}). Give Batches what it was given then."
+                "A position must belong to the same data. Received: another corpus, subwords, tokens, buckets, "
+                f"longest, seed or shuffle (rank {self.ranks.rank}). Make Batches with the same arguments as then."
             )
         self.epoch, begin = position["epoch"], position["batch"]
         epoch = self.epoch
@@ -136,12 +135,12 @@ class Batches(keras.utils.PyDataset):
             yield self.rows(index, *share), {"epoch": after[0], "batch": after[1], "data": self.plan.digest}
 
     def tokens(self, index: int) -> tuple[int, int]:
-        """Returns a batch's subwords with marks, of source and target and all ranks, and the same with padding."""
+        """Returns the subwords and marks in a batch, of source and target on all ranks, without and with padding."""
         bucket, sentences = self._batch(index)
         return int(self.plan.lengths[sentences].sum()), len(sentences) * sum(bucket.widths)
 
     def summary(self) -> str:
-        """Returns what there is to know before training, a line each."""
+        """Returns a summary of the batches, to print before training."""
         real, padded = np.sum([self.tokens(index) for index in range(len(self))], axis=0)
         lines = [
             f"{len(self.plan.lengths) - self.plan.left_out:,} pairs of sentences, {self.plan.left_out:,} left out",
@@ -150,7 +149,7 @@ class Batches(keras.utils.PyDataset):
         for bucket in self.plan.buckets:
             source, target = bucket.widths
             shape = f"{bucket.rows:,} rows of {source} + {target}"
-            lines.append(f"  {bucket.batches:,} batches of {shape}, {bucket.longer:,} of them with a row more")
+            lines.append(f"  {bucket.batches:,} batches of {shape}, {bucket.longer:,} of them with one more row")
         return "\n".join(lines)
 
     def _batch(self, index: int) -> Any:
@@ -160,7 +159,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def _ended(ids: np.ndarray) -> np.ndarray:
-    """Returns rows with END after their last id; each has padding there."""
+    """Returns rows with END after their last id, where each row has padding."""
     ended = ids.copy()
     ended[np.arange(len(ids)), (ids != PADDING).sum(axis=1)] = END
     return ended

@@ -1,4 +1,4 @@
-"""Beam search, in TensorFlow operations only: the same in evaluation and in an exported graph."""
+"""Beam search in TensorFlow operations only, so that evaluation and exported graphs run the same code."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def beam_search(step: Step, state: State, *, beam: int, longest: tf.Tensor, leng
     """Returns the best sequence that a beam search finds for each row, and its score.
 
     Hypotheses are compared by their log probability over ((5 + length) / 6) ** length_penalty (Wu et al. 2016, arXiv
-    1609.08144, equation 14). One that has ended keeps its place in the beam as long as none is better.
+    1609.08144, equation 14). A hypothesis that has ended stays in the beam until enough others are better.
 
     Args:
         step: (ids [rows * beam], position, state) -> (logits [rows * beam, vocabulary], state); the hypotheses of a row
-            lie side by side.
-        state: of decoding before the first position, each tensor with `rows` first; it may grow along other axes.
-        beam: hypotheses of a row; 1 is greedy decoding.
-        longest: positions after which the search ends, a number or one for each row.
+            are neighbours.
+        state: the decoder's state before the first position. Axis 0 of each tensor is `rows`; other axes may grow.
+        beam: hypotheses per row; 1 is greedy decoding.
+        longest: the position at which the search ends: one number, or one for each row.
     Returns: ids [rows, <= longest] int32, padded after END; scores [rows] float32.
     """
     state = {name: tf.repeat(tensor, beam, axis=0) for name, tensor in state.items()}
     rows = tf.shape(next(iter(state.values())))[0] // beam
     longest = tf.broadcast_to(longest, [rows])
-    # At first all hypotheses of a row are the same: only one of them may have successors.
+    # At first all hypotheses of a row are equal, so only one of them may have successors.
     total = tf.tile([[0.0] + [-1e9] * (beam - 1)], [rows, 1])
     start = {
         "ids": tf.fill([rows, beam, 1], BEGIN),
@@ -46,14 +46,14 @@ def beam_search(step: Step, state: State, *, beam: int, longest: tf.Tensor, leng
         "state": {name: tf.TensorShape([None] * tensor.shape.rank) for name, tensor in state.items()},
     }
 
-    def go_on(position: tf.Tensor, search: dict) -> tf.Tensor:
+    def is_unfinished(position: tf.Tensor, search: dict) -> tf.Tensor:
         return ~tf.reduce_all(search["ended"])
 
     def one_position(position: tf.Tensor, search: dict) -> tuple[tf.Tensor, dict]:
         logits, after = step(tf.reshape(search["ids"][:, :, -1], [-1]), position, search["state"])
         vocabulary = logits.shape[-1]
         log_probability = tf.reshape(tf.nn.log_softmax(tf.cast(logits, tf.float32)), [rows, beam, vocabulary])
-        # What has ended goes on with padding, which costs nothing.
+        # Hypotheses that have ended continue with padding, which costs nothing.
         ended = search["ended"][:, :, tf.newaxis]
         is_padding = tf.range(vocabulary) == PADDING
         log_probability = tf.where(ended, tf.where(is_padding, 0.0, -1e9), log_probability)
@@ -74,7 +74,7 @@ def beam_search(step: Step, state: State, *, beam: int, longest: tf.Tensor, leng
             "state": {name: tf.gather(after[name], flat) for name in state},
         }
 
-    _, found = tf.while_loop(go_on, one_position, (tf.constant(0), start), (tf.TensorShape([]), shapes))
+    _, found = tf.while_loop(is_unfinished, one_position, (tf.constant(0), start), (tf.TensorShape([]), shapes))
     # The hypotheses of a row are in the order of their scores.
     return found["ids"][:, 0, 1:], found["total"][:, 0] / _penalty(found["length"][:, 0], length_penalty)
 

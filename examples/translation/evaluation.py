@@ -1,9 +1,9 @@
-"""Evaluation: held-out sentences translated by all ranks, each its share, and scored.
+"""Evaluation: each rank translates its share of the held-out sentences, and the translations are scored.
 
     python -m translation.evaluation data
     keras-ddl run -np 2 python -m translation.evaluation data --part dev --beam 1 --write translations.txt
 
-It evaluates what a training has left in translation-output, or --output.
+It evaluates the training in translation-output, or in --output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def translations(translator: Translator, sentences: Sequence[str], ranks: Ranks)
 def evaluate(translator: Translator, paths: Sequence[str | Path], *, limit: int | None = None) -> dict[str, float]:
     """Returns {"exact": share of translations that are right to the letter, "bleu": 0 to 100}. COLLECTIVE.
 
-    Args: paths: files of source and of references. limit: sentences, of which it takes the first.
+    Args: paths: files of source and of references. limit: evaluate only the first `limit` sentences.
     """
     source, references = (read_lines(path)[:limit] for path in paths)
     found = translations(translator, source, Ranks.of_job())
@@ -43,12 +43,12 @@ def evaluate(translator: Translator, paths: Sequence[str | Path], *, limit: int 
 
 
 class Scores(keras.callbacks.Callback):
-    """Puts `exact` and `bleu` of some held-out sentences into the logs of each epoch. Put it before what reads logs.
+    """Puts `exact` and `bleu` of held-out sentences into each epoch's logs. Put it before callbacks that read logs.
 
-    Greedy decoding: it is quicker than beam search, and tells as much about where training stands.
+    It decodes greedily, which is quicker than beam search and shows the progress of training as well.
     """
 
-    never_stops_within_epoch = True  # spares the ranks an agreement in every batch
+    never_stops_within_epoch = True  # so that the ranks need not agree in every batch
 
     def __init__(self, subwords: Any, paths: Sequence[str | Path], limit: int = 200, longest: int = 128) -> None:
         super().__init__()
@@ -62,14 +62,13 @@ class Scores(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="directory of dev.en and dev.de, test.en and test.de (or .gz)")
     add_languages(parser)
-    parser.add_argument("--output", type=Path, default=DEFAULT, help="of the training (%(default)s)")
+    parser.add_argument("--output", type=Path, default=DEFAULT, help="directory of the training (%(default)s)")
     parser.add_argument("--part", default="test", choices=["dev", "test"], help="(%(default)s)")
-    parser.add_argument("--beam", type=int, default=4, help="hypotheses of a sentence; 1 is greedy (%(default)s)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the translations there, a line each")
+    parser.add_argument("--beam", type=int, default=4, help="hypotheses per sentence; 1 is greedy (%(default)s)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the translations to FILE, one per line")
     options = parser.parse_args()
     try:
         source, references = find(options.corpus, [options.part], options.source, options.target)[options.part]

@@ -1,4 +1,4 @@
-"""Inference: the graph that translates, with the weights of the model that is trained."""
+"""Inference: the graph that translates with the weights of the model in training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def translated(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the translation of source [rows, w], as ids [rows, <= longest] int32 padded after END, and its score.
 
-    Plain TensorFlow operations: it may be called in a tf.function, and be exported. The score is a log probability over
-    a penalty of its length (beam.py). A translation has at most twice the subwords of its source and ten, and no
-    more than the model has positions.
+    It uses plain TensorFlow operations, so that it can be called in a tf.function and exported. The score is a log
+    probability over a length penalty (beam.py). A translation has at most twice the subwords of its source plus ten,
+    and no more than the model has positions.
     """
     memory = model.encode(source)
     start = model.start(memory)
@@ -30,7 +30,7 @@ def translated(
 
     def step(ids: tf.Tensor, position: tf.Tensor, state: dict[str, tf.Tensor]) -> tuple[tf.Tensor, dict]:
         for name, tensor in state.items():
-            # A loop forgets the shapes of what grows.
+            # A loop forgets the shapes of tensors that grow.
             tensor.set_shape([None, *(size or None for size in shapes[name][1:])])
         return model.step(ids, position, memory, state)
 
@@ -40,11 +40,11 @@ def translated(
 
 
 class Translator:
-    """Translates sentences with a model and its subwords; the model may be in training.
+    """Translates sentences with a model and its subwords. The model may be in training.
 
     Args:
-        beam, length_penalty: as `translated`. rows: sentences that are translated at once.
-        longest: subwords of a sentence; of a longer one the first are translated. And of a translation.
+        beam, length_penalty: as for `translated`. rows: sentences that are translated at once.
+        longest: limit of the subwords of a translation, and of a sentence, of which only the first are translated.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Translator:
         )
 
     def __call__(self, sentences: Sequence[str]) -> list[str]:
-        """Returns the translations, in order; that of an empty sentence is empty."""
+        """Returns the translations, in order. The translation of an empty sentence is empty."""
         encoded = [[*ids[: self.longest], END] for ids in self.subwords.encode(sentences)]
         answers: list[str] = [""] * len(encoded)
-        some = [number for number, ids in enumerate(encoded) if ids != [END]]
-        by_length = sorted(some, key=lambda number: len(encoded[number]))  # less padding
+        not_empty = [number for number, ids in enumerate(encoded) if ids != [END]]
+        by_length = sorted(not_empty, key=lambda number: len(encoded[number]))  # needs less padding
         for first in range(0, len(by_length), self.rows):
             chosen = by_length[first : first + self.rows]
             source = np.full([len(chosen), max(len(encoded[number]) for number in chosen)], PADDING, np.int32)

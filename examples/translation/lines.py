@@ -1,9 +1,9 @@
-"""A rank's range of the lines of two parallel files, of which it reads its share only.
+"""Reads a rank's range of the lines of two parallel files, without reading all of the files.
 
-The files are cut into as many parts of equal bytes as there are ranks. Each rank counts the lines that begin in its
-part, the ranks tell each other, and then each knows at which line its range begins, and is told by the rank whose part
-holds that line where it lies. So of a plain file a rank reads two or three shares, to count, to find and to keep. A
-gzip file has no places to begin at: it is read through twice, and only the rank's lines are kept.
+The bytes of each file are split into one part per rank. Each rank counts the lines that begin in its part, and the
+ranks exchange their counts. Then each rank knows the number of its first line, and the rank in whose part this line
+begins tells it the position in bytes. So a rank reads two or three parts of a plain file, to count, find and keep
+lines. A gzip file can only be read from its beginning, so a rank reads all of it twice, and keeps its own lines.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _CHUNK = 1 << 20
 
 
 class Ranks(NamedTuple):
-    """Which rank this process is, of how many, and how they tell each other things."""
+    """This process's rank, the number of ranks, and a function that exchanges objects."""
 
     rank: int = 0
     size: int = 1
-    all_gather: Callable[[Any], list[Any]] = lambda mine: [mine]  # what every rank has given, by rank; COLLECTIVE
+    all_gather: Callable[[Any], list[Any]] = lambda mine: [mine]  # returns the objects of all ranks; COLLECTIVE
 
     @classmethod
     def of_job(cls) -> Ranks:
-        """Returns those of keras_ddl, after `keras_ddl.Strategy()` or `init()`; before, a process is alone."""
+        """Returns keras_ddl's ranks after `keras_ddl.Strategy()` or `init()`, and a single rank before."""
         if not keras_ddl.is_initialized():
             return cls()
         return cls(keras_ddl.rank(), keras_ddl.size(), keras_ddl.all_gather_object)
 
 
 def ranges(total: int, size: int) -> list[int]:
-    """Returns where the ranges of `size` ranks begin in `total` lines, and the end of the last one."""
+    """Returns the first line of each of `size` ranks' ranges in `total` lines, and the end of the last range."""
     return [total * rank // size for rank in range(size + 1)]
 
 
 def read_range(paths: Sequence[str | Path], ranks: Ranks) -> tuple[int, list[list[str]]]:
-    """Returns the number of all lines, and of each file this rank's lines: as many of each, in order. COLLECTIVE.
+    """Returns the total number of lines, and this rank's lines of each file, in order. COLLECTIVE.
 
     Args:
-        paths: plain, or gzip where the name ends in .gz; all of equally many lines, in UTF-8.
+        paths: UTF-8 files with equally many lines; gzip if the name ends in .gz.
     Raises: ValueError: the files have different numbers of lines (on all ranks).
     Cost: reads at most 3/size of the bytes of plain files; all of gzip files, twice.
     """
@@ -60,7 +60,7 @@ def read_range(paths: Sequence[str | Path], ranks: Ranks) -> tuple[int, list[lis
         )
     total = totals[0]
     bounds = ranges(total, size)
-    # Where each range begins in bytes is known to the rank in whose part that line begins.
+    # The rank in whose part a range's first line begins knows its position in bytes.
     found: list[dict[int, int]] = []
     for number, file in enumerate(mine):
         before = sum(each[number] for each in counts[:rank])
@@ -85,15 +85,17 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def sample(path: str | Path, count: int, places: int = 64) -> list[str]:
-    """Returns about `count` lines, spread over the file; fewer if it has fewer. Of a gzip file the first ones.
+    """Returns about `count` lines spread over the file, or all lines if there are fewer.
 
-    Cost: reads `count` lines, and no more of the file.
+    From a gzip file it returns the first lines.
+
+    Cost: only reads `count` lines of the file.
     """
     path = Path(path)
     length, places = path.stat().st_size, min(places, count)
     lines: list[str] = []
     with _open(path) as file:
-        if path.suffix == ".gz" or length <= 200 * count:  # that small, reading it whole is quicker than jumping
+        if path.suffix == ".gz" or length <= 200 * count:  # reading a small file completely is faster than seeking
             everything = [line for _, line in zip(range(count if path.suffix == ".gz" else length), file)]
             step = max(1, len(everything) // count)
             return [_text(line, path) for line in everything[::step][:count]]
@@ -106,12 +108,12 @@ def sample(path: str | Path, count: int, places: int = 64) -> list[str]:
 
 
 class _Counted:
-    """A file of which this rank has counted its part: of a gzip file, all of it."""
+    """A file and the number of lines in this rank's part of it (in all of it for a gzip file)."""
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self.path, self.is_gzip = path, path.suffix == ".gz"
         self.bytes = path.stat().st_size
-        # A line belongs to the part that holds the byte before it, so that the first one has to be given away.
+        # A line belongs to the part that contains the byte before it, so the first line of the file is special.
         self.begin, self.end = self.bytes * rank // size, self.bytes * (rank + 1) // size
         self.is_first = rank == 0
         if self.is_gzip:
@@ -133,13 +135,13 @@ class _Counted:
                     return
                 at = chunk.find(b"\n")
                 while at >= 0:
-                    if place + at + 1 < self.bytes:  # the last line break begins no line
+                    if place + at + 1 < self.bytes:  # no line begins after the last line break
                         yield place + at + 1
                     at = chunk.find(b"\n", at + 1)
                 place += len(chunk)
 
     def offsets(self, bounds: Sequence[int], before: int) -> dict[int, int]:
-        """Returns the byte at which line `bound` begins, of those bounds whose lines begin in this part."""
+        """Returns bound -> the byte at which that line begins, for bounds whose lines begin in this part."""
         wanted = {bound - before for bound in bounds if before <= bound < before + self.count}
         return {before + line: byte for line, byte in enumerate(self._begins()) if line in wanted} if wanted else {}
 
@@ -160,8 +162,8 @@ def _open(path: Path) -> BinaryIO:
 
 def _text(line: bytes, path: Path) -> str:
     try:
-        return line.decode().strip().lstrip("\ufeff")  # with which some begin a file
+        return line.decode().strip().lstrip("\ufeff")  # a byte order mark, with which some files begin
     except UnicodeDecodeError:
         raise ValueError(
-            f"Text must be UTF-8. Received: {line[:60]!r} in {path}. Convert the file, by iconv for example."
+            f"Text must be UTF-8. Received: {line[:60]!r} in {path}. Convert the file, for example with iconv."
         ) from None

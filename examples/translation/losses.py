@@ -1,4 +1,4 @@
-"""The loss of translation: the mean over tokens of all ranks, padding aside."""
+"""The loss of translation: the mean over the tokens of all ranks, without padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable(package="translation")
 class TokenCrossentropy(keras.losses.Loss):
-    """Cross-entropy of the next subword, in nats a token.
+    """Cross-entropy of the next subword, in nats per token.
 
     Args:
         smoothing: label smoothing (Szegedy et al. 2016, arXiv 1512.00567): this share of each label is spread evenly
@@ -28,7 +28,7 @@ class TokenCrossentropy(keras.losses.Loss):
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Returns a scalar, from labels [rows, v] and logits [rows, v, vocabulary].
 
-        A rank's share of it weighs as much as its tokens: the Strategy sees that both sums are over rows.
+        Each rank weighs as much as its number of tokens, because the Strategy sees that both sums are over rows.
         """
         labels = ops.cast(y_true, "int32")
         kept = ops.cast(labels != PADDING, y_pred.dtype)

@@ -14,11 +14,11 @@ Tensor = Any
 
 
 class LSTMTranslator(keras.Model):
-    """Logits of each next subword.
+    """Computes the logits of each next subword.
 
     Args:
-        units: of the decoder's LSTMs and of the encoder's, half of them in each direction; an even number.
-        layers: of the encoder, and of the decoder. dropout: of embeddings and of what each LSTM gives.
+        units: units of the decoder's LSTMs and of the encoder's, which have half of them in each direction; even.
+        layers: layers of the encoder, and of the decoder. dropout: dropout of embeddings and of each LSTM's output.
     """
 
     def __init__(self, vocabulary: int, *, units: int = 512, layers: int = 2, dropout: float = 0.2) -> None:
@@ -47,12 +47,12 @@ class LSTMTranslator(keras.Model):
         return self.project(self.dropout(vectors, training=training))
 
     def encode(self, source: Tensor, training: bool = False) -> dict[str, Tensor]:
-        """Returns what the decoder needs of source [rows, w]: keys, values, `keep`, and each layer's last state."""
+        """Returns the decoder's input for source [rows, w]: keys, values, `keep`, and each layer's last state."""
         keep = source != PADDING
         x = self.dropout(self.source_table(source), training=training)
         memory = {"keep": ops.expand_dims(keep, 1)}
         for number, layer in enumerate(self.encoder):
-            # The states are (output, cell) forwards, then backwards.
+            # The states are (output, cell) of the forward direction, then of the backward direction.
             x, *states = layer(x, mask=keep, training=training)
             x = self.dropout(x, training=training)
             for name, place in (("output", 0), ("cell", 1)):
@@ -61,7 +61,7 @@ class LSTMTranslator(keras.Model):
         return memory
 
     def start(self, memory: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the state of decoding before the first position: the encoder's last."""
+        """Returns the decoder's state before the first position, which is the encoder's last state."""
         return {name: value for name, value in memory.items() if name.startswith(("output_", "cell_"))}
 
     def step(
@@ -77,14 +77,14 @@ class LSTMTranslator(keras.Model):
         return self.project(vectors)[:, 0], after
 
     def attention(self, source: Tensor, target: Tensor) -> Tensor:
-        """Returns where each position of the target looks, [rows, v, w]."""
+        """Returns the attention weights of each position of the target, [rows, v, w]."""
         return self._decode(target, self.encode(source), training=False)[1]
 
     def _decode(self, target: Tensor, memory: dict[str, Tensor], training: bool) -> tuple[Tensor, Tensor]:
         x = self.dropout(self.target_table(target), training=training)
         state = self.start(memory)
         for number, layer in enumerate(self.decoder):
-            # Padding comes after a target's end, where nothing is read any more: no mask is needed.
+            # No mask is needed, because padding comes after a target's end, where nothing is read any more.
             initial = [state[f"output_{number}"], state[f"cell_{number}"]]
             x = layer(x, initial_state=initial, training=training)[0]
             x = self.dropout(x, training=training)

@@ -1,7 +1,7 @@
-"""Phrases around numbers, dates, times of day and amounts of money: English with the German.
+"""Phrases with numbers, dates, times of day and amounts of money, in English and German.
 
 Each function draws one kind of phrase. Two phrases that are the same in one language must be the same in the other, so
-that there is one right translation either way; `corpus.py` leaves out what would break this.
+that each phrase has one right translation. `corpus.py` leaves out phrases that would break this rule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from translation.words import cardinal, clock, digital_clock, month, ordinal, we
 
 Pair = tuple[str, str]
 
-# English singular and plural; German article of the nominative, singular and plural.
+# English singular and plural; German nominative article, singular and plural.
 _THINGS = (
     ("book", "books", "ein", "Buch", "Bücher"),
     ("house", "houses", "ein", "Haus", "Häuser"),
@@ -61,7 +61,7 @@ _NUMBERED = (
     ("minus {}", "minus {}"),
     ("{} degrees", "{} Grad"),
 )
-# Of a date in the form "twenty-third of May" and "dreiundzwanzigste Mai", and of a year.
+# `date` fills in the names, for example "twenty-third", "May", "dreiundzwanzigste", "Mai" and a year.
 _DATES = (
     ("the {day} of {month}", "der {Day} {Month}"),
     ("on the {day} of {month}", "am {Day}n {Month}"),
@@ -101,7 +101,6 @@ _TIMETABLE = (
     ("the train arrives at {}", "der Zug kommt um {} an"),
     ("the shop opens at {}", "der Laden öffnet um {}"),
 )
-# What Babel calls them in UI lists begins with a capital; adjectives do not within a German sentence.
 _CURRENCIES = ("EUR", "USD", "GBP", "CHF", "JPY", "SEK", "NOK", "DKK", "CZK", "HUF", "INR", "CAD", "AUD")
 _CENTS = {"EUR": ("cents", "Cent"), "USD": ("cents", "Cent"), "GBP": ("pence", "Pence")}
 _AMOUNTS = (
@@ -122,20 +121,20 @@ def phrase(draw: Random) -> Pair:
 
 
 def number(draw: Random) -> Pair:
-    """A number from zero to a million, as often of one digit as of six."""
+    """Returns a number from zero to a million; each number of digits is equally likely."""
     value = _up_to(draw, 1_000_001)
     return cardinal(value, "en"), cardinal(value, "de")
 
 
 def decimal(draw: Random) -> Pair:
-    """ "three point one four": the digits after the point one by one."""
+    """Returns a decimal number with single digits after the point: "three point one four"."""
     value, digits = _up_to(draw, 1000), [draw.randrange(10) for _ in range(draw.randint(1, 3))]
     english, german = (" ".join(cardinal(digit, language) for digit in digits) for language in ("en", "de"))
     return f"{cardinal(value, 'en')} point {english}", f"{cardinal(value, 'de')} Komma {german}"
 
 
 def arithmetic(draw: Random) -> Pair:
-    """ "three times four is twelve"; the result is right."""
+    """Returns a correct calculation: "three times four is twelve"."""
     english, german, result = draw.choice(
         (("plus", "plus", int.__add__), ("times", "mal", int.__mul__), ("minus", "minus", int.__sub__))
     )
@@ -147,12 +146,12 @@ def arithmetic(draw: Random) -> Pair:
 
 
 def numbered(draw: Random) -> Pair:
-    """ "room two hundred and four", "forty percent"."""
+    """Returns something with a number: "room two hundred and four", "forty percent"."""
     return _in_frame(draw.choice(_NUMBERED), *_plural_number(draw, 1000))
 
 
 def things(draw: Random) -> Pair:
-    """ "one book", "seventeen books"."""
+    """Returns counted things: "one book", "seventeen books"."""
     one_en, many_en, article, one_de, many_de = draw.choice(_THINGS)
     if draw.random() < 0.05:
         return f"one {one_en}", f"{article} {one_de}"
@@ -161,7 +160,7 @@ def things(draw: Random) -> Pair:
 
 
 def span(draw: Random) -> Pair:
-    """A time that passes: "in three weeks", "three weeks ago", "two hours and fifteen minutes"."""
+    """Returns a span of time: "in three weeks", "three weeks ago", "two hours and fifteen minutes"."""
     choice = draw.randrange(6)
     if choice == 0:
         return _joined(_plural_number(draw, 100), ("hours and", "Stunden und"), _plural_number(draw, 60), _MINUTES)
@@ -178,19 +177,19 @@ def span(draw: Random) -> Pair:
 
 
 def ordered(draw: Random) -> Pair:
-    """ "the twenty-third day", "in the nineteenth century"."""
+    """Returns a thing with an ordinal: "the twenty-third day", "in the nineteenth century"."""
     place = draw.randrange(len(_ORDERED))
     value = draw.randrange(1, 1000 if place < 4 else 100)
     return _in_frame(_ORDERED[place], ordinal(value, "en"), ordinal(value, "de"))
 
 
 def date(draw: Random) -> Pair:
-    """A day of the calendar with its true day of the week, and a year in words or digits."""
+    """Returns a calendar date with its correct day of the week, and a year in words or digits."""
     return _in_frame(draw.choice(_DATES), **_parts_of_a_day(draw))
 
 
 def time_of_day(draw: Random) -> Pair:
-    """ "at half past two on Tuesday", "am Dienstag um halb drei"."""
+    """Returns a time of day: "at half past two on Tuesday", "am Dienstag um halb drei"."""
     part, part_de, hours = draw.choice(_PARTS)
     frame = draw.choice(_TIMES)
     hour = draw.choice(hours) if "{part}" in frame[0] else draw.randint(1, 12)
@@ -201,12 +200,12 @@ def time_of_day(draw: Random) -> Pair:
 
 
 def timetable(draw: Random) -> Pair:
-    """ "the train leaves at seventeen forty-two"."""
+    """Returns a time as in timetables: "the train leaves at seventeen forty-two"."""
     return _in_frame(draw.choice(_TIMETABLE), *digital_clock(draw.randrange(1, 24), draw.randrange(1, 60)))
 
 
 def amount(draw: Random) -> Pair:
-    """An amount of money: "it costs five euros and twenty cents"."""
+    """Returns an amount of money: "it costs five euros and twenty cents"."""
     currency, frame = draw.choice(_CURRENCIES), draw.choice(_AMOUNTS)
     if frame == _AMOUNTS[0] and draw.random() < 0.1:
         name = _currency(currency, 1, "de")
@@ -224,13 +223,13 @@ _WEIGHTS = (10, 3, 3, 3, 5, 6, 4, 20, 16, 4, 16)
 
 
 def _up_to(draw: Random, end: int) -> int:
-    """Returns a number below `end`; each number of digits is as likely as another."""
+    """Returns a number below `end`; each number of digits is equally likely."""
     digits = draw.randint(1, len(str(end - 1)))
     return draw.randrange(0 if digits == 1 else 10 ** (digits - 1), min(10**digits, end))
 
 
 def _plural_number(draw: Random, end: int) -> Pair:
-    """Returns a number of things; not one, nor one that ends with one, where German grammarians disagree."""
+    """Returns a number of things, but not one, and no number ending in 01, whose German form is disputed."""
     while (value := _up_to(draw, end)) % 100 == 1 or value == 0:
         pass
     return cardinal(value, "en"), cardinal(value, "de")
@@ -248,7 +247,7 @@ def _parts_of_a_day(draw: Random) -> dict[str, str]:
 def _currency(code: str, count: int, language: str) -> str:
     name = get_currency_name(code, count=count, locale=language)
     first = name.split()[0]
-    # In lists a name begins with a capital, but within a German sentence an adjective does not.
+    # Babel's names begin with a capital, as in lists, but an adjective does not within a German sentence.
     return name[0].lower() + name[1:] if first.endswith(("ische", "ischer", "isches")) else name
 
 

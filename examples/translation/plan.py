@@ -1,12 +1,13 @@
-"""Which sentences meet in a batch, in which order, and which of them a rank needs: from their lengths alone.
+"""Plans batches from the lengths of sentences: which sentences share a batch, in which order, and which a rank needs.
 
-Every rank makes the same plan. Sentences of like length share a bucket, and a batch is of one bucket, padded to the
-widths of the bucket; so all its rows cost the same, and ranks that share its rows evenly share its tokens evenly.
+Every rank makes the same plan. Sentences of similar length share a bucket, and each batch comes from one bucket and is
+padded to the bucket's widths. So all rows of a batch cost the same, and ranks with equally many rows have equally many
+tokens.
 
-Batches must not depend on the number of ranks, and yet a rank shall hold only its share of the sentences. So a bucket's
-sentences, in the order of the files, are cut into as many strips as its batches have rows, and row r of a batch is a
-sentence of strip r; what an epoch shuffles is each strip. A rank computes on neighbouring rows, the same ones of every
-batch: it needs the same sentences in every epoch, and most of them are of its own range of the lines.
+Batches must not depend on the number of ranks, and yet a rank should hold only its share of the sentences. So a
+bucket's sentences, in the order of the files, are split into as many strips as its batches have rows. Row r of a batch
+is a sentence of strip r, and each epoch shuffles every strip. A rank computes on the same neighbouring rows of every
+batch, so it needs the same sentences in every epoch, and most of them are in its own range of lines.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class Bucket:
 
     @property
     def rows(self) -> int:
-        """Rows of a batch; `longer` batches have one more."""
+        """Rows of a batch. Some batches have one more; see `longer`."""
         return len(self.sentences) // self.batches
 
     @property
     def longer(self) -> int:
-        """The number of batches with one row more, which is of the last strip: it is as long as this number."""
+        """The number of batches with one more row, and the length of the last strip, from which this row comes."""
         return len(self.sentences) % self.batches
 
     def deal(self, random: np.random.Generator | None) -> list[np.ndarray]:
@@ -50,7 +51,7 @@ class Bucket:
         return dealt
 
     def needed(self, rank: int, size: int) -> np.ndarray:
-        """Returns the sentences of the rows that `rank` computes on: of neighbouring strips."""
+        """Returns the sentences of the rows that `rank` computes on, which are neighbouring strips."""
         both = [chunk(self.rows, rank, size)]
         if self.longer:
             both.append(chunk(self.rows + 1, rank, size))
@@ -67,11 +68,11 @@ class Plan:
     def __init__(self, lengths: np.ndarray, *, tokens: int, buckets: int, seed: int, shuffle: bool = True) -> None:
         """
         Args:
-            lengths: [sentences, 2], positions of source and target with their marks; 0, 0 leaves a sentence out.
-            tokens: a batch has at most so many positions, source and target together, padding counted.
-            buckets: at most so many; each has batches of one shape (or two, which differ by one row).
-            seed: of the orders; one of its own for each epoch. shuffle: False: one order for all, narrow buckets first.
-        Raises: ValueError: a pair longer than a batch, or no pair at all.
+            lengths: [sentences, 2], positions of source and target with their marks; (0, 0) leaves a sentence out.
+            tokens: the largest number of positions in a batch, source and target together, with padding.
+            buckets: the largest number of buckets. All batches of a bucket have one shape, or two that differ by a row.
+            seed: seed of the order, which differs by epoch. shuffle: False: all epochs begin with narrow buckets.
+        Raises: ValueError: a pair is longer than a batch, or there is no pair.
         """
         self.lengths, self.shuffle, self.seed = lengths, shuffle, seed
         kept = np.flatnonzero(lengths.min(axis=1) > 0)
@@ -82,7 +83,7 @@ class Plan:
             )
         self.left_out = len(lengths) - len(kept)
         self.buckets = []
-        for members in _like_lengths(lengths[kept], tokens, buckets):
+        for members in _similar_lengths(lengths[kept], tokens, buckets):
             sentences = kept[members]
             widths = tuple(int(width) for width in lengths[sentences].max(axis=0))
             rows = tokens // sum(widths)
@@ -97,7 +98,7 @@ class Plan:
         self.digest = hashlib.sha256(content).hexdigest()[:16]
 
     def epoch(self, number: int) -> list[tuple[Bucket, np.ndarray]]:
-        """Returns the batches of an epoch in order, each as its bucket and the numbers of its sentences."""
+        """Returns the batches of an epoch in order: (bucket, numbers of the sentences)."""
         dealt = []
         for place, bucket in enumerate(self.buckets):
             random = np.random.default_rng([self.seed, number, place]) if self.shuffle else None
@@ -105,17 +106,17 @@ class Plan:
         if self.shuffle:
             order = np.random.default_rng([self.seed, number, len(self.buckets)]).permutation(len(dealt))
             dealt = [dealt[place] for place in order]
-        return _unlike_first(dealt)
+        return _different_first(dealt)
 
     def needed(self, rank: int, size: int) -> np.ndarray:
         """Returns the numbers of the sentences that `rank` computes on in any epoch, ascending."""
         return np.sort(np.concatenate([bucket.needed(rank, size) for bucket in self.buckets]))
 
 
-def _like_lengths(lengths: np.ndarray, tokens: int, buckets: int) -> list[np.ndarray]:
-    """Returns the sentences of each bucket, such that there are as few padded positions as `buckets` allow.
+def _similar_lengths(lengths: np.ndarray, tokens: int, buckets: int) -> list[np.ndarray]:
+    """Returns the sentences of each bucket, with as little padding as `buckets` buckets allow.
 
-    Buckets are intervals of the longer of both lengths, and each fills a batch, unless all together do not.
+    Buckets are intervals of the longer of both lengths. Each fills a batch, unless all sentences together do not.
     """
     longer = lengths.max(axis=1)
     found = np.unique(longer)
@@ -124,12 +125,12 @@ def _like_lengths(lengths: np.ndarray, tokens: int, buckets: int) -> list[np.nda
     widths = np.zeros([kinds, 2], np.int64)
     np.maximum.at(widths, place, lengths)
     numbers = np.bincount(place, minlength=kinds)
-    # cost[i, j]: positions of one bucket of the lengths i to j.
+    # cost[i, j]: positions of one bucket with the lengths i to j.
     cost = np.full([kinds, kinds], np.inf)
     for i in range(kinds):
         padded = np.cumsum(numbers[i:]) * np.maximum.accumulate(widths[i:], axis=0).sum(axis=1)
         cost[i, i:] = np.where(padded >= tokens, padded, np.inf)
-    least, cuts = cost[0].copy(), [np.zeros(kinds, np.int64)]  # of the lengths up to j, in one bucket, two, ...
+    least, cuts = cost[0].copy(), [np.zeros(kinds, np.int64)]  # for the lengths up to j in one bucket, two buckets, ...
     totals = [least[-1]]
     for _ in range(1, min(buckets, kinds)):
         through = least[:-1, np.newaxis] + cost[1:]  # [where the last bucket begins - 1, j]
@@ -145,10 +146,10 @@ def _like_lengths(lengths: np.ndarray, tokens: int, buckets: int) -> list[np.nda
     return [np.flatnonzero((place >= first) & (place < last)) for first, last in zip(edges, edges[1:])]
 
 
-def _unlike_first(dealt: list[tuple[Bucket, np.ndarray]]) -> list[tuple[Bucket, np.ndarray]]:
-    """Puts two batches first that differ in each width that differs at all.
+def _different_first(dealt: list[tuple[Bucket, np.ndarray]]) -> list[tuple[Bucket, np.ndarray]]:
+    """Puts two batches first that differ in every width that differs in any two batches.
 
-    Keras looks at the first two, and takes a width that they share for that of all.
+    Keras looks at the first two batches, and assumes that a width that they share is that of all batches.
     """
     widths = np.array([bucket.widths for bucket, _ in dealt])
     differs = (widths != widths[0]).any(axis=0)

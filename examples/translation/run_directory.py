@@ -1,13 +1,13 @@
-"""The directory of a training, by its parts, and the model in it.
+"""The directory of a training, and the model in it.
 
-    OUTPUT/settings.json        what it was made of
-    OUTPUT/subwords.model       sentencepiece's own format
-    OUTPUT/ckpt/                checkpoints of callbacks.Checkpoint, to go on from
-    OUTPUT/averaged/            the result: one checkpoint, the mean of the last ones, to be exported
-    OUTPUT/saved_model/1/       what `keras-ddl export` makes of it
+    OUTPUT/settings.json        the training's settings
+    OUTPUT/subwords.model       the subwords, in sentencepiece's own format
+    OUTPUT/ckpt/                checkpoints of callbacks.Checkpoint, from which training can resume
+    OUTPUT/averaged/            the result to export: one checkpoint, the mean of the last ones
+    OUTPUT/saved_model/1/       the output of `keras-ddl export`
     OUTPUT/history.csv, .png    loss, BLEU, exact match and speed of each epoch
 
-`keras-ddl export` takes `ckpt` as well, also while training goes on.
+`keras-ddl export` also takes `ckpt`, even during training.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ DEFAULT = Path(DEFAULT_OUTPUT)
 
 
 class RunDirectory:
-    """See above."""
-
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.subwords = self.path / "subwords.model"
@@ -38,7 +36,7 @@ class RunDirectory:
         self.picture = self.path / "history.png"
 
     def begin(self, settings: Settings, subwords: Subwords, resume: bool) -> None:
-        """Writes what a later command needs to know; the result of an earlier training moves aside, unless `resume`."""
+        """Writes settings and subwords for later commands. Without `resume`, moves an earlier result aside."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not resume and self.averaged.exists():
             checkpoint.set_aside(self.averaged)
@@ -46,11 +44,11 @@ class RunDirectory:
         subwords.save(self.subwords)
 
     def earlier_settings(self) -> Settings | None:
-        """Returns those of a training that is here, or None."""
+        """Returns the settings of the training in this directory, or None."""
         return Settings.load(self.path) if (self.path / FILE).exists() else None
 
     def load_on_all_ranks(self) -> tuple[keras.Model, Subwords, Settings]:
-        """Returns what `load` returns, on every rank; only rank 0 reads. COLLECTIVE."""
+        """Returns the result of `load` on every rank; only rank 0 reads files. COLLECTIVE."""
         model, subwords, settings = self.load() if keras_ddl.rank() == 0 else (None, None, None)
         subwords, settings = keras_ddl.broadcast_object((subwords, settings))
         model = build(settings, subwords) if model is None else model
@@ -60,12 +58,12 @@ class RunDirectory:
     def load(self) -> tuple[keras.Model, Subwords, Settings]:
         """Returns the trained model, its subwords and its settings.
 
-        Raises: FileNotFoundError: there is no training here.
+        Raises: FileNotFoundError: there is no training in this directory.
         """
         if not self.subwords.exists():
             raise FileNotFoundError(
-                f"A training's directory holds settings.json and subwords.model. Received: {self.path}, which has not. "
-                "Train first: keras-ddl run -np 2 python -m translation.training CORPUS --output DIRECTORY"
+                f"A training's directory must have settings.json and subwords.model. Received: {self.path} without "
+                "them. Train first: keras-ddl run -np 2 python -m translation.training CORPUS --output DIRECTORY"
             )
         settings, subwords = Settings.load(self.path), Subwords.load(self.subwords)
         model = build(settings, subwords)

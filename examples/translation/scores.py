@@ -1,4 +1,4 @@
-"""How good translations are: exact match and BLEU."""
+"""Scores translations: exact match and BLEU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Returns the share of translations that are their reference, to the letter."""
+    """Returns the share of translations that equal their reference to the letter."""
     return sum(one == other for one, other in zip(translations, references, strict=True)) / len(references)
 
 

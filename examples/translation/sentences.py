@@ -1,4 +1,4 @@
-"""Pairs of sentences as subwords, in a few arrays, by the number of their line."""
+"""Keeps pairs of sentences as subwords in a few arrays, by line number."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class Sentences:
     """Some pairs of sentences of a corpus.
 
     Attributes:
-        numbers: of their lines, ascending. ids: of all source and target sentences, one after the other.
-        starts: [2 * pairs + 1]: where in `ids` each source and, after it, its target begins.
+        numbers: line numbers of the pairs, ascending.
+        ids: subwords of all source and target sentences, one after the other.
+        starts: [2 * pairs + 1]: the index in `ids` at which each source and, after it, its target begins.
     """
 
     def __init__(self, numbers: np.ndarray, ids: np.ndarray, starts: np.ndarray) -> None:
@@ -28,7 +29,7 @@ class Sentences:
         """Returns lines as subwords.
 
         Args:
-            first: the number of the first line. texts: as many lines of source and of target.
+            first: the number of the first line. texts: equally many lines of source and target.
         """
         source, target = texts
         # 16 bits hold the ids of all but the largest vocabularies.
@@ -48,13 +49,13 @@ class Sentences:
         return np.diff(self.starts).reshape(-1, 2).astype(np.int32)
 
     def take(self, numbers: np.ndarray) -> Sentences:
-        """Returns those of these numbers (ascending) that are among these."""
+        """Returns the pairs of `numbers` (ascending) that this object has."""
         return self._at(np.flatnonzero(np.isin(self.numbers, numbers)))
 
     def exchanged(self, needed: np.ndarray, ranks: Ranks) -> Sentences:
-        """Returns the pairs `needed` (ascending), those that others have from them. COLLECTIVE.
+        """Returns the pairs `needed` (ascending), and gets missing pairs from other ranks. COLLECTIVE.
 
-        Cost: each rank receives what any of them lacks: in a corpus in no order of lengths a few of a thousand pairs.
+        Cost: each rank receives all pairs that any rank lacks, a few per thousand if the corpus is not sorted.
         """
         lacking = ranks.all_gather(np.setdiff1d(needed, self.numbers, assume_unique=True))
         given = ranks.all_gather(self.take(np.unique(np.concatenate(lacking))))
@@ -75,7 +76,7 @@ class Sentences:
         found = places < len(self.numbers)
         if not (found.all() and (self.numbers[places] == numbers).all()):
             raise KeyError(
-                "A rank holds its own rows of each batch. Received: a request for others'. Ask for rows of "
+                "A rank only has its own rows of each batch. Received: a request for other rows. Ask for rows of "
                 "keras_ddl.data.chunk(batches.batch_rows(index), rank, size)."
             )
         begin, end = self.starts[2 * places + side], self.starts[2 * places + side + 1]

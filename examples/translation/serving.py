@@ -1,9 +1,9 @@
-"""What is exported: the signature `translate`, from strings to strings, beside the logits of `serving_default`.
+"""The exported signatures: `translate`, from strings to strings, and `serving_default`, which gives logits.
 
     base = keras_ddl.export.write_base_graph(model, directory, **for_export(model, subwords, phrases))
 
-The subwords (text.py) and the beam search (inference.py) are in the graph: it needs no Python, no sentencepiece and no
-file beside it. Asked of any server of TensorFlow's SavedModels:
+The graph contains the subwords (text.py) and the beam search (inference.py), so it needs no Python, no sentencepiece
+and no other file. Any server of TensorFlow's SavedModels can run it:
 
     keras-ddl serve translation-output/saved_model
     curl -d '{"signature_name": "translate", "inputs": ["the third of May"]}' localhost:8501/v1/models/model:predict
@@ -21,18 +21,18 @@ from translation.inference import Model, translated
 from translation.subwords import BEGIN, PADDING, Subwords
 from translation.text import GraphSubwords
 
-_BYTES = 16  # that a subword of a sentence may have on an average
+_BYTES = 16  # bytes that a sentence's subwords may have on average
 
 
 def for_export(
     model: Model, subwords: Subwords, phrases: Sequence[str], *, longest: int = 128, **options: Any
 ) -> dict[str, Any]:
-    """Returns what `write_base_graph` or `callbacks.Checkpoint` need to export a model that translates.
+    """Returns the arguments of `write_base_graph` or `callbacks.ExportBase` to export a model that translates.
 
     Args:
-        phrases: sentences; every export proves itself with the first four that are short enough: it has to translate
-            them as the model did in training.
-        longest, options: of `translate`.
+        phrases: sentences. Every export must translate the first four that are short enough as the model did in
+            training.
+        longest, options: as for `translate`.
     """
     fits = [
         text
@@ -53,20 +53,21 @@ def for_export(
 def translate(
     model: Model, subwords: Subwords, *, longest: int = 128, **options: Any
 ) -> Callable[..., dict[str, tf.Tensor]]:
-    """Returns a function of text [n], a sentence each in UTF-8, in one Unicode form with the corpus (NFC).
+    """Returns a function of text [n], sentences in UTF-8 in the Unicode form of the corpus (NFC).
 
-    It answers `translation` [n], and `score` [n]: the log probability over a penalty of the length (beam.py), at best
-    0. An empty sentence stays empty. If one is too long, none is translated: INVALID_ARGUMENT.
+    It returns `translation` [n] and `score` [n], the log probability over a length penalty (beam.py), at best 0. An
+    empty sentence stays empty. If a sentence is too long, none is translated: INVALID_ARGUMENT.
 
     Args:
-        longest: subwords of a sentence, as in training, and of its translation. options: of `translated`.
+        longest: limit of the subwords of a sentence, as in training, and of its translation.
+        options: as for `translated`.
     """
     cut = GraphSubwords(subwords)
 
-    # Traced once also where it is asked for eagerly, as a checkpoint does to compare.
+    # A tf.function, because a checkpoint also calls it eagerly to compare.
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")], autograph=False)
     def function(text: tf.Tensor) -> dict[str, tf.Tensor]:
-        # First by bytes: cutting takes the square of a word's length.
+        # Checked by bytes first, because cutting takes the square of a word's length.
         text = _checked(text, tf.strings.length(text), _BYTES * longest, "bytes")
         source = cut.encode(text)
         lengths = tf.reduce_sum(tf.cast(source != PADDING, tf.int32), 1) - 1  # without END

@@ -1,4 +1,4 @@
-"""What a training is made of: sizes, data, optimizer. The presets are its beginnings, flags change them."""
+"""The settings of a training: sizes, data, optimizer. Presets give all settings, and flags change some of them."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ def _setting(default: Any, help: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """See PRESETS; of the sizes, a model reads its own. Each is a flag of the training."""
+    """The settings. A model only uses its own sizes. The training has a flag for each setting."""
 
     model: str = _setting("transformer", "transformer or lstm")
-    width: int = _setting(128, "of the Transformer")
-    heads: int = _setting(4, "of each of its attentions")
-    inner: int = _setting(512, "width inside its feed-forward sublayers")
-    normalize: str = _setting("before", "its sublayers, or after them as the original")
-    units: int = _setting(256, "of the LSTM")
-    layers: int = _setting(2, "of the encoder, and of the decoder")
-    dropout: float = _setting(0.1, "share of what is dropped")
-    vocabulary: int = _setting(500, "subwords of both languages")
-    tokens: int = _setting(4096, "of a batch of all ranks, source and target, with padding")
-    buckets: int = _setting(8, "at most so many shapes of batches")
-    longest: int = _setting(128, "subwords of a sentence; longer ones are left out")
-    epochs: int = _setting(4, "of the whole training")
-    learning_rate: float = _setting(2e-3, "of Adam, the highest")
-    decay: str = _setting("inverse_square_root", "of the rate: that, luong10 or constant")
+    width: int = _setting(128, "width of the Transformer")
+    heads: int = _setting(4, "heads of each attention")
+    inner: int = _setting(512, "width inside the feed-forward sublayers")
+    normalize: str = _setting("before", "normalize before sublayers, or after them as in the original")
+    units: int = _setting(256, "units of the LSTM")
+    layers: int = _setting(2, "layers of the encoder, and of the decoder")
+    dropout: float = _setting(0.1, "dropout rate")
+    vocabulary: int = _setting(500, "number of subwords of both languages")
+    tokens: int = _setting(4096, "tokens in a batch of all ranks: source and target, with padding")
+    buckets: int = _setting(8, "largest number of batch shapes")
+    longest: int = _setting(128, "leave out sentences with more subwords than this")
+    epochs: int = _setting(4, "epochs of the whole training")
+    learning_rate: float = _setting(2e-3, "Adam's highest learning rate")
+    decay: str = _setting("inverse_square_root", "schedule of the rate: inverse_square_root, luong10 or constant")
     warmup: int = _setting(200, "steps until the rate is highest")
-    clip: float = _setting(0.0, "the norm of all gradients together; 0: as it comes")
-    smoothing: float = _setting(0.1, "of labels")
-    average: int = _setting(5, "checkpoints, the last ones, whose mean is the result")
-    save_every: int = _setting(100, "steps, after which there is a checkpoint")
-    seed: int = _setting(1, "of weights, dropout and orders")
+    clip: float = _setting(0.0, "clip the norm of all gradients together to this; 0: do not clip")
+    smoothing: float = _setting(0.1, "label smoothing")
+    average: int = _setting(5, "the result is the mean of this many last checkpoints")
+    save_every: int = _setting(100, "steps between checkpoints")
+    seed: int = _setting(1, "seed of weights, dropout and the order of data")
 
     def __post_init__(self) -> None:
-        """Raises: ValueError: a setting that no training can have."""
+        """Raises: ValueError: a setting is too small."""
         least = dict.fromkeys(("epochs", "average", "save_every", "layers", "buckets", "longest"), 1)
         for name, value in (least | {"warmup": int(self.decay == "inverse_square_root")}).items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be {value} or more. Received: {name}={getattr(self, name)}.")
 
     def check_sizes_of(self, earlier: Settings | None) -> None:
-        """Raises: ValueError: a model of these settings cannot go on from one of `earlier`."""
+        """Raises: ValueError: a model with these settings cannot continue from a model with `earlier` settings."""
         own = ("width", "heads", "inner", "normalize") if self.model == "transformer" else ("units",)
         for name in ("model", *own, "layers", "vocabulary", "longest"):
             if earlier is not None and getattr(self, name) != getattr(earlier, name):
                 raise ValueError(
-                    f"A training goes on with the sizes it began with. Received: {name}={getattr(self, name)}, where "
-                    f"it had {getattr(earlier, name)}. Leave --{name} out, or train anew, without --resume."
+                    f"A resumed training must keep its sizes. Received: {name}={getattr(self, name)}, but the training "
+                    f"began with {getattr(earlier, name)}. Leave out --{name}, or train anew without --resume."
                 )
 
     def make_model(self, vocabulary: int) -> keras.Model:
-        """Returns a new model. vocabulary: the number of ids that the subwords came to."""
+        """Returns a new model. vocabulary: the number of ids of the trained subwords."""
         if self.model == "lstm":
             return LSTMTranslator(vocabulary, units=self.units, layers=self.layers, dropout=self.dropout)
         return Transformer(
@@ -80,7 +80,7 @@ class Settings:
         )
 
     def make_schedule(self, steps: int) -> Any:
-        """Returns the learning rate over the steps of a whole training of `steps`: a Keras schedule, or a number."""
+        """Returns the learning rate for a training of `steps` steps: a Keras schedule, or a number."""
         rate, warmup = self.learning_rate, self.warmup
         if self.decay == "inverse_square_root":
             return schedules.InverseSquareRootDecay(rate, warmup)
@@ -88,17 +88,17 @@ class Settings:
         return schedules.LinearWarmup(rate, warmup, after=after) if warmup else after or rate
 
     def make_optimizer(self, rate: Any) -> keras.optimizers.Optimizer:
-        """Returns Adam as the Transformer's authors set it. rate: a number or a schedule."""
+        """Returns Adam with the settings of the Transformer's authors. rate: a number or a schedule."""
         clip = {"global_clipnorm": self.clip} if self.clip else {}
         return keras.optimizers.Adam(rate, beta_2=0.98, epsilon=1e-9, **clip)
 
     def save(self, directory: str | Path) -> None:
-        """Writes DIRECTORY/settings.json."""
+        """Writes settings.json to the directory."""
         (Path(directory) / FILE).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, directory: str | Path) -> Settings:
-        """Returns what `save` wrote."""
+        """Returns the settings that `save` wrote."""
         return cls(**json.loads((Path(directory) / FILE).read_text()))
 
 
@@ -127,7 +127,7 @@ PRESETS = {
         smoothing=0.0,
         average=1,
     ),
-    # That of TensorFlow's NMT tutorial for English and German, which trained it with SGD.
+    # The model of TensorFlow's NMT tutorial for English and German, which used SGD.
     "lstm-large": Settings(
         model="lstm",
         units=1024,
@@ -148,8 +148,8 @@ PRESETS = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds --preset and a flag for each setting."""
-    parser.add_argument("--preset", choices=PRESETS, help="where settings begin (transformer, or those gone on with)")
-    group = parser.add_argument_group("settings, in place of the preset's; in brackets: those of the Transformer")
+    parser.add_argument("--preset", choices=PRESETS, help="default settings (transformer, or the resumed training's)")
+    group = parser.add_argument_group("settings that replace the preset's; the Transformer's are in brackets")
     choices = {
         "model": ["transformer", "lstm"],
         "normalize": ["before", "after"],
@@ -167,7 +167,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.Namespace, earlier: Settings | None = None) -> Settings:
-    """Returns the preset's settings, or `earlier` ones where no preset is given, with those that flags have changed."""
+    """Returns the preset's settings, or `earlier` settings without a preset, with the changes by flags."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Settings)}
     begin = earlier if earlier is not None and options.preset is None else PRESETS[options.preset or "transformer"]
     return dataclasses.replace(begin, **{name: value for name, value in given.items() if value is not None})

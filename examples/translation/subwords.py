@@ -1,8 +1,8 @@
 """One vocabulary of subwords for both languages: byte-pair encoding (Sennrich et al., ACL 2016) by sentencepiece.
 
-One vocabulary, because models may then share one table between encoder, decoder and output. Byte pairs, because the
-rule that cuts a text is short enough for a graph of plain TensorFlow operations: see `Subwords.pieces`. The text is not
-normalised for the same reason; give it in one Unicode form (NFC).
+With one vocabulary, models can share one table between encoder, decoder and output. With byte pairs, the rule that cuts
+a text is short enough for a graph of plain TensorFlow operations: see `Subwords.pieces`. For the same reason text is
+not normalised; give it in one Unicode form (NFC).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PADDING, UNKNOWN, BEGIN, END = range(4)
 class Subwords:
     """Cuts sentences into subwords, as ids, and joins them again.
 
-    Made by `train`, or from a file that `save` wrote. Can be pickled: keras_ddl.broadcast_object hands it to all ranks.
+    `train` makes it, or `load` from a file that `save` wrote. It can be pickled for keras_ddl.broadcast_object.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -31,7 +31,7 @@ class Subwords:
         return Subwords, (self.model,)
 
     def __len__(self) -> int:
-        """The number of ids, with padding, unknown, begin and end: the rows of an embedding's table."""
+        """The number of ids, including padding, unknown, begin and end, and so the rows of an embedding table."""
         return len(self._processor)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
@@ -45,15 +45,15 @@ class Subwords:
             row = [int(one) for one in row]
             row = row[: row.index(END)] if END in row else row
             rows.append([one for one in row if one not in (PADDING, BEGIN)])
-        return self._processor.decode(rows) if rows else []  # of none, sentencepiece makes one empty sentence
+        return self._processor.decode(rows) if rows else []  # sentencepiece turns no rows into one empty sentence
 
     @functools.cached_property
     def pieces(self) -> list[tuple[str, float]]:
-        """Each id's piece and score, for who writes the rule into a graph:
+        """Each id's piece and score, which are enough to implement the rule in a graph:
 
-        Put "▁" (U+2581) before the sentence and in place of each space; begin with single characters. As long as two
-        neighbours joined are a piece (id 4 or more), join those of the highest score, the leftmost of several. What is
-        then no piece is UNKNOWN, and several of these in a row are one.
+        Put "▁" (U+2581) before the sentence and in place of each space, and begin with single characters. While joining
+        some two neighbours gives a piece (id 4 or more), join the pair with the highest score, or the leftmost of
+        several. Characters that are then in no piece are UNKNOWN, and several UNKNOWN in a row become one.
         """
         processor = self._processor
         return [(processor.id_to_piece(one), processor.get_score(one)) for one in range(len(processor))]
@@ -77,8 +77,8 @@ def train(sentences: Iterable[str], vocabulary: int = 500) -> Subwords:
         subwords = keras_ddl.broadcast_object(subwords)
 
     Args:
-        vocabulary: ids in all; fewer where the sentences do not have as many different pairs. Digits are always cut
-            one by one.
+        vocabulary: total number of ids; there are fewer if the sentences do not have as many different pairs. Each
+            digit is a separate subword.
     Raises: ValueError: the vocabulary is too small for all the characters.
     """
     sentences = list(sentences)

@@ -1,7 +1,7 @@
-"""Subwords in a graph: what `Subwords` does in Python, by TensorFlow's own operations, strings in and strings out.
+"""Subwords in a graph: does in TensorFlow operations, from strings to strings, what `Subwords` does in Python.
 
-A served model takes and gives text, and a server runs no Python. This is the rule of `Subwords.pieces`, for all words
-at once. There are no tables that would have to be saved beside the graph: pairs are looked up in sorted constants.
+A served model takes and returns text, and a server runs no Python. This module applies the rule of `Subwords.pieces` to
+all words at once. Pairs are looked up in sorted constants, so that no tables have to be saved with the graph.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import tensorflow as tf
 
 from translation.subwords import END, PADDING, UNKNOWN, Subwords
 
-_SPACE = "▁"  # U+2581, with which words begin
-_UNKNOWN_TEXT = " ⁇ "  # what sentencepiece writes for it
+_SPACE = "▁"  # U+2581, the first character of words
+_UNKNOWN_TEXT = " ⁇ "  # sentencepiece's text for UNKNOWN
 
 
 class GraphSubwords:
     """Cuts sentences into subwords, as ids, and joins them again; eagerly or in a tf.function.
 
-    The answers are sentencepiece's. Spaces (U+0020) around a sentence, and all but one between words, go. TensorFlow
-    knows no Unicode forms: a character in another form than that of the corpus, as "u" and a combining diaeresis for
-    "ü", is UNKNOWN. Whoever asks brings the form along (unicodedata.normalize("NFC", text)).
+    The results are sentencepiece's. Spaces (U+0020) around a sentence, and all but one between words, are removed.
+    TensorFlow does not know Unicode forms: a character in another form than the corpus's, such as "u" and a combining
+    diaeresis for "ü", is UNKNOWN. So the caller must normalize the text (unicodedata.normalize("NFC", text)).
     """
 
     def __init__(self, subwords: Subwords) -> None:
@@ -31,7 +31,7 @@ class GraphSubwords:
         beyond = [piece for piece in pieces if _SPACE in piece[1:]]
         if beyond:
             raise ValueError(
-                "Each word is cut by itself, so a subword has a space at most where it begins. Received: "
+                "Each word is cut separately, so a subword may only have a space at its beginning. Received: "
                 f"{beyond[:5]}. Train with sentencepiece's split_by_whitespace."
             )
         marks = dict.fromkeys(range(END + 1), "") | {UNKNOWN: _UNKNOWN_TEXT}
@@ -47,7 +47,7 @@ class GraphSubwords:
         self._merges = _Lookup(merges, PADDING)
 
     def encode(self, sentences: tf.Tensor) -> tf.Tensor:
-        """Returns each sentence's ids and END, padded, [n, width] int32; the longest one has the width.
+        """Returns each sentence's ids and END, padded to the longest sentence, [n, width] int32.
 
         Args:
             sentences: [n] strings in UTF-8; bytes that are not become UNKNOWN.
@@ -61,7 +61,7 @@ class GraphSubwords:
         ids = self._merged(ids)
         ids = words.with_values(tf.RaggedTensor.from_tensor(ids, padding=PADDING)).merge_dims(1, 2)
         ids = tf.concat([ids, tf.fill([ids.nrows(), 1], END)], 1)
-        # Several UNKNOWN are one. No sentence's first id has another's last one before it: that is END.
+        # Several UNKNOWN become one. Only END can come before a sentence's first id, so sentences do not mix.
         repeated = (ids.values == UNKNOWN) & (tf.roll(ids.values, 1, 0) == UNKNOWN)
         return tf.ragged.boolean_mask(ids, ids.with_values(~repeated)).to_tensor(PADDING)
 
@@ -99,7 +99,7 @@ class GraphSubwords:
 
 
 class _Lookup:
-    """Whole numbers by whole numbers, as constants of the graph."""
+    """A table from whole numbers to whole numbers, as constants of the graph."""
 
     def __init__(self, table: Mapping[int, int], default: int) -> None:
         end = np.iinfo(np.int64).max  # so that there is a place for each key

@@ -5,7 +5,7 @@
     keras-ddl export translation-output/averaged translation-output/saved_model
     python -m translation "twenty-third of May, 1997"
 
-Settings begin with those of --preset, and each has a flag.
+--preset chooses the settings, and a flag for each setting changes it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ Paths = Sequence[Path]
 
 
 def make_subwords(paths: Paths, vocabulary: int, file: Path | None = None) -> Subwords:
-    """Returns subwords of both languages, learned on rank 0, the same on all ranks. COLLECTIVE.
+    """Returns subwords of both languages, which rank 0 learns for all ranks. COLLECTIVE.
 
-    file: where a training that goes on has those that it began with.
+    file: the subwords of a training that is resumed.
     """
-    cut = None
+    subwords = None
     if keras_ddl.rank() == 0 and file is not None and file.exists():
-        cut = Subwords.load(file)
+        subwords = Subwords.load(file)
     elif keras_ddl.rank() == 0:
-        cut = subwords_of.train([line for path in paths for line in sample(path, 50_000)], vocabulary)
-    return keras_ddl.broadcast_object(cut)
+        subwords = subwords_of.train([line for path in paths for line in sample(path, 50_000)], vocabulary)
+    return keras_ddl.broadcast_object(subwords)
 
 
 def make_batches(paths: Paths, subwords: Subwords, settings: Settings, **options: Any) -> Batches:
-    """Returns the batches of a corpus as the settings have them. COLLECTIVE."""
+    """Returns the batches of a corpus according to the settings. COLLECTIVE."""
     return Batches(
         paths,
         subwords,
@@ -75,12 +75,12 @@ def train(
     """Trains a model and writes OUTPUT (run_directory.py). COLLECTIVE.
 
     Args:
-        corpus: "train" and "dev": their files of source and target; "test", if there is one, is scored in the end.
-        resume: go on from the last checkpoint in OUTPUT, if there is one. With `earlier_settings` of it, where nothing
-            shall change.
-        verbose: of `fit`: 1 for a progress bar, 2 for a line an epoch, 0 for silence.
-    Returns: the scores in the end, of "test" if there is one, of "dev" otherwise.
-    Raises: ValueError: a training that is to go on is of another model, or has other subwords.
+        corpus: part -> files of source and target, for "train", "dev" and, if there is one, "test".
+        resume: continue from the last checkpoint in OUTPUT, if there is one. Pass its `earlier_settings` to change
+            nothing.
+        verbose: as for `fit`: 1 for a progress bar, 2 for a line per epoch, 0 for silence.
+    Returns: the final scores on "test" if there is one, else on "dev".
+    Raises: ValueError: the training to resume has another model or other subwords.
     """
     strategy = keras_ddl.Strategy(seed=settings.seed)
     run = RunDirectory(output)
@@ -108,7 +108,7 @@ def train(
             keras.callbacks.CSVLogger(run.history, append=resume),
             keras_ddl.callbacks.Checkpoint(
                 run.checkpoints,
-                save_best=False,  # within an epoch none has scores
+                save_best=False,  # checkpoints within an epoch have no scores
                 keep=settings.average,
                 save_freq=settings.save_every,
                 resume=resume,
@@ -126,21 +126,20 @@ def train(
 def write_result(
     model: keras.Model, run: RunDirectory, step: int, scores: dict[str, float], exported: dict[str, Any]
 ) -> None:
-    """Writes what is exported, and the curve. On rank 0. exported: of serving.for_export."""
+    """Writes the checkpoint to export, and the picture of the history. On rank 0. exported: from serving.for_export."""
     base = keras_ddl.export.write_base_graph(model, run.averaged, **exported)
     keras_ddl.model_state.save_checkpoint(model, run.averaged, step, metrics=scores, optimizer=False, base=base)
     history.save_picture(run.history, run.picture)
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="directory of train.en, train.de, dev.en, dev.de (or .gz)")
     add_languages(parser)
     parser.add_argument("--output", type=Path, default=run_directory.DEFAULT, help="(%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in OUTPUT")
     parser.add_argument(
-        "--verbose", type=int, choices=[0, 1, 2], default=1, help="1: a progress bar, 2: a line an epoch"
+        "--verbose", type=int, choices=[0, 1, 2], default=1, help="1: a progress bar, 2: a line per epoch"
     )
     presets.add_flags(parser)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017, arXiv 1706.03762) with one table for encoder, decoder and output projection.
 
-Each sublayer normalises what it reads, instead of the sum after it (Xiong et al. 2020, arXiv 2002.04745), which needs
-less care with the learning rate; `normalize="after"` is the original.
+Each sublayer normalises its input, instead of the sum after it (Xiong et al. 2020, arXiv 2002.04745), so the learning
+rate needs less care. `normalize="after"` is the original.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ Tensor = Any
 
 
 class Transformer(keras.Model):
-    """Logits of each next subword. The sizes are the base model's of the paper, unless others are given.
+    """Predicts the logits of each next subword. The default sizes are the sizes of the paper's base model.
 
     One table [vocabulary, width] embeds source and target and, transposed, projects the decoder's output (Press and
-    Wolf 2017, arXiv 1608.05859): its gradient is the sum of two lists of rows and a whole table.
+    Wolf 2017, arXiv 1608.05859). Its gradient is the sum of two lists of rows and a whole table.
 
     Args:
-        layers: of the encoder, and of the decoder. inner: width inside the feed-forward sublayers.
-        dropout: of sublayers' outputs, embeddings and attention weights. longest: positions that a sentence may have.
-        normalize: "before" each sublayer, or "after" it.
+        layers: number of layers of the encoder, and of the decoder.
+        inner: width inside the feed-forward sublayers.
+        dropout: dropout rate of sublayers' outputs, embeddings and attention weights.
+        longest: largest number of positions in a sentence.
+        normalize: "before" or "after" each sublayer.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Transformer(keras.Model):
         return self._logits(self._decode(inputs["target"], memory, training)[0])
 
     def encode(self, source: Tensor, training: bool = False) -> dict[str, Tensor]:
-        """Returns what the decoder needs of source [rows, w]: each layer's keys and values, and `keep`."""
+        """Returns the memory of source [rows, w] for the decoder: each layer's keys and values, and `keep`."""
         keep = ops.expand_dims(source != PADDING, 1)
         x = self._embed(source, training=training)
         for block in self.encoder:
@@ -73,13 +75,13 @@ class Transformer(keras.Model):
         return memory
 
     def start(self, memory: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the state of decoding before the first position: of each layer, the keys and values so far, none."""
+        """Returns the decoder's state before the first position: each layer's keys and values, which are empty."""
         return {name: value[:, :, :0] for name, value in memory.items() if name != "keep"}
 
     def step(
         self, ids: Tensor, position: Tensor, memory: dict[str, Tensor], state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns logits [rows, vocabulary] of what follows `ids` [rows], which stand at `position`, and the state."""
+        """Returns logits [rows, vocabulary] of the ids after `ids` [rows] at `position`, and the new state."""
         x = self._embed(ops.expand_dims(ids, 1), position)
         after: dict[str, Tensor] = {}
         for number, block in enumerate(self.decoder):
@@ -90,13 +92,13 @@ class Transformer(keras.Model):
         return self._logits(x)[:, 0], after
 
     def attention(self, source: Tensor, target: Tensor) -> Tensor:
-        """Returns where each position of the target looks, [rows, v, w]: the mean of the last layer's heads."""
+        """Returns each target position's attention to the source, [rows, v, w]: the mean of the last layer's heads."""
         return ops.mean(self._decode(target, self.encode(source))[1], axis=1)
 
     def _decode(self, target: Tensor, memory: dict[str, Tensor], training: bool = False) -> tuple[Tensor, Tensor]:
         x = self._embed(target, training=training)
         places = ops.arange(ops.shape(target)[1])
-        keep = ops.expand_dims(places[:, None] >= places, 0)  # a position sees itself and those before it
+        keep = ops.expand_dims(places[:, None] >= places, 0)  # a position sees itself and earlier positions
         for number, block in enumerate(self.decoder):
             x, _, weights = block(x, keep=keep, memory=self._memory(memory, number), training=training)
         return x, weights
@@ -119,7 +121,7 @@ class Transformer(keras.Model):
 
 
 class Block(keras.layers.Layer):
-    """A layer of encoder or decoder: self-attention, attention to a memory (of decoders), feed-forward."""
+    """A layer of encoder or decoder: self-attention, attention to a memory (only in decoders), feed-forward."""
 
     def __init__(
         self, width: int, heads: int, inner: int, dropout: float, normalize: str, memory: bool = False, **options: Any
@@ -144,9 +146,10 @@ class Block(keras.layers.Layer):
         """Returns x after the layer, keys and values of its self-attention, and the weights of its last attention.
 
         Args:
-            x: [rows, positions, width]. keep: of self-attention; None: all positions see all.
-            memory: (keys, values, keep) of attention to a memory.
-            earlier: keys and values of positions before those of x, which these see, too.
+            x: [rows, positions, width].
+            keep: positions that self-attention sees; None: all positions see all.
+            memory: (keys, values, keep) for attention to a memory.
+            earlier: keys and values of positions before x, which the positions of x also see.
         """
         seen: dict[str, Any] = {}
 
@@ -178,6 +181,6 @@ def _normalization(name: str) -> keras.layers.Layer:
 
 
 def _waves(longest: int, width: int) -> np.ndarray:
-    """Sines and cosines of geometric wavelengths (section 3.5 of the paper), [longest, width]."""
+    """Returns sines and cosines of geometric wavelengths (section 3.5 of the paper), [longest, width]."""
     angles = np.arange(longest)[:, None] / 10_000 ** (2 * np.arange((width + 1) // 2) / width)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)[:, :width]

@@ -1,7 +1,7 @@
 """Numbers, ordinals, years, dates and times of day in English and German words.
 
-The words are num2words' and Babel's. Built here of parts, because num2words 0.5.14 says "einhunderteinstausend" for
-101,000, where German has "einhunderteintausend", and because a part is looked up faster than all is built.
+The words come from num2words and Babel. Large numbers are built here from parts, because num2words 0.5.14 says
+"einhunderteinstausend" for 101,000 instead of "einhunderteintausend", and because looking up parts is faster.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def cardinal(number: int, language: str) -> str:
 
 
 def before_noun(number: int, one: str = "ein") -> str:
-    """Returns the German of a number of things; `one` is the form of a single one ("eine Stunde", "einem Tag").
+    """Returns the German number of things; `one` is the form for a single one ("eine Stunde", "einem Tag").
 
-    Of numbers such as 101, which end on -eins, only their form in compounds is given ("einhunderteintausend").
+    Numbers such as 101, which end in -eins, have their form in compounds ("einhunderteintausend").
     """
     if number == 1:
         return one
@@ -52,16 +52,16 @@ def before_noun(number: int, one: str = "ein") -> str:
 
 @functools.cache
 def ordinal(number: int, language: str) -> str:
-    """Returns an ordinal from 1 to 999: "twenty-third"; German as after an article, "(der) dreiundzwanzigste".
+    """Returns an ordinal from 1 to 999: "twenty-third"; in German as after an article: "(der) dreiundzwanzigste".
 
-    The other German endings are this word with a letter more: "(am) dreiundzwanzigsten", "dreiundzwanzigster (Mai)".
+    The other German forms add a letter: "(am) dreiundzwanzigsten", "dreiundzwanzigster (Mai)".
     """
     return num2words(number, lang=language, to="ordinal")
 
 
 @functools.cache
 def year(number: int, language: str) -> str:
-    """Returns a year from 1100 to 2099 as it is said: "nineteen ninety-seven", "neunzehnhundertsiebenundneunzig"."""
+    """Returns a year from 1100 to 2099 in words: "nineteen ninety-seven", "neunzehnhundertsiebenundneunzig"."""
     return num2words(number, lang=language, to="year")
 
 
@@ -94,7 +94,7 @@ def clock(hour: int, minute: int) -> tuple[str, str]:
 
 
 def digital_clock(hour: int, minute: int) -> tuple[str, str]:
-    """Returns a time of day as timetables have it: "fourteen oh-five", "vierzehn Uhr fünf".
+    """Returns a time of day as in timetables: "fourteen oh-five", "vierzehn Uhr fünf".
 
     Args:
         hour: 1 to 23. minute: 1 to 59.

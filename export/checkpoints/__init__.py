@@ -1,1 +1,1 @@
-"""Prepares exports while a training writes checkpoints: base graphs, outputs of the live model, published versions."""
+"""Prepares exports while training writes checkpoints: base graphs, outputs of the live model, published versions."""

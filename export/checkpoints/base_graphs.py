@@ -32,7 +32,7 @@ class BaseGraphs:
     def __init__(self, dir: Path | None) -> None:
         """`dir`: the checkpoint directory; None: write no graph."""
         self._dir = dir
-        self._how = ExportBase()
+        self._settings = ExportBase()
         self._publish: Publish | None = None
         self._publisher: Publisher | None = None  # on rank 0 only
         self._forget()
@@ -46,9 +46,9 @@ class BaseGraphs:
 
     def follow(self, callbacks: Sequence[Any]) -> None:
         """Takes the settings of ExportBase and Publish among the callbacks of a fit. On all ranks; not collective."""
-        how = next((each for each in callbacks if isinstance(each, ExportBase)), None)
-        if how is not None and how is not self._how:
-            self._how = how
+        settings = next((each for each in callbacks if isinstance(each, ExportBase)), None)
+        if settings is not None and settings is not self._settings:
+            self._settings = settings
             self._forget()
         publish = next((each for each in callbacks if isinstance(each, Publish)), None)
         if publish is not self._publish:
@@ -81,8 +81,8 @@ class BaseGraphs:
         if self._publish is None or self._publisher is not None or self._dir is None:  # Publish itself refuses dir=None
             return
         versions: dict[str | None, Path] = {None: self._publish.dir}
-        if not self._how.is_single:
-            versions = {name: self._publish.dir / name for name in self._how.parts if name is not None}
+        if not self._settings.is_single:
+            versions = {name: self._publish.dir / name for name in self._settings.parts if name is not None}
         self._publisher = Publisher(self._dir, versions, self._publish.keep)
 
     def publish(self, checkpoint: Checkpoint) -> None:
@@ -96,7 +96,7 @@ class BaseGraphs:
             wait_for(self._publisher)
 
     def here(self, model: Any) -> list[Any]:
-        """Returns on rank 0 the graphs written so far; a rank that became rank 0 writes them again. Not collective."""
+        """Returns rank 0's graphs so far. A rank that has become rank 0 writes them again. Not collective."""
         if self.is_written and not self._written:
             self._write_here(model)
         is_spread = bool(gathered_slots.spread_in(model.variables))
@@ -106,7 +106,7 @@ class BaseGraphs:
 
     def _are_ready_at_begin(self, model: Any) -> bool:
         served = self._served(model)
-        if list(self._how.parts) == [None]:
+        if list(self._settings.parts) == [None]:
             _refuse_without_call(model)
             model_is_built = model.built
         else:
@@ -115,7 +115,7 @@ class BaseGraphs:
         return model_is_built and len(ready) == len(served)
 
     def _inputs_are_known(self, name: str | None, part: Any) -> bool:
-        is_set = any(self._how.options[name][option] is not None for option in ("input_signature", "sample"))
+        is_set = any(self._settings.options[name][option] is not None for option in ("input_signature", "sample"))
         return is_set or export.inputs_are_known(part)
 
     def _refuse_uncalled(self, model: Any) -> None:
@@ -135,11 +135,13 @@ class BaseGraphs:
             )
 
     def _served(self, model: Any) -> dict[str | None, Any]:
-        """Returns name -> the part of the model, None -> the model itself."""
-        return {name: model if name is None else _find(model, name, part) for name, part in self._how.parts.items()}
+        """Returns name -> part of the model; the name None stands for the whole model."""
+        return {
+            name: model if name is None else _find(model, name, part) for name, part in self._settings.parts.items()
+        }
 
     def answer(self, model: Any) -> None:
-        """Computes the served models' outputs for the next checkpoint when no rank has all of their weights."""
+        """Computes the served models' outputs for the next checkpoint, if no rank has all of their weights."""
         self._answers = {}
         if self.is_written and gathered_slots.spread_in(model.variables):
             self._run_on_ranks(model)
@@ -155,7 +157,7 @@ class BaseGraphs:
     def _run_on_ranks(self, model: Any) -> None:
         if not self._ranks:
             parts = self._served(model).items()
-            self._ranks = {name: AnswersOfRanks(model, part, self._how.options[name]) for name, part in parts}
+            self._ranks = {name: AnswersOfRanks(model, part, self._settings.options[name]) for name, part in parts}
             self._elsewhere = {name: each.elsewhere() for name, each in self._ranks.items()}
 
     def _write_here(self, model: Any) -> None:
@@ -167,7 +169,7 @@ class BaseGraphs:
             elsewhere = self._elsewhere.get(name, Elsewhere(None, (), spread)) if spread else None
             with gathered_slots.without_values(gathered_slots.slots_in(spread)):
                 base = export.write_base_graph(
-                    part, self._dir, name=name, whole=whole, elsewhere=elsewhere, **self._how.options[name]
+                    part, self._dir, name=name, whole=whole, elsewhere=elsewhere, **self._settings.options[name]
                 )
             for sentence in base.warnings:
                 stack_position.warn(sentence)

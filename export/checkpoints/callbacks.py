@@ -12,20 +12,19 @@ import keras
 from keras_ddl import export
 from keras_ddl.callbacks.checkpoint import Checkpoint
 from keras_ddl.errors import ConfigError
+from keras_ddl.state.callback_state import JobCallback
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None
 
 
-class _BesideCheckpoint(keras.callbacks.Callback):
+class _BesideCheckpoint(JobCallback):
     """A callback that a Checkpoint of the same fit reads."""
 
     runs_last = True  # for `others`
-    others: Any = ()  # the callbacks of this fit, set by the Strategy's patches
-    never_stops_within_epoch = True
     async_safe = True
 
     @property
-    def of_this_process(self) -> tuple[str, ...]:
+    def of_this_process(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names the attributes that a joining rank does not take from others: all, because its script sets them."""
         return tuple(vars(self))
 

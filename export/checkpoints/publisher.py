@@ -18,7 +18,7 @@ from keras_ddl.files import version_directories
 from keras_ddl.files.durable import being_read, make_directory
 
 # Environment variables of the job, hidden from the exporting process because it is not a rank.
-_OF_JOB = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "KERAS_DDL_")
+_JOB_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "KERAS_DDL_")
 _NICENESS = 10  # training has priority
 _TURN_SECONDS = 5.0
 
@@ -90,7 +90,7 @@ class Publisher:
         command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, directory]
         options = ["--which", step, "--version", "step", "--keep", self._keep]
         options += [] if model is None else ["--model", model]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOB)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_JOB_PREFIXES)}
         process = subprocess.Popen(
             list(map(str, [*command, *options])),
             stdin=subprocess.DEVNULL,

@@ -129,8 +129,8 @@ def rows_of(signature: str, rows: Mapping[str, Any], own: Mapping[str, Collectio
     """
     if own.get(signature):
         return {name: rows[source(signature, name)] for name in own[signature]}
-    of_others = tuple(source(each, "") for each in own)
-    return {name: row for name, row in rows.items() if not name.startswith(of_others)}
+    other_prefixes = tuple(source(each, "") for each in own)
+    return {name: row for name, row in rows.items() if not name.startswith(other_prefixes)}
 
 
 def load_rows(file: str, prefix: str = "") -> dict[str, Any]:
@@ -196,8 +196,8 @@ def replay(
             where = "" if name == DEFAULT else f"signature {name}: "
             result["problems"] += [where + problem for problem in comparison["problems"]]
         result["bitwise"] &= not result["problems"]
-    of_model = rows_of(DEFAULT, rows or {}, own)
-    result["rows"] = max((len(row) for row in of_model.values() if row.ndim), default=1 if rows else 0)
+    model_rows = rows_of(DEFAULT, rows or {}, own)
+    result["rows"] = max((len(row) for row in model_rows.values() if row.ndim), default=1 if rows else 0)
     result |= {"outputs": sorted(answers.get(DEFAULT, {})), "asked": sorted(answers)}
     return {**result, "threads": threads or kernel_threads(), "seconds": seconds}
 

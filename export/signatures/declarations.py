@@ -36,10 +36,10 @@ class Declared:
     @property
     def sources(self) -> dict[str, dict[str, str]]:
         """Signature -> {public name: output or layer}, of all signatures that name outputs."""
-        of_images = {
+        image_outputs = {
             name: outputs_of(name, each.outputs) for name, each in self.images.items() if each.outputs is not None
         }
-        return {**self.outputs, **of_images}
+        return {**self.outputs, **image_outputs}
 
     def __bool__(self) -> bool:
         return bool(self.outputs or self.images or self.functions)

@@ -140,8 +140,8 @@ class SavedGraph:
             argument = f"layer_{index}"
             self._body.signature.output_arg.add(name=argument, type=_enum(dtype))
             self._body.ret[argument] = place
-            of_functions = [node for each in self._library.function for node in each.node_def]
-            for node in [*self._meta.graph_def.node, *of_functions, self._call]:
+            function_nodes = [node for each in self._library.function for node in each.node_def]
+            for node in [*self._meta.graph_def.node, *function_nodes, self._call]:
                 if _calls(node) == self._body.signature.name:
                     node.attr["Tout"].list.type.append(_enum(dtype))
                     if "_output_shapes" in node.attr:

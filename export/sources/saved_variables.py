@@ -1,8 +1,8 @@
 """Locates a graph's variables in a Saver's checkpoint, and restores them in a session.
 
-A meta graph tells a variable's place in three ways, tried in this order: the operations of its own Saver, which may use
-other names than the graph (for moving averages, say); for a part of a partitioned variable, a record of tensor and
-slice in a collection; and the variable's name.
+A meta graph records a variable's place in three ways, tried in this order: the operations of its own Saver, which may
+use other names than the graph (for example, for moving averages); for a part of a partitioned variable, a record of
+tensor and slice in a collection; and the variable's name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Restore:
-    """How a Saver restores a variable: the place that it reads, the tensor with the value, the assign operation."""
+    """A Saver's restore of a variable: the place that it reads, the tensor with the value, the assign operation."""
 
     place: Place
     tensor: str

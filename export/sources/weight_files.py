@@ -102,8 +102,10 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
         content = io.BytesIO(zipfile.ZipFile(file).read("model.weights.h5")) if file.suffix == ".keras" else file
         with h5py.File(content, "r") as opened:
             # The file may belong to the complete model, or to the exported part.
-            of_whole = base["h5_of_whole"]
-            places = of_whole if of_whole and all(of_whole.get(key) in opened for key in keys) else base["h5"]
+            whole_places = base["h5_of_whole"]
+            places = (
+                whole_places if whole_places and all(whole_places.get(key) in opened for key in keys) else base["h5"]
+            )
             missing = [key for key in keys if places.get(key) not in opened]
             if missing:
                 raise _missing(file, missing)

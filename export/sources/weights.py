@@ -6,15 +6,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.bundle_index import stored_boxes
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import Manifest
 from keras_ddl.export.sources import weight_files
 from keras_ddl.files import digests
+
+if TYPE_CHECKING:
+    from keras_ddl.cut.values.layouts import Box
 
 _WHAT = "An export"
 _MOST = 5
@@ -53,7 +57,8 @@ def source_of_checkpoint(checkpoint: ckpt.Checkpoint, name: str | None) -> Sourc
 
 
 def read(source: Source, base: Manifest) -> Iterator[dict[str, Any]]:
-    """Yields the weights that the graph reads, key -> tensor, in groups of half a gigabyte or one larger tensor.
+    """Yields the weights that the graph reads, key -> tensor, in groups of half a gigabyte or one larger tensor. A
+    larger tensor of which ranks have saved parts is yielded part by part, as `bundle.Part`.
 
     A caller that drops each group before it takes the next holds at most one group of a checkpoint in memory. Files of
     other kinds are read at once.
@@ -114,7 +119,7 @@ def _from_checkpoint(checkpoint: ckpt.Checkpoint, base: Manifest, constants: lis
     wanted = {key: stored[key] for key in [*base["captured"], *constants]}
     wanted |= {key: key for key, _, _ in base["untracked"]}
     with bundle.translated(_WHAT, checkpoint.path, ExportError):
-        entries = bundle.entries(checkpoint.weights)
+        entries, boxes = bundle.entries(checkpoint.weights), stored_boxes(checkpoint.weights)
         for key, place in wanted.items():
             if entries.get(place) != specs[key]:
                 raise ExportError(
@@ -128,6 +133,10 @@ def _from_checkpoint(checkpoint: ckpt.Checkpoint, base: Manifest, constants: lis
         # Constants first, so that a changed one is reported before much is written.
         for key in sorted(wanted, key=lambda key: key not in constants):
             nbytes = _bytes_of(*specs[key])
+            if nbytes > _GROUP_BYTES and len(boxes[wanted[key]]) > 1 and key not in constants:
+                for box in boxes[wanted[key]]:
+                    yield {key: _read_part(checkpoint, wanted[key], *specs[key], box)}
+                continue
             if group and group_bytes + nbytes > _GROUP_BYTES:
                 yield _read_group(checkpoint, group, specs)
                 group, group_bytes = {}, 0
@@ -139,6 +148,10 @@ def _from_checkpoint(checkpoint: ckpt.Checkpoint, base: Manifest, constants: lis
 def _read_group(checkpoint: ckpt.Checkpoint, group: Mapping[str, str], specs: Mapping[str, Any]) -> dict[str, Any]:
     tensors = bundle.read(checkpoint.weights, {place: specs[key][0] for key, place in group.items()})
     return {key: tensors[place] for key, place in group.items()}
+
+
+def _read_part(checkpoint: ckpt.Checkpoint, place: str, dtype: str, shape: tuple[int, ...], box: Box) -> bundle.Part:
+    return bundle.Part(shape, [box], bundle.read_boxes(checkpoint.weights, place, dtype, shape, [box]))
 
 
 def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
@@ -153,6 +166,7 @@ def _not_finite(tensors: Mapping[str, Any]) -> list[str]:
 
     bad = []
     for key, value in tensors.items():
+        value = value.values if isinstance(value, bundle.Part) else value
         if not (value.dtype.is_floating or value.dtype.is_complex):
             continue
         count, flat = 0, tf.reshape(value, [-1])

@@ -23,7 +23,7 @@ class Inputs:
     """The inputs of a model or of a `Function`.
 
     Attributes:
-        structure: the structure of the model's argument, with names in place of tensors.
+        structure: the structure of the model's argument, with names instead of tensors.
         specs: name -> tf.TensorSpec of the signature's dense tensors.
         composites: name -> spec of sparse and ragged inputs, whose components are in `specs`.
     """

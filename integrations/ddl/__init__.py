@@ -43,8 +43,11 @@ def init(options: str = "") -> None:
     if _installed or job.size() == 1:
         return
     _installed = True
-    for name in ("start", "graph", "monitored", "keras_optimizers"):
-        importlib.import_module(f"keras_ddl.ddl.{name}").install()
+    from keras_ddl.ddl import monitored, optimizers, start
+    from keras_ddl.device import sessions
+
+    for module in (start, sessions, optimizers, monitored):
+        module.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from keras_ddl.ddl import job
 from keras_ddl.errors import ConfigError
 
 
-def _of_an_object(method: Callable[..., Any]) -> Callable[..., Any]:
+def _only_on_objects(method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method that raises a clear error if the script passed the class instead of an object."""
 
     @functools.wraps(method)
@@ -32,7 +32,7 @@ class DDLCallback(callbacks.AverageLogs):
     See keras_ddl.callbacks.AverageLogs. It also turns XLA off for the training step, because the step communicates.
     """
 
-    @_of_an_object
+    @_only_on_objects
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         if job.is_training_together() and getattr(model, "jit_compile", False):
@@ -48,7 +48,7 @@ class DDLGlobalVariablesCallback(callbacks.BroadcastVariables):
     def __init__(self) -> None:
         super().__init__(root=0)
 
-    @_of_an_object
+    @_only_on_objects
     def set_model(self, model: Any) -> None:
         super().set_model(model)
 

@@ -44,10 +44,10 @@ class _Times:
         with self._lock:
             self._seconds.append(max(0.0, float(end) - float(begin)))
             if len(self._seconds) >= job.options().dump_iter:
-                # Every rank gets here after the same reduction.
-                of_ranks = communicator.all_gather_object(self._seconds, name="ddl/dump_iter")
+                # Every rank reaches this point after the same reduction.
+                seconds_by_rank = communicator.all_gather_object(self._seconds, name="ddl/dump_iter")
                 if communicator.rank() == 0:
-                    job.say(summary(np.array(of_ranks).T, self._printed + 1))
+                    job.say(summary(np.array(seconds_by_rank).T, self._printed + 1))
                 self._printed += len(self._seconds)
                 self._seconds = []
         return np.int32(0)

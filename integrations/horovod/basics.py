@@ -147,7 +147,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Returns 0, because TensorFlow's tensors on GPUs travel through host memory, not by NCCL."""
+    """Returns 0, because TensorFlow's tensors on GPUs are sent through host memory, not by NCCL."""
     return 0
 
 

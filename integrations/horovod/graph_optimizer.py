@@ -6,15 +6,15 @@ tf.function.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.compat import replacing
 from keras_ddl.compat.tensorflow import is_eager, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import own_reductions, reduced
-from keras_ddl.gradients.graph_optimizers import Pairs, reduce_within, replace_methods
+from keras_ddl.gradients.graph_optimizers import Pairs, reduce_within
 from keras_ddl.horovod.reduction import GradientReduction
 
 
@@ -109,21 +109,17 @@ class _Accumulation:
     """
 
     def __init__(self, optimizer: Any, reduction: GradientReduction, passes: int, average: bool) -> None:
-        kind = type(optimizer)
-        self._compute, self._apply = optimizer.compute_gradients, optimizer.apply_gradients
+        self._apply = optimizer.apply_gradients
         self._reduction, self._passes, self._factor = reduction, passes, 1 / passes if average else 1.0
         self._is_last: Any = None  # tensor in the graph of the last compute_gradients
-        accumulation = self
 
-        @functools.wraps(kind.compute_gradients)
-        def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Pairs:
-            return accumulation.compute(accumulation._compute(*args, **kwargs))
+        def compute(original: Any, *args: Any, **kwargs: Any) -> Pairs:
+            return self.compute(original(*args, **kwargs))
 
-        @functools.wraps(kind.apply_gradients)
-        def apply_gradients(self: Any, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-            return accumulation.apply(list(grads_and_vars), global_step, name)
+        def apply(_: Any, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+            return self.apply(list(grads_and_vars), global_step, name)
 
-        replace_methods(optimizer, compute_gradients, apply_gradients)
+        replacing.replace([(optimizer, "compute_gradients", compute), (optimizer, "apply_gradients", apply)])
 
     def compute(self, pairs: Pairs) -> Pairs:
         """Returns the sums: reduced in the last of `passes` runs, this rank's sums so far in the others."""

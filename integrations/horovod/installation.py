@@ -72,13 +72,13 @@ def explain(error: BaseException) -> None:
     if isinstance(error, AttributeError):
         name, owner = error.name, error.obj
         old = getattr(getattr(owner, "compat", None), "v1", None)
-        of_tensorflow = getattr(owner, "__name__", "") == "tensorflow" and hasattr(old, str(name))
+        is_in_tensorflow = getattr(owner, "__name__", "") == "tensorflow" and hasattr(old, str(name))
     elif isinstance(error, ImportError):
         match = re.match(r"cannot import name '(\w+)' from '(?:tensorflow\.)?keras", str(error))
-        name, of_tensorflow = match and match[1], False
+        name, is_in_tensorflow = match and match[1], False
     else:
         return
-    if of_tensorflow:
+    if is_in_tensorflow:
         text = f"This is a name of TensorFlow 1: tf.compat.v1.{name}. Scripts of Keras 3 need no session"
     elif name in _INSTEAD:
         text = f"This is a name of Keras 2. Use {_INSTEAD[name]}"

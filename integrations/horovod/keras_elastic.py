@@ -15,6 +15,7 @@ from keras_ddl.horovod.elastic import (
     TensorFlowState,
     run,
 )
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import fits, keras_patches
 
 __all__ = [
@@ -43,7 +44,7 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer=optimizer, backend=keras.backend, **kwargs)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(JobCallback):
     """Commits `state` after every `batches_per_commit` batches, after each epoch and at the end.
 
     It commits just before the next batch or epoch begins. All callbacks have processed the last one by then, so the
@@ -53,8 +54,6 @@ class CommitStateCallback(keras.callbacks.Callback):
         state: the state to commit.
         batches_per_commit: number of batches between commits.
     """
-
-    never_stops_within_epoch = True
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class CommitStateCallback(keras.callbacks.Callback):
             self.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(JobCallback):
     """Counts the finished batches of the epoch in `state.batch`, and skips that many when a fit begins.
 
     The first epoch of a fit is then shorter by these batches, which are read and dropped; the script determines the
@@ -101,8 +100,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     Args:
         state: a state with an attribute `batch`.
     """
-
-    never_stops_within_epoch = True
 
     def __init__(self, state: State) -> None:
         super().__init__()

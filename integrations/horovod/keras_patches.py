@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import replacing
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.optimizers import batches_counted
 from keras_ddl.gradients import own_reductions
@@ -21,30 +22,22 @@ counting_updates = Setting("counting_updates", False)
 @functools.cache
 def install() -> None:
     """Patches the two classes, once per process."""
-    keras_compat.BaseOptimizer.iterations = _iterations(keras_compat.BaseOptimizer.iterations)
-    keras_compat.LossScaleOptimizer.check_finite = _check_finite(keras_compat.LossScaleOptimizer.check_finite)
+    table = [
+        (keras_compat.BaseOptimizer, "iterations", _iterations),
+        (keras_compat.LossScaleOptimizer, "check_finite", _check_finite),
+    ]
+    replacing.replace(table)
 
 
-def _iterations(original: property) -> property:
+def _iterations(original: Any, optimizer: Any) -> Any:
     """Makes `iterations` of an optimizer that reduces count batches, also with gradient accumulation."""
-
-    def counted(self: Any) -> Any:
-        """The number of steps taken, as tf.Variable or tensor."""
-        if own_reductions.reduction_of(self) is not None and not counting_updates.get():
-            return batches_counted(self)
-        assert original.fget is not None
-        return original.fget(self)
-
-    return property(counted, original.fset, original.fdel)
+    if own_reductions.reduction_of(optimizer) is not None and not counting_updates.get():
+        return batches_counted(optimizer)
+    return original(optimizer)
 
 
-def _check_finite(original: Any) -> Any:
+def _check_finite(original: Any, optimizer: Any, grads: Any) -> Any:
     """Makes all ranks skip a step if gradients overflow on one rank before they are reduced."""
-
-    @functools.wraps(original)
-    def check_finite(self: Any, grads: Any) -> Any:
-        finite = original(self, grads)
-        reduction = own_reductions.reduction_of(self.inner_optimizer)
-        return finite if reduction is None else reduction.all_agree(finite)
-
-    return check_finite
+    finite = original(optimizer, grads)
+    reduction = own_reductions.reduction_of(optimizer.inner_optimizer)
+    return finite if reduction is None else reduction.all_agree(finite)

@@ -148,9 +148,9 @@ def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[An
     kind: Any = type(optimizer)
     make, arguments = kind.__reduce__(optimizer)
     copied = distribute(make(*arguments))
-    of_copy = own_reductions.reduction_of(models.unwrapped(copied))
-    of_copy.local_variables += reduction.local_variables
-    of_copy.local_layers += reduction.local_layers
+    copied_reduction = own_reductions.reduction_of(models.unwrapped(copied))
+    copied_reduction.local_variables += reduction.local_variables
+    copied_reduction.local_layers += reduction.local_layers
     memo[id(optimizer)] = copied
     return copied
 

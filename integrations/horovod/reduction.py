@@ -194,8 +194,8 @@ class GradientReduction:
         return tf.cast(agreed, tf.bool)
 
     def _local_ids(self) -> set[int]:
-        of_layers = (variable for layer in self.local_layers for variable in layer.trainable_variables)
-        return {id(plain(variable)) for variable in (*self.local_variables, *of_layers)}
+        layer_variables = (variable for layer in self.local_layers for variable in layer.trainable_variables)
+        return {id(plain(variable)) for variable in (*self.local_variables, *layer_variables)}
 
     def _before(self, tensor: tf.Tensor, size: int) -> tuple[tf.Tensor, Any]:
         if size > 1 and self.predivide != 1.0:

@@ -109,7 +109,7 @@ def _agreement(call: str, *tensors: tuple[torch.dtype, torch.Size, tuple[int, ..
 
 
 def agreement_on_dtype(call: str, tensor: torch.Tensor) -> str:
-    """As `agreement`, for shapes that may differ."""
+    """Like `agreement`, for shapes that may differ."""
     return f"{call} of tensors of dtype {_name(tensor.dtype)}"
 
 

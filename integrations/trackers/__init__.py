@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.compat import replacing
 from keras_ddl.errors import ConfigError
 from keras_ddl.packages.after_import import AfterImport
 from keras_ddl.topology.launcher import find_launcher
@@ -27,14 +28,12 @@ def disable_runs(wandb: ModuleType, notify: Callable[[], None]) -> None:
     Args:
         notify: tells the user; called when a run is started.
     """
-    init = wandb.init
 
-    @functools.wraps(init)
-    def disabled(*args: Any, **kwargs: Any) -> Any:
+    def init(original: Any, *args: Any, **kwargs: Any) -> Any:
         notify()
-        return init(*args, **{**kwargs, "mode": "disabled"})
+        return original(*args, **{**kwargs, "mode": "disabled"})
 
-    wandb.init = disabled  # type: ignore[attr-defined]
+    replacing.replace([(wandb, "init", init)])
 
 
 _CHANGES: dict[str, Callable[..., None]] = {

@@ -6,7 +6,6 @@ model, which all ranks must do together, and the program may read its logs back.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import tempfile
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.compat import replacing
 from keras_ddl.files.scratch import scratch_folder
 
 # Arguments of start_run that name entries of rank 0's store.
@@ -36,20 +36,17 @@ def log_to_scratch(mlflow: ModuleType, notify: Callable[[], None]) -> None:
     _folders.append(folder)
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # else MLflow refuses file stores
     mlflow.set_tracking_uri(Path(folder.name, "runs").as_uri())  # MLflow creates it, with the experiment "Default"
-    start, experiment = mlflow.start_run, mlflow.set_experiment
 
-    def stay(uri: Any) -> None:
+    def stay(*_: Any) -> None:
         """Replaces set_tracking_uri and set_registry_uri."""
 
-    @functools.wraps(start)
-    def start_run(*args: Any, **kwargs: Any) -> Any:
+    def start_run(original: Any, *args: Any, **kwargs: Any) -> Any:
         notify()
-        arguments = inspect.signature(start).bind(*args, **kwargs).arguments
-        return start(**{name: value for name, value in arguments.items() if name not in _NAMES_IN_THE_STORE})
+        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+        return original(**{name: value for name, value in arguments.items() if name not in _NAMES_IN_THE_STORE})
 
-    @functools.wraps(experiment)
-    def set_experiment(experiment_name: Any = None, experiment_id: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return experiment(experiment_name or f"experiment {experiment_id}", *args, **kwargs)
+    def set_experiment(original: Any, experiment_name: Any = None, experiment_id: Any = None, *args: Any) -> Any:
+        return original(experiment_name or f"experiment {experiment_id}", *args)
 
-    mlflow.set_tracking_uri = mlflow.set_registry_uri = stay  # type: ignore[attr-defined]
-    mlflow.start_run, mlflow.set_experiment = start_run, set_experiment  # type: ignore[attr-defined]
+    table = [(mlflow, "set_tracking_uri", stay), (mlflow, "set_registry_uri", stay)]
+    replacing.replace([*table, (mlflow, "start_run", start_run), (mlflow, "set_experiment", set_experiment)])

@@ -8,7 +8,6 @@ weights is not documented there.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 from keras_ddl import communicator, config
 from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.compat import replacing
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, KerasDdlError, RankError, of_other_rank
 from keras_ddl.files.scratch import scratch_folder
@@ -63,13 +63,13 @@ class OneSearch:
             self._copy_notes()
 
     def search(self, *args: Any, **kwargs: Any) -> Any:
-        """Searches as the tuner's own method. Only rank 0 shows tables and progress bars, whatever `verbose` is."""
+        """Searches like the tuner's own method. Only rank 0 shows tables and progress bars, for any `verbose`."""
         if _is_other():
             kwargs["verbose"] = 0
         return super().search(*args, **kwargs)  # type: ignore[misc]
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs a trial as the tuner's own method. A trial that fails on one rank fails on all.
+        """Runs a trial like the tuner's own method. A trial that fails on one rank fails on all.
 
         Raises: keras_tuner.errors.FatalRuntimeError: the ranks are no longer in step, so no other trial can run.
         """
@@ -136,23 +136,19 @@ def _check_setting() -> None:
 
 def _decide_on_rank_0(oracle: Any) -> None:
     """Makes all ranks' oracles take rank 0's choices and results. The oracle's methods are then COLLECTIVE."""
-    populate, update, end = oracle.populate_space, oracle.update_trial, oracle.end_trial
 
-    @functools.wraps(populate)
-    def populate_space(trial_id: Any) -> Any:
-        return on_first_rank(lambda: populate(trial_id), "integrations/tuner/trial")
+    def populate_space(original: Any, trial_id: Any) -> Any:
+        return on_first_rank(lambda: original(trial_id), "integrations/tuner/trial")
 
-    @functools.wraps(update)
-    def update_trial(trial_id: Any, metrics: Any, step: Any = 0) -> Any:
+    def update_trial(original: Any, trial_id: Any, metrics: Any, step: Any = 0) -> Any:
         metrics, step = communicator.broadcast_object((metrics, step), name="integrations/tuner/results")
-        return update(trial_id, metrics, step=step)
+        return original(trial_id, metrics, step=step)
 
-    @functools.wraps(end)
-    def end_trial(*args: Any, **kwargs: Any) -> Any:
+    def end_trial(original: Any, *args: Any, **kwargs: Any) -> Any:
         with _silence():
-            return end(*args, **kwargs)
+            return original(*args, **kwargs)
 
-    oracle.populate_space, oracle.update_trial, oracle.end_trial = populate_space, update_trial, end_trial
+    replacing.replace([(oracle, each.__name__, each) for each in (populate_space, update_trial, end_trial)])
     if _is_other():
         oracle.verbose = 0
 

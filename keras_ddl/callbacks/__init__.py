@@ -31,8 +31,8 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    of_parts = [what for part in parts.installed() for what in part.provides if what.startswith("callbacks.")]
-    return sorted([*__all__, *(what.removeprefix("callbacks.") for what in of_parts)])
+    provided = [what for part in parts.installed() for what in part.provides if what.startswith("callbacks.")]
+    return sorted([*__all__, *(what.removeprefix("callbacks.") for what in provided)])
 
 
 if not TYPE_CHECKING:

@@ -12,8 +12,7 @@ from keras_ddl.checkpoint import Checkpoint
 
 
 class BaseGraphs:
-    """Writes base graphs on rank 0 and publishes checkpoints. This base class, used without the export part, does
-    neither.
+    """Writes base graphs on rank 0 and publishes checkpoints. Without the export part, this base class does nothing.
 
     In the export part's class every method is COLLECTIVE unless it says otherwise.
 

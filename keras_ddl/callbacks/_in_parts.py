@@ -1,4 +1,4 @@
-"""A checkpoint that several ranks write: each rank boxes of variables that are spread over ranks, rank 0 the rest.
+"""Writes checkpoints on several ranks: each rank its boxes of variables that are spread over ranks, rank 0 the rest.
 
 Each rank writes its own bundles into one hidden directory, in a thread. When all bundles are on disk, rank 0's thread
 merges their indexes and gives the checkpoint its name. So a rank that is killed at any moment leaves either a hidden
@@ -30,10 +30,9 @@ _TURN_SECONDS = 5.0
 
 
 class _Report(NamedTuple):
-    """How far one of `size` ranks is in writing the checkpoint of a step. `epoch`: how often the job has lost ranks.
+    """A rank's progress in writing the checkpoint of a step. `epoch`: how often the job has lost ranks.
 
-    Attributes: bundles: names of the bundles that the rank has written. problem: why it could not write; None: it
-        could.
+    Attributes: bundles: names of the bundles that the rank has written. problem: why it could not write, or None.
     """
 
     step: int
@@ -46,8 +45,7 @@ class _Report(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The name of the directory in which ranks write a checkpoint, and rank 0's keys of the variables that are spread
-    over ranks."""
+    """The name of the directory for a checkpoint, and rank 0's keys of the variables that are spread over ranks."""
 
     folder: str
     keys: list[str]
@@ -61,7 +59,7 @@ class InParts:
         awaited: the step of the checkpoint whose parts are being written, or None; the same on all ranks.
     """
 
-    of_this_process = ("_folder", "_bundles", "_mine")  # what a rank that joins the others does not get from them
+    of_this_process = ("_folder", "_bundles", "_mine")  # attributes that a newcomer does not get from other ranks
 
     def __init__(self, dir: Path, writer: BackgroundWriter, buffers: Buffers) -> None:
         self._dir, self._writer, self._buffers = dir, writer, buffers
@@ -72,7 +70,7 @@ class InParts:
         self._merge: Callable[[Path, Fill], object] | None = None
         self._snapshot: Snapshot | None = None
         self._reached: tuple[bool, ...] = (True,)  # whether each rank reaches the directory
-        self._epoch = 0  # of the ranks that have been asked
+        self._epoch = 0  # the communicator's epoch when the ranks were asked
         self._job = 0, 1, 0  # epoch, size and rank when this rank took its parts
 
     @property
@@ -88,8 +86,10 @@ class InParts:
                 _warn_of_unreached(self._reached, self._dir)
 
     def take(self, model: Any) -> dict[str, Part | None]:
-        """Returns what this rank writes of variables that are spread over ranks, by its own keys. COLLECTIVE if ranks
-        have parts."""
+        """Returns this rank's parts of variables that are spread over ranks, by its own keys.
+
+        COLLECTIVE if ranks have parts.
+        """
         if not _has_parts(model):
             self._reached = (True,)
             return {}
@@ -104,7 +104,7 @@ class InParts:
         return dict(zip(model_state.spread_variables(model), parts, strict=True))
 
     def make_place(self, model: Any) -> Place:
-        """On rank 0: returns where to write the parts of a checkpoint. Raises: CheckpointError."""
+        """Makes the directory for the parts of a checkpoint, on rank 0. Raises: CheckpointError."""
         try:
             return Place(durable.make_staging(self._dir).name, list(model_state.spread_variables(model)))
         except OSError as error:
@@ -124,7 +124,7 @@ class InParts:
         """Writes this rank's parts in a thread.
 
         Args:
-            merge: on rank 0: publishes the directory, when all ranks have written. It gets the function that fills it.
+            merge: on rank 0, publishes the directory after all ranks have written; called with the function to fill it.
         """
         self._folder, self._merge = folder, merge
         self._snapshot, self._bundles = snapshot, []
@@ -139,12 +139,13 @@ class InParts:
         self._writer.start(lambda: snapshot.copy_into(self._buffers), write)
 
     def agree(self, *, wait: bool) -> bool | None:
-        """Returns True when all parts are written and rank 0 is merging them, False if some were lost with a rank, None
-        if some are still being written. COLLECTIVE.
+        """Returns whether all parts are written and rank 0 is merging them. COLLECTIVE.
+
+        False: parts were lost with a rank. None: parts are still being written.
 
         Raises: CheckpointError, on every rank: a rank could not write.
         """
-        while True:  # in turns, each a collective: a write may take longer than their deadline
+        while True:  # with one collective per turn, because a write may take longer than a collective's deadline
             reports = communicator.all_gather_object(self._report(wait), name="Checkpoint/parts")
             here = [each for each in reports if each is not None]
             outcome = _outcome(here)
@@ -179,7 +180,7 @@ class InParts:
     def _is_busy(self) -> bool:
         try:
             return self._writer.is_busy(_TURN_SECONDS)
-        except KerasDdlError:  # which is known already, or of a checkpoint that does not count
+        except KerasDdlError:  # the error is already known, or its checkpoint no longer matters
             return False
 
     def _begin_to_merge(self, bundles: Mapping[int, Sequence[str]]) -> None:
@@ -197,7 +198,7 @@ class InParts:
 
 
 def _outcome(reports: Sequence[_Report]) -> bool | None:
-    """Returns whether these reports are those of all ranks that took the checkpoint; None: one is still writing."""
+    """Returns whether all ranks that took the checkpoint have reported; None: a rank is still writing."""
     jobs = {(each.epoch, each.size) for each in reports}
     if len(jobs) != 1 or {each.rank for each in reports} != set(range(reports[0].size)):
         return False

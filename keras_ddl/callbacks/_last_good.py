@@ -27,13 +27,13 @@ class _Copy:
     step: int
     values: list[tuple[Any, np.ndarray]]
 
-    def has_shards_of_before(self, stored: Sequence[Any]) -> bool:
-        """Whether a rank was lost since then, so that this rank now stores other shards."""
+    def has_old_shards(self, stored: Sequence[Any]) -> bool:
+        """Whether this rank now stores other shards, because a rank was lost after the copy was made."""
         return not {id(variable) for variable, _ in self.values} <= {id(each) for each in stored}
 
 
 class InMemorySnapshots:
-    """Copies of the states at the ends of the last two good windows. Twice the size of weights and optimizers.
+    """Copies of the states at the ends of the last two good windows. They use twice the memory of the variables.
 
     Training may begin to diverge right at the end of a good window, so that state counts as good only when the next
     window is good, too.
@@ -50,7 +50,7 @@ class InMemorySnapshots:
     def go_back(self) -> int | None:
         """Restores the variables of the last good state; returns its step, or None without one. COLLECTIVE."""
         mine = self._confirmed
-        step = None if mine is None or mine.has_shards_of_before(self._stored()) else mine.step
+        step = None if mine is None or mine.has_old_shards(self._stored()) else mine.step
         several = communicator.is_initialized() and communicator.size() > 1
         steps = communicator.all_gather_object(step, name="DivergenceGuard/good") if several else [step]
         if mine is None or None in steps:
@@ -58,7 +58,7 @@ class InMemorySnapshots:
         accumulation.combine(self._model)
         for variable, value in mine.values:
             variable.assign(value)
-        if len(set(steps)) > 1:  # a newcomer has what was good when it joined
+        if len(set(steps)) > 1:  # a newcomer made its copy when it joined
             agreement.broadcast_variables(_variables(self._model), steps.index(min(steps)))
             mine = self._confirmed = self._copy()
         self._latest = mine

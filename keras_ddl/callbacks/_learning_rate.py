@@ -25,6 +25,7 @@ from keras_ddl.compat.models import unwrapped
 from keras_ddl.compat.optimizers import learning_rate_source, learning_rate_variable
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
+from keras_ddl.state.callback_state import JobCallback
 
 _controllers: weakref.WeakKeyDictionary[Any, LearningRateController] = weakref.WeakKeyDictionary()
 
@@ -82,8 +83,7 @@ class LearningRateController:
             self._write(product)
 
     def look(self) -> float:
-        """Returns the rate and remembers it, so that changes by other callbacks in one fit() do not reset `base` in the
-        next."""
+        """Returns and remembers the rate, so that changes by others in one fit() do not reset `base` in the next."""
         self.seen = self.read()
         return self.seen
 
@@ -213,11 +213,10 @@ class LearningRateController:
         self._warned.add(text[:40])
 
 
-class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
+class LearningRateFactor(JobCallback, abc.ABC):
     """A callback that contributes one factor to the learning rate; LearningRateController composes the factors."""
 
     is_warmup = False
-    never_stops_within_epoch = True  # saves the ranks an agreement per batch
     params: dict[str, Any] | None
 
     def __init__(self, initial_lr: float | None, steps_per_epoch: int | None, momentum_correction: bool) -> None:

@@ -67,7 +67,7 @@ class Notice:
         """Before a step: adds this rank's signal to the step's exchange."""
         if self._received and not self._announced:
             self._announced = True
-            notice.tell(self._received, communicator.rank() if communicator.is_initialized() else 0)
+            notice.announce(self._received, communicator.rank() if communicator.is_initialized() else 0)
 
     def agreed(self) -> tuple[str, int] | None:
         """After a step: (name of the signal, rank that received it), equal on all ranks. Not collective."""

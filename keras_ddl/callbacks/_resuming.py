@@ -29,7 +29,7 @@ class Resumed:
     """Where a resumed run continues.
 
     Attributes:
-        batches: number done in all epochs; in_epoch: number done in the epoch that is resumed in its middle, else 0.
+        batches: number of batches done in all epochs. in_epoch: number of batches done in an unfinished epoch, else 0.
         stopped_of: the `epochs` of the fit that a callback ended early, else None.
         rates: state of the learning-rate controller. progress: as returned by `capture`. None: not in the checkpoint.
         restoration: restores the rest when the first epoch begins; None without progress.
@@ -104,13 +104,13 @@ def restore_on_all_ranks(
     *,
     seeds: str = "all",
 ) -> T | None:
-    """Restores a checkpoint in `dir` on all ranks: rank 0 reads and sends what is not spread over ranks. COLLECTIVE.
+    """Restores a checkpoint in `dir` on all ranks. Rank 0 reads and sends what is not spread over ranks. COLLECTIVE.
 
     Args:
-        which, returned: called on rank 0: which checkpoint, as `restore_checkpoint` takes it, or None; and what to
-            return on all ranks.
+        which: called on rank 0; returns which checkpoint to restore, as `restore_checkpoint` takes it, or None.
+        returned: called on rank 0; returns the result for all ranks.
         seeds: as for `restore_checkpoint`.
-    Returns: None, if `which` returned it.
+    Returns: the result of `returned`, or None if `which` returned None.
     Raises: CheckpointError, on every rank.
     """
 
@@ -136,7 +136,7 @@ def restore_on_all_ranks(
 def _restore_spread(model: Any, dir: Path, sources: Sequence[tuple[str, str] | None]) -> None:
     """Gives every rank its parts of the variables that are spread over ranks. COLLECTIVE.
 
-    sources: of each variable the bundle and the key, or None: it is not restored.
+    sources: bundle and key of each variable, or None for a variable that is not restored.
     """
     spread = model_state.spread_variables(model).values()
     pairs = [(each, source) for each, source in zip(spread, sources, strict=True) if source is not None]

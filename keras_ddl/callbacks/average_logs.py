@@ -36,7 +36,7 @@ class AverageLogs(keras.callbacks.Callback):
         super().__init__()
         self.by_rows = by_rows
         self._warned = False
-        self._rows: dict[bool, float] = {}  # whether of validation -> rows of this rank
+        self._rows: dict[bool, float] = {}  # whether they are validation rows -> number on this rank
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._rows = {}

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
 from keras_ddl import communicator
 from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.errors import NotInitializedError
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.agreement.training_state import broadcast_training_state
 
 
-class BroadcastVariables(keras.callbacks.Callback):
+class BroadcastVariables(JobCallback):
     """Broadcasts the model's and the optimizer's variables from `root` when training begins.
 
     Under keras_ddl.Strategy it is not needed: the Strategy itself broadcasts. It is for plain Keras with
@@ -29,8 +28,6 @@ class BroadcastVariables(keras.callbacks.Callback):
         RankMismatchError: the ranks have different variables.
     Cost: one broadcast of all variables.
     """
-
-    never_stops_within_epoch = True  # saves the ranks an agreement per batch
 
     def __init__(self, root: int = 0, exclude: Iterable[Any] = ()) -> None:
         super().__init__()

@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import keras
-
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import model_state
 from keras_ddl.callbacks._base_graphs import base_graphs
 from keras_ddl.callbacks._clock import Clock
-from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._in_parts import Fill, InParts, Place
 from keras_ddl.callbacks._learning_rate import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._resuming import resume_from_latest
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
+from keras_ddl.checkpoint.direction import resolve_direction
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, by_bundle
 from keras_ddl.checkpoint.tensor_bundle import Part
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
@@ -34,6 +32,7 @@ from keras_ddl.files.durable import make_directory
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.link import program
 from keras_ddl.link.kinds import Kind
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import fits, keras_patches
 from keras_ddl.strategy.agreement.training_state import agreed_layer_state
 from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
@@ -41,7 +40,7 @@ from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
 _LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
 
 
-class Checkpoint(keras.callbacks.Callback):
+class Checkpoint(JobCallback):
     """Writes checkpoints of the complete state of a run and, once, the base graph that `keras-ddl export` needs.
 
     Rank 0 writes in a thread while training continues; if variables are cut over ranks, each rank writes its parts. A
@@ -82,9 +81,7 @@ class Checkpoint(keras.callbacks.Callback):
     """
 
     runs_last = True  # to save the other callbacks' changes of a step or an epoch
-    others: Any = ()  # the callbacks of this fit, set by the Strategy's patches
-    never_stops_within_epoch = True  # saves the ranks an agreement per batch
-    of_this_process = ("_begun",)  # what a rank that joins the others does not get from them
+    of_this_process = ("_begun",)
 
     def __init__(
         self,
@@ -119,7 +116,7 @@ class Checkpoint(keras.callbacks.Callback):
         keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
-        self._warned = monitor is None  # nobody has asked for it: without validation there is nothing to say
+        self._warned = monitor is None  # by default, do not warn if there is no validation
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
         self._every = None if save_freq == "epoch" else int(save_freq)  # steps
@@ -238,7 +235,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._bases.is_due:
             self._bases.write(self.model)
         step, noticed = self._step(), self._notice.agree()
-        # A checkpoint after the last batch of an epoch of unknown length is rewritten as that of the epoch's end.
+        # If the epoch's length was unknown, the checkpoint after its last batch is rewritten as the epoch's end.
         if self._every is None or self._is_due or step == self._saved or noticed is not None:
             save = functools.partial(self._save, step, epoch + 1, logs or {})
             if noticed is not None:
@@ -304,8 +301,7 @@ class Checkpoint(keras.callbacks.Callback):
         return None if self._writer.is_busy() else self._written()
 
     def _written(self) -> bool:
-        """On rank 0: waits for the last checkpoint, which a lost rank 0 may have begun; returns whether it is
-        complete."""
+        """On rank 0, waits for the last checkpoint, perhaps of a lost rank 0. Returns whether it is complete."""
         self._writer.wait()
         if self._begun == self._saved:
             return True
@@ -386,9 +382,7 @@ class Checkpoint(keras.callbacks.Callback):
         extra: Mapping[str, Any],
         parts: Mapping[str, Part | None],
     ) -> Place | None:
-        """On rank 0: takes the state of the model, and writes it in a thread. Returns the place for the other ranks'
-        parts, or None.
-        """
+        """On rank 0, writes the model's state in a thread. Returns the place for the other ranks' parts, or None."""
         if self._begun is None:  # another rank may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
             self._bases.prepare_publishing()

@@ -19,13 +19,14 @@ from keras_ddl.compat.models import optimizers_with_rates
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.errors import ConfigError
 from keras_ddl.schedules import positive
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.agreement.training_state import build_optimizer
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
 
 _LEAST = 0.01  # of the first window's loss: a smaller rise is noise
 
 
-class DivergenceGuard(keras.callbacks.Callback):
+class DivergenceGuard(JobCallback):
     """Watches the mean loss of all ranks over windows of steps. All ranks take the same action.
 
     A window is bad when its loss
@@ -37,7 +38,7 @@ class DivergenceGuard(keras.callbacks.Callback):
 
     Then `action` is taken:
 
-    - "stop": training stops on all ranks, and the weights stay as they are.
+    - "stop": training stops on all ranks, and the weights stay unchanged.
     - "go_back": weights and optimizers go back to the last state that was followed by a good window, the learning rate
       is multiplied by `factor`, and training continues with the next data; the metrics of the epoch are reset. After it
       has gone back `retries` times, training stops with the last good weights.
@@ -61,8 +62,6 @@ class DivergenceGuard(keras.callbacks.Callback):
         begin; use `LearningRateSchedule` instead); no such key in the logs (after the first batch).
     Cost: 16 bytes all-reduced per window; with "go_back" a copy of weights and optimizer state per window.
     """
-
-    never_stops_within_epoch = True  # all ranks stop together here, without a further agreement
 
     def __init__(
         self,
@@ -217,7 +216,7 @@ class DivergenceGuard(keras.callbacks.Callback):
 class LossJudge:
     """Decides from the losses of windows alone whether a training diverges, so all ranks agree.
 
-    Args: those of DivergenceGuard.
+    Args: as for DivergenceGuard.
 
     Attributes:
         is_good: whether the state after the last window may be kept. False if the window is bad, and if it is above

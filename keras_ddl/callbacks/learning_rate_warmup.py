@@ -13,8 +13,9 @@ from keras_ddl.schedules import Scaling, positive, scale_factor, warmup_factor
 
 
 class LearningRateWarmup(LearningRateFactor):
-    """Raises the learning rate step by step over the first epochs (Goyal et al. 2017); with `scaling` to a larger rate,
-    for a batch that has grown with the ranks.
+    """Raises the learning rate step by step over the first epochs (Goyal et al. 2017).
+
+    With `scaling` it rises to a larger rate, for a batch that has grown with the ranks.
 
     Step t (0-based, of T = warmup_epochs * steps per epoch) uses initial_lr * (t + 1) / (T + 1), at any number of
     ranks. With a `scaling`, k = scale_factor(scaling, size), the rate goes from that of one process to k times that:

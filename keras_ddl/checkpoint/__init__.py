@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from keras_ddl.checkpoint.bundle_index import stored_boxes
-from keras_ddl.checkpoint.direction import direction_of_name
+from keras_ddl.checkpoint.direction import resolve_mode
 from keras_ddl.checkpoint.tensor_bundle import name_of
 from keras_ddl.errors import CheckpointError
 from keras_ddl.files import digests, durable, foreign
@@ -171,23 +171,10 @@ def find(
     raise CheckpointError(f"'which' must be a saved step. Received: {which}. Steps in {ckpt_dir}: {_few(steps)}.")
 
 
-def resolve_mode(metric: str, mode: str = "auto") -> str:
-    """Returns 'min' or 'max'; 'auto' uses the exact name (`accuracy`, `auc`, `loss`, `<any>_loss`, ...).
-
-    Raises: CheckpointError: 'auto' does not know the name.
-    """
-    known = direction_of_name(metric) if mode == "auto" else mode
-    if known is None:
-        raise CheckpointError(
-            "To find the best checkpoint, keras_ddl must know whether lower or higher values of the metric are better. "
-            f"Received: {metric!r}, which is not a metric of Keras. Give mode='min' or mode='max' (--mode)."
-        )
-    return known
-
-
 def validate(checkpoint: Checkpoint) -> None:
-    """Reads every file of a checkpoint and compares it with its SHA-256, and checks that its bundles have all entries
-    of every variable, of which several ranks may have written parts. Cost: one read, at about 1 GB/s.
+    """Compares every file of a checkpoint with its SHA-256, and checks that bundles have all entries of variables.
+
+    Several ranks may have written parts of a variable. Cost: one read, at about 1 GB/s.
 
     Raises: CheckpointError: a file is missing, truncated or altered; entries of a variable are missing.
     """

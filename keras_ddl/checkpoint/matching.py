@@ -1,4 +1,4 @@
-"""Matches the variables of a model with those in a checkpoint, whose names may have other numbers."""
+"""Matches the variables of a model with those in a checkpoint, even if Keras has numbered their names differently."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Table: TypeAlias = Sequence[Sequence[Any]]  # rows [key, dtype name, shape]
 def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[str, str]:
     """Returns target key -> stored key for every row of `targets`.
 
-    Keras's numbers in names differ between processes (`dense_7` may have been `dense`), and so may the scopes before
-    them. If keys differ, the order decides, provided that the ends of the names (layer and weight, or the optimizer's
-    slot) without numbers, the dtypes and the shapes agree throughout.
-    Raises: CheckpointError: they do not agree; names the first difference.
+    Keras numbers names differently in each process (`dense_7` may have been `dense`), and their scopes may differ, too.
+    If keys differ, variables are matched in order. The ends of their names (layer and weight, or the optimizer's slot)
+    without numbers, their dtypes and their shapes must then all agree.
+    Raises: CheckpointError: they do not agree; the message names the first difference.
     """
     here = {key: (dtype, tuple(shape)) for key, dtype, shape in targets}
     there = {key: (dtype, tuple(shape)) for key, dtype, shape in stored}

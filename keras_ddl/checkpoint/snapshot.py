@@ -130,11 +130,10 @@ def by_bundle(parts: Mapping[str, bundle.Part | None]) -> dict[str, dict[str, bu
 
 
 def merge_bundles(folder: Path, written: Mapping[int, Sequence[str]]) -> None:
-    """Merges the bundles of several writers (`Snapshot.write_bundles`), given as writer's number -> names of its
-    bundles."""
+    """Merges the bundles of several writers (`Snapshot.write_bundles`): writer's number -> names of its bundles."""
     for name in dict.fromkeys(name for names in written.values() for name in names):
-        of_writers = [str(folder / _name_of(name, each)) for each in sorted(written) if name in written[each]]
-        bundle.merge(of_writers, str(folder / name))
+        written_bundles = [str(folder / _name_of(name, each)) for each in sorted(written) if name in written[each]]
+        bundle.merge(written_bundles, str(folder / name))
 
 
 def sync_bundles(folder: Path, names: Sequence[str], writer: int) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint
 
-# Of which TensorFlow reads boxes (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19 to 2.21).
-# It writes those of other dtypes too, and then cannot read them.
+# The dtypes of which TensorFlow reads boxes (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19
+# to 2.21). It also writes boxes of other dtypes, but cannot read them.
 DTYPES_IN_PARTS = frozenset(
     ["float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128"]
 )
@@ -33,18 +33,19 @@ DTYPES_IN_PARTS = frozenset(
 
 @dataclass(frozen=True)
 class Part:
-    """What one process has of a tensor.
+    """One process's part of a tensor.
 
     Attributes:
-        shape: of the complete tensor. boxes: those that the process has. values: the entries of the boxes, one box
-            after the other, in any shape.
+        shape: shape of the complete tensor.
+        boxes: the boxes that the process has.
+        values: the entries of the boxes, one box after the other, in any shape.
     """
 
     shape: tuple[int, ...]
     boxes: Sequence[Box]
     values: Any
 
-    def of_boxes(self) -> list[Any]:
+    def box_tensors(self) -> list[Any]:
         """Returns a tensor for each box. A single one shares the memory of `values`."""
         import tensorflow as tf
 
@@ -64,8 +65,10 @@ def name_of(key: str) -> str:
 
 
 def object_graph(keys: Iterable[str]) -> Any:
-    """Returns the entry GRAPH of a bundle with these keys of `variable_key`, a string tensor. By it tf.train.Checkpoint
-    finds the variables of an object: those of `Checkpoint(weights={"dense/kernel": ...})` are under "weights".
+    """Returns the entry GRAPH of a bundle with these keys of `variable_key`, a string tensor.
+
+    By it tf.train.Checkpoint finds the variables of an object; the variables of `Checkpoint(weights={"dense/kernel":
+    ...})` are under "weights".
     """
     import tensorflow as tf
     from tensorflow.core.protobuf import trackable_object_graph_pb2
@@ -86,8 +89,9 @@ def object_graph(keys: Iterable[str]) -> Any:
 
 
 def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> None:
-    """Writes key -> tensor (or tf.Variable), and key -> part of a tensor, as one bundle. Not atomic: write into a
-    staging directory.
+    """Writes tensors or tf.Variables, and parts of tensors, by key, as one bundle.
+
+    Not atomic: write into a staging directory.
 
     Raises: OSError (also when TensorFlow reports a full disk or a missing permission).
     """
@@ -96,7 +100,7 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
     with tf.device("CPU:0"):
         entries = [(key, "", tf.convert_to_tensor(value)) for key, value in tensors.items()]
         for key, part in (parts or {}).items():
-            entries += [(key, _spec(part.shape, box), value) for box, value in zip(part.boxes, part.of_boxes())]
+            entries += [(key, _spec(part.shape, box), value) for box, value in zip(part.boxes, part.box_tensors())]
         keys, specs, values = zip(*entries) if entries else ((), (), ())
         try:
             tf.raw_ops.SaveV2(prefix=prefix, tensor_names=keys, shape_and_slices=specs, tensors=values)
@@ -105,16 +109,18 @@ def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | N
 
 
 def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
-    """As `write`, part by part, with `beside` in the first; several parts give several data files.
+    """Writes a bundle part by part, with `beside` in the first part. Several parts give several data files.
 
-    Each part is released before the next one is computed. Raises: OSError.
+    A part has tensors, and a `Part` of a tensor whose other boxes follow. Each part is released before the next one is
+    computed. Raises: OSError.
     """
     written: list[str] = []
     for part in parts:
         written.append(f"{prefix}-part{len(written)}")
-        write(written[-1], {**part, **beside})
+        boxes = {key: each for key, each in part.items() if isinstance(each, Part)}
+        write(written[-1], {**{key: each for key, each in part.items() if key not in boxes}, **beside}, boxes)
         beside = {}
-        del part
+        del part, boxes
     merge(written, prefix)
 
 

@@ -104,9 +104,9 @@ def machine() -> list[tuple[str, str]]:
 
 def gpus() -> list[tuple[str, str]]:
     """Returns the GPUs with the rank that takes each, what the driver says, and what TensorFlow lacks to use them."""
-    from keras_ddl.launch.checks import gpus as of_host
+    from keras_ddl.launch.checks import gpus as gpu_checks
 
-    found = of_host.check_host()
+    found = gpu_checks.check_host()
     if found is None and not os.environ.get("TF_PLUGGABLE_DEVICE_LIBRARY_PATH"):
         return [("", "none found")]
     rows = []
@@ -116,10 +116,10 @@ def gpus() -> list[tuple[str, str]]:
 
         with startup_notes.hidden():
             import_without_keras()
-            names = of_host.names_in_tensorflow()
+            names = gpu_checks.names_in_tensorflow()
         rows = [(f"GPU {number}", f"{name}: local rank {number} computes on it") for number, name in enumerate(names)]
         rows.append(("TensorFlow", f"sees {len(names) or 'none'}"))
-        found = of_host.check_tensorflow(names)
+        found = gpu_checks.check_tensorflow(names)
     if found is not None:
         rows.append(("host", " ".join(filter(None, [f"{found.found}.", found.remedy]))))
     return rows

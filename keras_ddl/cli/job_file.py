@@ -18,7 +18,7 @@ from keras_ddl.errors import ConfigError
 
 _COMMAND, _ENV = "command", "env"
 _NOT_IN_FILES = ("config", "help", _ENV)
-# Of these one names the hosts: one on the command line takes the place of those in the file.
+# Only one of these names the hosts, so an option on the command line replaces such options in the file.
 _HOSTS = ("hosts", "hostfile", "tf_config", "tf_config_file", "host_discovery_script")
 # Name of an option's type -> types of TOML that it takes, in words, and as an example.
 _TEXT = ((str,), "a string", "'text'")

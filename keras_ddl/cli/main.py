@@ -20,8 +20,10 @@ _USAGE_STATUS = 2
 
 
 def _commands() -> dict[str, tuple[str, str]]:
-    of_parts = {name: (row["module"], row["help"]) for part in parts.installed() for name, row in part.commands.items()}
-    return {**_FIRST, **of_parts, **_LAST}
+    part_commands = {
+        name: (row["module"], row["help"]) for part in parts.installed() for name, row in part.commands.items()
+    }
+    return {**_FIRST, **part_commands, **_LAST}
 
 
 class _Group(click.Group):

@@ -23,7 +23,7 @@ from keras_ddl.cli.option_kinds import InFile, Ranks, Rare
 from keras_ddl.errors import ConfigError, KerasDdlError
 
 if TYPE_CHECKING:
-    from keras_ddl.launch.job import Job
+    from keras_ddl.launch.job import JobSpec
     from keras_ddl.launch.watchers import Watchers
 
 _COUNT = click.IntRange(min=1)
@@ -307,7 +307,7 @@ def _cluster(
     return len(cluster.tasks), cluster.hosts_option()
 
 
-def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> int:
+def run_job(job: JobSpec, *, watchers: Watchers | None = None, **attempts: Any) -> int:
     """Runs the job and shows its output. `attempts`: arguments of RestartLoop. Returns the exit status."""
     from keras_ddl.launch.output import startup_notes
     from keras_ddl.launch.output.screen import Screen

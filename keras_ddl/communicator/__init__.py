@@ -102,8 +102,10 @@ def describe() -> str:
 
 
 def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> _T:
-    """Returns `run()`, whose collectives must succeed together: if a job continues without a lost rank, the other ranks
-    repeat all of them. COLLECTIVE. `variables`: returns the variables that `run` writes.
+    """Returns `run()`, whose collectives must succeed together. COLLECTIVE.
+
+    If a job continues without a lost rank, the other ranks repeat all of these collectives. `variables`: returns the
+    variables that `run` writes.
     """
     return history.recorded("as_one", lambda: history.repeated(lambda _: run(), None, variables))
 
@@ -126,9 +128,10 @@ def as_one_each(run: Callable[[], _T], name: str) -> _T:
 
 
 def count() -> dict[str, int]:
-    """Returns this rank's counters since `init`, for tests and benchmarks: collectives by the way they ran
-    ("coordinated", "ran_inline", "planned", "fell_back"; of tensors on GPUs: "staged", "by_device"), and messages of
-    the coordinator ("control_sent", ...).
+    """Returns this rank's counters since `init`, for tests and benchmarks.
+
+    They count collectives by the way they ran ("coordinated", "ran_inline", "planned", "fell_back"; of tensors on GPUs:
+    "staged", "by_device"), and the coordinator's messages ("control_sent", ...).
     """
     return communicator_of(None).native().count()
 

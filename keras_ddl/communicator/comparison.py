@@ -28,7 +28,7 @@ def differing(contents: Sequence[bytes], name: str) -> dict[int, int]:
     COLLECTIVE. Cost: 4 bytes per rank and entry.
     """
     checksums = communicator.all_gather_object([zlib.crc32(content) for content in contents], name)
-    others = [other_rank([of_rank[place] for of_rank in checksums]) for place in range(len(contents))]
+    others = [other_rank([rank_checksums[place] for rank_checksums in checksums]) for place in range(len(contents))]
     return {place: other for place, other in enumerate(others) if other is not None}
 
 

@@ -43,9 +43,11 @@ _splits = itertools.count(1)
 _Method = TypeVar("_Method", bound="Callable[..., Any]")
 
 
-def _of_all_ranks(place: int) -> Callable[[_Method], _Method]:
-    """Marks a collective whose result is equal on all ranks. It is recorded for newcomers, and repeated on the
-    communicator of the remaining ranks when ranks are lost. place: the position of its argument `name`.
+def _collective_of_all_ranks(place: int) -> Callable[[_Method], _Method]:
+    """Marks a collective whose result is equal on all ranks.
+
+    It is recorded for newcomers, and repeated on the communicator of the remaining ranks when ranks are lost. place:
+    the position of its argument `name`.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -89,7 +91,12 @@ class Communicator:
     """
 
     def __init__(
-        self, native: binding.Communicator | None, place: Topology, name: str, world_ranks: tuple[int, ...], id: int
+        self,
+        native: binding.NativeCommunicator | None,
+        place: Topology,
+        name: str,
+        world_ranks: tuple[int, ...],
+        id: int,
     ) -> None:
         self.topology = place
         self.name = name
@@ -170,7 +177,7 @@ class Communicator:
             f"{', '.join(map(str, world_ranks))} of the job.)"
         )
         options = settings() | options
-        native = binding.Communicator(
+        native = binding.NativeCommunicator(
             transport, place.group, place.dims[1:], **options, id=number, world_ranks=world_ranks, note=note
         )
         comm = Communicator(native, place, label, world_ranks, number)
@@ -199,7 +206,7 @@ class Communicator:
         """See `keras_ddl.communicator.describe`."""
         return self.native().describe()
 
-    @_of_all_ranks(0)
+    @_collective_of_all_ranks(0)
     def barrier(self, name: str | None = None) -> None:
         """See `keras_ddl.barrier`."""
         native = self.native()
@@ -213,7 +220,7 @@ class Communicator:
             self._calls.clear()
         return last
 
-    @_of_all_ranks(2)
+    @_collective_of_all_ranks(2)
     def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
         """See `keras_ddl.broadcast_object`."""
         native = self.native()
@@ -223,12 +230,12 @@ class Communicator:
         parts = native.all_gather_bytes(mine, match, detail=f"broadcast_object from root {root}")
         return obj if self.rank == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
 
-    @_of_all_ranks(1)
+    @_collective_of_all_ranks(1)
     def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
         """See `keras_ddl.all_gather_object`."""
         return self._gather(obj, self._name("all_gather_object", name))
 
-    @_of_all_ranks(2)
+    @_collective_of_all_ranks(2)
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -274,7 +281,7 @@ class Communicator:
             )
         return array
 
-    @_of_all_ranks(2)
+    @_collective_of_all_ranks(2)
     def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
         """See `keras_ddl.communicator.broadcast_array`."""
         import numpy as np
@@ -290,8 +297,9 @@ class Communicator:
         return native.broadcast(array, root, self._name("broadcast_array", name))
 
     def start_alarm(self) -> Started:
-        """Cancels the collectives of all ranks until `come_together`. Every rank calls it once; it is done when all
-        ranks have called it. See DDL_FLAG_CANCELS in ddl.h.
+        """Cancels the collectives of all ranks until `come_together`.
+
+        Every rank calls it once; it is done when all ranks have called it. See DDL_FLAG_CANCELS in ddl.h.
         """
         return self.native().start_barrier(f"{self.prefix}keras_ddl/failed", requests.FLAG_CANCELS)
 
@@ -310,7 +318,7 @@ class Communicator:
                 self._calls |= Counter(counts)
         return [each for each, _ in gathered]
 
-    def native(self) -> binding.Communicator:
+    def native(self) -> binding.NativeCommunicator:
         """Returns the native communicator. Raises NotInitializedError: this one is closed."""
         native = self._native
         if native is None:

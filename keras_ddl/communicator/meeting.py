@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
-    """Meets the ranks of an MPI communicator. COLLECTIVE."""
+    """Connects the ranks of an MPI communicator. COLLECTIVE."""
     error_report.install(world.rank, mpi.abort, mpi.no_pending_exit_status)
     place = _agree(world, mode)
     if not all(world.allgather(mpi.finalises)):
@@ -28,7 +28,7 @@ def by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
 
 
 def first_membership(launcher: Launcher) -> Membership:
-    """Returns the membership with which a job without MPI begins. COLLECTIVE if the job is on several hosts."""
+    """Returns the first membership of a job without MPI. COLLECTIVE if the job is on several hosts."""
     assert launcher.size is not None
     if launcher.num_hosts == 1:
         return Membership(0, tuple(range(launcher.size)))
@@ -45,18 +45,18 @@ def first_membership(launcher: Launcher) -> Membership:
 def next_membership(
     launcher: Launcher, epoch: int, admits: Sequence[int] | None = None, leaves: str | None = None
 ) -> Membership:
-    """Returns the membership after `epoch`, as `membership.after`. COLLECTIVE over the remaining ranks."""
+    """Returns the membership after `epoch`; see `membership.after`. COLLECTIVE over the remaining ranks."""
     return membership.after(epoch, host.doorkeeper(launcher), admits, leaves)
 
 
 def joined_membership(launcher: Launcher, is_over: Callable[[], bool]) -> Membership | None:
-    """Returns the membership that a newcomer has joined, as `membership.join`. COLLECTIVE over all of it."""
+    """Returns the membership that a newcomer has joined; see `membership.join`. COLLECTIVE over its ranks."""
     return membership.join(is_over, host.doorkeeper(launcher))
 
 
 def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Topology, Transport | None]:
-    """Meets the ranks of a membership. COLLECTIVE over them."""
-    # Aborting need not wait for other ranks, because the launcher compares how all of them have ended.
+    """Connects the ranks of a membership. COLLECTIVE over them."""
+    # An abort need not wait for other ranks, because the launcher compares how all ranks have ended.
     error_report.install(launcher.rank, host.abort)
     if len(members.members) == 1:
         return make_topology(0, [host_key()], mode), None
@@ -68,11 +68,11 @@ def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Top
         raise
 
 
-def beside(launcher: Launcher) -> Topology:
-    """Returns the place that a newcomer has until it catches up with the other ranks.
+def newcomer_topology(launcher: Launcher) -> Topology:
+    """Returns the topology of a newcomer until it catches up with the other ranks.
 
-    It is never rank 0, which writes, has the local rank that the launcher chose, and is one of as many ranks as there
-    were at first (at least 2).
+    Its rank is never 0, because rank 0 writes. Its local rank is the launcher's choice. Its size is the job's first
+    size, and at least 2.
     """
     error_report.install(launcher.rank, host.abort)
     size = launcher.size or 1
@@ -83,7 +83,7 @@ def beside(launcher: Launcher) -> Topology:
 
 
 def refuse_mpi() -> None:
-    """Raises if the program has initialised MPI in a rank that was started without MPI."""
+    """Raises ConfigError if the program has initialised MPI in a rank that was started without MPI."""
     if mpi.running():
         raise ConfigError(
             "A program that uses MPI itself needs ranks that mpirun has started. Received: mpi4py has initialised MPI "
@@ -116,7 +116,7 @@ def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
 
 
 def check_alone_on_purpose(launcher: Launcher | None) -> None:
-    """Raises if TF_CONFIG names a cluster of several tasks; warns in a Slurm allocation of several tasks."""
+    """Raises ConfigError if TF_CONFIG names several tasks; warns in a Slurm allocation of several tasks."""
     if launcher is None:
         tf_config.check_not_one_of_a_cluster()
     tasks = allocation_size()

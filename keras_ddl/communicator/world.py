@@ -79,7 +79,7 @@ def init(mode: str | None = None) -> Topology:
             own_board = board.of_process()
             if launcher.is_spare and own_board is not None:
                 _state.membership = membership.start()
-                place = meeting.beside(launcher)
+                place = meeting.newcomer_topology(launcher)
                 history.begin(history.Replay(own_board))
             else:
                 # After shutdown, `init` connects the ranks that remained before.
@@ -109,9 +109,9 @@ def init(mode: str | None = None) -> Topology:
 
 
 def _open_world(place: Topology, transport: Transport | None, note: str = "") -> None:
-    # A newcomer that is still alone has a rank among the others, but a communicator of its own.
+    # A newcomer that is still alone has a rank among the others, but a separate communicator.
     alone = make_topology(0, [host_key()], place.mode) if transport is None else place
-    native = binding.Communicator(transport, alone.group, alone.dims[1:], **group.settings(), note=note)
+    native = binding.NativeCommunicator(transport, alone.group, alone.dims[1:], **group.settings(), note=note)
     _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
 
 
@@ -209,6 +209,7 @@ def shutdown() -> None:
     with _state.lock:
         if _close_world():
             recording.leave()
+            history.end()
         if _state.process == os.getpid():  # a forked child is no rank
             membership.leave_job()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 
@@ -36,15 +37,14 @@ def note_best(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: in
     checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
 
 
-def replace_save(callback: Any, save: Callable[..., None] | None) -> None:
-    """Makes a ModelCheckpoint or BackupAndRestore call `save` with `original_save`'s arguments. None undoes this."""
-    _replace(callback, "_save_model", save)
+def replace_save(callback: Any, save: Callable[..., None]) -> None:
+    """Makes a ModelCheckpoint or BackupAndRestore call `save` like `original_save`, until `replacing.restore`."""
+    replacing.replace_on(callback, {"_save_model": lambda _, *args, **kwargs: save(*args, **kwargs)})
 
 
 def original_save(callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Calls the callback's own save. ModelCheckpoint takes (epoch, batch, logs) and decides whether to save;
-    BackupAndRestore takes no arguments."""
-    type(callback)._save_model(callback, *args, **kwargs)
+    """Calls the callback's own save: with (epoch, batch, logs) in ModelCheckpoint, without in BackupAndRestore."""
+    replacing.class_of(callback)._save_model(callback, *args, **kwargs)  # type: ignore[attr-defined]
 
 
 def path_of_saves(callback: Any) -> Path:
@@ -63,29 +63,19 @@ def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int
         callback._global_test_batch += by
 
 
-def set_model_in_silence(
-    callback: keras.callbacks.TensorBoard, model: Any, set_model: Callable[[Any, Any], None]
-) -> None:
-    """Gives TensorBoard the model without writing a description of the model. set_model: TensorBoard's own method."""
+def _set_model_in_silence(callback: keras.callbacks.TensorBoard, model: Any) -> None:
+    """Gives TensorBoard the model without writing a description of the model."""
     described = callback.write_graph, callback.embeddings_freq
     callback.write_graph, callback.embeddings_freq = False, 0
     try:
-        set_model(callback, model)
+        keras.callbacks.TensorBoard.set_model(callback, model)
     finally:
         callback.write_graph, callback.embeddings_freq = described
 
 
-def hush_points(is_hushed: Callable[[Any], bool]) -> None:
-    """Stops silenced TensorBoard callbacks, including objects of derived classes, from writing points."""
-
-    def hushed(original: property) -> property:
-        def writer(callback: Any) -> Any:
-            return tf.summary.create_noop_writer() if is_hushed(callback) else original.__get__(callback)
-
-        return property(writer)
-
-    for name in ("_train_writer", "_val_writer"):
-        setattr(keras.callbacks.TensorBoard, name, hushed(vars(keras.callbacks.TensorBoard)[name]))
+_no_writer = property(lambda _: tf.summary.create_noop_writer())
+# What is replaced in a TensorBoard that writes nothing, besides its hooks.
+SILENT_TENSORBOARD = {"set_model": _set_model_in_silence, "_train_writer": _no_writer, "_val_writer": _no_writer}
 
 
 @contextlib.contextmanager
@@ -108,8 +98,7 @@ def flush_points(callback: keras.callbacks.TensorBoard) -> None:
 
 
 def begin_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
-    """Makes CSVLogger write to `text` instead of its file. Returns the position in the file, in bytes, where it would
-    have written."""
+    """Makes CSVLogger write to `text` instead of its file. Returns the byte position where it would have written."""
     begin = 0
     if callback.append and tf.io.gfile.exists(callback.filename):
         begin = tf.io.gfile.stat(callback.filename).length
@@ -136,16 +125,10 @@ def continue_rows(callback: keras.callbacks.CSVLogger) -> None:
 
 
 def replace_swap(callback: keras.callbacks.SwapEMAWeights, swap: Callable[..., None]) -> None:
-    """Makes this SwapEMAWeights call `swap(*functions)` to exchange weights and averages."""
-    _replace(callback, "_apply_to_ema_optimizers", swap)
+    """Makes this SwapEMAWeights call `swap(*functions)` to exchange weights and averages, until `replacing.restore`."""
+    replacing.replace_on(callback, {"_apply_to_ema_optimizers": lambda _, *functions: swap(*functions)})
 
 
 def original_swap(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
     """Exchanges weights and averages as SwapEMAWeights does."""
-    type(callback)._apply_to_ema_optimizers(callback, *functions)
-
-
-def _replace(callback: Any, name: str, replacement: Callable[..., None] | None) -> None:
-    vars(callback).pop(name, None)
-    if replacement is not None:
-        setattr(callback, name, replacement)
+    replacing.class_of(callback)._apply_to_ema_optimizers(callback, *functions)  # type: ignore[attr-defined]

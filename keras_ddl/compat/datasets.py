@@ -20,8 +20,7 @@ _LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
 
 
 class UnaryUnchangedStructureDataset(tf.data.Dataset):
-    """A dataset with the structure of another one; subclasses define how it is made. `variant`: handle of its
-    operation."""
+    """A dataset with the structure of another one; subclasses define it. `variant`: its operation's handle."""
 
     def __init__(self, dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
         self._input_dataset = dataset
@@ -36,8 +35,7 @@ class UnaryUnchangedStructureDataset(tf.data.Dataset):
 
 
 def pipeline_of(dataset: Any, leave_out: Callable[[Any], bool] = lambda _: False) -> list[Any]:
-    """Returns a dataset and all datasets that it reads from, without `leave_out` and the datasets that only these read
-    from."""
+    """Returns a dataset and all datasets that it reads, without `leave_out` and datasets that only these read."""
     pipeline, pending = [], [dataset]
     while pending:
         current = pending.pop()
@@ -54,8 +52,9 @@ def order_follows_from_passes(pipeline: Iterable[tf.data.Dataset]) -> bool:
 
 
 def is_batched_at_once(dataset: Any) -> bool:
-    """Whether all components of a dataset's elements are rows of one batch, made by one .batch() or the like, unless a
-    later map has changed that. False: the dataset is zipped from several or made by a generator, so nothing is known.
+    """Whether one .batch() or the like makes all components of a dataset's elements, unless a later map changes that.
+
+    False: the dataset is zipped from several or made by a generator, so nothing is known.
     """
     name = type(dataset).__name__
     if "Batch" in name and "Unbatch" not in name:
@@ -65,9 +64,10 @@ def is_batched_at_once(dataset: Any) -> bool:
 
 
 def components_may_differ(dataset: tf.data.Dataset) -> bool:
-    """Whether the components of a dataset's elements may have different numbers of rows: the dataset is zipped from
-    several or nested, and no single .batch() made all components. For a plain (x, y, weights), Keras's own steps need
-    equal numbers of rows, and steps check this.
+    """Whether the components of a dataset's elements may have different numbers of rows.
+
+    This is so if the dataset is zipped from several or nested, and no single .batch() made all components. Keras's own
+    steps need equal numbers of rows in a plain (x, y, weights), and steps check this.
     """
     if is_batched_at_once(dataset):
         return False
@@ -97,8 +97,7 @@ def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
 
 
 def continued(first: Any, iterator: tf.data.Iterator) -> tf.data.Iterator:
-    """Returns an iterator over `first`, an element that `iterator` has already returned, and the elements that
-    follow."""
+    """Returns an iterator over `first`, an element that `iterator` has already returned, and its remaining elements."""
     rest = iterator_of_type(iterator, iterator.element_spec)  # `iterator` itself may be deleted before the result
     following = tf.data.Dataset.range(2**62).map(do_not_convert(lambda _: rest.get_next_as_optional()))
     following = following.take_while(do_not_convert(lambda element: element.has_value()))
@@ -111,7 +110,6 @@ def continued(first: Any, iterator: tf.data.Iterator) -> tf.data.Iterator:
 
 
 def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.Iterator:
-    """Returns the same iterator with other type specs for traced functions; the elements must conform to these
-    specs."""
+    """Returns the same iterator with other type specs for traced functions. The elements must conform to the specs."""
     spec = tf.data.IteratorSpec(element_spec)
     return spec._from_components(spec._to_components(iterator))

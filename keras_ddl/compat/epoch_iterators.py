@@ -9,8 +9,7 @@ from keras_ddl.compat.tensorflow import tf
 
 
 class Arrays(NamedTuple):
-    """What an adapter of arrays reads: `inputs`, a structure of tensors with equal numbers of rows, and how it reads
-    them."""
+    """An adapter's `inputs`, a structure of tensors with equal numbers of rows, and how the adapter reads them."""
 
     inputs: Any
     batch_size: int

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
+from keras_ddl.compat import replacing
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import ref_variable, resource_variable_ops, tf, variable_v1, variables
 
 
 def after_each_variable(call: Callable[[Any], None]) -> None:
     """Calls `call`, from now on, with every new tf.Variable and tf.compat.v1.Variable in any graph."""
-    for module, name in ((variable_v1, "default_variable_creator"), (variables, "default_variable_creator_v2")):
-        _set_creator(module, name, getattr(module, name), call)
 
-
-def _set_creator(module: ModuleType, name: str, original: Callable[..., Any], call: Callable[[Any], None]) -> None:
-    @functools.wraps(original)
-    def create(next_creator: Any = None, **kwargs: Any) -> Any:
+    def create(original: Any, next_creator: Any = None, **kwargs: Any) -> Any:
         variable = original(next_creator, **kwargs)
         call(variable)
         return variable
 
-    setattr(module, name, create)
+    creators = [(variable_v1, "default_variable_creator"), (variables, "default_variable_creator_v2")]
+    replacing.replace([(*each, create) for each in creators])
 
 
-_plain_initializers = threading.local()
+_plain_initializers = Setting("plain_initializers", False)
 
 
 def with_initializer(change: Callable[[tf.Operation, Any], tf.Operation]) -> None:
@@ -35,34 +30,20 @@ def with_initializer(change: Callable[[tf.Operation, Any], tf.Operation]) -> Non
 
     Lists of variables (with_initializers) and saved graphs still use the variable's original initializer.
     """
-    for kind in (resource_variable_ops.BaseResourceVariable, ref_variable.RefVariable):
-        kind.initializer = property(_changed_initializer(kind.initializer.fget, change))
-        kind.to_proto = _plainly(kind.to_proto)
+
+    def initializer(original: Any, variable: Any) -> Any:
+        own = original(variable)
+        return own if own is None or _plain_initializers.get() else change(own, variable)
+
+    kinds = (resource_variable_ops.BaseResourceVariable, ref_variable.RefVariable)
+    patches = {"initializer": initializer, "to_proto": _plainly}
+    replacing.replace([(kind, name, patch) for kind in kinds for name, patch in patches.items()])
 
 
-def _changed_initializer(original: Callable[[Any], Any], change: Callable[..., Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original)
-    def initializer(self: Any) -> Any:
-        own = original(self)
-        plain = own is None or getattr(_plain_initializers, "on", False)
-        return own if plain else change(own, self)
-
-    return initializer
-
-
-def _plainly(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `original`, wrapped so that `variable.initializer` is unchanged inside it."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before = getattr(_plain_initializers, "on", False)
-        _plain_initializers.on = True
-        try:
-            return original(*args, **kwargs)
-        finally:
-            _plain_initializers.on = before
-
-    return call
+def _plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls `original`, in which `variable.initializer` is unchanged."""
+    with _plain_initializers(True):
+        return original(*args, **kwargs)
 
 
 def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
@@ -70,12 +51,9 @@ def with_initializers(change: Callable[[Any, Sequence[Any]], Any]) -> None:
 
     All of tf.compat.v1's initializers call this, including global_variables_initializer and that of a Scaffold.
     """
-    original = _plainly(variables.variables_initializer)
 
-    @functools.wraps(original)
-    def variables_initializer(var_list: Sequence[Any], name: str = "init") -> Any:
-        return change(original(var_list, name), list(var_list or ()))
+    def initialize(original: Any, var_list: Sequence[Any], name: str = "init") -> Any:
+        return change(_plainly(original, var_list, name), list(var_list or ()))
 
-    variables.variables_initializer = variables_initializer
-    tf.compat.v1.variables_initializer = variables_initializer
-    tf.compat.v1.initializers.variables = variables_initializer
+    homes = [(variables, "variables_initializer"), (tf.compat.v1, "variables_initializer")]
+    replacing.replace([(*each, initialize) for each in [*homes, (tf.compat.v1.initializers, "variables")]])

@@ -115,8 +115,7 @@ def global_seed_generator() -> Any:
 
 
 def make_global_seed_generator() -> Any:
-    """Returns the generator of `global_seed_generator`; makes it, without a draw from Python's random numbers, if
-    nothing has used it yet."""
+    """Returns `global_seed_generator`'s generator. Makes an unused one without drawing from Python's random numbers."""
     if global_seed_generator() is None:
         _global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, keras.random.SeedGenerator(0))
     return global_seed_generator()

@@ -101,7 +101,7 @@ def while_op(
         "body": value(func={"name": body.graph.name}),
         "output_shapes": value(list=values(shape=[each.as_proto() for each in result_shapes])),
         "parallel_iterations": value(i=at_once),
-        # Lets operations after the loop run beside it if it only reads their variables.
+        # Lets operations after the loop run in parallel with it if it only reads their variables.
         auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR: value(list=values(i=sorted(read))),
     }
     after = [op for each in graphs for op in each.function_captures.control]

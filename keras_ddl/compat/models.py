@@ -12,8 +12,7 @@ from keras_ddl.compat.keras import keras, tree
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the model and all layers inside it, at any depth and in Python lists. Keras has no public function for
-    this."""
+    """Returns the model and all layers inside it, at any depth and in lists; Keras has no public function for this."""
     return list(model._flatten_layers())
 
 
@@ -67,8 +66,7 @@ def layer_with(model: Any, variable: Any) -> Any:
 
 
 def attribute_with(model: Any, holds: Callable[[Any], bool]) -> tuple[Any, str] | None:
-    """Returns the layer of a model, or the model itself, and the name of its attribute for which `holds` is true, or
-    None.
+    """Returns a layer, or the model itself, and the name of its attribute for which `holds` is true, or None.
 
     holds: tests a value. Items of lists and dicts are tested too, e.g. "tables['words']".
     """
@@ -108,8 +106,7 @@ def layer_state(model: Any) -> list[Any]:
 
 
 def inner_variable(variable: Any) -> Any:
-    """Returns the tf.Variable that holds a Keras variable's value; None if it has no value yet or is no Keras
-    variable."""
+    """Returns the tf.Variable with a Keras variable's value; None if it has no value yet or is no Keras variable."""
     return getattr(variable, "_value", None)
 
 
@@ -143,8 +140,9 @@ def optimizers_in(optimizer: Any) -> list[Any]:
 
 
 def named_optimizers_of(model: Any) -> dict[str, Any]:
-    """Returns name -> optimizer of all optimizers of a model, each once: the compiled one first, then those in
-    attributes of the model or its layers, also in lists and dicts, as models with their own training step keep them.
+    """Returns name -> optimizer of all optimizers of a model, each once, the compiled one first.
+
+    The others are in attributes of the model or its layers, also in lists and dicts, as in models with their own step.
     """
     optimizers: dict[str, Any] = {}
     seen: set[int] = set()
@@ -217,10 +215,14 @@ def rows_counted(model: Any) -> float:
 def metrics_in(model: Any) -> list[Any]:
     """Returns a model's metrics, both tracked and passed to compile, built or not."""
     compiled = getattr(model, "_compile_metrics", None)
-    of_compile = [tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")]
+    compiled_metrics = [
+        tree.flatten(getattr(compiled, name, None)) for name in ("_user_metrics", "_user_weighted_metrics")
+    ]
     tracked = [each for metric in model.metrics for each in getattr(metric, "metrics", [metric])]
     return [
-        each for each in [*tracked, *(one for some in of_compile for one in some)] if not isinstance(each, (str, type))
+        each
+        for each in [*tracked, *(one for some in compiled_metrics for one in some)]
+        if not isinstance(each, (str, type))
     ]
 
 
@@ -236,8 +238,9 @@ def metric_variables(model: Any) -> list[Any]:
 
 
 def metric_variables_by_part(model: Any) -> dict[str, list[Any]]:
-    """Returns the metric variables, grouped into parts that are built at different times. The first batch builds the
-    metrics of compile(). Once a part is built, its variables keep their order.
+    """Returns the metric variables, grouped into parts that are built at different times.
+
+    The first batch builds the metrics of compile(). Once a part is built, its variables keep their order.
     """
     compiled = compiled_parts(model)
     parts: dict[str, list[Any]] = {"own": [], **{name: [] for name in compiled}}

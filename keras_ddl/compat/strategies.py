@@ -19,14 +19,14 @@ def outside_strategies() -> Iterator[None]:
     """Leaves all tf.distribute strategies within the block, even in a scope, so variables are plain."""
     graph = tf.compat.v1.get_default_graph()
     creators = graph._variable_creator_stack
-    of_scopes = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
-    if of_scopes:
-        graph._variable_creator_stack = [each for each in creators if each not in of_scopes]
+    scope_creators = [each for each in creators if each[1].__module__ == tf.distribute.Strategy.__module__]
+    if scope_creators:
+        graph._variable_creator_stack = [each for each in creators if each not in scope_creators]
     try:
         with _default_replica_context() if tf.distribute.has_strategy() else contextlib.nullcontext():
             yield
     finally:
-        if of_scopes:
+        if scope_creators:
             graph._variable_creator_stack = creators
 
 

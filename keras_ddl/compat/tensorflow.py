@@ -83,8 +83,7 @@ _loading = threading.Lock()
 
 
 def do_not_convert(function: F) -> F:
-    """Returns `function` marked so that autograph does not convert it; typed
-    tf.autograph.experimental.do_not_convert."""
+    """Marks a function so that autograph does not convert it; a typed tf.autograph.experimental.do_not_convert."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
@@ -217,7 +216,7 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def called_graph(call: tf.Operation, attr: str = "f") -> Any:
-    """Returns the graph of the function that an operation names in `attr`; None if TensorFlow does not tell."""
+    """Returns the graph of the function that an operation names in `attr`; None if TensorFlow does not have it."""
     try:
         return graph_of_function(call, call.get_attr(attr))
     except ValueError:
@@ -225,12 +224,12 @@ def called_graph(call: tf.Operation, attr: str = "f") -> Any:
 
 
 def called_graphs(call: tf.Operation) -> list[Any]:
-    """Returns the graphs of the branches of a Case; None for a branch that TensorFlow does not tell."""
+    """Returns the graphs of the branches of a Case; None for a branch that TensorFlow does not have."""
     return [graph_of_function(call, each) for each in call.get_attr("branches")]
 
 
 def graphs_of(operation: tf.Operation) -> list[Any]:
-    """Returns the graphs of all functions that an operation names, as far as TensorFlow tells."""
+    """Returns the graphs of all functions that an operation names, as far as TensorFlow has them."""
     return [
         graph
         for graph in (graph_of_function(operation, each) for each in _functions_of(operation))
@@ -253,7 +252,7 @@ def _functions_of(operation: tf.Operation) -> list[Any]:
 
 
 def graph_of_function(call: tf.Operation, function: Any) -> Any:
-    """Returns the graph of a function that an operation names in an attribute; None if TensorFlow does not tell."""
+    """Returns the graph of a function that an operation names in an attribute; None if TensorFlow does not have it."""
     try:
         return call.graph._get_function(function.name).graph
     except (AttributeError, ValueError):
@@ -261,7 +260,7 @@ def graph_of_function(call: tf.Operation, function: Any) -> Any:
 
 
 def called_attributes(call: tf.Operation) -> dict[str, Any]:
-    """Returns the attributes of the function that a call operation calls; {} if TensorFlow does not tell."""
+    """Returns the attributes of the function that a call operation calls; {} if TensorFlow does not have them."""
     try:
         function = call.graph._get_function(call.get_attr("f").name)
         return dict(function.cached_definition.attr)
@@ -295,8 +294,7 @@ def is_stateful(operation: tf.Operation) -> bool:
 
 
 def written_resources(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the input resources that an operation may write; all of them, unless TensorFlow knows that some are only
-    read."""
+    """Returns the input resources that an operation may write: all of them unless some are known to be only read."""
     reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
     return [each for each in operation.inputs if each.dtype == tf.resource and (each in writes or each not in reads)]
 

@@ -1,4 +1,4 @@
-"""The step of one process, cut into ranks: docs/cut.md.
+"""Splits the step of one process between the ranks (docs/cut.md).
 
 program = Program(tf.function(step).get_concrete_function(...).graph)   # traced on the global batch
 outputs = build_step(program, local_inputs, ...)                        # in the rank's own tf.function
@@ -16,7 +16,7 @@ from keras_ddl.cut.analysis.placements import FLAT_SHARD, PARTIAL, REPLICATED, B
 from keras_ddl.cut.analysis.program import Program, Value
 from keras_ddl.cut.analysis.report import Report, line_of
 from keras_ddl.cut.analysis.same_trace import Part, has_no_result, trace_digest, trace_parts
-from keras_ddl.cut.analysis.side_effects import OF_RESOURCES, draws_in_kernels, not_repeatable
+from keras_ddl.cut.analysis.side_effects import RESOURCE_OPERATIONS, draws_in_kernels, not_repeatable
 from keras_ddl.cut.analysis.work import FEW_ROWS, work_of
 from keras_ddl.cut.axes.model_axis import LocalPart, cut_along_model
 from keras_ddl.cut.batch_statistics import detection
@@ -32,8 +32,8 @@ from keras_ddl.cut.values.layouts import MeshLayout, Slices
 
 __all__ = [
     "FEW_ROWS",
-    "OF_RESOURCES",
     "REPLICATED",
+    "RESOURCE_OPERATIONS",
     "Batch",
     "Collectives",
     "LocalPart",
@@ -81,7 +81,7 @@ def build_step(
     weights: Collection[tf.Tensor] = (),
     gathered_bytes: int = 0,
     mirrors: Mirrors | None = None,
-    tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
+    declare_rows: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
     snapshots: Snapshots | None = None,
     earlier: Collectives | None = None,
     everyone: Collectives | None = None,
@@ -91,29 +91,29 @@ def build_step(
 
     Args:
         program: the step traced on the global batch.
-        inputs: this rank's part of each of the step's arguments. placements: how ranks hold them.
-        inputs_are_whole: every rank was given global arguments, from which it takes its shards.
+        inputs: this rank's part of each of the step's arguments. placements: how the ranks hold these arguments.
+        inputs_are_whole: every rank has the global arguments, from which it takes its shards.
         batch: the rows of all ranks and of this one.
         collectives: sums and gathers.
         report: records the collectives and the replicated operations.
-        seed: equal on all ranks, different for every step that is built. Stateful random operations without their own
-            seeds (tf.random.normal without tf.random.set_seed) get seeds made from it.
+        seed: equal on all ranks, different for every step that is built. It seeds stateful random operations that have
+            no seed of their own (tf.random.normal without tf.random.set_seed).
         batch_statistics: BatchNormalization uses the statistics of the global batch ("global") or of each rank's own
             rows ("rank").
-        captured: given an outer tensor that the step uses (a variable's handle), returns the tensor that this rank
-            uses.
+        captured: returns this rank's replacement for an outer tensor of the step (a variable's handle).
         keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are still gathered, because
             other ranks may want them replicated.
-        parts: outer tensors (handles of variables) whose value is the sum of what all ranks hold, from step to step.
-        shards: outer tensors (handles of variables) that are held in flat shards, a rank's shard in the variable whose
-            handle `captured` returns. mirrors: mirrors of these shards, or of slices of the earlier axis, on other
-            ranks, if there are any; only in a step that commits.
+        parts: outer tensors (handles of variables) whose value is the sum over all ranks, even between steps.
+        shards: outer tensors (handles of variables) that are held in flat shards. A rank's shard is in the variable
+            whose handle `captured` returns. mirrors: mirrors of these shards, or of slices of the earlier axis, on
+            other ranks, if there are any; only in a step that commits.
         weights: a subset of `shards`, gathered again wherever the step needs a complete weight. At most
             `gathered_bytes` of gathered weights exist at a time, unless one operation needs more.
         snapshots: the step commits: no variable is written before all ranks have run everything else. Variables that
             cannot wait are copied here first. None: variables are written at once.
-        tell: declares the extents of replicated arguments that are made of the batch's rows; returns these arguments.
-        earlier: collectives of the axis along which the program was cut before (model_axis.py). everyone: collectives
+        declare_rows: declares the extents of replicated arguments that are made of the batch's rows, and returns these
+            arguments.
+        earlier: collectives of the axis along which the program was already cut (model_axis.py). everyone: collectives
             of all ranks of the mesh, which commit together; None: `collectives` covers all ranks.
         further: batches of other sizes; an argument `Sharded(0, rows=(n,))` has the rows of the n-th one.
     Returns: the step's outputs in order, replicated.
@@ -127,7 +127,7 @@ def build_step(
     if batch_statistics == "rank":
         calls, others = detection.find(program)
         builder.override = OwnStatistics(calls)
-        builder.report.own_statistics, builder.report.statistics_left = len(calls), others
+        builder.report.own_statistics, builder.report.global_statistics = len(calls), others
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)
@@ -139,7 +139,7 @@ def build_step(
             builder.place_shard_of(value, tensor, placement, dims)
         else:
             builder.place(value, tensor, placement, dims)
-    builder.mark_batch_dependent(tell(builder.extents, program.inputs))
+    builder.mark_batch_dependent(declare_rows(builder.extents, program.inputs))
     writes = Writes(builder, snapshots, () if mirrors is None else mirrors.shards) if snapshots is not None else None
     builder.writes = writes
     builder.build()

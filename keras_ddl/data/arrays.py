@@ -1,6 +1,4 @@
-"""Arrays as data of fit, evaluate and predict: reads only this rank's rows of the batches, and checks that all ranks
-have the same arrays.
-"""
+"""Reads this rank's rows of the arrays of fit, evaluate and predict, and checks that all ranks have the same arrays."""
 
 from __future__ import annotations
 
@@ -46,13 +44,13 @@ def dataset_of_rows(
 ) -> tf.data.Dataset:
     """Returns the batches that Keras's ArrayDataAdapter makes of arrays, with only the rows of `rank`.
 
-    Positions of rows are made, shuffled and batched as Keras does it (with the same operations in separate functions,
-    so that TensorFlow draws the same numbers), and cut before the rows are looked up.
+    Row positions are shuffled and batched as in Keras (with the same operations in separate functions, so that
+    TensorFlow draws the same numbers), and each rank takes its positions before it looks up any rows.
 
     Args:
         inputs: the adapter's arrays, with `batch_size` and `shuffle` (False, True or "batch") as passed to fit.
         number: the number of the dataset, as in `share_dataset`.
-        shuffle_rows: tf.random.shuffle or another in its place.
+        shuffle_rows: tf.random.shuffle or a replacement.
     """
     rows = next(array.shape[0] for array in tree.flatten(inputs) if array is not None)
     cut = _shuffled_within_batches if shuffle == "batch" else _shuffled_whole if shuffle else _in_order
@@ -65,7 +63,7 @@ def dataset_of_rows(
             if isinstance(array, array_slicing.TensorflowSparseWrapper):
                 return array_slicing.slice_tensorflow_sparse_wrapper(array, positions)
             if isinstance(array, (list, tuple, dict)):
-                return None  # go on inside
+                return None  # traverse its elements
             return tf.gather(array, positions) if tf.is_tensor(array) else array
 
         return tree.traverse(one, arrays)
@@ -75,8 +73,8 @@ def dataset_of_rows(
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    of_batch = BatchRows(batch_size if rows % batch_size == 0 else None, is_chunked=True)
-    return marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), of_batch)
+    batch_rows = BatchRows(batch_size if rows % batch_size == 0 else None, is_chunked=True)
+    return marked(untuned(dataset.with_options(options)).prefetch(tf.data.AUTOTUNE), batch_rows)
 
 
 def _in_order(rows: int, batch_size: int, rank: int, size: int, number: int, _: Shuffle) -> tf.data.Dataset:
@@ -111,8 +109,10 @@ def _shuffled_within_batches(
 
 
 def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data.Dataset:
-    """Returns a dataset of a rank's positions in each batch. All batches of a pass are cut at once, with few operations
-    per batch."""
+    """Returns a dataset of a rank's positions in each batch.
+
+    It splits all batches of a pass at once, which needs only few operations per batch.
+    """
     rows = positions.shape[0]
     end_of_full = rows // batch_size * batch_size
     first, end = chunk(batch_size, rank, size)
@@ -121,12 +121,12 @@ def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data
         return batches
     first, end = chunk(rows - end_of_full, rank, size)
     batches = batches.concatenate(tf.data.Dataset.from_tensors(positions[end_of_full + first : end_of_full + end]))
-    # The number of rows is open on all ranks, even where a rank gets equally many rows of the last batch.
-    return batches.map(_with_open_rows)
+    # The number of rows must be unknown on all ranks, even if a rank gets as many rows of the last batch.
+    return batches.map(_with_unknown_rows)
 
 
 @do_not_convert
-def _with_open_rows(positions: tf.Tensor) -> tf.Tensor:
+def _with_unknown_rows(positions: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=positions, shape=[None])
 
 
@@ -134,11 +134,10 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
     """Checks that all ranks read the same arrays, by shapes and a sample of rows. COLLECTIVE.
 
     Raises: RankMismatchError: shapes differ, or values differ in every array whose rows are not all equal, so the rows
-        are in another order. If some arrays are equal, there is only a warning, because values of the others may be
-        random.
+        are in another order. If some arrays are equal, this only warns, because the values of the others may be random.
     """
-    looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
-    gathered = history.with_own(communicator.all_gather_object(looks, name="keras_ddl/arrays"), looks)
+    samples = [_sample(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
+    gathered = history.with_own(communicator.all_gather_object(samples, name="keras_ddl/arrays"), samples)
     shapes = [[shape for shape, _, _ in theirs] for theirs in gathered]
     require_equal_values(
         shapes,
@@ -151,7 +150,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         return
     differing = [i for i, (one, theirs) in enumerate(zip(gathered[0], gathered[other])) if one != theirs]
     agreeing = [i for i, (_, _, rows_differ) in enumerate(gathered[0]) if rows_differ and i not in differing]
-    received = f"Received: values on rank {other} that differ from rank 0's in array(s) {differing} of {len(looks)}"
+    received = f"Received: values on rank {other} that differ from rank 0's in array(s) {differing} of {len(samples)}"
     if not agreeing:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
     if rank == 0:
@@ -163,6 +162,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
 
 def warn_of_equal_batches(batch: Any, rank: int) -> None:
     """Warns, once per process, when all ranks pass the same rows to a method that takes different rows on each rank.
+
     COLLECTIVE at the first call.
     """
     global _batches_compared
@@ -180,7 +180,7 @@ def warn_of_equal_batches(batch: Any, rank: int) -> None:
         )
 
 
-def _look(array: Any) -> tuple[tuple[int, ...], bytes, bool]:
+def _sample(array: Any) -> tuple[tuple[int, ...], bytes, bool]:
     """Returns the shape, a digest of a sample of rows, and whether these rows differ from one another."""
     shape = tuple(array.shape)
     if hasattr(array, "iloc"):  # pandas

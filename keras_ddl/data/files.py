@@ -95,8 +95,7 @@ def from_files(
 
 
 def _deal(files: Sequence[str], lengths: Sequence[int], size: int) -> list[list[str]]:
-    """Returns each rank's files. Files are dealt in descending order of size to the rank with the fewest bytes so far
-    (Graham, 1969)."""
+    """Returns each rank's files. Deals the largest first, to the rank with the fewest bytes so far (Graham, 1969)."""
     dealt: list[list[str]] = [[] for _ in range(size)]
     dealt_bytes = [(0, rank) for rank in range(size)]
     for length, file in sorted(zip(lengths, files), key=lambda one: (-one[0], one[1])):

@@ -37,7 +37,7 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
         make: returns the dataset; called on rank 0.
     Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Errors of `make`;
         later errors of reading on rank 0, as TensorFlow reports exceptions of generators.
-    Cost: each row travels once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
+    Cost: each row is sent once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
         0, and for the parts of the same number of batches on every rank.
     """
     sources: list[tf.data.Dataset] = []
@@ -81,8 +81,8 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
         if not tf.executing_eagerly():
             return super().__iter__()
         # Popped, so that the source is not kept by the functions of the dataset of this pass.
-        of_pass = [(next(self._passes), None if self._source is None else iter(self._source))]
-        return iter(self._dataset(of_pass.pop))
+        pass_arguments = [(next(self._passes), None if self._source is None else iter(self._source))]
+        return iter(self._dataset(pass_arguments.pop))
 
     def close(self) -> None:
         """Ends the passes that were not read to their end, on this rank."""
@@ -90,8 +90,7 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
             stream.close()
 
     def _dataset(self, begin: Callable[[], tuple[int, Any]]) -> tf.data.Dataset:
-        """Returns a dataset of one pass. begin: returns the number of the pass, and on rank 0 the data that it
-        reads."""
+        """Returns a dataset of one pass. begin: returns the number of the pass, and on rank 0 its data."""
         components, own_spec = _components(self._own_spec), self._own_spec
         comm, name_of_dataset, streams = self._comm, self._name, self._streams  # without the source
 

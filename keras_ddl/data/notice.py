@@ -1,4 +1,4 @@
-"""A signal that one rank has received, made known to all ranks by the exchange that begins each step (data/order.py).
+"""Tells all ranks which signal one rank has received, in the exchange that begins each step (data/order.py).
 
 The signal needs no separate collective: a step sends one more number along with the number of rows. After the step
 all ranks know the same signal.
@@ -12,7 +12,7 @@ from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import tf
 
 NONE = (0, 0)
-_RANKS = 2**32  # a word is signal * _RANKS + rank, so the greatest word tells both
+_RANKS = 2**32  # a word is signal * _RANKS + rank, so that one maximum gives both
 
 
 class _Words:
@@ -32,9 +32,8 @@ def prepare() -> None:
     _words()
 
 
-def tell(number: int, rank: int) -> None:
-    """Announces from the next step on that this rank has received signal `number`. Do not call it while a step is
-    traced."""
+def announce(number: int, rank: int) -> None:
+    """Announces, from the next step on, that this rank has received signal `number`. Not while a step is traced."""
     _words().own.assign(number * _RANKS + rank)
 
 
@@ -59,6 +58,6 @@ def own() -> tf.Tensor:
     return tf.reshape(_words().own.read_value(), [1])
 
 
-def heard(words: tf.Tensor) -> tf.Operation:
-    """Keeps the signals of all ranks ([ranks] int64) for `agreed`. Returns the operation that does so."""
+def record(words: tf.Tensor) -> tf.Operation:
+    """Returns an operation that stores the signals of all ranks ([ranks] int64) for `agreed`."""
     return _words().agreed.assign(tf.reduce_max(words))

@@ -78,8 +78,10 @@ def _notes() -> _Notes:
 
 
 def prepare() -> None:
-    """Makes the variables that `exchange_step_header` uses before the first step. If a step made them, its tf.function
-    would be traced again and run the program's Python once more than in one process.
+    """Makes the variables that `exchange_step_header` uses before the first step.
+
+    If a step made them, its tf.function would be traced again and run the program's Python once more than in one
+    process.
     """
     _notes()
     notice.prepare()
@@ -93,11 +95,11 @@ def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
     begin = pass_of(number, dataset.element_spec)
 
     @do_not_convert  # parsing and compiling it would take 0.1 s
-    def of_a_pass(_: tf.Tensor) -> tf.data.Dataset:
+    def keys_of_pass(_: tf.Tensor) -> tf.data.Dataset:
         first = begin()
         return tf.data.Dataset.range(first, first + 2**32)
 
-    keys = tf.data.Dataset.range(1).flat_map(of_a_pass)
+    keys = tf.data.Dataset.range(1).flat_map(keys_of_pass)
     setattr(keys, KEYS, True)
     length = dataset.cardinality()
     both = tf.data.Dataset.zip((keys, dataset))
@@ -163,13 +165,13 @@ def digest(leaves: list[Any]) -> tf.Tensor:
     """Returns [_WORDS] int64. A word is odd if the rows of its component differ."""
     words = []
     for leaf in leaves:
-        values = [_of_values(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
+        values = [_checksum(each) for each in tf.nest.flatten(leaf, expand_composites=True) if _has_digest(each)]
         if values:
             words.append(_mixed(values))
     if len(words) > _WORDS:
         words[_WORDS - 1 :] = [_mixed(words[_WORDS - 1 :])]
-    of_components = [value * 2 + tf.cast(rows_differ, tf.int64) for value, rows_differ in words]
-    return tf.stack([*of_components, *[tf.constant(0, tf.int64)] * (_WORDS - len(of_components))])
+    component_words = [value * 2 + tf.cast(rows_differ, tf.int64) for value, rows_differ in words]
+    return tf.stack([*component_words, *[tf.constant(0, tf.int64)] * (_WORDS - len(component_words))])
 
 
 def _mixed(values: list[tuple[tf.Tensor, tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -183,13 +185,13 @@ def _has_digest(value: Any) -> bool:
     return tf.is_tensor(value) and value.dtype not in (tf.variant, tf.resource)
 
 
-def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _checksum(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a checksum of a tensor (int64), and whether its rows differ.
 
     Uses few operations, because every iterator of a dataset prepares them again, which costs more than running them.
     """
-    of_rows = _fingerprints(value if value.shape.rank != 0 else value[tf.newaxis])
-    return _fingerprints(of_rows[tf.newaxis])[0], tf.reduce_any(of_rows != of_rows[:1])
+    row_fingerprints = _fingerprints(value if value.shape.rank != 0 else value[tf.newaxis])
+    return _fingerprints(row_fingerprints[tf.newaxis])[0], tf.reduce_any(row_fingerprints != row_fingerprints[:1])
 
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
@@ -203,16 +205,17 @@ def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
 
 
 class StepHeader(NamedTuple):
-    """What the ranks tell each other before a step."""
+    """The data that ranks exchange before a step."""
 
     counts: tf.Tensor  # rows of every rank, [ranks] int64; of several components: [ranks, components]
     batch: Any  # for use in the step
-    gathered: tf.Tensor  # by the one collective, to which every rank gives one row
+    gathered: tf.Tensor  # the collective's result, with one row from every rank
 
 
 def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
-    """Exchanges, in one collective before a step, the ranks' numbers of rows, their notes of batches, which are then
-    compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
+    """Exchanges the ranks' numbers of rows, notes of batches and signals (notice.py), in one collective before a step.
+
+    The notes of batches are compared. COLLECTIVE; asynchronous in a graph.
 
     rows: of this rank's batch (scalar), or of several components of it (a vector of known length).
     """
@@ -223,7 +226,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
         with tf.control_dependencies(leaves):
             own = tf.concat([tf.reshape(rows, [several]), notice.own()], 0)
         gathered = ops.all_gather(own[tf.newaxis], name=name)
-        with tf.control_dependencies([notice.heard(gathered[:, several])]):
+        with tf.control_dependencies([notice.record(gathered[:, several])]):
             return StepHeader(_counts(gathered, rows), batch, gathered)
     notes = _notes()
     with tf.control_dependencies(leaves):
@@ -232,7 +235,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
         own = tf.concat([tf.reshape(rows, [several]), notice.own(), tf.reshape(notes.list.read_value(), [-1])], 0)
     gathered = ops.all_gather(own[tf.newaxis], name=name)
     verdict = _compare(gathered[:, several + 1 :], noted)
-    with tf.control_dependencies([verdict, notice.heard(gathered[:, several])]):
+    with tf.control_dependencies([verdict, notice.record(gathered[:, several])]):
         counts = _counts(gathered, rows)
     return StepHeader(counts, _after(verdict, is_new, batch), gathered)
 

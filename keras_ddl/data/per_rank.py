@@ -13,8 +13,7 @@ from keras_ddl.errors import ConfigError
 
 
 def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, size: int) -> PerRankDataset:
-    """Returns the dataset that `dataset_fn(tf.distribute.InputContext)` makes for this rank, with equal length on all
-    ranks.
+    """Returns the dataset that `dataset_fn(tf.distribute.InputContext)` makes for this rank, equally long on all ranks.
 
     COLLECTIVE over all ranks. Reading is COLLECTIVE, too, if a rank does not know its length (`PerRankDataset`).
     """

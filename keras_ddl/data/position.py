@@ -1,7 +1,7 @@
-"""The position of a fit in its data, and how another process gets there: which batches, in which order.
+"""Saves the position of a fit in its data, so that another process can continue with the same order of batches.
 
 Keras reads an epoch with an EpochIterator; the one that trains has a `Reading`. A checkpoint keeps its `position`, and
-a resumed fit goes there with `go_to`: the next epoch then begins in its middle. Batches of that epoch that were already
+a resumed fit moves there with `go_to`, so the next epoch begins in its middle. Batches of that epoch that were already
 read are read again and dropped, because nothing else is exact for every pipeline. Earlier epochs are read again only if
 their number does not determine the order.
 """
@@ -32,7 +32,7 @@ class Shuffles(Protocol):
 
 
 class Reading:
-    """How one fit reads: the state of the EpochIterator that gives the training steps their batches.
+    """The reading of one fit: the state of the EpochIterator that gives the training steps their batches.
 
     shuffles: of the model's Strategy; None without one.
     """
@@ -48,8 +48,7 @@ class Reading:
         self._note_epoch_ends()
 
     def position(self, epochs: int, batches: int) -> dict[str, Any]:
-        """Returns this process's position as JSON: after `batches` batches of an epoch, with `epochs` epochs before
-        it."""
+        """Returns this process's position as JSON: after `epochs` epochs and `batches` batches of the next one."""
         return {
             "epochs": epochs,
             "batches": batches,

@@ -1,4 +1,4 @@
-"""Rows of tensors: which rows a rank has, how many there are, and how the rows of all ranks are gathered."""
+"""Rows of tensors: divides them between ranks, counts them, and gathers those of all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BatchRows:
     Attributes:
         total: rows of each global batch. is_chunked: a rank has the rows that `chunk` assigns to it.
         others: which flattened components have another number of rows than the batch (from zipped datasets), grouped by
-            number. may_differ: whether there are any is known only when a batch has been read (`unlike_rows`).
+            number. may_differ: only reading a batch shows whether there are such components (`unlike_rows`).
         is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
         spec: the element_spec of the global batches, if each rank reads all of them.
     """
@@ -33,24 +33,24 @@ class BatchRows:
     may_differ: bool = False
 
     @property
-    def of_others(self) -> frozenset[int]:
-        """The components whose number of rows is not that of the batch."""
+    def other_components(self) -> frozenset[int]:
+        """The components that have another number of rows than the batch."""
         return frozenset().union(*self.others)
 
-    def of_kind(self, specs: Sequence[Any]) -> BatchRows:
-        """Returns the same for one kind of batches. `specs`: type specs of their tensors."""
+    def for_kind(self, specs: Sequence[Any]) -> BatchRows:
+        """Returns the facts about one kind of batches. `specs`: type specs of their tensors."""
         places: Sequence[int] = range(len(specs))
         if self.spec is not None:
             places = [place for place, leaf in enumerate(tf.nest.flatten(self.spec)) if is_spec_of_tensor(leaf)]
-        shared = [spec for place, spec in zip(places, specs) if place not in self.of_others]
+        shared = [spec for place, spec in zip(places, specs) if place not in self.other_components]
         return dataclasses.replace(self, total=static_rows(shared), spec=None, may_differ=False)
 
-    def of_rank(self, components: int, rank: int, size: int) -> list[int | None]:
-        """Returns how many rows a rank has of each component; None: unknown."""
+    def rows_of_rank(self, components: int, rank: int, size: int) -> list[int | None]:
+        """Returns the number of a rank's rows of each component; None: unknown."""
         if not self.is_chunked or self.total is None:
             return [None] * components
         first, end = chunk(self.total, rank, size)
-        return [None if place in self.of_others else end - first for place in range(components)]
+        return [None if place in self.other_components else end - first for place in range(components)]
 
     def learn(self, counts: Sequence[Sequence[int | None]]) -> BatchRows:
         """Returns the same, completed by the rows of a batch. `counts`: rows of each component on each rank."""
@@ -93,13 +93,12 @@ def rows_of(value: Any) -> int | tf.Tensor | None:
     return int(rows) if tf_compat.is_eager(rows) else tf.cast(rows, tf.int64)
 
 
-def row_count(batch: Any, of_others: Collection[int] = ()) -> tf.Tensor | None:
-    """Returns the number of rows of this rank's batch (int64 scalar), as its first tensor with rows has; None without
-    such a tensor.
+def row_count(batch: Any, left_out: Collection[int] = ()) -> tf.Tensor | None:
+    """Returns the number of rows of this rank's batch (int64 scalar), from its first tensor with rows, or None.
 
-    of_others: components that do not count.
+    left_out: components that are not counted.
     """
-    leaves = [leaf for place, leaf in enumerate(tf.nest.flatten(batch)) if place not in of_others]
+    leaves = [leaf for place, leaf in enumerate(tf.nest.flatten(batch)) if place not in left_out]
     rows = next((rows for rows in map(rows_of, leaves) if rows is not None), None)
     return None if rows is None else tf.cast(rows, tf.int64)
 
@@ -115,8 +114,7 @@ def static_rows(batch: Any) -> int | None:
 
 
 def with_rows(spec: Any, rows: int | None) -> Any:
-    """Returns a type spec of a dense, sparse or ragged tensor with another number of rows; a spec without rows
-    unchanged."""
+    """Returns a dense, sparse or ragged tensor's type spec with another number of rows; without rows, the same spec."""
     if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or not spec.shape.rank:
         return spec
     shape = [rows, *spec.shape[1:]]
@@ -163,15 +161,14 @@ def component_rows(batch: Any) -> list[int | None]:
 def unlike_rows(
     counts: Sequence[Sequence[int | None]], structure: Any = None
 ) -> tuple[list[int | None], tuple[frozenset[int], ...]]:
-    """Returns the rows of each component on all ranks together, and the components with another number of rows than the
-    batch, grouped by number.
+    """Returns all ranks' rows of each component, and the components with other rows than the batch, grouped by number.
 
-    The batch has the number of rows that occurs in most elements of the structure (x, y, sample_weight); on a tie, that
-    of the first of them.
+    The batch has the number of rows that occurs in most elements of the structure (x, y, sample_weight). On a tie, the
+    first element decides.
 
     Args:
         counts: rows of each component on each rank, equal on all ranks; None: a component without rows.
-        structure: of the batch; None: each component is an element.
+        structure: the batch, or its specs; None: each component is an element.
     """
     columns = [tuple(column) for column in zip(*counts)]
     totals = [None if None in column else sum(each or 0 for each in column) for column in columns]
@@ -185,14 +182,14 @@ def unlike_rows(
     elif structure is not None:
         elements = [0] * len(columns)
     votes = {column: len({elements[place] for place in places}) for column, places in alike.items()}
-    of_batch = max(votes, key=votes.__getitem__, default=None)  # the first one on a tie
-    return totals, tuple(frozenset(places) for column, places in alike.items() if column != of_batch)
+    batch_column = max(votes, key=votes.__getitem__, default=None)  # the first one on a tie
+    return totals, tuple(frozenset(places) for column, places in alike.items() if column != batch_column)
 
 
 def take_chunk(value: Any, rank: int, size: int) -> Any:
     """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; a value without rows unchanged.
 
-    If the number of rows is static, that of the result is, too.
+    If the number of rows is static, the result's number is also static.
     """
     rows = rows_of(value) if tf.is_tensor(value) else None
     if rows is None:

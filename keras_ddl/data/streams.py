@@ -28,7 +28,7 @@ _RECEIVED = 2 * AHEAD  # batches that another rank has received before it uses t
 _PATIENCE_SECONDS = 10.0  # to wait for a thread to end
 _ALIGNMENT = 64  # bytes, of arrays in a message
 
-Parts = list[Any]  # the arrays that one rank gets of a batch
+Parts = list[Any]  # one rank's arrays of a batch
 
 _FAILURE = "keras_ddl's stream"
 
@@ -60,7 +60,7 @@ class Stream:
         self._closed = False
         self._is_root = read is not None
         if self._is_root:
-            _of_root.add(self)
+            _streams_of_root.add(self)
         self._thread = threading.Thread(target=self._run, args=(read,), name="keras_ddl data", daemon=True)
         self._thread.start()
 
@@ -101,7 +101,7 @@ class Stream:
                 self._receive()
             else:
                 self._send(read)
-        except Exception as error:  # of a collective: the program gets it where it reads
+        except Exception as error:  # of a collective; the program's next read raises it
             self._messages.put(Message(ERROR, error))
 
     # ---- rank 0
@@ -114,7 +114,7 @@ class Stream:
                     break
                 self._scatter([Message(BATCH, each) for each in parts])
                 self._messages.put(Message(BATCH, parts[self._comm.rank]))
-        except CollectiveError:  # the others get it from the collective itself
+        except CollectiveError:  # other ranks get the error from the collective itself
             raise
         except Exception as error:
             own, sent = Message(ERROR, error), Message(ERROR, portable(error))
@@ -150,12 +150,12 @@ class Stream:
 
 
 def wait_for_closed() -> None:
-    """Call it on rank 0 before a pass begins, because a pass that is just ending may still read the same source."""
-    for stream in list(_of_root):
+    """Waits, on rank 0 before a pass begins, for closed passes, which may still read the same source."""
+    for stream in list(_streams_of_root):
         stream.wait_if_closed()
 
 
-_of_root: weakref.WeakSet[Stream] = weakref.WeakSet()
+_streams_of_root: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class StreamError(Exception):
@@ -196,7 +196,7 @@ def packed(messages: Sequence[Message | None]) -> tuple[np.ndarray, list[int]]:
 
 
 def unpacked(data: np.ndarray) -> Message:
-    """Returns a message, whose arrays are views of its bytes."""
+    """Returns the message in `data`; its arrays are views of `data`."""
     number = int(data[:8].view(np.int64)[0])
     lengths = data[8 : 8 + 8 * number].view(np.int64).tolist()
     place = _padded(8 + 8 * number)

@@ -27,8 +27,9 @@ def configure_tensorflow(topology: Topology) -> str:
 
 
 def share_cores(topology: Topology) -> None:
-    """Gives TensorFlow this rank's share of the cores, unless the script or TF_NUM_*OP_THREADS has chosen, or
-    TensorFlow has started. COLLECTIVE.
+    """Gives TensorFlow this rank's share of the cores, unless TF_NUM_*OP_THREADS or the script has chosen.
+
+    COLLECTIVE. Does nothing if TensorFlow has started.
     """
     if topology.size == 1 and not history.takes_newcomers():
         return
@@ -96,9 +97,9 @@ def _ranks_on(own: tf.config.PhysicalDevice | None, topology: Topology) -> list[
     if topology.size == 1 and not history.takes_newcomers():
         return [topology.rank]
     identity = None if own is None else gpus.identity_of(int(own.name.rpartition(":")[2]))
-    of_ranks = communicator.all_gather_object(identity, name="keras_ddl/gpus")
+    identities = communicator.all_gather_object(identity, name="keras_ddl/gpus")
     mine = topology.hosts[topology.rank]
-    return [rank for rank, each in enumerate(of_ranks) if each == identity and topology.hosts[rank] == mine]
+    return [rank for rank, each in enumerate(identities) if each == identity and topology.hosts[rank] == mine]
 
 
 def _share(gpu: tf.config.PhysicalDevice, sharers: Sequence[int], topology: Topology) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from keras_ddl.compat import replacing
 from keras_ddl.compat.tensorflow import tf
 
 
 @functools.cache
 def install() -> None:
-    """Makes tf.compat.v1's sessions, once per process, use the choices of `configure_tensorflow` and `share_cores`
-    unless their `config` says otherwise.
+    """Makes tf.compat.v1's sessions use the choices of `configure_tensorflow` and `share_cores`, once per process.
+
+    A session's `config` may choose otherwise.
     """
-    for session in (tf.compat.v1.Session, tf.compat.v1.InteractiveSession):
-        _configure(session)
+    kinds = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)
+    replacing.replace([(kind, "__init__", _configured) for kind in kinds])
 
 
 def session_config(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
@@ -32,12 +34,6 @@ def session_config(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto
     return changed
 
 
-def _configure(session: Any) -> None:
-    original = session.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
-        # Without a config a session uses TensorFlow's settings, which already are this rank's.
-        original(self, target, graph, config if config is None else session_config(config))
-
-    session.__init__ = __init__
+def _configured(original: Any, session: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+    # Without a config a session uses TensorFlow's settings, which already are this rank's.
+    original(session, target, graph, config if config is None else session_config(config))

@@ -108,8 +108,9 @@ def sync_tree(path: Path) -> None:
 
 
 def publish(staged: Path, final: Path, *, replace: bool, synced: bool = True) -> None:
-    """Renames `staged`, whose contents are complete, to `final` after syncing it; then syncs the parent. Without
-    `synced`, the result survives the process, but not the host.
+    """Renames `staged`, whose contents are complete, to `final` after syncing it; then syncs the parent.
+
+    Without `synced`, the result survives the process, but not the host.
 
     With `replace`, an existing `final` is first renamed to `final`.replaced, which readers of checkpoints use while
     `final` is missing; `sweep_temporaries` or the next `publish` removes it.

@@ -27,8 +27,8 @@ _REPEAT = 3
 _LONGEST_SECONDS = 0.1
 # Auto: at least this many buckets, so that the first are sent while others are still computed.
 _MIN_BUCKETS = 4
-# The size for communicators of a part of the ranks, which "auto" does not measure.
-_BYTES_OF_SOME_RANKS = 8 << 20
+# The size for communicators that lack some ranks. "auto" does not measure these.
+_SUBSET_BYTES = 8 << 20
 
 
 class BucketSize(NamedTuple):
@@ -45,7 +45,7 @@ class BucketSize(NamedTuple):
 
 
 class _Job:
-    """Cache of a job: the measured size, and the size that `of` has agreed on."""
+    """The job's cached sizes: the size that was measured, and the size that ranks have agreed on in `of`."""
 
     lock = threading.Lock()
     topology: Topology | None = None
@@ -89,7 +89,7 @@ def of(comm: Communicator) -> BucketSize:
     """
     if comm.id != communicator.communicator_of(None).id:  # a measurement would be a collective of all ranks
         size = config.get("BUCKET_BYTES")
-        return BucketSize(_BYTES_OF_SOME_RANKS, True) if size == AUTO else BucketSize(size, False)
+        return BucketSize(_SUBSET_BYTES, True) if size == AUTO else BucketSize(size, False)
     with _Job.lock:
         _Job.begin()
         if _Job.agreed is None:

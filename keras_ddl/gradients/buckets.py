@@ -67,8 +67,8 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
         tensors: dense tensors and tf.IndexedSlices, in the order of the variables; number, shapes and dtypes equal on
             all ranks (the number of rows of IndexedSlices may differ).
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
-        name: of the gradients; appears in error messages.
-        bucket_size: of `bucket_size.agree`.
+        name: name of the gradients, for error messages.
+        bucket_size: the result of `bucket_size.agree`.
     Returns: the reduced tensors in the same order. IndexedSlices equal those that one process would compute
         from the global batch.
     Raises: RankMismatchError: the ranks' lists differ.
@@ -80,8 +80,10 @@ def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str,
         if isinstance(tensor, tf.IndexedSlices):
             result[i] = all_reduce_slices(tensor, op=op, name=f"{name}/sparse_{i}")
 
-    of_dense = [tensors[i] for i in dense]
-    for i, tensor in zip(dense, all_reduce_planned(of_dense, plan_for(of_dense, bucket_size), op=op, name=name)):
+    dense_tensors = [tensors[i] for i in dense]
+    for i, tensor in zip(
+        dense, all_reduce_planned(dense_tensors, plan_for(dense_tensors, bucket_size), op=op, name=name)
+    ):
         result[i] = tensor
     return result
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from keras_ddl.compat import replacing
 
 Pairs = list[tuple[Any, Any]]
 
@@ -22,22 +23,15 @@ def reduce_within(owner: Any, computed: Callable[[Pairs], Pairs], applied: Calla
             same order.
         applied: does the same with the pairs that apply_gradients is called with.
     """
-    kind: Any = owner if isinstance(owner, type) else type(owner)
-    compute, apply = kind.compute_gradients, kind.apply_gradients
 
-    @functools.wraps(compute)
-    def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Pairs:
-        return computed(list(compute(self, *args, **kwargs)))
+    def compute(original: Any, *args: Any, **kwargs: Any) -> Pairs:
+        return computed(list(original(*args, **kwargs)))
 
-    @functools.wraps(apply)
-    def apply_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-        return apply(self, applied(list(grads_and_vars)), *args, **kwargs)
+    def apply(original: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        return original(applied(list(grads_and_vars)), *args, **kwargs)
 
-    replace_methods(owner, compute_gradients, apply_gradients)
+    def apply_of_any(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply(functools.partial(original, optimizer), *args, **kwargs)
 
-
-def replace_methods(owner: Any, *functions: Callable[..., Any]) -> None:
-    """Sets functions as methods, under their own names, on a class or on one object."""
-    for function in functions:
-        method = function if isinstance(owner, type) else types.MethodType(function, owner)
-        setattr(owner, function.__name__, method)
+    applies = apply_of_any if isinstance(owner, type) else apply
+    replacing.replace([(owner, "compute_gradients", compute), (owner, "apply_gradients", applies)])

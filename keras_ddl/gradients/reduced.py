@@ -34,8 +34,7 @@ def note_variable(variable: Any) -> None:
 
 
 def take_noted(gradient: Any, variable: Any) -> bool:
-    """Returns whether `gradient` was noted. If so, the gradient is about to be applied, so `note_variable` is
-    undone."""
+    """Returns whether `gradient` was noted. If so, it is about to be applied, so `note_variable` is undone."""
     if not is_noted(gradient):
         return False
     if hasattr(variable, _MARK):
@@ -73,8 +72,7 @@ def are_reduced(gradients: Iterable[Any]) -> list[bool]:
 
 
 def may_be_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[bool]:
-    """Like `are_reduced`; in eager mode also true for a gradient that may be computed from a reduced gradient of its
-    variable."""
+    """Like `are_reduced`; in eager mode also true for a gradient computed from a reduced gradient of its variable."""
     return [
         is_reduced or (not _is_symbolic(_values(gradient)) and hasattr(variable, _MARK))
         for gradient, variable, is_reduced in zip(gradients, variables, are_reduced(gradients))

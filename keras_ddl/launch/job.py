@@ -30,7 +30,7 @@ from keras_ddl.launch.rank.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
 from keras_ddl.topology.launcher import allocation_size
 
-TIMEOUT_STATUS = 124  # that of timeout(1)
+TIMEOUT_STATUS = 124  # as for timeout(1)
 
 
 def new_id() -> str:
@@ -39,7 +39,7 @@ def new_id() -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSpec:
     """A program to run on `num_ranks` ranks.
 
     Attributes:
@@ -53,7 +53,7 @@ class Job:
         output_dir: where each rank's output is stored, None for nowhere.
         seconds_spent: how much of the timeout earlier attempts used.
         min_ranks: the job continues after a loss while this many ranks are left (membership.py); None: it ends.
-        spares: number of processes that can take the place of lost ranks; they are numbered after the ranks.
+        spares: number of processes that can replace lost ranks; they are numbered after the ranks.
         hostfile: names `hosts`, and the job follows its changes; None: the hosts stay the same.
         max_ranks: upper limit on ranks when the host file changes; None: as many as it has slots for.
         kept: like `id`, for the directory that survives restarts (KERAS_DDL_JOB_DIR in the ranks); None for none.
@@ -193,7 +193,7 @@ def make(
     spares: int = 0,
     hostfile: HostFile | None = None,
     **rest: object,
-) -> Job:
+) -> JobSpec:
     """Checks settings, and returns the job.
 
     `needs_mpi`: mpirun must start the ranks.
@@ -240,7 +240,7 @@ def make(
     environment["PYTHONHASHSEED"] = _hash_seed(environment.get("PYTHONHASHSEED", ""))
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
-    # MPI ends all ranks when one dies, and its daemons all hosts: a job that goes on is started without it.
+    # MPI ends all ranks if a rank or a daemon dies, so a job that may continue is started without MPI.
     goes_on = min_ranks is not None
     by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
     if spares and (by_mpirun or not goes_on):
@@ -249,7 +249,7 @@ def make(
             "--spares needs -np MIN:MAX and ranks started without mpirun: only such a job continues after a "
             f"rank is lost. Received: --spares {spares}, and {where}. Give -np MIN:MAX, or use --restarts N instead."
         )
-    return Job(
+    return JobSpec(
         program=tuple(program),
         num_ranks=num_ranks,
         mpirun=mpirun_module.find(mpirun) if by_mpirun else None,
@@ -335,7 +335,7 @@ class JobResult:
 
     @property
     def starter_end(self) -> str:
-        """How the starter ended, in words."""
+        """A text about the starter's end."""
         return status_text(self.starter_status or 0)
 
     @property

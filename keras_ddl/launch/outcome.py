@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_ddl.errors import are_alike
 from keras_ddl.files import last_checkpoint
 
 # EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
@@ -22,7 +23,6 @@ _ROUTINE = re.compile(
     r"MPI_ABORT was invoked|prterun has exited due to process rank|exited with non-zero status|"
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
-_NUMBER = re.compile(r"\d+")
 # After a first failure: time for the other ranks to fail by themselves.
 _CASCADE_SECONDS = 2.0  # ranks of one host read the same mistake within a second or two
 _CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
@@ -39,7 +39,7 @@ class RankOutcome:
     """The end of one rank.
 
     status: exit status; negative for a signal; None: the rank never reported its end.
-    stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
+    stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"); None: it ended by itself.
     survived: the other ranks continued without it (membership.py).
     in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
     is_missed: as `in_job`, and the other ranks wait for it and cannot continue.
@@ -127,11 +127,10 @@ class RankOutcome:
         if not self.error and not other.error:  # "No module named train", which Python itself says
             by_itself = self.stopped_by is None and other.stopped_by is None
             return by_itself and self.status is not None and self.status >= 0 and self.status == other.status
-        texts = [_NUMBER.sub("0", each.full_error) for each in (self, other)]
-        return texts[0] == texts[1] and not self.is_consequence
+        return are_alike(self.full_error, other.full_error) and not self.is_consequence
 
     def seconds_for_others(self, *, with_mpi: bool) -> float:
-        """How long the other ranks get to fail by themselves after this rank has failed first."""
+        """Returns how long the other ranks may take to fail by themselves, after this rank has failed first."""
         if self.status == RESTART_STATUS:
             return _CASCADE_OF_RESTART_SECONDS
         if self.is_consequence:
@@ -199,9 +198,9 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         is_all = len(alike) == sum(not each.survived for each in outcomes)
         who = f"all {len(alike)} ranks" if is_all else _ranks([each.rank for each in alike])
         what = "failed alike"
-        of_which = f" Rank {first.rank}{where}:"
+        rank_prefix = f" Rank {first.rank}{where}:"
     else:
-        who, of_which = f"rank {first.rank}{where}", ""
+        who, rank_prefix = f"rank {first.rank}{where}", ""
         # The lost rank may be unknown, or report this one as lost.
         what = "was the first to report a lost rank" if first.error and first.is_consequence else "failed first"
     details = []
@@ -214,10 +213,10 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         how = "left while others waited for it (sys.exit, or the end of its program?)"
     said = "" if first.error_text else f": {how}"
     status = f" ({'; '.join(details)})" if details else ""
-    lines = [f"keras-ddl: {who} {what}, and the job was ended{said}{status}{'.' if of_which else ''}{of_which}"]
-    if first.error_text and not of_which:
+    lines = [f"keras-ddl: {who} {what}, and the job was ended{said}{status}{'.' if rank_prefix else ''}{rank_prefix}"]
+    if first.error_text and not rank_prefix:
         lines[0] += ":"
-    lines += _of_others([each for each in outcomes if each not in alike], first)
+    lines += _lines_of_others([each for each in outcomes if each not in alike], first)
     messages = mpirun_messages(mpirun_text)
     if not first.error and not first.stderr_tail.strip() and messages:
         lines += [f"keras-ddl: {starter} said:", *(f"    {line}" for line in messages.splitlines())]
@@ -244,13 +243,13 @@ def vanished(outcomes: Sequence[RankOutcome]) -> str:
     return f"keras-ddl: the other ranks have continued without {_ranks(ranks)}: {_MIDDLE}.\n"
 
 
-def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
+def _lines_of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
     """Returns lines about failures that `first` does not explain, and why ranks do not continue without a lost rank."""
     by_text: dict[str, list[int]] = {}
     for outcome in others:
         if outcome.done:
             continue
-        if (outcome.report or {}).get("ends_others"):  # where the job could have gone on
+        if (outcome.report or {}).get("ends_others"):  # although the job could have continued
             text = _shorten(outcome.full_error, _LAST_CHARACTERS)
         elif outcome.is_consequence or (outcome.stopped_by is not None and not outcome.error):
             continue

@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Mapping
 
 from keras_ddl.launch.hosts.placement import Placement, ranks_by_host
-from keras_ddl.launch.job import Job
+from keras_ddl.launch.job import JobSpec
 from keras_ddl.launch.mpi.mpirun import ALLOCATIONS, in_allocation
 from keras_ddl.launch.mpi.mpirun import environment as base_environment
 from keras_ddl.launch.output import masking
 from keras_ddl.launch.starters import remote_ranks
 
 
-def plan(job: Job, own: Mapping[str, str], *, restarts: int, placement: Placement) -> str:
+def plan(job: JobSpec, own: Mapping[str, str], *, restarts: int, placement: Placement) -> str:
     """Returns the text. Starts nothing, and contacts no host.
 
     Args:
@@ -36,7 +36,7 @@ def plan(job: Job, own: Mapping[str, str], *, restarts: int, placement: Placemen
     return "\n".join([*comments, masking.shown(job.command())])
 
 
-def _places(job: Job) -> list[str]:
+def _places(job: JobSpec) -> list[str]:
     if not job.hosts:
         number = _span(0, job.num_ranks)
         if job.spares:
@@ -59,7 +59,7 @@ def _span(first: int, count: int, what: str = "rank") -> str:
     return f"{what} {first}" if count == 1 else f"{what}s {first} to {first + count - 1}"
 
 
-def _cores(job: Job) -> str:
+def _cores(job: JobSpec) -> str:
     if any("bind" in word for word in job.mpi_args):
         return "bound as the arguments for mpirun say"
     text = "no rank is bound to cores"
@@ -68,13 +68,13 @@ def _cores(job: Job) -> str:
     return f"{text}; {len(os.sched_getaffinity(0))} are usable here"
 
 
-def _starter(job: Job) -> str:
+def _starter(job: JobSpec) -> str:
     if job.mpirun is not None:
         return f"{job.mpirun.path} ({job.mpirun.version})"
     return f"{job.starter}, without MPI"
 
 
-def _environment(job: Job, own: Mapping[str, str]) -> list[str]:
+def _environment(job: JobSpec, own: Mapping[str, str]) -> list[str]:
     base, lines = base_environment(os.environ), []
     for name, value in sorted(job.environment.items()):
         if base.get(name) != value or name in own:
@@ -82,7 +82,7 @@ def _environment(job: Job, own: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _what_then(job: Job, restarts: int, placement: Placement) -> list[str]:
+def _what_then(job: JobSpec, restarts: int, placement: Placement) -> list[str]:
     lines = []
     if job.min_ranks is not None:
         how = "the other ranks continue" if job.mpirun is None else "the job ends"

@@ -16,7 +16,7 @@ from keras_ddl.errors import LaunchError
 from keras_ddl.launch.checks import host_facts, reach
 from keras_ddl.launch.checks.finding import Finding, Severity
 from keras_ddl.launch.hosts.placement import host_of_rank
-from keras_ddl.launch.job import Job
+from keras_ddl.launch.job import JobSpec
 from keras_ddl.launch.output import masking
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.starters.starter_process import StarterProcess
@@ -25,7 +25,7 @@ from keras_ddl.launch.starters.starter_process import StarterProcess
 class Preflight:
     """The checks of one job. On a single host it checks only /dev/shm."""
 
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+    def __init__(self, job: JobSpec, say: Callable[[str], None]) -> None:
         self._job, self._say = job, say
         self._is_on = config.get("PREFLIGHT")
         self._facts: dict[int, dict[str, Any]] = {}  # by rank

@@ -44,7 +44,7 @@ class RankLink:
 
     @property
     def result(self) -> bytes | None:
-        """What the program of `keras_ddl.run` returned, None for nothing."""
+        """The return value of the program of `keras_ddl.run`; None: it returned nothing."""
         return b"".join(self._chunks) if self._chunks else None
 
     def connect(self, channel: Channel, hello: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Restarts a job when it fails: each attempt is a separate job with new processes.
 
 A failed attempt is ended and cleaned up like any job; then the next one begins. A directory on each host survives
-(`Job.kept`), which the ranks see as KERAS_DDL_JOB_DIR. docs/launch.md describes it for users.
+(`JobSpec.kept`), which the ranks see as KERAS_DDL_JOB_DIR. docs/launch.md describes it for users.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keras_ddl.launch.hosts import Host
 from keras_ddl.launch.hosts.host_watch import HostWatch
 from keras_ddl.launch.hosts.placement import Placement, host_of_rank, ranks_by_host
 from keras_ddl.launch.interrupts import Interrupts
-from keras_ddl.launch.job import Job, JobResult, new_id
+from keras_ddl.launch.job import JobResult, JobSpec, new_id
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome
 from keras_ddl.launch.output import masking
 from keras_ddl.launch.output.screen import Screen
@@ -42,7 +42,7 @@ class RestartLoop:
 
     def __init__(
         self,
-        job: Job,
+        job: JobSpec,
         screen: Screen,
         *,
         limit: int = 0,
@@ -69,11 +69,11 @@ class RestartLoop:
         self._hosts_seconds, self._stdin, self._terminals = hosts_seconds, stdin, terminals
         self._watchers = watchers or Watchers()
         self._attempt_number = 0  # attempts before this one
-        self._failures = 0  # of them, those that failed
+        self._failures = 0  # failed attempts before this one
         self._hosts_change_announced = False  # the ranks know that the hosts have changed
-        self._restart_requested = False  # the ranks exited because of that
+        self._restart_requested = False  # the ranks exited because the hosts have changed
         self._began = self._attempt_began = time.monotonic()
-        self._hosts: tuple[Host, ...] = ()  # of this attempt
+        self._hosts: tuple[Host, ...] = ()  # hosts of this attempt
         self._num_ranks = job.num_ranks
         self._restart_reason = ""  # why the next attempt begins
         self._early_failure: tuple[int, str] | None = None
@@ -124,7 +124,7 @@ class RestartLoop:
             self._attempt_number += 1
             self._failures += not self._restart_requested
 
-    def _attempt(self, job: Job, signals: tuple[signal.Signals, ...]) -> JobResult:
+    def _attempt(self, job: JobSpec, signals: tuple[signal.Signals, ...]) -> JobResult:
         self._attempt_began, self._will_restart, self._num_ranks = time.monotonic(), False, job.num_ranks
         self._watchers.start(
             restart=self._attempt_number,
@@ -160,7 +160,7 @@ class RestartLoop:
         with HostWatch(discovery, differs, announce):
             return supervisor.run(signals)
 
-    def _next_attempt(self, num_ranks: int, hosts: tuple[Host, ...]) -> Job:
+    def _next_attempt(self, num_ranks: int, hosts: tuple[Host, ...]) -> JobSpec:
         """Returns the job of the next attempt."""
         job, number = self._job, self._attempt_number
         output_dir = job.output_dir

@@ -25,7 +25,7 @@ from keras_ddl.launch import address
 from keras_ddl.launch.checks import host_facts
 from keras_ddl.launch.hosts.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
-from keras_ddl.launch.job import Job, JobResult
+from keras_ddl.launch.job import JobResult, JobSpec
 from keras_ddl.launch.output import masking
 from keras_ddl.launch.output.screen import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
@@ -41,8 +41,8 @@ from keras_ddl.link.kinds import Kind
 from keras_ddl.link.listener import Listener
 from keras_ddl.link.loop import READ, Source, serve
 
-_ABOUT_OTHERS = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
+_FOR_REGROUPING = (Kind.QUESTION, Kind.RECORD, Kind.SHOWN)
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # forwarded to the ranks, which decide what they mean
 
 
 class Supervisor:
@@ -50,7 +50,7 @@ class Supervisor:
 
     def __init__(
         self,
-        job: Job,
+        job: JobSpec,
         screen: Screen,
         *,
         stdin: int | None = None,
@@ -82,7 +82,7 @@ class Supervisor:
         self._refusal: str | None = None  # why the programs must not start
         self._regrouping: Regrouping | None = None
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
-            # As long as a collective waits for a rank that lives.
+            # Equals the time for which a collective waits for a rank that is alive.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
             self._regrouping = Regrouping(
                 self.links,
@@ -149,7 +149,7 @@ class Supervisor:
         self._result.outcomes.append(self.links[rank].outcome)
 
     def start_on_host(self, message: dict[str, Any]) -> None:
-        """Has more processes started (Kind.START_ON_HOST)."""
+        """Asks the starter to start more processes on a host (Kind.START_ON_HOST)."""
         assert self._starter.orders is not None
         self._starter.orders.send(Kind.START_ON_HOST, message)
 
@@ -253,7 +253,7 @@ class Supervisor:
             sources.append((self._starter.fileno(), READ, self._read_starter))
         orders = self._starter.orders
         if orders is not None and not orders.closed:
-            sources.append((orders.fileno(), orders.events, partial(self._hear_starter, orders)))
+            sources.append((orders.fileno(), orders.events, partial(self._receive_from_starter, orders)))
         for fd, (_, channel) in list(self._by_fd.items()):
             if channel.closed:  # a send has failed
                 self._serve_rank(fd)
@@ -270,7 +270,7 @@ class Supervisor:
             if signum == signal.SIGWINCH:
                 if self._terminals:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
-                    for link in self.links:  # those that have a terminal
+                    for link in self.links:  # only ranks with a terminal use it
                         link.send(Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
@@ -321,7 +321,7 @@ class Supervisor:
             if (problem := self._preflight.problem_of(link.outcome.rank)) is None:
                 link.start()
             else:
-                assert self.changing is not None  # nobody else comes so late
+                assert self.changing is not None  # only a newcomer arrives this late
                 self.changing.refuse(link.outcome.rank, problem)
         elif is_last:
             self._refusal = self._refusal or self._preflight.problems()
@@ -336,13 +336,13 @@ class Supervisor:
         for kind, payload in () if channel.closed else channel.read():
             if kind is Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
-            elif kind in _ABOUT_OTHERS and self._regrouping is not None:
+            elif kind in _FOR_REGROUPING and self._regrouping is not None:
                 self._regrouping.take(link.outcome.rank, kind, payload)
             else:
                 link.handle(kind, payload)
                 self._watchers.take(link.outcome, kind, payload)
                 if kind is Kind.WAITS:
-                    self._tell_who_ended(link)
+                    self._report_ended_ranks(link)
         if channel.closed:
             del self._by_fd[fd]
             link.lose()
@@ -353,7 +353,7 @@ class Supervisor:
         """Handles the end of a rank: tells the watchers, and decides whether the job continues."""
         link.counted = True
         for each in self.links:
-            self._tell_who_ended(each)
+            self._report_ended_ranks(each)
         self._watchers.rank_end(link.outcome)
         if self.changing is not None:
             self.changing.ended(link.outcome)
@@ -366,7 +366,7 @@ class Supervisor:
         when = time.monotonic() + link.outcome.seconds_for_others(with_mpi=self._job.mpirun is not None)
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
 
-    def _tell_who_ended(self, link: RankLink) -> None:
+    def _report_ended_ranks(self, link: RankLink) -> None:
         """Tells a rank which of the ranks that it waits for have ended."""
         ended = [rank for rank in link.waits_for if rank < len(self.links) and self.links[rank].over]
         if ended:
@@ -391,9 +391,9 @@ class Supervisor:
                 "err", b"".join(b"[%s] %s\n" % (self._job.starter.encode(), x) for x in data.rstrip(b"\n").split(b"\n"))
             )
 
-    def _hear_starter(self, orders: Channel) -> None:
+    def _receive_from_starter(self, orders: Channel) -> None:
         orders.write()
-        for _, payload in () if orders.closed else orders.read():  # NOT_STARTED: it sends nothing else
+        for _, payload in () if orders.closed else orders.read():  # the starter sends only NOT_STARTED
             assert self.changing is not None
             self.changing.not_started(**json.loads(payload))
 

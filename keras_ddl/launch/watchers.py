@@ -43,7 +43,7 @@ class Watchers:
             watcher.event(name, known)
 
     def start(self, **fields: Any) -> None:
-        """Takes the beginning of an attempt."""
+        """Reports that an attempt begins."""
         self._pids.clear()
         self.event("start", **fields)
 

@@ -1,4 +1,4 @@
-"""The program that `keras_ddl.run` starts on every rank: reads a call, makes it, writes its result.
+"""The program that `keras_ddl.run` starts on every rank: reads a function call, runs it and writes its result.
 
     python -m keras_ddl.launch.worker
 
@@ -23,27 +23,27 @@ from keras_ddl.link.program import ProgramLink
 
 
 def main() -> None:
-    """Makes the call. An exception is stored for the caller, and then ends this program as usual."""
+    """Runs the call. An exception is sent to the caller, and then ends this program as usual."""
     rank = int(Path(config.get("RUN_DIR")).name.removeprefix("rank-"))
     link = program.opened()
     call = pickle.loads(link.call())
-    # The modules that a notebook imports are found here, too.
+    # So that modules that a notebook imports are found here, too.
     sys.path[:] = call["sys_path"]
     sys.argv[:] = [""]
-    # The source of a notebook's cells, for tracebacks; without a time, so that it does not count as outdated.
+    # The source of a notebook's cells, for tracebacks. Without a time, linecache does not consider it outdated.
     for name, lines in call["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     try:
         function, args, kwargs = _load(call["function"], rank)
         result = {"value": _pickled_value(function(*args, **kwargs), rank)}
     except BaseException as error:
-        # The frame of this file does not help the caller.
+        # This file's frame does not help the caller.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         text = for_program(error)
         pickled = None if text.is_within else _pickled_error(error)  # else the caller would raise TensorFlow's error
-        _leave(link, {"error": pickled, "traceback": text.traceback})
+        _send_result(link, {"error": pickled, "traceback": text.traceback})
         raise
-    _leave(link, result)
+    _send_result(link, result)
 
 
 def _load(payload: bytes, rank: int) -> Any:
@@ -67,7 +67,7 @@ def _pickled_value(value: Any, rank: int) -> bytes:
 
 
 def _pickled_error(error: BaseException) -> bytes | None:
-    """Returns the pickled exception, None if it cannot be pickled and unpickled."""
+    """Returns the pickled exception, or None if it cannot be pickled and unpickled."""
     try:
         data = by_value.dumps(error)
         pickle.loads(data)
@@ -76,14 +76,14 @@ def _pickled_error(error: BaseException) -> bytes | None:
     return data
 
 
-def _leave(link: ProgramLink, result: dict[str, Any]) -> None:
+def _send_result(link: ProgramLink, result: dict[str, Any]) -> None:
     data, chunk_bytes = pickle.dumps(result), FROM_PROGRAM[Kind.RESULT]
     for begin in range(0, len(data), chunk_bytes):
         link.send(Kind.RESULT, data[begin : begin + chunk_bytes])
 
 
 if __name__ == "__main__":
-    # Under its own name: in the pickled call, __main__ is the caller's.
+    # Imported by its own name, because __main__ in the pickled call is the caller's module.
     from keras_ddl.launch import worker
 
     worker.main()

@@ -45,7 +45,7 @@ class Channel:
         self._accepts = accepts
         self.closed = False
         self.timed_out = False  # the network is down: the peer may live
-        self.is_impostor = False  # the peer has sent what it may not send
+        self.is_impostor = False  # whether the peer has sent a frame that it may not send
         self._incoming = bytearray()
         self._outgoing = bytearray()
         sock.setblocking(False)
@@ -62,7 +62,7 @@ class Channel:
 
     @property
     def events(self) -> int:
-        """What to poll the connection for."""
+        """The events for which to poll the connection."""
         return READ | (WRITE if self._outgoing else 0)
 
     @property
@@ -93,7 +93,7 @@ class Channel:
         """Yields the complete frames that have arrived. At the end of the connection `closed` becomes true."""
         taken = 0
         while taken < _READ_BYTES and not self.closed:
-            # Where not all is accepted, no byte beyond a frame is taken: it may be for another reader.
+            # If only some kinds are accepted, it reads no byte beyond a frame, because another reader may need it.
             most = _READ_BYTES if self._accepts is None else self._missing()
             try:
                 data = self.sock.recv(most)

@@ -36,8 +36,10 @@ def connect_here(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _short_path(path: Path) -> Iterator[str]:
-    """Yields a short path to the socket, through its directory's descriptor: names of UNIX sockets have at most 107
-    bytes, and TMPDIR may be longer."""
+    """Yields a short path to the socket, through its directory's descriptor.
+
+    Names of UNIX sockets have at most 107 bytes, and TMPDIR may be longer.
+    """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -99,8 +101,8 @@ class Unproven(Generic[T]):
     def pop(self, fd: int) -> T:
         """Removes a connection and returns it."""
         address, one = self._all.pop(fd)
-        of_address = self._by_address[address]
-        del of_address[fd]
-        if not of_address:
+        same_address = self._by_address[address]
+        del same_address[fd]
+        if not same_address:
             del self._by_address[address]
         return one

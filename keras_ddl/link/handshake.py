@@ -1,9 +1,9 @@
 """The handshake of two processes of a job: each proves that it knows the job's secret.
 
-The process that listens sends a nonce first (NONCE). The caller answers with its own nonce and what it is (HELLO), and
-the listener with what the caller should know (WELCOME). Each proof is an HMAC over the other side's nonce and the
+The listener sends a nonce first (NONCE). The caller answers with its own nonce and facts about itself (HELLO), and the
+listener with the facts that the caller needs (WELCOME). Each proof is an HMAC over the other side's nonce and the
 message. So nobody else can read a rank's output or start a program through a port, and a rank runs nothing for an
-impostor. No message is parsed before its proof.
+impostor. No message is parsed before its proof is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AGAIN_SECONDS = 0.05
 
 
 class Impostor(Exception):
-    """The process that listens does not know the job's secret."""
+    """The listener does not know the job's secret."""
 
 
 def introduce(
@@ -33,10 +33,11 @@ def introduce(
     """Connects, and returns the connection and the listener's message once both sides have proved themselves.
 
     Args:
-        connect: opens a connection; called again when the listener closes it, as it does when strangers flood it.
-        hello: returns what the listener should know of this process.
-        seconds: limit.
-    Raises: Impostor. OSError, or what `connect` raises: nobody listens, or not in time.
+        connect: opens a connection; called again if the listener closes it, for example because too many strangers
+            connect.
+        hello: returns the facts about this process for the listener.
+        seconds: time limit.
+    Raises: Impostor. OSError, or the error of `connect`: nobody listens, or nobody answers in time.
     """
     until = time.monotonic() + seconds
     while True:
@@ -81,5 +82,5 @@ def verify(secret: str, side: str, nonce: bytes, payload: bytes) -> dict[str, An
 
 def _proof(secret: str, side: str, nonce: bytes, body: bytes) -> bytes:
     assert secret, "an empty key proves nothing"
-    # The nonce has one length, so where the body begins cannot be moved.
+    # All nonces have the same length, so nobody can shift bytes between the nonce and the body.
     return hmac.digest(bytes.fromhex(secret), side.encode() + b"\0" + nonce + body, "sha256")

@@ -2,7 +2,7 @@
 
     program  <-- UNIX socket -->  its wrapper  <-- UNIX socket or TCP -->  launcher
 
-Most frames of the program are for the launcher and the other way round: the wrapper passes them on unchanged.
+The program and the launcher send each other most frames; the wrapper forwards them unchanged.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import enum
 from collections.abc import Mapping
 
 NONCE_BYTES = 32
-RANK_BYTES = 4  # of the rank with which a RECORD of a program begins
+RANK_BYTES = 4  # size of the rank at the beginning of a program's RECORD
 
 
 class Kind(enum.IntEnum):
-    """The contents of a frame. Sent by L: the launcher, R: the rank's wrapper, P: the rank's program."""
+    """The contents of a frame. The sender is L: the launcher, R: the rank's wrapper, P: the rank's program."""
 
     # The handshake (handshake.py). A wrapper calls the launcher, and a rank calls a rank on another host.
     NONCE = 1  # The listener sends bytes.
     # The caller sends a proof, then JSON with a nonce. A wrapper adds rank, size, host and pid, and with several hosts
     # the facts of host_facts.py.
     HELLO = 2
-    # The listener sends a proof, then JSON. The launcher's has the environment, working directory and terminals.
-    # A wrapper's to its program has no proof, see program.py.
+    # The listener sends a proof, then JSON. The launcher's JSON has the environment, working directory and terminals.
+    # A wrapper sends its program no proof, see program.py.
     WELCOME = 3
     # Between the launcher and the wrapper.
     START = 4  # L empty: start the program
@@ -34,28 +34,28 @@ class Kind(enum.IntEnum):
     STDIN_CONSUMED = 9  # R JSON: number of bytes the program has taken
     TERMINAL_SIZE = 10  # L JSON: rows, columns
     STOP = 11  # L JSON: signal, grace_seconds
-    SIGNAL = 12  # L JSON: signal, for the program and nothing else
+    SIGNAL = 12  # L JSON: signal, only for the program
     EXIT = 13  # R JSON: status, stopped_by
     BYE = 14  # L JSON: last (no other attempt follows), survived: the wrapper may leave
-    # Between the launcher and the program; the wrapper passes them on.
+    # Between the launcher and the program; the wrapper forwards them.
     CALL = 15  # P empty: asks for the call of `keras_ddl.run`; L its bytes; an empty frame ends them
-    RESULT = 16  # P bytes of what the call returns
+    RESULT = 16  # P bytes of the call's result
     REPORT = 17  # P JSON: the uncaught exception that ends the program (error_report.py)
-    IN_JOB = 18  # P JSON: in_job: the program is between init and shutdown, so that its end is a loss to the others
+    IN_JOB = 18  # P JSON: in_job: whether the program is between init and shutdown, so that its end is a loss
     CHECKPOINT = 19  # P JSON: path, step, resume, is_new: the last complete checkpoint
-    FIGURES = 20  # P JSON: of the training (strategy/figures.py), where somebody watches the job
+    FIGURES = 20  # P JSON: figures of the training (strategy/figures.py), if somebody watches the job
     HOSTS_CHANGED = 21  # L empty: the job would be started on other hosts now (host_watch.py)
     QUESTION = 22  # P JSON: about the other ranks (membership.py, board.py)
-    ANSWER = 23  # L JSON: to it; for a membership epoch, members, ended, with several hosts doors, secret
+    ANSWER = 23  # L JSON: to a QUESTION; for a membership: epoch, members, ended, and with several hosts doors, secret
     BOARD = 24  # L JSON: has_question, admit_at: what the program should do between two steps (board.py)
-    SHOWN = 25  # R JSON: admit_at, which the program sees from now on
+    SHOWN = 25  # R JSON: admit_at; the program sees it from now on
     WAITS = 26  # P JSON: ranks that the program waits for
     ENDED = 27  # L JSON: ranks among them whose programs have ended
-    RECORD = 28  # P number of a newcomer and what it should get; L the latter, for the newcomer
+    RECORD = 28  # P number of a newcomer, and bytes for it; L these bytes, to the newcomer
     # Between the launcher and remote_ranks.py, which starts the ranks of several hosts.
     START_ON_HOST = 29  # L JSON: host, first, local_ranks, local_size: more processes to start
     NOT_STARTED = 30  # JSON: host, why: its processes could not be started
-    READY = 31  # of host_ranks.py to remote_ranks.py, empty: from now on, the ranks are the launcher's
+    READY = 31  # from host_ranks.py to remote_ranks.py, empty: from now on, the ranks belong to the launcher
 
 
 # The frames that a peer may send, with their size limits, so that it cannot make the other side allocate memory:

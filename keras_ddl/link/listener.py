@@ -1,8 +1,8 @@
 """A listening socket, and the connections that have not yet proved that they belong to the job.
 
 Anybody on the network may connect. Before its proof, a connection may send a few kilobytes, which are not parsed.
-Only a few unproven connections are open at a time, and they are closed after a while. A process of the job that a flood
-of them pushed out connects again (handshake.py).
+Only a few unproven connections are open at a time, and they are closed after a while. If too many strangers connect, a
+process of the job may also lose its connection; it then connects again (handshake.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from keras_ddl.link.connections import Unproven
 from keras_ddl.link.handshake import sign, verify
 from keras_ddl.link.kinds import FROM_UNPROVEN_CALLER, NONCE_BYTES, Kind
 
-# A process answers at once; this allows for one on a machine that freezes meanwhile.
-_MAX_STRANGERS = 64  # in addition to the processes of the job
-_ACCEPTED_AT_ONCE = 32  # before others are heard again
+_MAX_STRANGERS = 64  # open connections, in addition to those of the job's processes
+_ACCEPTED_AT_ONCE = 32  # new connections, before open ones are served again
 
 
 @dataclass
@@ -31,7 +30,7 @@ class Caller:
     """A process that has connected.
 
     Attributes:
-        hello: what it says of itself; {} without a proof so far.
+        hello: the caller's facts about itself; {} before its proof.
         sent_at: our clock when the nonce was sent.
     """
 
@@ -51,7 +50,7 @@ class Listener:
     """Accepts connections until `close`. Never blocks: the owner polls `fds` for reading, and calls `serve` and `tick`.
 
     Args:
-        secret: what callers prove that they know; "": not known yet, see `introduce`.
+        secret: the secret that callers must know; "": it is not known yet, see `introduce`.
         num_callers: number of processes that may call.
         lost_after: as for Channel.
     """
@@ -62,7 +61,7 @@ class Listener:
         sock.setblocking(False)
         self._sock, self._secret, self._lost_after = sock, secret, lost_after
         self._unproven: Unproven[Caller] = Unproven(num_callers + _MAX_STRANGERS)
-        self._rests = False  # until `tick`, when too many files are open, say
+        self._rests = False  # accepts nothing until `tick`, for example because too many files are open
 
     @property
     def fds(self) -> list[int]:
@@ -134,7 +133,7 @@ class Listener:
                 return
             fd = sock.fileno()
             caller.channel.send(Kind.NONCE, caller.nonce)
-            if caller.channel.closed:  # by who has opened it
+            if caller.channel.closed:  # by the caller
                 continue
             pushed_out = self._unproven.add(fd, address[0] if address else "", caller)
             if pushed_out is not None:

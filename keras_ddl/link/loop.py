@@ -10,7 +10,7 @@ Source = tuple[int, int, Callable[[], object]]  # a descriptor, READ or WRITE or
 
 
 def serve(seconds: float | None, sources: Iterable[Source]) -> None:
-    """Waits, up to `seconds` seconds, and calls the handlers of what is ready."""
+    """Waits up to `seconds` seconds, and calls the handlers of sources that are ready."""
     poll, handlers = select.poll(), dict[int, Callable[[], object]]()
     for fd, events, handle in sources:
         poll.register(fd, events)

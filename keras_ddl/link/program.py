@@ -1,11 +1,11 @@
-"""The program's end of its connection with its wrapper, over which it talks with the launcher.
+"""The program's end of the connection with its wrapper, which forwards frames to and from the launcher.
 
 The wrapper listens on a UNIX socket in KERAS_DDL_RUN_DIR (launch/rank/program_link.py). A program opens its connection
 when it first needs it, and keeps it. The wrapper's first frame, WELCOME, tells it about the job:
 
     regroups         the job may continue without lost ranks
     takes_newcomers  processes may join the job
-    figures          somebody watches the training
+    figures          a watcher wants the figures of the training
     clock            how far the clock of this host is ahead of the launcher's, if measured
     has_question, admit_at, hosts_changed   as in the frames BOARD and HOSTS_CHANGED
 """
@@ -33,24 +33,24 @@ SOCKET = "link"  # in KERAS_DDL_RUN_DIR
 
 
 class LinkLost(RankLostError):
-    """Nobody is at the other end. A rank's program then ends soon, with its wrapper."""
+    """The other end of the connection is gone. A rank's program then ends soon, with its wrapper."""
 
     def __init__(self) -> None:
         super().__init__("The launcher must run as long as its ranks. Received: no answer from it.")
 
 
 class ProgramLink:
-    """Any thread may call the methods.
+    """A program's connection with its wrapper. Any thread may call the methods.
 
-    A call that is interrupted, as by Ctrl-C, closes the connection, because part of a frame may be lost. The next call
-    opens another one.
+    An interrupted call (by Ctrl-C, for example) closes the connection, because part of a frame may be lost. The next
+    call opens another one.
 
     Attributes:
         has_question: a process has asked rank 0 a question. The program resets it.
         admit_at: see board.py.
-        hosts_changed: the job would now be started on other hosts.
-        ended: ranks, among those that this one has waited for, whose programs have ended.
-        record: what rank 0 has sent to this newcomer. The program takes it and sets None.
+        hosts_changed: whether a restart of the job would use other hosts.
+        ended: the ranks that this rank has waited for and whose programs have ended.
+        record: the record that rank 0 has sent to this newcomer. The program takes it and sets None.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,17 +70,17 @@ class ProgramLink:
         self._opened()
 
     def of_job(self, name: str) -> Any:
-        """Returns what WELCOME says about the job."""
+        """Returns an entry of WELCOME."""
         return self._job[name]
 
     def look(self) -> None:
-        """Takes what has arrived, and never waits. Cost: 3 us."""
+        """Handles the frames that have arrived; never waits. Cost: 3 us."""
         if self._reading.acquire(blocking=False):  # else another thread reads
             try:
                 if self._channel is None or self._arrived.poll(0):
                     self._take()
             except LinkLost:
-                pass  # the wrapper has ended, and takes this process with it
+                pass  # the wrapper has ended, and this process ends with it
             finally:
                 self._reading.release()
 
@@ -110,13 +110,13 @@ class ProgramLink:
         with self._reading:
             self._answer = None
             self.send(Kind.QUESTION, question)
-            self._wait(lambda: self._answer is not None or is_over())
+            self._wait(lambda: is_over() or self._answer is not None)  # `is_over` may look, and take the answer
             if self._answer is None:
                 self._close()  # so that the wrapper drops a late answer
             return self._answer
 
     def wait_for_record(self) -> bytes:
-        """Waits for what rank 0 sends to this newcomer. Raises: LinkLost."""
+        """Waits for the record that rank 0 sends to this newcomer. Raises: LinkLost."""
         with self._reading:
             self._wait(lambda: self.record is not None)
             record, self.record = self.record, None
@@ -161,7 +161,7 @@ class ProgramLink:
             self._take()
 
     def _take(self) -> None:
-        """Takes the frames that have arrived. Raises: LinkLost."""
+        """Handles the frames that have arrived. Raises: LinkLost."""
         channel = self._opened()
         try:
             for kind, payload in channel.read():

@@ -65,15 +65,17 @@ _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
 def _is_eager_of_all(comm: Communicator | None) -> bool:
-    of_all = comm is None or (isinstance(comm, Communicator) and comm.id == binding.WORLD)
-    return bool(of_all and tf.executing_eagerly())
+    is_of_all_ranks = comm is None or (isinstance(comm, Communicator) and comm.id == binding.WORLD)
+    return bool(is_of_all_ranks and tf.executing_eagerly())
 
 
-def _of_all_ranks(for_newcomers: Callable[[str, Callable[[], Any], Any], Any]) -> Callable[[_Function], _Function]:
+def _collective_of_all_ranks(
+    for_newcomers: Callable[[str, Callable[[], Any], Any], Any],
+) -> Callable[[_Function], _Function]:
     """Marks a collective that is repeated when ranks are lost; in a graph, the call that runs the graph is repeated.
 
     for_newcomers: called with a label, a function that makes the collective, and one that returns its first argument.
-        Returns the result; on a newcomer that of the others.
+        Returns the result; on a newcomer, the other ranks' result.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -108,7 +110,7 @@ def _left_to_joining(_: str, make: Callable[[], Any], own: Callable[[], Any]) ->
 
 
 @do_not_convert
-@_of_all_ranks(_recorded)
+@_collective_of_all_ranks(_recorded)
 def all_reduce(
     tensor: Any,
     *,
@@ -157,7 +159,7 @@ def all_reduce(
 
 
 @do_not_convert
-@_of_all_ranks(_recorded)
+@_collective_of_all_ranks(_recorded)
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -215,7 +217,7 @@ def all_reduce_n(
 
 
 @do_not_convert
-@_of_all_ranks(_differs)
+@_collective_of_all_ranks(_differs)
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -243,7 +245,7 @@ def reduce_scatter(
 
 
 @do_not_convert
-@_of_all_ranks(_recorded)
+@_collective_of_all_ranks(_recorded)
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -269,7 +271,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
 
 @do_not_convert
-@_of_all_ranks(_left_to_joining)
+@_collective_of_all_ranks(_left_to_joining)
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -286,7 +288,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 
 
 @do_not_convert
-@_of_all_ranks(_left_to_joining)
+@_collective_of_all_ranks(_left_to_joining)
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
@@ -322,30 +324,31 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
 def _broadcast_variables(
     tf_variables: list[tf.Variable], root: int, comm: Communicator, *, at_once: bool = False
 ) -> Any:
-    """at_once: assign only after all values have arrived, so that the loss of the root does not leave some of its
-    values."""
+    """at_once: assign only after all values have arrived, so that a lost root does not leave only some values."""
     from keras_ddl.ops import variables as variable_lists
 
     check_root(root, comm)
     # A session runs only requested ops, in no fixed order, so names must be unique and the caller must run the ops.
-    of_session = not tf.executing_eagerly() and not tf.inside_function()
-    name = tf.compat.v1.get_default_graph().unique_name("broadcast_variables") if of_session else "broadcast_variables"
+    is_in_session = not tf.executing_eagerly() and not tf.inside_function()
+    name = (
+        tf.compat.v1.get_default_graph().unique_name("broadcast_variables") if is_in_session else "broadcast_variables"
+    )
     if comm.size == 1:
-        return tf.group() if of_session else None
+        return tf.group() if is_in_session else None
     if tf.executing_eagerly():
         variable_lists.check_equal_on_all_ranks(tf_variables, comm)
     detail, fingerprint = variable_lists.describe(tf_variables), variable_lists.fingerprint(tf_variables)
 
     def values(group: list[tf.Variable]) -> list[Any]:
         # read_value runs after the graph's current control dependencies, such as initializers.
-        return [variable.read_value() for variable in group] if of_session else group
+        return [variable.read_value() for variable in group] if is_in_session else group
 
     received: Iterator[tuple[tf.Variable, tf.Tensor]] = itertools.chain.from_iterable(
         zip(group, _broadcast(values(group), root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint))
         for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES))
     )
     assigned = [variable.assign(value) for variable, value in (list(received) if at_once else received)]
-    return tf.group(*assigned) if of_session else None
+    return tf.group(*assigned) if is_in_session else None
 
 
 def _broadcast(

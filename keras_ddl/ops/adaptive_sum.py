@@ -50,12 +50,12 @@ def definition(parts: list[tf.Tensor]) -> tf.Tensor:
     dtype = parts[0].dtype
     parts = [tf.cast(part, tf.float64 if dtype == tf.float64 else tf.float32) for part in parts]
     while len(parts) > 1:
-        pairs = [_of_two(a, b) for a, b in zip(parts[::2], parts[1::2])]
+        pairs = [_sum_of_two(a, b) for a, b in zip(parts[::2], parts[1::2])]
         parts = pairs + parts[2 * len(pairs) :]
     return tf.cast(parts[0], dtype)
 
 
-def _of_two(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _sum_of_two(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     wide_a, wide_b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
     product = tf.reduce_sum(wide_a * wide_b)
     shares = [1 - tf.math.divide_no_nan(product, 2 * tf.reduce_sum(x * x)) for x in (wide_a, wide_b)]

@@ -71,9 +71,9 @@ def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[
     by_dtype: dict[tf.DType, list[tf.Variable]] = {}
     for variable in variables:
         by_dtype.setdefault(variable.dtype, []).append(variable)
-    for dtype, of_dtype in by_dtype.items():
-        nbytes = [(variable.shape.num_elements() or 0) * dtype.size for variable in of_dtype]
-        yield from in_groups(of_dtype, nbytes, limit_bytes)
+    for dtype, same_dtype in by_dtype.items():
+        nbytes = [(variable.shape.num_elements() or 0) * dtype.size for variable in same_dtype]
+        yield from in_groups(same_dtype, nbytes, limit_bytes)
 
 
 def in_groups(items: Iterable[T], nbytes: Iterable[int], limit_bytes: int) -> Iterator[list[T]]:

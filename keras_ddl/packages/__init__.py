@@ -103,8 +103,7 @@ def _has_cuda() -> bool:
 
 
 def install_mpi(*also: str) -> str:
-    """Returns the command that installs an MPI, or reinstalls the present one. `also`: packages that must be installed,
-    too."""
+    """Returns the command that installs an MPI, or reinstalls the present one. `also`: further packages to install."""
     installed = [name for name in MPIS if version(name)]
     wanted = [name for name in also if not version(name)]
     if installed and wanted:
@@ -120,7 +119,7 @@ def _requirement(name: str) -> str:
 
 
 def _extra(extra: str) -> list[str]:
-    """Returns what an extra of keras_ddl requires, including what it requires through other extras.
+    """Returns the requirements of an extra of keras_ddl, including its requirements through other extras.
 
     Without metadata, keras_ddl is not installed; the result is then the extra of a checkout.
     """

@@ -71,7 +71,7 @@ def split(entries: np.ndarray, boxes: Sequence[Box]) -> list[np.ndarray]:
 
 def joined(boxes: Sequence[Box], arrays: Mapping[Box, np.ndarray], dtype: Any) -> np.ndarray:
     """Returns the concatenated entries of `boxes` as a new vector, copied from `arrays`, which together have them."""
-    import numpy as np  # whoever only lists checkpoints needs no NumPy
+    import numpy as np  # here, because listing checkpoints needs no NumPy
 
     result = np.empty(sum(map(size, boxes)), dtype)
     for box, target in zip(boxes, split(result, boxes)):

@@ -1,8 +1,8 @@
-"""The state of callbacks: what a checkpoint keeps of them, and what a rank that joins gets (resilience/joining.py).
+"""The state of callbacks that checkpoints save and that joining ranks get (resilience/joining.py).
 
-If a callback has `get_state`, its state is what that returns. Otherwise a checkpoint keeps the attributes that Keras's
-callbacks are known to keep from one epoch or batch to the next. A rank that joins also gets all plain attributes that
-have changed since fit began: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
+If a callback has `get_state`, its result is the state. Otherwise a checkpoint keeps the attributes that Keras's
+callbacks are known to keep from one epoch or batch to the next. A joining rank also gets all plain attributes that have
+changed since fit began: numbers, strings, arrays, random generators, functions of modules, and lists and dicts of
 these.
 """
 
@@ -14,24 +14,43 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_ddl.compat.keras import keras
 
+
+class JobCallback(keras.callbacks.Callback):
+    """The base class of keras_ddl's callbacks: what a Strategy asks of a callback.
+
+    Attributes:
+        never_stops_within_epoch: it does not ask to stop after a batch, which saves the ranks an agreement per batch. A
+            program's own callback may have this attribute, too.
+        runs_last: it saves what the other callbacks of the fit have changed, which it gets as `others`.
+        of_this_process: attributes that a joining rank does not get from the others.
+    """
+
+    never_stops_within_epoch = True
+    runs_last = False
+    others: Sequence[Any] = ()
+    of_this_process: tuple[str, ...] = ()
+
+
 _KNOWN = {
     keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
 }
-_STATE = ""  # in place of the name of an attribute: what `get_state` returns
+_STATE = ""  # instead of the name of an attribute, for the result of `get_state`
 
 
 def named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback. The name is the class, with a number if the class repeats; equal on all ranks, even if
-    some have callbacks of other classes, too.
+    """Returns name -> callback.
+
+    The name is the class, with a number if the class repeats; equal on all ranks, even if some have callbacks of other
+    classes, too.
     """
     result: dict[str, Any] = {}
     counts = collections.Counter[str]()
@@ -43,8 +62,9 @@ def named(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def with_state(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns name -> callback, for callbacks with a state that a checkpoint keeps. If a class repeats, the number in
-    the name is the callback's place among all of these, as in earlier checkpoints.
+    """Returns name -> callback, for callbacks with a state that a checkpoint keeps.
+
+    If a class repeats, the number in the name is the callback's place among all of these, as in earlier checkpoints.
     """
     result: dict[str, Any] = {}
     for each in callbacks:
@@ -60,13 +80,13 @@ def for_checkpoint(callbacks: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 def set_states(callbacks: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Restores callbacks to earlier states, or to those of another rank's callbacks of the same names."""
+    """Restores callbacks to earlier states, or to the states of another rank's callbacks with the same names."""
     for name, each in callbacks.items():
         update(each, states.get(name) or {})
 
 
 class Changes:
-    """What callbacks have changed in their state since this object was made, when fit began."""
+    """Finds the changes to callbacks' state since this object was made, when fit began."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._before = {
@@ -75,8 +95,10 @@ class Changes:
         }
 
     def since(self, callbacks: Iterable[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
-        """Returns what has changed, by callback and attribute. Unchanged attributes are left out, because they may
-        differ between ranks. `most_bytes`: larger attributes are left out.
+        """Returns what has changed, by callback and attribute.
+
+        Unchanged attributes are left out, because they may differ between ranks. `most_bytes`: larger attributes are
+        left out.
         """
         return {
             name: {
@@ -103,13 +125,14 @@ def _known_attributes(callback: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    # Else a number of NumPy or TensorFlow.
+    # Other values are numbers of NumPy or TensorFlow.
     return value if value is None or isinstance(value, (bool, int, float, str)) else float(value)
 
 
 def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are plain values, also those inside the parts of keras_ddl's own callbacks, under
-    names with dots.
+    """Returns the attributes that are plain values.
+
+    Attributes inside the parts of keras_ddl's own callbacks have names with dots.
     """
     attributes: dict[str, Any] = {}
     own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
@@ -155,7 +178,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
         return "<" not in value.__qualname__ and value.__module__ in sys.modules
     if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
-        return type(value).__module__ != "__main__"  # of a class of the script's nothing is known
+        return type(value).__module__ != "__main__"  # a class of the script may have other state
     if type(value) in (list, tuple, set, frozenset, collections.deque):
         return all(map(_is_plain, value))
     return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)

@@ -64,7 +64,7 @@ def gather(
 
     Args: held, rank, values, name: as in `exchange`. hosts: the host of each rank. on_rank: None: all ranks get it.
     Returns: the whole array; None on a rank that does not get it.
-    Cost: every host receives once what it lacks; on a rank that gets the array, memory for two copies of it.
+    Cost: every host receives its missing boxes once; a rank that gets the array needs memory for two copies of it.
     """
     if on_rank is None and len(set(hosts)) > 1:  # first each rank gets a part of what its host is to have
         on_host = [Place(hosts[:each].count(host), hosts.count(host)) for each, host in enumerate(hosts)]

@@ -73,8 +73,10 @@ def boxes_to_write(writers: tuple[Holding, ...], shape: tuple[int, ...]) -> list
 
 
 def write(leaf: Leaf, reached: Sequence[bool], *, in_boxes: bool) -> tuple[tuple[Box, ...], np.ndarray | int]:
-    """Returns what this rank writes of a variable: boxes, and their entries, one box after the other, or the index of
-    the array that has them among those that it holds. COLLECTIVE if rank 0 writes for other ranks.
+    """Returns this rank's boxes of a variable, and their entries, one box after the other.
+
+    If one of the arrays that the rank holds has these entries, returns its index instead of the entries. COLLECTIVE if
+    rank 0 writes for other ranks.
     """
     place, shape, held = communicator.topology(), leaf.full_shape, leaf.held_by_all()
     own = tuple(each[:1] for each in held)  # not mirrors
@@ -95,7 +97,7 @@ def read(
     read_boxes: Callable[[int, Sequence[Box]], np.ndarray],
     reached: Sequence[bool],
 ) -> None:
-    """Restores variables from files, each rank what it holds. COLLECTIVE.
+    """Restores each rank's parts of variables from files. COLLECTIVE.
 
     Args: read_boxes: returns, of the variable at a place in `leaves`, the entries of boxes, one box after the other.
     Raises: CheckpointError, on every rank: a rank could not read.

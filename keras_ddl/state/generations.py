@@ -1,10 +1,10 @@
 """Redistributes variables whose parts are on different ranks, when ranks are lost or join.
 
-Each rank makes its new parts, the next generation, and keeps the old ones until every rank has done so; then all
-switch. So if another rank is lost meanwhile, the remaining ranks can begin again. If some ranks have already switched
-by then, all others have made their new parts and switch, too.
+Each rank makes its new parts, the next generation, and keeps the old parts until every rank has made its new parts.
+Then all ranks switch. So if another rank is lost in the meantime, the remaining ranks can begin again. If some ranks
+have already switched by then, all others have made their new parts and also switch.
 
-A rank that joins holds nothing at first. A rank without a place in the next generation sends what it holds and gets
+A rank that joins holds nothing at first. A rank without a place in the next generation sends its parts and receives
 nothing.
 """
 
@@ -41,10 +41,10 @@ class Leaf(Protocol):
     @property
     def numpy_dtype(self) -> np.dtype[Any]: ...
     def held(self) -> Holding:
-        """Returns what this rank holds: its own part first, then maybe the mirror of another rank's."""
+        """Returns this rank's holding: its own part first, then maybe the mirror of another rank's part."""
 
     def held_by_all(self) -> tuple[Holding, ...]:
-        """Returns what each rank holds."""
+        """Returns each rank's holdings."""
 
     def values(self) -> Sequence[np.ndarray]:
         """Returns the arrays of `held`."""
@@ -54,11 +54,11 @@ class Leaf(Protocol):
 
     def wanted(self, place: MeshPlace | None) -> Holding: ...
     def make_next(self, place: MeshPlace, arrays: Sequence[np.ndarray | int], generation: int) -> None:
-        """Makes what `take_next` will store. `arrays`: vectors, or for arrays that it already holds, their indices."""
+        """Makes the parts that `take_next` stores. `arrays`: vectors, or indices of arrays that are already held."""
 
     def take_next(self) -> None: ...
     def forget_assignments(self) -> None:
-        """Forgets the record of assignments, because ranks join that have not made them."""
+        """Forgets the record of assignments, because joining ranks have not made them."""
 
 
 class Arrangement(Protocol):
@@ -72,12 +72,12 @@ class Arrangement(Protocol):
 
 
 class _Known(NamedTuple):
-    """What a rank reports before parts are redistributed.
+    """A rank's report before parts are redistributed.
 
     Attributes:
-        generation: the generation that it holds; None: it holds nothing.
+        generation: the generation that the rank holds; None: it holds nothing.
         made: the generation that it has made and not yet stored; None: none.
-        stays: whether it has a place in that.
+        stays: whether it has a place in this generation.
         leaves: number -> `can_begin_anew`.
         is_new: whether it has run no step yet.
     """
@@ -131,38 +131,38 @@ class Generations:
         mine = _Known(self._generation, made, stays, {each.number: each.can_begin_anew for each in leaves}, is_new)
         everyone: list[_Known] = communicator.all_gather_object(mine, name=f"{_NAME}/generations")
         newest = max(each.generation for each in everyone if each.generation is not None)
-        # All have made the next one, together: any that have made it have met all others, who had nothing, in the
-        # second exchange. Those that may have taken it are lost.
+        # All remaining ranks have made the next generation. Ranks that may have switched to it are lost. Ranks that
+        # have made it met all others, which held nothing, in the second exchange.
         if all(each.made == newest + 1 for each in everyone) and any(each.stays for each in everyone):
             newest += 1
         self._take(newest)
         self._next = None
-        of_others = [each.leaves for each in everyone if not each.is_new]
-        numbers = set.intersection(*map(set, of_others))
+        others_leaves = [each.leaves for each in everyone if not each.is_new]
+        numbers = set.intersection(*map(set, others_leaves))
         if not numbers <= mine.leaves.keys():
             raise CollectiveError(
                 "A rank that joins a running job must make the same optimizers as the other ranks. Received: "
                 f"optimizers without {len(numbers - mine.leaves.keys())} of the variables that the other ranks keep in "
                 "shards. Let fit build the optimizers, or call optimizer.build on all ranks."
             )
-        if _is_only_on_some(of_others, numbers):
+        if _is_only_on_some(others_leaves, numbers):
             return (
                 "A variable that is spread over the ranks must exist on all of them before a rank is lost. Received: "
                 "variables that some ranks created in a step that other ranks had not begun. Build the model before "
                 "fit."
             )
-        of_all = [each for each in leaves if each.number in numbers]
+        common_leaves = [each for each in leaves if each.number in numbers]
         self.not_on_all = [each for each in leaves if each.number not in numbers]
         if any(each.is_new for each in everyone):
             for leaf in leaves:
                 leaf.forget_assignments()
         own = None
         if self._generation == newest:
-            own = {each.number: each.held() for each in of_all}
+            own = {each.number: each.held() for each in common_leaves}
         gathered = communicator.all_gather_object(own, name=f"{_NAME}/held")
-        places = arrangement.arrange(of_all)
+        places = arrangement.arrange(common_leaves)
         planned = []
-        for leaf in of_all:
+        for leaf in common_leaves:
             held = tuple(NOTHING if each is None else each[leaf.number] for each in gathered)
             wanted = tuple(map(leaf.wanted, places))
             try:
@@ -179,7 +179,7 @@ class Generations:
             arrays = exchange(moves, held, wanted, rank, leaf.values, leaf.numpy_dtype, name)
             if place is not None:
                 leaf.make_next(place, arrays, newest + 1)
-        self._next = _Next(newest + 1, place is not None, of_all, arrangement)
+        self._next = _Next(newest + 1, place is not None, common_leaves, arrangement)
         communicator.barrier(name=f"{_NAME}/made")
         self._take(newest + 1)
         return None
@@ -195,9 +195,11 @@ class Generations:
         self._next = None
 
 
-def _is_only_on_some(of_ranks: Sequence[dict[int, bool]], numbers: set[int]) -> bool:
-    """Whether a leaf is lost because not all ranks have it. A leaf with a lower number than one that all ranks have
-    belongs to a deleted model that some ranks have not forgotten yet.
+def _is_only_on_some(leaves_by_rank: Sequence[dict[int, bool]], numbers: set[int]) -> bool:
+    """Whether a leaf is lost because not all ranks have it.
+
+    A leaf with a lower number than a leaf that all ranks have belongs to a deleted model, which some ranks have not
+    forgotten yet.
     """
     last = max(numbers, default=-1)
-    return any(number > last and not begins for each in of_ranks for number, begins in each.items())
+    return any(number > last and not begins for each in leaves_by_rank for number, begins in each.items())

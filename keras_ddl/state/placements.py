@@ -1,4 +1,4 @@
-"""What a rank holds of an array: all of it, or a part and maybe the mirror of another rank's part."""
+"""Placements: a rank holds a complete array, or a part and maybe the mirror of another rank's part."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ class MeshPlace(NamedTuple):
 def place_on_mesh(rank: int, hosts: Sequence[int], model_size: int = 1) -> MeshPlace:
     """Returns the place of a rank of a job whose parts have mirrors. hosts: of all ranks, as in Topology."""
     (batch, model), batch_size = divmod(rank, model_size), len(hosts) // model_size
-    of_model = mirror_offset(hosts) if batch_size == 1 else 0
-    return MeshPlace(Place(batch, batch_size, mirror_offset(hosts[::model_size])), Place(model, model_size, of_model))
+    model_mirror = mirror_offset(hosts) if batch_size == 1 else 0
+    return MeshPlace(
+        Place(batch, batch_size, mirror_offset(hosts[::model_size])), Place(model, model_size, model_mirror)
+    )
 
 
 def holding(layout: Distribution, place: Place) -> Holding:
-    """Returns what a rank with this place holds."""
+    """Returns the holding of a rank with this place."""
     return tuple(tuple(layout.boxes(part)) for part in place.parts())
 
 

@@ -1,11 +1,11 @@
-"""Plans a movement of state: who sends which boxes of an array to whom, given what each rank holds and what it wants.
+"""Plans a movement of state: which ranks send which boxes of an array to which, from what they hold to what they want.
 
     held                              wanted
     rank 0                            all ranks       equal weights when training begins
     shards and mirrors of some ranks  new shards      a rank is lost, or one joins
     slices of a mesh                  other slices    another mesh
 
-A rank receives each entry that it lacks once, and none that it already holds: no plan moves fewer bytes.
+A rank receives each missing entry once, and no entry that it already holds, so no plan moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keras_ddl.state.boxes import intersection, size, without_all
 if TYPE_CHECKING:
     from keras_ddl.cut.values.layouts import Box
 
-# What one rank has: the boxes of each of its arrays, whose entries are one box after the other.
+# The boxes of each of one rank's arrays. An array contains the entries of its boxes, one box after the other.
 Holding: TypeAlias = "tuple[tuple[Box, ...], ...]"
 
 
@@ -37,7 +37,7 @@ class MissingBoxError(LookupError):
 
 @functools.lru_cache(maxsize=512)
 def plan(held: tuple[Holding, ...], wanted: tuple[Holding, ...], hosts: tuple[int, ...]) -> tuple[Move, ...]:
-    """Returns the moves, ordered by receiver; the same on all ranks. Cached, because variables are often alike.
+    """Returns the moves, ordered by receiver; equal on all ranks. Cached, because variables are often alike.
 
     Ranks on the receiver's host are preferred as senders; among equals, the rank that has sent the least so far.
 

@@ -24,11 +24,11 @@ def replicate(variables: Sequence[tf.Variable], root: int = 0) -> None:
         ops.broadcast_variables(numbers, root=root)
     if strings := [each for each in variables if each.dtype == tf.string]:
 
-        def of_root() -> list[object]:
+        def broadcast_strings() -> list[object]:
             values = [each.numpy() for each in strings]
             return communicator.broadcast_object(values, root, name="keras_ddl/strings")
 
-        for variable, value in zip(strings, communicator.as_one(of_root)):
+        for variable, value in zip(strings, communicator.as_one(broadcast_strings)):
             variable.assign(value)
 
 

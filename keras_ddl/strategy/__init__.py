@@ -19,9 +19,8 @@ from keras_ddl.strategy import cluster, keras_patches, one_per_job, resilience
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
-from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-from keras_ddl.strategy.mesh import layout_of, ranks
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh import layout_of
+from keras_ddl.strategy.save_records import SaveRecords
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
@@ -109,18 +108,14 @@ class Strategy(BaseStrategy):
         cluster.refuse_preemption_handlers()
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.random_state = RandomState(self.size, seed)
-        self.job = agree_on_job(settings, topology, device)
+        self.job = agree_on_job(settings, mesh_layout, topology, device, resilience.is_possible())
         if self.is_several:
             self.saves = SaveRecords(self.job.token, self.rank)
-            self.job.mesh = None if mesh_layout is None else ranks.make(mesh_layout, topology)
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
         self.resilience = resilience.of_job()
-        self.job.goes_on = self.resilience.goes_on
         self.mesh_layout = mesh_layout if self.job.goes_on else None
-        if self.mesh_layout is not None:
-            self._check_goes_on_with_layout(self.mesh_layout)
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.job))
@@ -137,15 +132,6 @@ class Strategy(BaseStrategy):
     def __repr__(self) -> str:
         own = " ".join(f"{name}={value!r}" for name, value in vars(self.job.settings).items())
         return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.job.device} {own}>"
-
-    def _check_goes_on_with_layout(self, layout: Layout) -> None:
-        if layout.is_to_choose:
-            raise ConfigError(
-                "A job can continue without a lost rank only if its layout is a LayoutMap: a number lets keras_ddl "
-                f"choose the layout while the job runs. Received: layout={layout.model_size} under `keras-ddl run -np "
-                f"MIN:MAX` (rank {self.rank}). Run once with a fixed number of ranks (-np N), and pass the LayoutMap "
-                "that it prints."
-            )
 
     def _check_rank_0_stays(self) -> None:
         """Refuses a job that may continue without rank 0, because only rank 0 knows its position in the data."""
@@ -177,15 +163,18 @@ class Strategy(BaseStrategy):
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """This rank's task, for scripts that ask for task_type, task_id and cluster_spec(): a task of TF_CONFIG if that
-        names as many tasks as there are ranks, else a worker. Rank 0 is the chief, or worker 0 if there is no chief.
+        """This rank's task, for scripts that ask for task_type, task_id and cluster_spec().
+
+        It is a task of TF_CONFIG if that names as many tasks as there are ranks, else a worker. Rank 0 is the chief, or
+        worker 0 if there is no chief.
         """
         return cluster.resolver(self.topology)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls `fn` on this rank's values in replica context, by tf.distribute's convention: optimizers sum gradients
-        over ranks, Keras losses are divided by the number of ranks, and your own losses must be divided by the global
-        batch size. COLLECTIVE over all ranks. For the result of one process use `function`.
+        """Calls `fn` on this rank's values in replica context, by tf.distribute's convention. COLLECTIVE.
+
+        Optimizers sum gradients over ranks, Keras losses are divided by the number of ranks, and your own losses must
+        be divided by the global batch size. For the result of one process use `function`.
 
         A model's train_step, test_step or predict_step gives the result of one process, as in `fit`.
 
@@ -194,7 +183,7 @@ class Strategy(BaseStrategy):
         """
         with order.translate_errors():
             execution = execution_of(fn) if self.size > 1 else None
-            if execution is not None:  # a step of Keras means the same whoever calls it
+            if execution is not None:  # a step of Keras has one meaning for all callers
                 return self.keras_steps.run(execution, fn, args, kwargs or {})
             if self.job.mesh is not None:
                 raise ConfigError(
@@ -207,8 +196,9 @@ class Strategy(BaseStrategy):
     def function(
         self, step: Callable[..., Any] | None = None, *, batches: str = "global", reduce_retracing: bool = False
     ) -> Any:
-        """Returns a function that runs `step` on all ranks with the result of one process. Also a decorator for
-        functions and methods.
+        """Returns a function that runs `step` on all ranks with the result of one process.
+
+        Also a decorator for functions and methods.
 
             @strategy.function
             def train_step(x, y):
@@ -279,8 +269,9 @@ class Strategy(BaseStrategy):
         return ALONE if self.size == 1 else self.keras_steps.explain(model)
 
     def whole_optimizer(self, owner: Any) -> Any:
-        """Returns a context in which every rank can read and save complete optimizer variables, even those in shards
-        (`sharding`). COLLECTIVE on entry.
+        """Returns a context in which every rank can read and save complete optimizer variables. COLLECTIVE on entry.
+
+        This includes variables in shards (`sharding`).
 
             with strategy.whole_optimizer(model):
                 model.save("model.keras")
@@ -298,8 +289,9 @@ class Strategy(BaseStrategy):
         return self._whole(owner)
 
     def whole_model(self, model: keras.Model) -> Any:
-        """Returns a context in which every rank can read and save all complete variables of a model and its optimizers,
-        even those that a layout cuts or that are in shards. COLLECTIVE on entry.
+        """Returns a context in which every rank can read and save complete variables of a model and its optimizers.
+
+        This includes variables that a layout cuts or that are in shards. COLLECTIVE on entry.
 
             with strategy.whole_model(model):
                 model.save("model.keras")

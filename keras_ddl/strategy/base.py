@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.agreement.random_state import RandomState
-    from keras_ddl.strategy.job import Job
-    from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-    from keras_ddl.strategy.mesh.layout import Layout
-    from keras_ddl.strategy.resilience import Resilience
-    from keras_ddl.strategy.step.keras_step import KerasSteps
-    from keras_ddl.topology import Topology
+from keras_ddl.strategy.agreement.random_state import RandomState
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh.layout import VariableLayout
+from keras_ddl.strategy.resilience import Resilience
+from keras_ddl.strategy.save_records import SaveRecords
+from keras_ddl.strategy.step.keras_step import KerasSteps
+from keras_ddl.topology import Topology
 
 
 class BaseStrategy(tf.distribute.Strategy):
@@ -29,7 +27,7 @@ class BaseStrategy(tf.distribute.Strategy):
     size: int
     topology: Topology
     job: Job
-    mesh_layout: Layout | None
+    mesh_layout: VariableLayout | None
     random_state: RandomState
     saves: SaveRecords
     keras_steps: KerasSteps
@@ -43,8 +41,7 @@ class BaseStrategy(tf.distribute.Strategy):
     def renew(self, topology: Topology) -> None:
         """Continues with the ranks of `topology` (resilience.py), which then call `communicator.prepare_plans`."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
-        self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
-        self.job.hosts = topology.hosts
+        self.job.renew(topology)
         self.random_state.size, self.saves.rank = topology.size, topology.rank
 
 
@@ -54,7 +51,6 @@ def strategy_of(owner: Any) -> BaseStrategy | None:
 
 
 def strategy_of_ranks(owner: Any) -> BaseStrategy | None:
-    """Like `strategy_of`, but None if the Strategy has one rank and takes no newcomers, so that it has nothing to
-    do."""
+    """Like `strategy_of`, but None if the Strategy has nothing to do: it has one rank and takes no newcomers."""
     strategy = strategy_of(owner)
     return strategy if strategy is not None and strategy.is_several else None

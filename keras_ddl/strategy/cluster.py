@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.compat import replacing
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.topology import Topology, tf_config
@@ -32,10 +33,10 @@ _REPLACED = {
 
 
 def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief by every way of asking.
+    """Returns the cluster of all ranks and this rank's task in it. TensorFlow's ways to find the chief all give rank 0.
 
     The tasks are those of TF_CONFIG if it names as many training tasks as there are ranks. Otherwise every rank is a
-    worker, with a name in place of an address, because ranks do not connect by addresses of the cluster.
+    worker, with a name instead of an address, because ranks do not connect by addresses of the cluster.
     """
     cluster = tf_config.read()
     if topology.size == 1 and cluster.own is not None and cluster.own.type == "evaluator":
@@ -77,19 +78,16 @@ def refuse_preemption_handlers() -> None:
 
     Otherwise the handler would fail later, in its own thread, with an obscure error.
     """
-    handler = tf.distribute.experimental.PreemptionCheckpointHandler
-    original = handler.__init__
+    replacing.replace([(tf.distribute.experimental.PreemptionCheckpointHandler, "__init__", _refuse)])
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not communicator.is_initialized() or communicator.size() == 1:
-            original(self, *args, **kwargs)
-            return
-        raise ConfigError(
-            "A PreemptionCheckpointHandler needs the coordination service that TensorFlow's own clusters have. "
-            f"Received: a PreemptionCheckpointHandler on rank {communicator.rank()} of {communicator.size()}. With "
-            "fit, use keras_ddl.callbacks.Checkpoint(folder, resume=True); in a training loop of your own, use "
-            "tf.train.CheckpointManager on rank 0. Then start the job again after it was stopped."
-        )
 
-    handler.__init__ = __init__
+def _refuse(original: Any, *args: Any, **kwargs: Any) -> None:
+    if not communicator.is_initialized() or communicator.size() == 1:
+        original(*args, **kwargs)
+        return
+    raise ConfigError(
+        "A PreemptionCheckpointHandler needs the coordination service that TensorFlow's own clusters have. "
+        f"Received: a PreemptionCheckpointHandler on rank {communicator.rank()} of {communicator.size()}. With fit, "
+        "use keras_ddl.callbacks.Checkpoint(folder, resume=True); in a training loop of your own, use "
+        "tf.train.CheckpointManager on rank 0. Then start the job again after it was stopped."
+    )

@@ -1,5 +1,4 @@
-"""The interface by which a watched training reports its steps, rows and logs. An optional part implements it
-(parts.py)."""
+"""The interface through which a watched training reports steps, rows and logs. A part implements it (parts.py)."""
 
 from __future__ import annotations
 

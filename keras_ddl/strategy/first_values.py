@@ -1,6 +1,6 @@
-"""Makes only a share of a variable's first value, bit for bit as one process would.
+"""Makes only a share of a variable's first value, with the same bits as in one process.
 
-Keras's initializers draw with counter-based generators, so any stretch of a draw can be made alone
+Keras's initializers draw with counter-based generators, so that any stretch of a draw can be made separately
 (cut/operations/philox.py), and then compute each entry from one drawn number. So the initializer is traced once, and
 the graph is evaluated for one stretch of entries after another. Other initializers (Orthogonal, the program's own)
 make all entries at once and have no `Recipe`.
@@ -71,8 +71,9 @@ def recipe_of(initializer: Any) -> Recipe | None:
 
 
 def shape_of_new(variable: Any, value: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the shape of a Keras variable to be made from `value`, and the value. A function is called only if
-    nothing else tells the shape.
+    """Returns the shape of a Keras variable to be made from `value`, and the value.
+
+    A function is only called if its result is needed to find the shape.
     """
     shape = models.declared_shape(variable)
     if shape is None:
@@ -111,12 +112,13 @@ class FirstValue:
             return int(self._scalar(operation.inputs[3])) in philox.ALGORITHMS
         if operation.type not in _ENTRYWISE:
             return operation.type in ("Fill", "Const")
-        of_all = [each for each in operation.inputs if each.shape.rank]
-        return all(each.shape == self.shape and self._is_possible(each) for each in of_all)
+        operands = [each for each in operation.inputs if each.shape.rank]
+        return all(each.shape == self.shape and self._is_possible(each) for each in operands)
 
     def share(self, runs: Runs, shape: Any) -> tf.Tensor:
-        """Returns the entries of some runs, reshaped to `shape`. Cost: memory for the entries, twice that while they
-        are made unless all are equal, and a few MB.
+        """Returns the entries of some runs, reshaped to `shape`.
+
+        Cost: memory for the entries and a few MB; unless all entries are equal, twice as much while they are made.
         """
         if not runs.length * runs.number:  # more ranks than rows
             return tf.zeros(shape, self.dtype)

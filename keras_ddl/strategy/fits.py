@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl.compat.callbacks import set_initial_epoch
+from keras_ddl.data.position import Reading
 from keras_ddl.strategy import trainer_calls
-
-if TYPE_CHECKING:
-    from keras_ddl.data.position import Reading
 
 
 @dataclass(eq=False)

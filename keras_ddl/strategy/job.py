@@ -1,4 +1,4 @@
-"""The job of a Strategy: its ranks as this rank sees them, and its settings."""
+"""The job of a Strategy: its ranks and its settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.state.placements import MeshPlace, place_on_mesh
+from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
 
@@ -33,21 +35,21 @@ class Settings:
 
 @dataclass(eq=False)
 class Job:
-    """The ranks that share each batch, and the settings by which they do.
+    """The ranks that share each batch, and what they have agreed on.
 
     Attributes:
         rank: this process's rank. size: the number of ranks.
         token: a string that only the ranks of this job share; "" if there is one rank.
-        device: what this rank computes with, as tf.device takes it.
-        settings: as this rank passed them. The other attributes are equal on all ranks.
+        device: this rank's device, as tf.device takes it.
+        settings: as this rank passed them. The attributes below are equal on all ranks.
         bucket_size: size of the gradients that are sent in one collective.
         shards_from_elements: slots with this many elements or more are in shards; None: no slots are. shards_weights:
-            weights are, too. gathered_bytes: limit of the weights that a step has gathered at a time.
+            weights are, too. gathered_bytes: limit of the weights that a step keeps gathered at a time.
         drift_check_fraction: fraction of the training time that comparing weights may take.
         goes_on: fit continues when a rank is lost (resilience.py); `rank` and `size` then change.
         reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
-        epoch: how often they have changed. hosts: of all ranks, as in Topology.
-        mesh: data and model ranks, if a layout cuts variables; None: all ranks are data ranks.
+        epoch: how often `rank` and `size` have changed. hosts: of all ranks, as in Topology.
+        mesh: data and model ranks, if a layout splits variables; None: all ranks are data ranks.
     """
 
     rank: int
@@ -66,6 +68,10 @@ class Job:
     gathered_bytes: int = 0
     reads_on_rank_0: bool = False
 
+    def renew(self, topology: Topology) -> None:
+        """Continues with the ranks of `topology`."""
+        self.rank, self.size, self.hosts, self.epoch = topology.rank, topology.size, topology.hosts, self.epoch + 1
+
     def place_of(self, rank: int) -> MeshPlace:
         """Returns the place of a rank among those that share variables."""
         place = place_on_mesh(rank, self.hosts, 1 if self.mesh is None else self.mesh.model.size)
@@ -73,27 +79,39 @@ class Job:
 
     @property
     def accumulates_parts(self) -> bool:
-        """Whether ranks may accumulate gradients of their own rows over several steps, and sum them later."""
+        """Whether a rank may accumulate gradients of its own rows over several steps before they are summed."""
         return not self.goes_on and self.mesh is None
 
 
-def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
+def agree_on_job(
+    settings: Settings, layout: VariableLayout | None, topology: Topology, device: str, goes_on: bool
+) -> Job:
     """Returns the job. COLLECTIVE. If ranks have passed different settings, rank 0's are used."""
-    token, percent, reads_on_rank_0 = "", config.get("DRIFT_CHECK_PERCENT"), settings.reader == "rank0"
-    weights = settings.sharding == "weights", config.get("GATHERED_WEIGHT_BYTES")
-    shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.sharding is not None else None
-    if topology.size > 1 or history.takes_newcomers():
-        of_rank_0 = (secrets.token_hex(8), percent, shards_from, weights, reads_on_rank_0)
-        token, percent, shards_from, weights, reads_on_rank_0 = communicator.broadcast_object(
-            of_rank_0, name="keras_ddl/job"
-        )
+    is_several = topology.size > 1 or history.takes_newcomers()
+    agreed: dict[str, Any] = {
+        "token": secrets.token_hex(8) if is_several else "",
+        "drift_check_fraction": config.get("DRIFT_CHECK_PERCENT") / 100,
+        "shards_from_elements": None if settings.sharding is None else config.get("SHARD_FROM_ELEMENTS"),
+        "shards_weights": settings.sharding == "weights",
+        "gathered_bytes": config.get("GATHERED_WEIGHT_BYTES"),
+        "reads_on_rank_0": settings.reader == "rank0" and is_several,
+    }
+    if is_several:
+        agreed = communicator.broadcast_object(agreed, name="keras_ddl/job")
     communicator.prepare_plans()
     agreed_size = bucket_size.agree()
-    job = Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
-    job.hosts = topology.hosts
-    job.shards_weights, job.gathered_bytes = weights
-    job.reads_on_rank_0 = reads_on_rank_0 and (topology.size > 1 or history.takes_newcomers())
-    return job
+    mesh = ranks.make(layout, topology) if is_several and layout is not None else None
+    return Job(
+        rank=topology.rank,
+        size=topology.size,
+        hosts=topology.hosts,
+        device=device,
+        settings=settings,
+        goes_on=goes_on,
+        bucket_size=agreed_size,
+        mesh=mesh,
+        **agreed,
+    )
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:

@@ -1,4 +1,4 @@
-"""Lets one observer, that of `keras-ddl verify`, follow what a program trains, without changing the program.
+"""Lets one observer, from `keras-ddl verify`, follow a program's training without changing the program.
 
 Without an observer nothing is called and nothing is wrapped.
 """
@@ -14,10 +14,10 @@ from keras_ddl import cut
 class Observer(Protocol):
     """The observer's methods, which are called on every rank, even in a job of one rank."""
 
-    def begin_step(self, of: str, model: Any) -> None:
-        """A training step of a model begins; if `model` is None, a step of a function."""
+    def begin_step(self, owner: str, model: Any) -> None:
+        """A training step of a model begins; if `model` is None, a step of a function. `owner`: the name of either."""
 
-    def end_step(self, of: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
+    def end_step(self, owner: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
         """The step has ended. variables: tf.Variables that a function uses; empty for a model."""
 
     def end_epoch(self, model: Any, logs: Any) -> None:
@@ -40,7 +40,7 @@ _observers: list[Observer] = []
 
 
 def observe(observer: Observer) -> None:
-    """Makes `observer` follow all training of this process from now on, in place of an earlier one."""
+    """Makes `observer` follow all training of this process from now on, and replaces an earlier observer."""
     _observers[:] = [observer]
 
 

@@ -14,7 +14,7 @@ from keras_ddl.strategy.job import Settings
 # This job's Strategies, the latest last. They are kept alive, because making another is collective, so whether
 # `existing` finds one must not depend on a rank's garbage collection.
 _made: list[BaseStrategy] = []
-# All Strategies still in use, including those of the process's earlier jobs.
+# All Strategies still in use, including Strategies of the process's earlier jobs.
 _alive: weakref.WeakSet[BaseStrategy] = weakref.WeakSet()
 # Arguments that may differ between calls that return the same Strategy.
 _NOT_SETTINGS = ("seed",)
@@ -55,8 +55,7 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def _are_the_same(one: object, other: object) -> bool:
-    """Whether two settings are equal. True and 1 differ, so that a wrong setting is refused in every Strategy, not
-    only the first."""
+    """Whether two settings are equal. True and 1 differ, so that every Strategy refuses a wrong setting."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -69,8 +68,7 @@ def differences(one: BaseStrategy, other: BaseStrategy) -> str:
 
 
 def outside_message(what: str, name: str, strategy: BaseStrategy, other: BaseStrategy | None = None) -> str:
-    """Returns the message for a model or an optimizer made outside the scope of `strategy`, perhaps in another
-    scope."""
+    """Returns the message for a model or an optimizer made outside `strategy`'s scope, perhaps in another scope."""
     if other is not None:
         return (
             "Models and optimizers trained together must be created under one keras_ddl.Strategy. "

@@ -1,5 +1,6 @@
-"""Saves and restores a run's state besides its variables, for an exact resume: the position in the data, random
-numbers, the metrics of the current epoch, and the state of other callbacks.
+"""Saves and restores a run's state besides its variables, for an exact resume.
+
+The state is the position in the data, random numbers, the current epoch's metrics, and the state of other callbacks.
 
 `capture` returns JSON and arrays for a checkpoint. `Restoration` restores each part at a moment when Keras no longer
 overwrites it.
@@ -90,8 +91,7 @@ def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 class Restoration:
-    """Restores what `capture` returned. Create it on every rank with the same arguments, including the `arrays` of all
-    ranks."""
+    """Restores the result of `capture`. Create it on every rank with equal arguments, including all ranks' `arrays`."""
 
     def __init__(self, model: Any, record: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         self._model, self._record, self._arrays = model, record, arrays
@@ -114,9 +114,9 @@ class Restoration:
         for name, one in callbacks.items():
             weights = self._under(f"callbacks/{name}/")
             if weights:
-                of_model = self._model.weights
-                is_for_it = len(of_model) == len(weights)
-                one.best_weights = list(map(kept_weights.part_of, of_model, weights)) if is_for_it else weights
+                model_weights = self._model.weights
+                is_for_it = len(model_weights) == len(weights)
+                one.best_weights = list(map(kept_weights.part_of, model_weights, weights)) if is_for_it else weights
         logs = self._record.get("logs")
         if logs is not None:
             fit = fits.of(self._model)
@@ -135,7 +135,7 @@ class Restoration:
         self._awaited.clear()
 
     def _restore_metrics(self) -> None:
-        """Restores existing metrics now, and those of compile() when the first step creates them."""
+        """Restores existing metrics now, and compile()'s metrics when the first step creates them."""
         compiled = models.compiled_parts(self._model)
         self._awaited = {"own", *compiled}
         self._restore_part("own")
@@ -183,8 +183,9 @@ def _way_of(variable: Any) -> str:
 
 
 def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Returns key -> array of the weights that callbacks keep, complete on rank 0. COLLECTIVE if weights of the model
-    are spread over the ranks; these are gathered one by one.
+    """Returns key -> array of the weights that callbacks keep, complete on rank 0.
+
+    COLLECTIVE if weights of the model are spread over the ranks; these are gathered one by one.
     """
     best = {
         f"callbacks/{name}/{number}": value
@@ -229,8 +230,7 @@ def gather(value: Any, what: str) -> list[Any]:
 
 
 def build_for_data(model: Any) -> None:
-    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs that fit's data
-    define."""
+    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs like fit's data."""
     reading = fits.reading_of(model)
     if models.is_built(model) or reading is None or keras_compat.strategy_of(model) is None:
         return

@@ -28,8 +28,7 @@ def as_one_process() -> Iterator[None]:
 def as_one_graph(
     step: Callable[..., Any], following: Sequence[tuple[Callable[..., Any], Sequence[tf.TensorSpec]]]
 ) -> Callable[..., Any]:
-    """Returns `step` for separate tracing, so that the program's Python runs as often as if one graph had several
-    steps.
+    """Returns `step` for separate tracing, with the program's Python run as often as in one graph of several steps.
 
     TensorFlow traces a step that makes variables a second time. In one process the second pass comes after the
     following steps of the graph, so these run first here, too.

@@ -28,9 +28,7 @@ class Follower(Protocol):
     """The list of callbacks of a Loop, as the part `resilience` sees it when a rank is lost."""
 
     def become_first(self, *, may_lack_last: bool) -> None:
-        """Called when this rank becomes rank 0 and writes. may_lack_last: output since the last call that all ranks
-        have finished may not have been written.
-        """
+        """Called when this rank becomes rank 0. may_lack_last: output since the last finished call may be missing."""
 
     def flush(self) -> None:
         """Writes what rank 0 has in memory and the next rank 0 would take for written."""

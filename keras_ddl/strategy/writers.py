@@ -2,7 +2,7 @@
 
 Such a callback can run on rank 0 alone, because it decides nothing for other ranks (what BackupAndRestore restores on
 rank 0 is sent to all). A program's subclass runs on all ranks, because its code may change logs or stop the training;
-only its inherited hooks run on rank 0 alone (keras_patches/hushed_writers.py).
+only its inherited hooks run on rank 0 alone (keras_patches/standby.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.replacing import class_of
 
-OF_KERAS = tuple(
+KERAS_WRITERS = tuple(
     getattr(keras.callbacks, name)
     for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
@@ -21,7 +22,7 @@ HOOKS = tuple(
     for kind in ("train", "test", "predict", "epoch", "batch", "train_batch", "test_batch", "predict_batch")
     for moment in ("begin", "end")
 )
-_OF_OTHERS = frozenset(
+_OTHER_WRITERS = frozenset(
     {
         "mlflow.keras.callback.MlflowCallback",
         "tensorboard.plugins.hparams._keras.Callback",
@@ -33,12 +34,12 @@ _OF_OTHERS = frozenset(
 
 def writing_class(callback: Any) -> type | None:
     """Returns the writing class that a callback has or inherits from, or None."""
-    for kind in type(callback).__mro__:
-        if kind in OF_KERAS or f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS:
+    for kind in class_of(callback).__mro__:
+        if kind in KERAS_WRITERS or f"{kind.__module__}.{kind.__qualname__}" in _OTHER_WRITERS:
             return kind
     return None
 
 
 def only_writes(callback: Any) -> bool:
     """Whether a callback is an object of a writing class itself, not of a program's subclass."""
-    return writing_class(callback) is type(callback) and not any(hook in vars(callback) for hook in HOOKS)
+    return writing_class(callback) is class_of(callback) and not any(hook in vars(callback) for hook in HOOKS)

@@ -44,12 +44,12 @@ _LAUNCHERS = (
     ("PMIx", "PMIX_RANK", ""),
 )
 # mpirun sets one of these. Our launcher removes them for its ranks, but a rank may itself start mpirun.
-_OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+_MPIRUN_VARIABLES = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """Returns the launcher that started this process as a rank, or None."""
-    if not any(name in environ for name in _OF_AN_MPIRUN) and (own := config.get("HOST_RANK", environ)):
+    if not any(name in environ for name in _MPIRUN_VARIABLES) and (own := config.get("HOST_RANK", environ)):
         return Launcher("keras-ddl run", *own)
     for name, rank_variable, size_variable in _LAUNCHERS:
         rank, size = _integer(environ, rank_variable), _integer(environ, size_variable)
@@ -75,8 +75,7 @@ def allocation_size(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def host_key() -> str:
-    """Returns a string that is equal for processes that can share memory, and only for these: same kernel, host name
-    and IPC space.
+    """Returns a string that only processes that can share memory have in common: kernel, host name and IPC space.
 
     The boot id distinguishes machines of equal names; the IPC namespace distinguishes containers.
     """

@@ -17,12 +17,12 @@ def mirror_offset(hosts: Sequence[int]) -> int:
     if len(set(hosts)) <= 1:
         return min(1, size - 1)
 
-    def beside(distance: int) -> int:
+    def copies_on_same_host(distance: int) -> int:
         return sum(host == hosts[(rank + distance) % size] for rank, host in enumerate(hosts))
 
     best, least = 1, size + 1
     for distance in range(1, size):
-        count = beside(distance)
+        count = copies_on_same_host(distance)
         if count < least:
             best, least = distance, count
         if count == 0:

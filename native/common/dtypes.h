@@ -1,5 +1,5 @@
-// The element types: the one table of them in native/, in the order of ddl.h. That of the Python layer is
-// keras_ddl/communicator/native/dtypes.py; a test holds the two equal.
+// The element types: native/'s only table of them, in the order of ddl.h. The Python layer's table is
+// keras_ddl/communicator/native/dtypes.py. A test checks that both are equal.
 #ifndef KERAS_DDL_COMMON_DTYPES_H_
 #define KERAS_DDL_COMMON_DTYPES_H_
 
@@ -23,7 +23,7 @@
 
 namespace ddl {
 
-// Calls f(T{}, name) with the type and the name of `dtype`; not at all for a number that is no dtype.
+// Calls f(T{}, name) with the type and the name of `dtype`. Does nothing for a number that is not a dtype.
 template <typename F>
 constexpr void WithDtype(ddl_dtype dtype, F f) {
   switch (dtype) {

@@ -9,14 +9,14 @@ namespace ddl {
 
 constexpr uint64_t kHashOfNothing = 14695981039346656037u;
 
-// `before`: the hash of what stands before `bytes`.
+// `before`: the hash of the bytes before `bytes`.
 inline uint64_t Hash(std::string_view bytes, uint64_t before = kHashOfNothing) {
   uint64_t hash = before;
   for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   return hash;
 }
 
-// Of the number's eight bytes, lowest first.
+// Hashes the number's eight bytes, lowest first.
 inline uint64_t HashNumber(uint64_t number, uint64_t before) {
   char bytes[8];
   for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(number >> (8 * i));

@@ -1,5 +1,6 @@
-// Waiting without a deadline, also with the libstdc++ of GCC 11 (Red Hat's Linux 9): std::condition_variable::wait has
-// a new symbol in that of GCC 12, and what is built with it would load nowhere else. wait_for has none.
+// Waits without a deadline, even with the libstdc++ of GCC 11 (Red Hat Enterprise Linux 9). libstdc++ of GCC 12 has a
+// new symbol for std::condition_variable::wait, so a library that is built with it would not load with older ones.
+// wait_for has no new symbol.
 #ifndef KERAS_DDL_COMMON_WAIT_H_
 #define KERAS_DDL_COMMON_WAIT_H_
 

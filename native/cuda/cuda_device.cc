@@ -1,4 +1,4 @@
-// A device of CUDA behind the table of ddl_device.h. Three streams: copies to the host, copies from it, and NCCL's.
+// A CUDA device behind the table of ddl_device.h. It has three streams: copies to the host, copies from it, and NCCL's.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +37,7 @@ class Device {
 
   CudaEvent TakeEvent();
   void GiveBackEvent(CudaEvent event);
-  // An event of all that `stream` has; NULL: failed.
+  // Returns an event for all work of `stream`; NULL: it failed.
   CudaEvent Record(CudaStream stream);
   bool Copy(bool to_host, CudaEvent after, const ddl_device_copy* copies, uint32_t num_copies, CudaEvent* event);
   bool WaitFor(CudaStream stream, CudaEvent after);
@@ -55,7 +55,7 @@ class Device {
   std::vector<CudaEvent> events_;  // free ones
 };
 
-// The device's context on this thread, as long as it lives.
+// Keeps the device's context current on this thread during its lifetime.
 class Current {
  public:
   explicit Current(const Device& device) : device_(device) {
@@ -173,7 +173,7 @@ bool Device::Copy(bool to_host, CudaEvent after, const ddl_device_copy* copies, 
   return *event != nullptr;
 }
 
-// ---- the table. Runs `work`, which returns whether it went well, with the device's context.
+// ---- the table. Runs `work`, which returns whether it succeeded, with the device's context.
 template <typename Work>
 int Run(void* self, Work work) {
   Device& device = *static_cast<Device*>(self);

@@ -5,7 +5,7 @@
 namespace ddl_cuda {
 namespace {
 
-// A library by its name: the one that this process has loaded already, such as PyTorch's, or that the system finds.
+// Returns a library by its name: the one that this process has already loaded, such as PyTorch's, or the system's.
 struct Library {
   explicit Library(const char* name) : handle(dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
     if (handle == nullptr) error = dlerror();

@@ -1,6 +1,6 @@
-// The functions of libcuda and libnccl that this library calls, looked up when the first device is opened. Declared
-// here rather than read from NVIDIA's headers: both libraries keep these for years, and a machine that builds the
-// package has neither. headers_test.cc compares the declarations with the headers where those are.
+// The functions of libcuda and libnccl that this library calls, looked up when the first device is opened. They are
+// declared here because a machine that builds the package has no NVIDIA headers, and both libraries keep these
+// functions stable for years. headers_test.cc compares the declarations with the headers if they are installed.
 #ifndef KERAS_DDL_CUDA_FUNCTIONS_H_
 #define KERAS_DDL_CUDA_FUNCTIONS_H_
 
@@ -60,7 +60,7 @@ using NcclComm = struct ncclComm*;
 struct NcclId {
   char internal[128];
 };
-// The first fields of ncclConfig_t, all that NCCL 2.14 had: later versions fill in the others.
+// The first fields of ncclConfig_t, all that NCCL 2.14 had. Later versions fill in the others.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -94,7 +94,7 @@ struct NcclFunctions {
 #undef DDL_DECLARE
 };
 
-// The functions of this process, or NULL, and why not in *error. The library stays loaded. Any thread.
+// Returns the functions, or nullptr with the reason in *error. The library stays loaded. Any thread.
 const CudaFunctions* Cuda(std::string* error);
 const NcclFunctions* Nccl(std::string* error);
 

@@ -8,7 +8,7 @@
 namespace ddl_cuda {
 namespace {
 
-// How long an orderly end may take: ranks that leave at other times are waited for.
+// The time limit of an orderly end, which waits for ranks that leave later.
 constexpr int kFinalizePolls = 1000;
 constexpr unsigned kFinalizePollUs = 1000;
 

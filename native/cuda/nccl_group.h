@@ -1,5 +1,5 @@
-// NcclGroup: this rank's end of a communicator of NCCL. It never blocks: NCCL works in the background, and `Poll` says
-// how far it is. By one thread at a time, with the device's context current.
+// NcclGroup: this rank's end of an NCCL communicator. It never blocks: NCCL works in the background, and `Poll` returns
+// its progress. One thread at a time, with the device's context current.
 #ifndef KERAS_DDL_CUDA_NCCL_GROUP_H_
 #define KERAS_DDL_CUDA_NCCL_GROUP_H_
 
@@ -14,7 +14,7 @@ class NcclGroup {
  public:
   explicit NcclGroup(const NcclFunctions& nccl) : nccl_(nccl) {}
 
-  // Those that return bool: false, and why in *error.
+  // Functions that return bool return false with the reason in *error.
   bool Connect(const void* id, int rank, int size, std::string* error);
   bool Run(const ddl_device_collective& collective, CudaStream stream, std::string* error);
   bool Poll(bool* ready, std::string* error);

@@ -37,8 +37,8 @@ void* PinnedPool::Take(size_t bytes) {
   void* const memory = mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   if (wanted >= kHuge) madvise(memory, wanted, MADV_HUGEPAGE);
-  madvise(memory, wanted, MADV_DONTFORK);  // a child would take the pages that the device knows
-  // Without the lock, which a system may refuse, copies are slower, and may keep the thread that starts them.
+  madvise(memory, wanted, MADV_DONTFORK);  // a forked child would take the pages that the device uses
+  // A system may refuse the lock. Then copies are slower, and may block the thread that starts them.
   const bool locked = cuda_.MemHostRegister(memory, wanted, kHostRegisterPortable) == kCudaSuccess;
   blocks_[memory] = {wanted, locked};
   return memory;

@@ -1,7 +1,7 @@
-// PinnedPool: memory of the host that the device copies from and to at full speed, kept for the next request.
+// PinnedPool: host memory that the device copies from and to at full speed, kept for the next request.
 //
-// It is ordinary memory that the driver has locked. Memory that the driver itself makes (cuMemHostAlloc) may not be
-// readable for other processes (process_vm_readv), and the engine's collectives inside a host read it that way.
+// It is ordinary memory that the driver has locked. Other processes may not be able to read memory that the driver
+// itself makes (cuMemHostAlloc), but the engine's collectives inside a host do so (process_vm_readv).
 #ifndef KERAS_DDL_CUDA_PINNED_POOL_H_
 #define KERAS_DDL_CUDA_PINNED_POOL_H_
 
@@ -24,7 +24,7 @@ class PinnedPool {
   // NULL: there is no memory.
   void* Take(size_t bytes);
   void GiveBack(void* memory);
-  // Gives the system back what is not taken.
+  // Gives unused memory back to the system.
   void Clear();
 
  private:

@@ -2,7 +2,8 @@
 //
 // A rank that ends with a status other than 0 must not wait forever for the others in MPI_Finalize: they may be waiting
 // for it in a collective, and the launcher would never learn the status. A rank that fails because another one has left
-// must learn whether that one has a status of its own: if so, the job must end with it, otherwise with the error.
+// must learn whether that rank ended with its own status. If so, the job ends with that status, otherwise with the
+// error.
 #include "at_exit.h"
 
 #include <stdio.h>
@@ -16,15 +17,15 @@
 namespace ddl_mpi {
 namespace {
 
-// Time to find the root cause. Without MPI_Finalize the launcher ends the whole job: where all ranks end with an error,
-// or others still have output to write, they get this long to end as well.
+// Time to find the root cause. Without MPI_Finalize the launcher ends the whole job, so the other ranks get this much
+// time to end with their own error or to write their output.
 constexpr double kAttributionSeconds = 3.0;
 constexpr useconds_t kPollUs = 1000;
 
-// A failing thread and the end of the process may run at the same time: the mutex guards all below.
+// A failing thread and the end of the process may run at the same time. The mutex guards all variables below.
 std::mutex mutex;
 MPI_Comm consensus = MPI_COMM_NULL;
-bool by_all = true;
+bool all_take_part = true;
 // MPI may use these until the process ends.
 MPI_Request request = MPI_REQUEST_NULL;
 int own_status = 0;
@@ -40,7 +41,7 @@ bool IsFinalized() {
 
 void AtExit(int status, void*) {
   if (IsFinalized()) return;
-  fflush(nullptr);  // as exit does after this, which may be too late
+  fflush(nullptr);  // exit does this after the handlers, which may be too late
   status &= 0xff;
   const double end = MPI_Wtime() + kAttributionSeconds;
   // A rank that ends with 0 waits for all others, as MPI_Finalize would, but notices if one of them fails meanwhile.
@@ -53,7 +54,7 @@ void AtExit(int status, void*) {
 
 void AgreeOnExitStatusOver(MPI_Comm comm) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (consensus == MPI_COMM_NULL && by_all) consensus = comm;
+  if (consensus == MPI_COMM_NULL && all_take_part) consensus = comm;
 }
 
 bool IsOfConsensus(MPI_Comm comm) {
@@ -87,7 +88,7 @@ int ddl_mpi_exit_status_consensus(int status) {
 
 void ddl_mpi_no_exit_status_consensus(void) {
   const std::lock_guard<std::mutex> lock(ddl_mpi::mutex);
-  ddl_mpi::by_all = false;
+  ddl_mpi::all_take_part = false;
 }
 
 int ddl_mpi_finalize_at_exit(void) { return on_exit(ddl_mpi::AtExit, nullptr); }

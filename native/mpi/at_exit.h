@@ -1,4 +1,4 @@
-// What ddl_mpi_exit_status_consensus and ddl_mpi_finalize_at_exit need to know.
+// The communicator of ddl_mpi_exit_status_consensus and ddl_mpi_finalize_at_exit.
 #ifndef KERAS_DDL_MPI_AT_EXIT_H_
 #define KERAS_DDL_MPI_AT_EXIT_H_
 

@@ -66,8 +66,8 @@ class Transport {
   static void CancelPieces(Operation* operation);
   static int TestPieces(Operation* operation, int* finished);
   void Forget(Operation* operation);
-  // Cancels receives and gives sends a moment to finish: after a failure nobody has waited for them. Returns whether
-  // all have ended.
+  // Cancels receives and gives sends a moment to finish, because after a failure nobody has waited for them. Returns
+  // whether all have ended.
   bool Drain();
   // Keeps "rank 1: MPI_Isend, peer 2, 64 bytes: <text of MPI>" and returns the ddl_code.
   int Fail(int code, const char* call, int peer, uint64_t amount, const char* unit);
@@ -132,7 +132,7 @@ int Transport::Irecv(void* self, int peer, int tag, void* buffer, size_t bytes, 
   });
 }
 
-// A finished request becomes MPI_REQUEST_NULL, which tests as finished: calling this again is right.
+// A finished request becomes MPI_REQUEST_NULL, which tests as finished, so this may be called again.
 int Transport::TestPieces(Operation* operation, int* finished) {
   int code = MPI_Test(&operation->first, finished, MPI_STATUS_IGNORE);
   for (MPI_Request& request : operation->rest) {
@@ -238,7 +238,7 @@ void Transport::Destroy(void* self) {
   MPI_Finalized(&finalized);
   if (!finalized) {
     const bool clean = t->Drain();
-    // The consensus at the end of the process has its messages there.
+    // The consensus at the end of the process uses this communicator.
     if (!IsOfConsensus(t->comm_)) Leave(t->comm_, clean);
   }
   delete t;
@@ -248,8 +248,8 @@ void SetError(char* error, size_t error_bytes, const std::string& text) {
   if (error_bytes > 0) std::snprintf(error, error_bytes, "%s", text.c_str());
 }
 
-// Fills *out over `comm`, which is its own from then on. `code`: of the MPI function `call` that made it; on failure
-// reports it and holds nothing.
+// Fills *out over `comm`, which it takes over. `code`: the result of the MPI function `call` that made `comm`. A
+// failure is reported, and then nothing is held.
 int Fill(MPI_Comm comm, int code, const char* call, ddl_transport* out, char* error, size_t error_bytes) {
   int rank = 0;
   int size = 0;
@@ -312,7 +312,7 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
     return DDL_FAILED_PRECONDITION;
   }
 
-  ddl_mpi::FreeWhatAllHaveLeft();
+  ddl_mpi::FreeLeftCommunicators();
   MPI_Comm comm = MPI_COMM_NULL;
   const int code = MPI_Comm_dup(MPI_Comm_f2c(fortran_comm), &comm);
   const int filled = ddl_mpi::Fill(comm, code, "MPI_Comm_dup", out, error, error_bytes);
@@ -322,14 +322,14 @@ int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t err
 
 int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,
                   char* error, size_t error_bytes) {
-  ddl_mpi::FreeWhatAllHaveLeft();
+  ddl_mpi::FreeLeftCommunicators();
   const MPI_Comm whole = static_cast<ddl_mpi::Transport*>(parent->self)->comm();
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Group all = MPI_GROUP_NULL;
   MPI_Group some = MPI_GROUP_NULL;
   int code = MPI_Comm_group(whole, &all);
   if (code == MPI_SUCCESS) code = MPI_Group_incl(all, num_ranks, ranks, &some);
-  // Unlike MPI_Comm_split, only those who take part call it, and several threads may, with different tags.
+  // Unlike MPI_Comm_split, only the ranks that take part call it, and several threads may call it with different tags.
   if (code == MPI_SUCCESS) code = MPI_Comm_create_group(whole, some, tag, &comm);
   if (some != MPI_GROUP_NULL) MPI_Group_free(&some);
   if (all != MPI_GROUP_NULL) MPI_Group_free(&all);

@@ -1,7 +1,7 @@
 // ddl_mpi.h: the C ABI of libkeras_ddl_mpi_*, the bootstrap and the inter-host transport over MPI.
 //
 // The library is built for one MPI family (its binary interface is in the constants of mpi.h), and is loaded into a
-// process whose MPI has been initialised by somebody else (mpi4py) with MPI_THREAD_MULTIPLE.
+// process in which other code (mpi4py) has initialised MPI with MPI_THREAD_MULTIPLE.
 #ifndef KERAS_DDL_DDL_MPI_H_
 #define KERAS_DDL_DDL_MPI_H_
 
@@ -15,22 +15,23 @@ extern "C" {
 // COLLECTIVE over that communicator. Returns DDL_OK, or another ddl_code after writing a message into `error`; then
 // *out is untouched and nothing is held.
 //
-// After `destroy` the duplicate is freed once all its ranks have destroyed theirs and make others: MPI has room for
-// some thousand of them at a time. It stays until MPI_Finalize where a rank died, where one was left while it was
-// sending, and that of the exit-status consensus. The largest tag of MPI (MPI_TAG_UB) is reserved for this.
+// After `destroy`, the duplicate is freed once all of its ranks have destroyed theirs and make other transports,
+// because MPI has room for only some thousand communicators at a time. A duplicate stays until MPI_Finalize if a rank
+// died, if a rank left it while sending, or if the exit-status consensus uses it. MPI's largest tag (MPI_TAG_UB) is
+// reserved for this.
 //
-// Messages of any length; one above 1 GiB travels in pieces, so its receiver must give irecv exactly the bytes sent
-// (probe reports the first piece only).
+// Messages may have any length. A message above 1 GiB travels in pieces, so its receiver must give irecv exactly the
+// bytes sent (probe only reports the first piece).
 DDL_EXPORT int ddl_mpi_create(int fortran_comm, ddl_transport* out, char* error, size_t error_bytes);
 
-// The same for some ranks of `parent`, which ddl_mpi_create or this made and which is not destroyed: rank i of *out is
-// rank ranks[i] of `parent`. COLLECTIVE over these ranks alone, with equal `ranks`; `tag` (0 to 32767) tells apart what
-// is made from one parent at the same time.
+// The same for some ranks of `parent`, which ddl_mpi_create or this function made and which was not destroyed: rank i
+// of *out is rank ranks[i] of `parent`. COLLECTIVE over these ranks only, with equal `ranks`. `tag` (0 to 32767)
+// distinguishes transports that are made from one parent at the same time.
 DDL_EXPORT int ddl_mpi_split(const ddl_transport* parent, const int* ranks, int num_ranks, int tag, ddl_transport* out,
                              char* error, size_t error_bytes);
 
-// The communicator of such a transport (MPI_Comm_c2f), for messages of another kind by other code, mpi4py say. Then
-// ddl_mpi_leave takes the place of `destroy`; `clean`: everything that this rank has begun on it has ended.
+// The communicator of such a transport (MPI_Comm_c2f), on which other code, such as mpi4py, sends other messages. Then
+// ddl_mpi_leave replaces `destroy`. `clean`: every operation that this rank has begun on it has ended.
 DDL_EXPORT int ddl_mpi_handle(const ddl_transport* transport);
 DDL_EXPORT void ddl_mpi_leave(const ddl_transport* transport, int clean);
 
@@ -38,8 +39,8 @@ DDL_EXPORT void ddl_mpi_leave(const ddl_transport* transport, int clean);
 // MVAPICH, Cray MPICH).
 DDL_EXPORT const char* ddl_mpi_library(void);
 
-// What is loaded in this process, whatever mpi4py uses: the first line of MPI_Get_library_version, and the file. Any
-// thread, also before MPI_Init.
+// The MPI that is loaded in this process, whatever mpi4py uses: the first line of MPI_Get_library_version, and the
+// file. Any thread, also before MPI_Init.
 DDL_EXPORT const char* ddl_mpi_loaded_version(void);
 DDL_EXPORT const char* ddl_mpi_loaded_path(void);
 
@@ -51,17 +52,17 @@ DDL_EXPORT const char* ddl_mpi_site_launcher(void);
 // until then DDL_MPI_UNDER_WAY: call it again. Only the first call of a process sends its status. Never blocks; any
 // thread.
 #define DDL_MPI_UNDER_WAY -1
-#define DDL_MPI_UNKNOWN -2  // and it will stay so: MPI failed or is finalised, or there are no other ranks
+#define DDL_MPI_UNKNOWN -2  // for good: MPI failed or is finalised, or there are no other ranks
 DDL_EXPORT int ddl_mpi_exit_status_consensus(int status);
 
-// To be called before the first ddl_mpi_create, on all ranks, if some of them will not take part because other code
-// finalises their MPI. Then none does, and ddl_mpi_exit_status_consensus returns DDL_MPI_UNKNOWN.
+// Call this before the first ddl_mpi_create, on all ranks, if some ranks will not take part because other code
+// finalises their MPI. Then no rank takes part, and ddl_mpi_exit_status_consensus returns DDL_MPI_UNKNOWN.
 DDL_EXPORT void ddl_mpi_no_exit_status_consensus(void);
 
 // Takes part in the consensus and finalises MPI at the end of this process, on behalf of the code that initialised it:
 // after exit(0) with MPI_Finalize, which waits for the other ranks. After exit(status) with another status it skips
-// MPI_Finalize, so that the launcher ends the job with that status, some seconds later at most. Call it late, because
-// handlers registered after it run before it. Returns 0, or another number when it is not possible.
+// MPI_Finalize, so that the launcher ends the job with that status within some seconds. Call it late, because handlers
+// registered after it run before it. Returns 0, or another number if it is not possible.
 DDL_EXPORT int ddl_mpi_finalize_at_exit(void);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
-// A rank may leave a communicator while messages to it are on their way (another rank's farewell, say). If it were
-// freed at once, Open MPI would give its context to the next one and deliver them there. So each rank sends a last
-// message to each other rank: when it has come, all earlier ones of that rank have come, for MPI keeps their order.
-// What is left of them is received and forgotten, and the communicator freed. MPI_Comm_free is collective, but local
-// where nothing is under way ("it is anticipated that this operation will normally be implemented to be local", MPI
-// 4.1, section 7.4.3), so ranks need not come to it together.
+// A rank may leave a communicator while messages to it are on their way (for example, another rank's farewell). If the
+// communicator were freed at once, Open MPI would give its context to the next communicator and deliver the messages
+// there. So each rank sends a last message to each other rank. When it has arrived, all earlier messages of that rank
+// have arrived, because MPI keeps their order. The remaining messages are received and dropped, and the communicator is
+// freed. MPI_Comm_free is collective, but local if no operation is pending ("it is anticipated that this operation will
+// normally be implemented to be local", MPI 4.1, section 7.4.3), so ranks need not call it at the same time.
 #include "leaving.h"
 
 #include <algorithm>
@@ -23,26 +23,27 @@ int LastTag() {
   return code == MPI_SUCCESS && found ? *bound : 32767;
 }
 
-class Left {
+class LeftCommunicator {
  public:
-  Left(MPI_Comm comm, bool clean) : comm_(comm), clean_(clean) {}
+  LeftCommunicator(MPI_Comm comm, bool clean) : comm_(comm), clean_(clean) {}
 
   // Returns whether there is nothing left to do.
   bool Advance() {
-    if (!told_ && !Tell()) return true;
+    if (!sent_farewells_ && !SendFarewells()) return true;
     int sent = 0;
-    if (!Hear()) return true;
+    if (!ReceiveFarewells()) return true;
     const int code = MPI_Testall(static_cast<int>(sends_.size()), sends_.data(), &sent, MPI_STATUSES_IGNORE);
     if (code != MPI_SUCCESS) return true;
-    if (!sent || heard_ < size_ - 1) return false;
-    // What a rank has not sent to its end must not be received: it may have given the memory up.
-    if (clean_ && Forget()) MPI_Comm_free(&comm_);
+    if (!sent || farewells_ < size_ - 1) return false;
+    // A message that a rank has not completely sent must not be received, because the rank may have given up its
+    // memory.
+    if (clean_ && DropMessages()) MPI_Comm_free(&comm_);
     return true;
   }
 
  private:
-  bool Tell() {
-    told_ = true;
+  bool SendFarewells() {
+    sent_farewells_ = true;
     int rank = 0;
     if (MPI_Comm_size(comm_, &size_) != MPI_SUCCESS || MPI_Comm_rank(comm_, &rank) != MPI_SUCCESS) return false;
     word_ = clean_ ? 1 : 0;
@@ -54,8 +55,8 @@ class Left {
     return true;
   }
 
-  bool Hear() {
-    while (heard_ < size_ - 1) {
+  bool ReceiveFarewells() {
+    while (farewells_ < size_ - 1) {
       int found = 0;
       MPI_Status status;
       char word = 0;
@@ -63,13 +64,13 @@ class Left {
       if (!found) return true;
       if (MPI_Recv(&word, 1, MPI_BYTE, status.MPI_SOURCE, LastTag(), comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS)
         return false;
-      ++heard_;
+      ++farewells_;
       clean_ = clean_ && word == 1;
     }
     return true;
   }
 
-  bool Forget() {
+  bool DropMessages() {
     std::vector<char> bytes;
     for (;;) {
       int found = 0;
@@ -87,18 +88,18 @@ class Left {
 
   MPI_Comm comm_;
   bool clean_;
-  bool told_ = false;
+  bool sent_farewells_ = false;
   char word_ = 0;
   int size_ = 0;
-  int heard_ = 0;
+  int farewells_ = 0;
   std::vector<MPI_Request> sends_;
 };
 
 std::mutex mutex;
-// MPI reads from these until their sends are done: a list leaves them where they are. Never destroyed, for the same
-// reason.
-std::list<Left>& All() {
-  static auto* const all = new std::list<Left>;
+// MPI reads from the entries until their sends are done. So they are in a list, which does not move them and is never
+// destroyed.
+std::list<LeftCommunicator>& All() {
+  static auto* const all = new std::list<LeftCommunicator>;
   return *all;
 }
 
@@ -109,9 +110,9 @@ void Leave(MPI_Comm comm, bool clean) {
   All().emplace_back(comm, clean);
 }
 
-void FreeWhatAllHaveLeft() {
+void FreeLeftCommunicators() {
   const std::lock_guard<std::mutex> lock(mutex);
-  All().remove_if([](Left& each) { return each.Advance(); });
+  All().remove_if([](LeftCommunicator& each) { return each.Advance(); });
 }
 
 }  // namespace ddl_mpi

@@ -1,4 +1,4 @@
-// Frees communicators that this rank has left, when every rank has.
+// Frees communicators once every rank has left them.
 #ifndef KERAS_DDL_MPI_LEAVING_H_
 #define KERAS_DDL_MPI_LEAVING_H_
 
@@ -6,14 +6,14 @@
 
 namespace ddl_mpi {
 
-// Takes over `comm`, which this rank uses no more. `clean`: what it has begun there has ended. If it is so on all
-// ranks, and all of them make further communicators, it is freed; otherwise MPI_Finalize has it. Never blocks; any
-// thread.
+// Takes over `comm`, which this rank no longer uses. `clean`: every operation that it began there has ended. If all
+// ranks leave cleanly and later make further communicators, `comm` is freed; otherwise it stays until MPI_Finalize.
+// Never blocks; any thread.
 void Leave(MPI_Comm comm, bool clean);
 
-// Tells the other ranks of the communicators left so far that this one has left, and frees those that all have. Called
-// where a communicator is made, so a program that only ends sends nothing. Never blocks; any thread.
-void FreeWhatAllHaveLeft();
+// Tells the other ranks which communicators this rank has left, and frees the communicators that all ranks have left.
+// It is called when a communicator is made, so that a program that only ends sends nothing. Never blocks; any thread.
+void FreeLeftCommunicators();
 
 }  // namespace ddl_mpi
 #endif  // KERAS_DDL_MPI_LEAVING_H_

@@ -10,9 +10,9 @@
 namespace ddl_mpi {
 namespace {
 
-// MPI counts are int, and some versions overflow inside when count * size passes 2^31: larger calls are cut.
+// MPI counts are int, and some versions overflow internally when count * size exceeds 2^31, so larger calls are split.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
-// Elements converted at a time where MPI lacks the type: the staging memory stays in the caches.
+// Elements converted at a time if MPI lacks the type. The staging memory stays in the caches.
 constexpr uint64_t kStagedElements = uint64_t{1} << 18;
 
 template <typename T>
@@ -115,7 +115,7 @@ T Narrow(Wide value) {
   }
 }
 
-// Reduces in `Wide`: float for the 16-bit types, int64_t for the means of integers, uint32_t where 8 bits must wrap.
+// Reduces in `Wide`: float for the 16-bit types, int64_t for the means of integers, uint32_t if 8 bits must wrap.
 template <typename T, typename Wide>
 int Staged(MPI_Comm comm, const void* in, void* out, uint64_t count, ddl_op op, int size) {
   Operation operation;

@@ -16,11 +16,11 @@ namespace {
 // The core shows 1023 bytes of a detail.
 constexpr size_t kDetailBytes = 1023;
 
-// What a TensorFlow thread runs itself, and how long it waits for the other ranks.
+// The bytes up to which a TensorFlow thread runs a collective itself, and how long it waits for the other ranks.
 constexpr uint64_t kInlineBytes = 64 * 1024;
 constexpr uint32_t kInlinePatienceUs = 1000;
 
-// Stands for the data of tensors without elements, for which TensorFlow may give nullptr.
+// The data pointer of tensors without elements, for which TensorFlow may give nullptr.
 char empty_buffer[1];
 
 void* Data(const TF_Tensor* tensor) {
@@ -171,7 +171,7 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   outputs_.reserve(inputs_.size());
   buffers_.reserve(inputs_.size());
   name_ = attributes_.name;
-  // Iterations of a loop may overlap, in an order of each rank's own: they are different requests.
+  // Iterations of a loop may overlap, in an order that differs between ranks, so they are different requests.
   if (const int64_t iteration = TF_GetIterId(context_); iteration > 0) name_ += "#" + std::to_string(iteration);
   detail_ = attributes_.detail;
   fingerprint_ = ddl::HashNumber(attributes_.fingerprint, fingerprint_);
@@ -256,7 +256,7 @@ void DoneCallback(void* user, const ddl_failure* failure) {
   call->Finish(failure);
 }
 
-// The communicator is not there: before keras_ddl.init(), after keras_ddl.shutdown(), or closed.
+// There is no communicator: before keras_ddl.init(), after keras_ddl.shutdown(), or after it was closed.
 void FailNotFound(TF_OpKernelContext* context, const Attributes& attributes) {
   Status status;
   status.Set(DDL_NOT_FOUND,
@@ -288,7 +288,7 @@ void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, 
     finish();
     return;
   }
-  request.allocate = &AllocateCallback;  // read where rows are free
+  request.allocate = &AllocateCallback;  // only used if rows are free
   request.done = &DoneCallback;
   // From here on the call belongs to DoneCallback, which may have run before ddl_submit returns.
   request.user = call.release();

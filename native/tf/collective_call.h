@@ -9,10 +9,10 @@
 
 namespace keras_ddl::tf {
 
-// Submits what `context` holds to the communicator that the op names. `finish` is called exactly once, when the outputs
-// or the failure are in `context`: on the communication thread, or here when the request cannot be made. Does not wait.
-// Outputs are allocated here, in place of the inputs where TensorFlow allows it, except those of an all_gather or
-// all_to_all, which are allocated as soon as the rows that come from every rank are known.
+// Submits the inputs in `context` to the communicator that the op names. `finish` is called exactly once, when the
+// outputs or the failure are in `context`: on the communication thread, or here if the request cannot be made. Does not
+// wait. Outputs are allocated here, in place of the inputs if TensorFlow allows it. Only the outputs of an all_gather
+// or all_to_all are allocated later, when the rows from every rank are known.
 void StartCollective(const Attributes& attributes, TF_OpKernelContext* context, std::function<void()> finish);
 
 }  // namespace keras_ddl::tf

@@ -23,8 +23,8 @@ void* Create(TF_OpKernelConstruction* construction) {
 void ComputeAsync(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   // `done` is the address of a std::function<void()> parameter of TensorFlow's AsyncOpKernel::ComputeAsync, which dies
   // when this function returns: TF_RunAsyncOpKernelDoneCallback(done) on another thread would crash. The copy stays
-  // valid. This is the one thing here that the C API does not promise, so it is used with TensorFlow versions on which
-  // it was tested only (compat/tensorflow.py); others get ComputeSync.
+  // valid. The C API does not promise this, so only TensorFlow versions on which it was tested get ComputeAsync
+  // (compat/tensorflow.py); others get ComputeSync.
   std::function<void()> finish = *reinterpret_cast<const std::function<void()>*>(done);
   StartCollective(*static_cast<const Attributes*>(kernel), context, std::move(finish));
 }
@@ -36,7 +36,7 @@ void ComputeSync(void* kernel, TF_OpKernelContext* context) {
     bool finished = false;
   } latch;
   StartCollective(*static_cast<const Attributes*>(kernel), context, [&latch] {
-    // Notified under the lock: the waiter owns the latch and frees it as soon as it may.
+    // Notify under the lock: the waiter owns the latch, and frees it as soon as it has the lock.
     std::lock_guard<std::mutex> lock(latch.mutex);
     latch.finished = true;
     latch.changed.notify_one();

@@ -10,7 +10,7 @@ struct KernelFunctions {
   void* (*create)(TF_OpKernelConstruction*);
   // Returns at once; TensorFlow's threads are free while ranks wait for each other.
   void (*compute_async)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
-  // Returns when the outputs are there.
+  // Returns when the outputs have been set.
   void (*compute_sync)(void*, TF_OpKernelContext*);
   void (*destroy)(void*);
 };

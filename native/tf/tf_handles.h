@@ -22,9 +22,9 @@ class Status {
   TF_Status* get() const { return status_; }
   bool ok() const { return TF_GetCode(status_) == TF_OK; }
 
-  // Codes of ddl.h equal those of TensorFlow. TensorFlow keeps the text alone, and adds to it: it may replace the code
-  // (UNAVAILABLE) and does not hand on payloads where it does. So the text begins with the number of the failure, by
-  // which Python finds its fields (keras_ddl/ops/errors.py).
+  // Codes of ddl.h equal TensorFlow's. TensorFlow only keeps the text, and adds to it. It may replace the code
+  // (UNAVAILABLE), and then does not pass on payloads. So the text begins with the number of the failure, by which
+  // Python finds its fields (keras_ddl/ops/errors.py).
   void Set(const ddl_failure& failure, int64_t communicator) {
     ddl_failure numbered = failure;
     numbered.communicator = communicator;
@@ -49,7 +49,7 @@ struct ShapeDeleter {
 };
 using ShapePtr = std::unique_ptr<TF_ShapeHandle, ShapeDeleter>;
 
-// The communicator published as `id`, if there is one, kept from being freed while a kernel submits to it.
+// Holds the communicator published as `id`, if there is one, so that it is not freed while a kernel submits to it.
 class HeldComm {
  public:
   explicit HeldComm(int64_t id) : comm_(ddl_find(id)) {}

@@ -16,7 +16,7 @@ from keras_ddl.launch.checks.finding import Finding, Severity
 _GIB = 1 << 30
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "virtiofs")
 _IN_MEMORY = ("tmpfs", "ramfs")
-_OF_CONTAINER = ("overlay", "aufs")
+_CONTAINER_LAYERS = ("overlay", "aufs")
 _SLOW_SECONDS = 1.0
 _PROBE_BYTES = 1 << 20
 
@@ -61,7 +61,7 @@ def _kind(where: Path, mount: Mount) -> Iterator[Finding]:
     if mount.kind in _IN_MEMORY:
         remedy = "Checkpoints there take memory, and are lost when the host restarts: choose a disk."
         yield Finding(Severity.WARNING, "directory", location, remedy)
-    if mount.kind in _OF_CONTAINER:
+    if mount.kind in _CONTAINER_LAYERS:
         remedy = "Checkpoints there are lost with the container: mount a volume for them."
         yield Finding(Severity.NOTE, "directory", location, remedy)
 

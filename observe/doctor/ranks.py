@@ -27,8 +27,10 @@ def everything(directory: str) -> tuple[list[Finding], int]:
     communicator.init()
     name = socket.gethostname()
     own = host.check(directory) if communicator.local_rank() == 0 else []
-    of_hosts = communicator.all_gather_object([dataclasses.replace(each, host=name) for each in own], "doctor/host")
-    findings = [each for of_host in of_hosts for each in of_host]
+    findings_by_rank = communicator.all_gather_object(
+        [dataclasses.replace(each, host=name) for each in own], "doctor/host"
+    )
+    findings = [each for rank_findings in findings_by_rank for each in rank_findings]
     from keras_ddl.device import configure_tensorflow  # imports TensorFlow
 
     device = configure_tensorflow(communicator.topology())  # before anything starts TensorFlow
@@ -91,12 +93,12 @@ def clock() -> dict[str, float]:
     return {"offset": now, "offset_error": 0.0}
 
 
-def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
+def compare(facts_by_rank: list[dict[str, Any]]) -> Iterator[Finding]:
     """Yields the findings from comparing the ranks' facts: versions, clocks, cores."""
-    yield from host_facts.compare_versions(of_ranks, (*host_facts.VERSIONS, "MPI"))
-    yield from host_facts.compare_clocks(of_ranks)
+    yield from host_facts.compare_versions(facts_by_rank, (*host_facts.VERSIONS, "MPI"))
+    yield from host_facts.compare_clocks(facts_by_rank)
     hosts: dict[str, list[set[int]]] = {}
-    for rank_facts in of_ranks:
+    for rank_facts in facts_by_rank:
         hosts.setdefault(rank_facts["host"], []).append(set(rank_facts["cores"]))
     for where, cores in hosts.items():
         usable = len(set().union(*cores))
@@ -108,19 +110,22 @@ def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, "cores", "ranks are bound to one core each", remedy, where)
 
 
-def compare_gpus(of_ranks: list[tuple[str, str, str, Finding | None]]) -> Iterator[Finding]:
-    """Yields which rank computes on which GPU, and problems with that. `of_ranks`: each rank's host and `gpu`."""
-    for where in dict.fromkeys(each for each, *_ in of_ranks):
-        here = {rank: each[1:] for rank, each in enumerate(of_ranks) if each[0] == where}
+def compare_gpus(gpus_by_rank: list[tuple[str, str, str, Finding | None]]) -> Iterator[Finding]:
+    """Yields findings about the ranks' GPUs: the GPU of each rank, and problems.
+
+    gpus_by_rank: each rank's host, followed by the result of `gpu`.
+    """
+    for where in dict.fromkeys(each for each, *_ in gpus_by_rank):
+        here = {rank: each[1:] for rank, each in enumerate(gpus_by_rank) if each[0] == where}
         yield from dict.fromkeys(dataclasses.replace(found, host=where) for _, _, found in here.values() if found)
         if not any(name for name, _, _ in here.values()):
             continue
-        told = ", ".join(f"rank {rank}: {name or 'none'}" for rank, (name, _, _) in here.items())
+        listed = ", ".join(f"rank {rank}: {name or 'none'}" for rank, (name, _, _) in here.items())
         if len({key for _, key, _ in here.values()}) == len(here):
-            yield Finding(Severity.OK, "GPUs of ranks", told, "", where)
+            yield Finding(Severity.OK, "GPUs of ranks", listed, "", where)
         else:
             remedy = "Start one rank for each GPU: ranks that share one compute in turn and divide its memory."
-            yield Finding(Severity.WARNING, "GPUs of ranks", told, remedy, where)
+            yield Finding(Severity.WARNING, "GPUs of ranks", listed, remedy, where)
 
 
 def collectives() -> Iterator[Finding]:
@@ -204,9 +209,9 @@ def training() -> Iterator[Finding]:
     y = x.sum(axis=1, keepdims=True)
     history = model.fit(x, y, batch_size=len(x) // 2, epochs=20, verbose=0).history["loss"]
     weights = b"".join(np.asarray(weight).tobytes() for weight in model.get_weights())
-    of_ranks = communicator.all_gather_object(weights, "doctor/weights")
+    weights_by_rank = communicator.all_gather_object(weights, "doctor/weights")
     remedy = "Run the command again; if the error stays, please report it with this output."
-    if any(each != of_ranks[0] for each in of_ranks):
+    if any(each != weights_by_rank[0] for each in weights_by_rank):
         yield Finding(Severity.ERROR, "training", "the ranks ended with different weights", remedy)
     elif not history[-1] < 0.5 * history[0]:
         yield Finding(

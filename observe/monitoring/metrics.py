@@ -30,9 +30,7 @@ _TOTALS = {
 
 
 class _Total:
-    """A counter that the first rank of a job reports. Every rank counts the same steps from 0, except ranks that joined
-    later.
-    """
+    """A counter that the first rank reports. All ranks count the same steps from 0, except ranks that joined later."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -64,9 +62,9 @@ class Metrics:
         self._hosts: dict[int, str] = {}  # hosts of ranks whose programs have started in this attempt
         self._up: set[int] = set()
         self._counts = dict.fromkeys(("restarts", "lost_ranks", "joined_ranks", "checkpoints"), 0)
-        self._checkpoint: tuple[float, int] | None = None  # when, and its step
+        self._checkpoint: tuple[float, int] | None = None  # (when the launcher heard of it, its step)
         self._totals = {name: _Total() for name in _TOTALS}
-        self._reporter: int | None = None  # whose figures are shown
+        self._reporter: int | None = None  # the rank whose figures are shown
         self._reported: tuple[float, float | None] = (0.0, None)  # when; the epoch
         self._logs: dict[str, float] = {}
 

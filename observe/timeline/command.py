@@ -53,7 +53,7 @@ def _summary(path: Path, buckets: int, as_json: bool) -> None:
 
 @command.command("view")
 @click.argument("path", type=_FILE, metavar="FILE_OR_FOLDER")
-@click.option("-o", "--output", type=_FILE, help="[default: FILE.html beside it]", metavar="FILE.html")
+@click.option("-o", "--output", type=_FILE, help="[default: FILE.html in its folder]", metavar="FILE.html")
 def _view(path: Path, output: Path | None) -> None:
     """Write one HTML file that shows the steps of all ranks, what they wait for, and which ranks are late.
 

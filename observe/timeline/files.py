@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.communicator.recording import path_of_rank
+from keras_ddl.communicator.step_names import Role, role_of
 from keras_ddl.errors import ConfigError
 
 
@@ -21,7 +23,7 @@ class Collective:
     Times are seconds since 1970 by the clock of the rank's host; from `take`, seconds of time.monotonic().
 
     Attributes:
-        kind: such as "all_reduce".
+        kind: such as "all_reduce". role: its purpose.
         bytes: size of this rank's input.
         submitted: when its input was ready on this rank.
         agreed: when it was ready on all ranks.
@@ -38,15 +40,19 @@ class Collective:
     started: float
     finished: float
 
+    @functools.cached_property
+    def role(self) -> Role:
+        return role_of(self.name)
+
 
 def paths_of_ranks(path: Path) -> list[Path]:
-    """Returns the ranks' files beside `path`, named as by `path_of_rank`."""
+    """Returns the ranks' files in the folder of `path`, named as by `path_of_rank`."""
     pattern = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix or ".json"))
     return sorted(part for part in path.parent.glob("*") if pattern.fullmatch(part.name))
 
 
 def merge(path: str | os.PathLike[str]) -> Path:
-    """Merges the ranks' files beside `path` into `path`. Call it when all ranks have ended.
+    """Merges the ranks' files in the folder of `path` into `path`. Call it when all ranks have ended.
 
     Raises: ConfigError: there are no files of ranks.
     """

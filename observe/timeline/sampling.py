@@ -40,4 +40,4 @@ class StepSample:
         if self._ended is None:  # the step failed
             return None
         spans = [(self._begin, self._ended, 0), (now, now, 1)]
-        return steps.of_spans(spans, collectives)[0].waiting
+        return steps.steps_of_spans(spans, collectives)[0].waiting

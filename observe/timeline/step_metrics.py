@@ -7,18 +7,17 @@ import time
 import warnings
 from typing import Any
 
-import keras
-
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.timeline import steps
 
 
-class StepMetrics(keras.callbacks.Callback):
+class StepMetrics(JobCallback):
     """Writes scalars for TensorBoard on rank 0, each the mean over the last `every` steps:
 
     - `job/step_seconds`: from the beginning of a step to the beginning of the next.
@@ -42,8 +41,6 @@ class StepMetrics(keras.callbacks.Callback):
     Raises:
         ConfigError: `every` is not a number of steps.
     """
-
-    never_stops_within_epoch = True
 
     def __init__(self, log_dir: str | os.PathLike[str], every: int = 10) -> None:
         super().__init__()
@@ -128,7 +125,7 @@ class StepMetrics(keras.callbacks.Callback):
             timeline.keep(0)
 
     def _write(self) -> None:
-        spans = steps.of_spans(self._spans, self._taken())
+        spans = steps.steps_of_spans(self._spans, self._taken())
         if spans:
             count, seconds = sum(self._counts), sum(step.total for step in spans)
             values = {"step_seconds": seconds / count}

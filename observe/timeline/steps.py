@@ -19,7 +19,7 @@ from keras_ddl.timeline.waits import Interval
 
 _STEP = re.compile(r"step (\d+)")
 _LABEL = re.compile(r"rank \d+ \((.*)\)")
-_OF_A_RANK = re.compile(r"(.*)\.rank\d+(\.\w+)?")
+_RANK_FILE = re.compile(r"(.*)\.rank\d+(\.\w+)?")
 # Smaller differences between hosts' clocks are not corrected, because collectives cannot measure them.
 _CLOCK_SECONDS = 1e-3
 
@@ -29,7 +29,7 @@ class Step:
     """One step of fit on one rank. Times are seconds since 1970, by the clock of rank 0's host.
 
     Attributes:
-        number: number in its epoch; for several steps in one execution, that of the last.
+        number: number in its epoch; for several steps in one execution, the last step's number.
         arrived: when its batch was ready; None if unknown (one rank, or a loop without the Strategy).
         next: when the next step of the epoch began, after Keras and the callbacks; `end` in the last step of an epoch.
         exposed: the intervals in which the rank only waited for collectives.
@@ -107,8 +107,8 @@ def read(path: str | os.PathLike[str]) -> list[RankSteps]:
 def files(path: Path) -> list[Path]:
     """Returns the timeline files of a job. Raises: ConfigError: there are none, or files of several jobs."""
     if path.is_dir():
-        parts = sorted(each for each in path.iterdir() if _OF_A_RANK.fullmatch(each.name) and each.suffix != ".html")
-        jobs = sorted({_OF_A_RANK.sub(r"\1\2", each.name) for each in parts})
+        parts = sorted(each for each in path.iterdir() if _RANK_FILE.fullmatch(each.name) and each.suffix != ".html")
+        jobs = sorted({_RANK_FILE.sub(r"\1\2", each.name) for each in parts})
         if len(jobs) > 1:
             raise ConfigError(
                 f"trace: a folder must hold the timelines of one job. Received: {path}, with {', '.join(jobs)}. Name "
@@ -147,10 +147,10 @@ def _rank_steps(rank: int, events: Sequence[dict[str, Any]]) -> RankSteps:
         for event in events
         if event.get("cat") == "step" and event["ph"] == "X" and (match := _STEP.fullmatch(event["name"]))
     )
-    return RankSteps(rank, host[1] if host else "", of_spans(spans, timeline_files.collectives_of(events)))
+    return RankSteps(rank, host[1] if host else "", steps_of_spans(spans, timeline_files.collectives_of(events)))
 
 
-def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Collective]) -> list[Step]:
+def steps_of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Collective]) -> list[Step]:
     """Returns the steps of one rank.
 
     Args:
@@ -172,7 +172,7 @@ def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Co
 
 
 def _step(number: int, begin: float, end: float, after: float, collectives: list[Collective]) -> Step:
-    arrived = next((one.submitted for one in collectives if waits.is_row_exchange(one.name)), None)
+    arrived = next((one.submitted for one in collectives if one.role.begins_step), None)
     inside = [one for one in collectives if one.submitted <= end]
     # Between steps Python waits for every collective, from its submission to its end.
     between = [(one.submitted, one.finished) for one in collectives if one.submitted > end]

@@ -211,7 +211,7 @@ def _buckets(ranks: Sequence[RankSteps]) -> list[Bucket]:
     for steps in _by_step(ranks):
         named = [{one.name: one for one in _inside(step)} for step in steps]
         for name in named[0]:
-            if all(name in each for each in named) and not waits.is_row_exchange(name):
+            if all(name in each for each in named) and not named[0][name].role.begins_step:
                 every = [each[name] for each in named]
                 ready = [one.submitted for one in every]
                 took = max(one.finished for one in every) - max(ready)

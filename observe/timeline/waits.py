@@ -9,39 +9,20 @@ results, such as the update of a weight whose sum has arrived, may run in this t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
+from keras_ddl.communicator.step_names import ROWS
 from keras_ddl.timeline.files import Collective
 
 Interval = tuple[float, float]  # begin, end
-
-# The exchange of rows at the start of a step (data/order.py). If the rows of a batch are known before, no rank waits
-# for it, except in the few steps whose batch is compared.
-_ROWS = re.compile(r"(needed_)?rows(?:_\d+)?")
-_ROUND = re.compile(r"(?:.*/)?after_\d+/")
-_COMPLETE_ARGUMENT = re.compile(r".*/batch_\d+")
-
-
-def is_row_exchange(name: str) -> bool:
-    """Whether the collective is the exchange of rows, with which a step begins when its batch is ready."""
-    return _ROWS.fullmatch(name) is not None
-
-
-def round_of(name: str) -> str:
-    """Returns the key of a collective's round, whose collectives run while inputs of others are computed."""
-    body, _, iteration = name.partition("#")
-    match = _ROUND.match(body) or _COMPLETE_ARGUMENT.fullmatch(body) or _ROWS.fullmatch(body)
-    return (match[0] if match else "") + iteration
 
 
 def rounds(collectives: Iterable[Collective]) -> dict[str, list[Collective]]:
     """Groups the collectives of one step on one rank: round -> its collectives, in the order of submission."""
     by_round: dict[str, list[Collective]] = {}
     for one in sorted(collectives, key=lambda one: one.submitted):
-        rows = _ROWS.fullmatch(one.name)
-        if rows is None or rows[1]:
-            by_round.setdefault(round_of(one.name), []).append(one)
+        if one.role.kind != ROWS:
+            by_round.setdefault(one.role.round, []).append(one)
     return by_round
 
 

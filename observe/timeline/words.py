@@ -16,7 +16,7 @@ def sentences(summary: Summary) -> list[str]:
     ]
     if ranks == 1:
         return [*lines, "A single rank waits for no other."]
-    lines += [_of_straggler(each) for each in summary.stragglers]
+    lines += [_straggler_text(each) for each in summary.stragglers]
     if not summary.stragglers:
         last = max(summary.ranks, key=lambda each: each.last)
         lines.append(
@@ -31,7 +31,7 @@ def sentences(summary: Summary) -> list[str]:
     return lines
 
 
-def _of_straggler(one: Straggler) -> str:
+def _straggler_text(one: Straggler) -> str:
     where = f" ({one.host})" if one.host else ""
     text = f"Rank {one.rank}{where} was last in {one.last:.0%} of the steps, by {duration(one.late)} in the median; "
     if not one.causes:

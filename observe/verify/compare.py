@@ -2,7 +2,7 @@
 
 The distance of two arrays is their largest difference, relative to the largest entry of the array, or to a hundredth
 of the largest entry of all arrays of its kind (weights, each slot of an optimizer, logs) if that is more, because an
-array that is zero except for rounding has no scale of its own. Integers must be equal.
+array that is zero except for rounding does not define a scale. Integers must be equal.
 
 The effect of rounding is measured: one process runs again with its weights perturbed by one ulp. Ranks add in another
 order, which is a change of that size. They may be FACTOR times as far away as this run, or FACTOR units in the last
@@ -61,23 +61,25 @@ def distances(one: Recording, other: Recording) -> Iterator[Distance]:
     """Yields the distances of all events that both recordings have, until the events themselves differ."""
     for ours, theirs in zip(one.events, other.events):
         if ours.label != theirs.label:
-            yield Distance(ours, apart=f"{theirs.label} in place of {ours.label}")
+            yield Distance(ours, apart=f"{theirs.label} instead of {ours.label}")
             return
-        yield _of_event(ours, theirs, one.arrays(ours), other.arrays(theirs))
+        yield _event_distance(ours, theirs, one.arrays(ours), other.arrays(theirs))
 
 
-def _of_event(ours: Event, theirs: Event, one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> Distance:
-    of_kind: dict[str, float] = {}
+def _event_distance(
+    ours: Event, theirs: Event, one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]
+) -> Distance:
+    scale_of_kind: dict[str, float] = {}
     scales = {name: max(ours.scales.get(name, 0.0), theirs.scales.get(name, 0.0)) for name in {**one, **other}}
     for name, scale in scales.items():
         kind = ours.kinds.get(name, "")
-        of_kind[kind] = max(of_kind.get(kind, 0.0), scale)
+        scale_of_kind[kind] = max(scale_of_kind.get(kind, 0.0), scale)
     result = Distance(ours)
     for name, scale in scales.items():
         if name not in one or name not in other:
             result.by_name[name] = math.inf
             continue
-        scale = max(scale, SHARE_OF_KIND * of_kind[ours.kinds.get(name, "")])
+        scale = max(scale, SHARE_OF_KIND * scale_of_kind[ours.kinds.get(name, "")])
         result.by_name[name] = distance(one[name], other[name], scale) / math.sqrt(ours.rows.get(name, 1))
     return result
 
@@ -209,23 +211,23 @@ def judge(
     drifts = [] if last_bit is None else _running(distances(one, last_bit))
     rows: list[Row] = []
     for number, far in enumerate(distances(one, ranks)):
-        # The change may not have shown before the second step: it is made where weights are first known.
+        # The perturbation may not show before the second step, because it is made when weights are first known.
         drift = drifts[min(max(number, _second_step(one)), len(drifts) - 1)] if drifts else {}
-        # All that is computed follows from the weights, so it may be as far away as they are; not the other way.
-        of_weights = max(drift.get(_WEIGHTS, 0.0), drift.get(_APART, 0.0))
+        # All computed values follow from the weights, so they may be as far away as the weights, but not vice versa.
+        weight_drift = max(drift.get(_WEIGHTS, 0.0), drift.get(_APART, 0.0))
 
         def allowed(own: float) -> float:
             return max(FACTOR * max(epsilon, own), COMPUTE_FACTOR * compute_epsilon)
 
-        if allowed(of_weights) > USELESS:
+        if allowed(weight_drift) > USELESS:
             return Judgement(rows, far.event)
         row = Row(far.event, far)
         for name in far.by_name:
-            row.drifts[name] = max(of_weights, drift.get(_group(far.event, name), 0.0))
+            row.drifts[name] = max(weight_drift, drift.get(_group(far.event, name), 0.0))
             row.limits[name] = allowed(row.drifts[name])
         row.hidden = [name for name, limit in row.limits.items() if limit > USELESS]
         beyond = {name for name, _ in row.beyond}
-        if allowed(of_weights) > MARGIN and all(far.event.kinds.get(name) == COUNTS for name in beyond):
+        if allowed(weight_drift) > MARGIN and all(far.event.kinds.get(name) == COUNTS for name in beyond):
             row.flips = sorted(name for name in beyond if math.isfinite(far.by_name[name]))
         rows.append(row)
         if row.is_beyond:

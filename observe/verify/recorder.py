@@ -77,14 +77,14 @@ class Recorder:
 
     # ---- what the Strategy calls
 
-    def begin_step(self, of: str, model: Any) -> None:
+    def begin_step(self, owner: str, model: Any) -> None:
         if self._steps >= self._plan.steps:
             self._end_program()
-        if model is not None and of not in self._begun and self._plan.last_bit and models.is_built(model):
+        if model is not None and owner not in self._begun and self._plan.last_bit and models.is_built(model):
             self._change_last_bits(each.value for each in model.trainable_variables)
-        self._begun.add(of)
+        self._begun.add(owner)
 
-    def end_step(self, of: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
+    def end_step(self, owner: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
         self._steps += 1
         if model is None:
             strategy = one_per_job.alive()[0]
@@ -115,7 +115,7 @@ class Recorder:
         for name, array in _outputs(returned).items():
             arrays[f"returned {name}"] = array
             kinds[f"returned {name}"] = COUNTS if _counts_rows(model, name) else "returned"
-        self._add(Event(0, "step", of, self._steps, kinds), arrays)
+        self._add(Event(0, "step", owner, self._steps, kinds), arrays)
 
     def end_epoch(self, model: Any, logs: Any) -> None:
         arrays = {f"log {name}": array for name, array in _outputs(logs).items()}
@@ -164,13 +164,13 @@ class Recorder:
             self._traces[step] = {"replicated": replicated, "replicated_share": share, **rest}
 
     def callbacks_of_fit(self, chosen: Any) -> Any:
-        of_list = isinstance(chosen, keras.callbacks.CallbackList)
+        is_list = isinstance(chosen, keras.callbacks.CallbackList)
         every = list(
-            chosen.callbacks if of_list else [chosen] if isinstance(chosen, keras.callbacks.Callback) else chosen or []
+            chosen.callbacks if is_list else [chosen] if isinstance(chosen, keras.callbacks.Callback) else chosen or []
         )
         kept = [each for each in every if not _writes_files(each)]
         self._left_out.update(type(each).__name__ for each in every if not any(each is other for other in kept))
-        if not of_list:
+        if not is_list:
             return kept
         chosen.callbacks = kept
         return chosen
@@ -251,7 +251,7 @@ class Recorder:
             return
         if arguments[2] & (os.O_WRONLY | os.O_RDWR):
             path = os.path.abspath(arguments[0])  # noqa: PTH100
-            if not path.startswith((*_NO_FILES, self._own, *_OF_JOBS)) and ".pyc." not in path:
+            if not path.startswith((*_NO_FILES, self._own, *_JOB_FOLDERS)) and ".pyc." not in path:
                 self._files.add(path)
 
     def _end_program(self) -> None:
@@ -268,7 +268,9 @@ class Recorder:
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _TEMPORARY = tempfile.gettempdir()
-_OF_JOBS = tuple(f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY)))  # prefixes of paths
+_JOB_FOLDERS = tuple(
+    f"{folder}/keras_ddl-" for folder in (_TEMPORARY, os.path.realpath(_TEMPORARY))
+)  # prefixes of paths
 
 
 def _coarsest(dtypes: Iterable[str]) -> float:
@@ -284,10 +286,10 @@ def _chosen(strategy: Any) -> list[str]:
 
 def _state(model: Any) -> list[Any]:
     """Returns the variables of a model and its optimizers, each once, except metrics' variables, which logs show."""
-    of_metrics = {id(each) for each in models.metric_variables(model)}
+    metric_ids = {id(each) for each in models.metric_variables(model)}
     optimizers = [variable for each in models.optimizers_of(model) for variable in each.variables]
     variables = {id(each): each for each in (*model.variables, *optimizers)}
-    return [each for key, each in variables.items() if key not in of_metrics]
+    return [each for key, each in variables.items() if key not in metric_ids]
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -130,21 +130,21 @@ class Verifier:
         if ranks.recording.events:
             made.last_bit = self._run("one process, weights perturbed by one ulp", 1, made, last_bit=True)
         last_bit = None if made.last_bit is None else made.last_bit.recording
-        epsilon, of_compute = (float(one.recording.facts[name]) for name in ("epsilon", "compute_epsilon"))
-        made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon, of_compute)
+        epsilon, compute_epsilon = (float(one.recording.facts[name]) for name in ("epsilon", "compute_epsilon"))
+        made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon, compute_epsilon)
         differ = ranks.recording.ranks_differ(self._result.num_ranks)
         made.ranks_equal = not differ if ranks.recording.events else None
         made.verdict, made.why = judgement.verdict, _why(judgement)
         if not ranks.ended_well:
-            made.verdict, made.why = self._of_failed_ranks(made, one, ranks)
+            made.verdict, made.why = self._verdict_on_failed_ranks(made, one, ranks)
         elif made.verdict == EQUAL and differ:
             made.verdict, made.why = DIFFERENT, f"ranks differ among themselves: {differ}"
         elif made.verdict != DIFFERENT:
-            made.verdict, made.why = _of_counts(made, one, ranks)
+            made.verdict, made.why = _verdict_by_counts(made, one, ranks)
         if made.verdict != EQUAL:
             self._check_deterministic(made, one, epsilon)
 
-    def _of_failed_ranks(self, made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
+    def _verdict_on_failed_ranks(self, made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
         """Returns the verdict on ranks that did not end like one process, and why."""
         if not ranks.result.timed_out:
             return DIFFERENT, f"the ranks ended with an error that one process does not have: {ranks.failure}"
@@ -201,7 +201,7 @@ class Verifier:
             self._progress(text)
 
 
-def _of_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
+def _verdict_by_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
     """Returns the verdict if no compared value differs: all runs must have ended well after equally many steps."""
     bits = made.last_bit
     counts = len(one.recording.events), len(ranks.recording.events)

@@ -156,7 +156,7 @@ def _copy(source: Path, target: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
                 raise
-        shutil.copyfileobj(read, written, 1 << 20)  # what is left: all of it, or nothing
+        shutil.copyfileobj(read, written, 1 << 20)  # the rest: all of it, or nothing
     shutil.copystat(source, target)
 
 

@@ -27,7 +27,7 @@ class World:
 
 
 class Engine:
-    """Stands for `binding.Communicator`: the engine of one rank."""
+    """Stands for `binding.NativeCommunicator`: the engine of one rank."""
 
     def __init__(self, rank: Rank, world: World) -> None:
         self._rank, self._world = rank, world

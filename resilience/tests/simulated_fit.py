@@ -16,6 +16,7 @@ from keras_ddl.communicator.newcomers import history
 from keras_ddl.errors import RankLostError
 from keras_ddl.resilience import job
 from keras_ddl.strategy import Strategy, fits
+from keras_ddl.strategy.job import Job
 
 PRIME = 1_000_003
 ROWS = 7
@@ -33,6 +34,7 @@ def fit(
         simulated_newcomers.begin(rank)
         topology = communicator.topology()
         job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0)
+        job_of_strategy.renew = lambda new: Job.renew(job_of_strategy, new)
         place = SimpleNamespace(rank=0, size=0)
         rank.strategy = SimpleNamespace(topology=topology, job=job_of_strategy, random_state=place, saves=place)
         rank.strategy.mesh_layout = None
@@ -79,11 +81,11 @@ def _fit(model: simulated_newcomers.Model, first: int, end: int, collectives: in
         loop.followers.append(callbacks)
         if first:
             communicator.barrier("begin")  # what all agree on in on_train_begin
-        own.begin_fit(callbacks)
-        own.begin_epoch()
+        own.joining.begin_fit(callbacks)
+        own.joining.begin_epoch()
         for number in range(rank.first_batch, end):
-            own.between_steps(rank.caller)
-            own.check_batch(number)
+            own.joining.between_steps(rank.caller)
+            own.joining.check_batch(number)
             returned = own.call(
                 lambda number=number: _step(rank, number, collectives),
                 lambda: [rank.state, rank.iterations],
@@ -93,7 +95,7 @@ def _fit(model: simulated_newcomers.Model, first: int, end: int, collectives: in
             callbacks.seen.returned.append(returned)
             seen = communicator.all_gather_object((number, returned))  # of a callback, say
             assert set(seen) == {(number, returned)}, seen
-        own.end_fit()
+        own.joining.end_fit()
         return callbacks.seen.returned
 
 

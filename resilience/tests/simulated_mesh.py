@@ -18,7 +18,9 @@ from keras_ddl.state.plan import Holding, Move
 
 
 class Layout:
-    """A mesh/layout.py `Layout`, of which the protocol needs the extents and names of positions."""
+    """A mesh/layout.py `VariableLayout`, of which the protocol needs the extents and names of positions."""
+
+    is_to_choose = False
 
     def __init__(self, data_size: int, model_size: int, wanted_model_size: int) -> None:
         self.data_size, self.model_size, self.wanted_model_size = data_size, model_size, wanted_model_size

@@ -226,7 +226,7 @@ def simulated_newcomers() -> Iterator[None]:
         mock.patch.object(communicator.meeting, "joined_membership", lambda _, is_over: _join(is_over)),
         mock.patch.object(failing_together, "forget_all_traces", lambda but: this_rank().caller.forget_traces()),
         mock.patch.object(fits, "begin_at", _begin_at),
-        mock.patch.object(replayed_calls, "_kept", lambda returned, *_: returned),
+        mock.patch.object(replayed_calls, "_ended", lambda returned, *_: returned),
         mock.patch.object(replayed_calls, "_take", lambda result, *_: result),
         mock.patch.object(joining, "agreement", agreement),
         mock.patch.object(admission, "agreement", agreement),

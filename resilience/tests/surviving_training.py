@@ -1,11 +1,11 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
-    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled
-        (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first),
-        teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, when rank 1 is
-        lost while step 5 is being committed: committed 1:5), saving; A+B is both. With meshM: on a mesh with a model
-        axis of M, whose layout cuts what M divides
+    MODEL: mlp, cnn, lstm, attention, tables, and of the mlp shards, weights (in shards, too), accumulation, eager,
+        compiled (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at
+        first), teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, when
+        rank 1 is lost while step 5 is being committed: committed 1:5), saving; A+B is both. With meshM: on a mesh with
+        a model axis of M, whose layout cuts what M divides; with chosen keras_ddl chooses the layout
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
@@ -35,6 +35,7 @@ import tensorflow as tf
 import keras_ddl
 from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.cut.shards import table_rows
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.execution import Execution
 
@@ -47,10 +48,11 @@ KILLED = {
 
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
-KIND, MODEL = MODEL, next((each for each in ("cnn", "lstm", "attention") if each in MODEL.split("+")), "mlp")
+KIND, MODEL = MODEL, next((each for each in ("cnn", "lstm", "attention", "tables") if each in MODEL.split("+")), "mlp")
 IN_SHARDS = "shards" in KIND or "weights" in KIND
 ON_MESH = re.search(r"mesh(\d)", KIND)
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
+table_rows.USUAL_LINES = 1  # where the last batch opens extents, small tables would be gathered
 
 
 def layout_map(model_ranks: int) -> keras.distribution.LayoutMap:
@@ -67,7 +69,7 @@ def layout_map(model_ranks: int) -> keras.distribution.LayoutMap:
 
 strategy = None
 if "KERAS_DDL_RUN_DIR" in os.environ:
-    layout = layout_map(int(ON_MESH[1])) if ON_MESH else None
+    layout = None if not ON_MESH else int(ON_MESH[1]) if "chosen" in KIND else layout_map(int(ON_MESH[1]))
     sharding = "weights" if "weights" in KIND else "optimizer" if IN_SHARDS else None
     strategy = keras_ddl.Strategy(seed=3, sharding=sharding, layout=layout)
 keras.utils.set_random_seed(3)
@@ -118,9 +120,18 @@ def built(kind: str) -> list[keras.layers.Layer]:
         return [layers.Conv1D(8, 3, activation="relu"), layers.BatchNormalization(), layers.GlobalAveragePooling1D()]
     if kind == "lstm":
         return [layers.LSTM(8)]
+    if kind == "tables":
+        return [layers.Flatten(), Words(), layers.Embedding(200, 4), layers.Flatten(), layers.Dense(4)]
     inputs = keras.Input((8, 6))
     seen = layers.MultiHeadAttention(2, 4, dropout=0.1, seed=5, name="attention")(inputs, inputs)
     return [keras.Model(inputs, layers.LayerNormalization()(seen)), layers.Flatten()]
+
+
+class Words(layers.Layer):
+    """Numbers of words, in place of numbers."""
+
+    def call(self, x):
+        return tf.cast(40.0 * tf.abs(x), "int64") % 200
 
 
 class Batches(keras.utils.PyDataset):
@@ -296,6 +307,7 @@ if AWAITED:  # newcomers have traced the training step before they came, and the
 if in_shards:
     assert gathered_slots.slots_of(model)
     assert strategy.size == 1 or "mirror " in strategy.explain(model)
+    assert strategy.size == 1 or MODEL != "tables" or "rows of tables" in strategy.explain(model)
 if ON_MESH and strategy is not None:
     mesh = strategy.job.mesh
     print(f"mesh {'none' if mesh is None else (mesh.data.size, mesh.model.size)}", file=sys.stderr, flush=True)

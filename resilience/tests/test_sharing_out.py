@@ -24,8 +24,8 @@ from keras_ddl.state import exchange, generations
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy.job import Job, Settings
-from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
-from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.shards import sharded_slots, undecided
+from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 from keras_ddl.topology import make_topology
 from keras_ddl.topology.mirrors import mirror_offset
@@ -67,7 +67,7 @@ class Ranks:
             min_ranks=lambda: self.least,
             rank=lambda: 0,
         )
-        for each in (generations, sharing_out, remeshing):
+        for each in (generations, sharing_out, remeshing, undecided):
             monkeypatch.setattr(each, "communicator", here)
         monkeypatch.setattr(exchange, "ops", SimpleNamespace(all_to_all=self.all_to_all))
         monkeypatch.setattr(sharing_out, "all_slots", lambda: self.slots[self._here.rank])
@@ -171,20 +171,23 @@ class FlatRanks(Ranks):
 
 
 class FakeLayout:
-    """A mesh/layout.py `Layout`, of which the extents alone are needed."""
+    """A mesh/layout.py `VariableLayout`, of which the extents alone are needed."""
+
+    is_to_choose = False
 
     def __init__(self, data_size: int, model_size: int, wanted_model_size: int = 0) -> None:
         self.data_size, self.model_size = data_size, model_size
         self.wanted_model_size = wanted_model_size or model_size
 
     def resized(self, data_size: int, model_size: int, rank: int) -> FakeLayout:
-        return FakeLayout(data_size, model_size, self.wanted_model_size)
+        return type(self)(data_size, model_size, self.wanted_model_size)
 
 
 class MeshRanks(Ranks):
     """Ranks of a mesh, with slices."""
 
     slots_from: int | None = None  # elements
+    layout = FakeLayout
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data_size: int, model_size: int) -> None:
         super().__init__(monkeypatch, [0] * (data_size * model_size))
@@ -198,7 +201,7 @@ class MeshRanks(Ranks):
         mesh = SimpleNamespace(model=SimpleNamespace(size=model_size))
         job = fake_job(rank % size, size, mesh, self.slots_from)
         topology = SimpleNamespace(size=data_size * model_size)
-        layout = FakeLayout(data_size, model_size)
+        layout = self.layout(data_size, model_size)
         self.strategies.append(SimpleNamespace(job=job, mesh_layout=layout, topology=topology))
         self.slots.append([self.variable(n, v, axis, job) for n, (v, (_, axis)) in enumerate(zip(values, CUT))])
 
@@ -240,6 +243,29 @@ class MeshRanks(Ranks):
                 if share.mirror is not None:
                     np.testing.assert_array_equal(share.mirror.numpy(), expected[(share.rank - 1) % model_size])
         return staying
+
+
+class ChoosingLayout(FakeLayout):
+    is_to_choose = True
+
+
+class ChoosingRanks(MeshRanks):
+    """Ranks of a mesh, whose layout is chosen in the first step."""
+
+    layout = ChoosingLayout
+
+    @staticmethod
+    def variable(number: int, value: np.ndarray, axis: int, job: Any, initial: Any = None) -> LaidOutVariable:
+        first = lambda: tf.constant(value)  # noqa: E731
+        shape, dtype = value.shape, tf.as_dtype(value.dtype)
+        made = undecided.UndecidedVariable(first, shape, dtype, "weight", job, path="weight", is_trained=True)
+        made.number = number
+        return made
+
+    def choose(self, *ranks: int) -> None:
+        for rank in ranks:
+            for slot, (_, axis) in zip(self.slots[rank], CUT):
+                slot.decide(axis)
 
 
 # ---- shards
@@ -437,9 +463,9 @@ def test_a_copy_of_shards_is_of_no_use_when_they_were_shared_out_anew(monkeypatc
         return [each for slot in ranks.slots[0] for each in sharded_slots.local_variables(slot)]
 
     copy = _last_good._Copy(1, [(each, each.numpy()) for each in stored()])
-    assert len(copy.values) == 2 * len(FLAT) and not copy.has_shards_of_before(stored())
+    assert len(copy.values) == 2 * len(FLAT) and not copy.has_old_shards(stored())
     ranks.share_out(0, 2)
-    assert copy.has_shards_of_before(stored())
+    assert copy.has_old_shards(stored())
 
 
 @pytest.mark.parametrize(
@@ -539,6 +565,35 @@ def test_what_stays_is_not_sent_and_not_copied(monkeypatch: pytest.MonkeyPatch) 
     assert ranks.mesh(0) == (2, 2) and ranks.check() == [0, 1, 2, 3]
     assert all(slot.share.chunk is chunk for slot, chunk in zip(ranks.slots[0], before))
     assert ranks.met == ["generations", "held", "made"]
+
+
+@pytest.mark.parametrize("chosen", [(3,), (0, 2), (0, 2, 3)])
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_choice_that_any_rank_has_made_stands(
+    chosen: tuple[int, ...], joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = ChoosingRanks(monkeypatch, 2, 2)
+    ranks.choose(*chosen)
+    left = [0, 2, 3, *([ranks.join()] if joins else [])]
+    assert ranks.share_out(*left) == [None] * len(left)
+    assert ranks.check() == left and ranks.mesh(0) == ((2, 2) if joins else (1, 3))
+    assert all(slot.is_decided for rank in left for slot in ranks.slots[rank])
+
+
+def test_a_choice_is_made_anew_if_no_rank_that_is_left_has_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = ChoosingRanks(monkeypatch, 2, 2)
+    ranks.choose(1)
+    left = [0, 2, 3, ranks.join()]
+    assert ranks.share_out(*left) == [None] * 4
+    for rank in left:
+        for slot, (value, _) in zip(ranks.slots[rank], CUT, strict=True):
+            np.testing.assert_array_equal(slot.numpy(), value)
+            assert not slot.is_decided
+    hosts = [0] * 4
+    for place, rank in enumerate(left):
+        vars(ranks.strategies[rank].job).update(rank=place, size=4, hosts=tuple(hosts))
+    ranks.choose(*left)
+    ranks.check()
 
 
 def test_all_ranks_with_a_slice_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:

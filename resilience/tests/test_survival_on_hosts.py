@@ -34,11 +34,18 @@ def across_hosts(tmp_path: Path, agent: str, hosts: str, model: str, where: str,
 
 
 @pytest.mark.parametrize(
-    ("hosts", "killed"), [("h0:2,h1:2", "2:5 3:5"), ("h0:2,h1:2", "0:5 1:5"), ("h0:2,h1:1,h2:2", "0:5 1:5 2:11")]
+    ("model", "hosts", "killed"),
+    [
+        ("shards", "h0:2,h1:2", "2:5 3:5"),
+        ("shards", "h0:2,h1:2", "0:5 1:5"),
+        ("shards", "h0:2,h1:1,h2:2", "0:5 1:5 2:11"),
+        ("weights+tables", "h0:2,h1:2", "2:5 3:5"),
+        ("weights+tables", "h0:1,h1:2", ""),
+    ],
 )
-def test_shards_of_a_lost_host_are_on_another(hosts: str, killed: str, agent: str, tmp_path: Path) -> None:
-    """All ranks of a host are lost at once, between two steps; in the last case another host later."""
-    across_hosts(tmp_path, agent, hosts, "shards", "between", killed)
+def test_shards_of_a_lost_host_are_on_another(model: str, hosts: str, killed: str, agent: str, tmp_path: Path) -> None:
+    """All ranks of a host are lost at once, between two steps; in one case another host later, in one none."""
+    across_hosts(tmp_path, agent, hosts, model, "between", killed)
 
 
 class Changing:
@@ -73,7 +80,7 @@ class Changing:
         return self.lines + ended.err
 
 
-@pytest.mark.parametrize("model", ["mlp", "shards"])
+@pytest.mark.parametrize("model", ["mlp", "shards", "weights+tables"])
 def test_hosts_that_the_file_names_later_join_and_others_leave(model: str, agent: str, tmp_path: Path) -> None:
     job = Changing(tmp_path, agent, "h0:2", model=model)
     job.started.wait_for(tmp_path / "until-0")

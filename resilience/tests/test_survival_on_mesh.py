@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_survival import PROGRAM, check_ended
+from test_survival import LOST, PROGRAM, check_ended
 
 from launch.launching import Ended, run
 
@@ -33,7 +33,7 @@ def check(
     ended = run(command, tmp_path, env={"EPOCHS": str(epochs)} | ({"AWAITED": str(ranks)} if spares else {}))
     assert ended.status == 0, ended
     lost = {int(each.partition(":")[0]) for each in killed}
-    assert len(re.findall(r"rank \d+ was lost \(killed by SIGKILL\)", ended.err)) == len(lost), ended
+    assert len(re.findall(LOST, ended.err)) == len(lost), ended
     leaving = set(range(ranks + spares)) - lost - set(left)
     assert set(map(int, re.findall(r"rank (\d+) leaves \(a mesh of", ended.err))) == leaving, ended
     assert f"mesh {mesh}" in ended.err, ended
@@ -62,6 +62,22 @@ def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) 
     ],
 )
 def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path) -> None:
+    check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "data", "killed", "mesh", "left"),
+    [
+        (4, "mesh2+chosen", "arrays", "step 1:0", "(1, 3)", [0, 2, 3]),  # perhaps before the choice, perhaps after it
+        (4, "mesh2+chosen", "arrays", "between 1:0", "(1, 3)", [0, 2, 3]),
+        (4, "mesh2+by8+chosen", "dataset", "step 1:7 2:12", "none", [0]),
+        (2, "mesh2+chosen+two", "arrays", "step 0:3", "none", [1]),
+        (4, "mesh2+chosen+attention", "arrays", "step 3:7", "(1, 2)", [0, 1]),
+    ],
+)
+def test_meshes_of_which_the_layout_is_chosen(
+    ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path
+) -> None:
     check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
 
 
@@ -105,10 +121,12 @@ def test_where_a_rank_has_left_for_lack_of_a_place_a_mesh_grows_when_two_spares_
     [
         (2, "mesh2", "dataset", "step 0:7", 1, [1, 2]),
         (2, "mesh2+attention", "sequence", "step 1:7", 1, [0, 2]),
-        (4, "mesh4+saving", "arrays", "step 2:7", 2, [0, 3, 4, 5]),
+        (4, "mesh4+saving", "arrays", "step 2:7", 1, [0, 1, 3, 4]),
         (3, "mesh3+two", "several", "step 1:7 0:12", 2, [2, 3, 4]),
         (2, "mesh2", "arrays", "step 1:7 2:0:joining", 2, [0, 3]),
         (4, "mesh2+shards", "arrays", "step 1:7", 1, [0, 2, 3, 4]),
+        (4, "mesh2+chosen", "arrays", "step 1:7", 1, [0, 2, 3, 4]),
+        (2, "mesh2+chosen+two", "dataset", "step 0:3", 1, [1, 2]),
         (2, "mesh2+shards+attention", "dataset", "step 1:7", 1, [0, 2]),
     ],
 )

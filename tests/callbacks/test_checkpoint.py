@@ -8,7 +8,7 @@ import pytest
 
 from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.callbacks._direction import resolve_direction
+from keras_ddl.checkpoint.direction import resolve_direction
 from keras_ddl.errors import CheckpointError, ConfigError
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)

@@ -136,8 +136,8 @@ def test_the_boxes_of_chunks_are_all_entries_in_their_order(shape: tuple[int, ..
         for rank in range(size):
             boxes = layout.boxes(rank)
             assert len(boxes) < 2 * len(shape)
-            of_boxes = [entries[tuple(slice(b, b + n) for b, n in box)].reshape(-1) for box in boxes]
-            np.testing.assert_array_equal([*itertools.chain(*of_boxes)], layout.cut(entries, rank))
+            box_tensors = [entries[tuple(slice(b, b + n) for b, n in box)].reshape(-1) for box in boxes]
+            np.testing.assert_array_equal([*itertools.chain(*box_tensors)], layout.cut(entries, rank))
 
 
 def test_dtypes_that_are_written_in_parts_can_be_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import VariableLayout
 
 Loss = Callable[[Any, Any], Any]
 Rules = Mapping[str, int]  # a regular expression over paths of weights -> an axis
@@ -81,7 +81,7 @@ def written_in_docs(name: str, mesh: Any) -> Any:
 
 def axes_of(layout_map: Any, variables: Sequence[Any], shape: tuple[int, int]) -> dict[int, int]:
     """Returns the axis of each variable that a LayoutMap cuts, by id of its value. All keys must match one."""
-    layout = Layout(layout_map, shape[0] * shape[1], 0)
+    layout = VariableLayout(layout_map, shape[0] * shape[1], 0)
     found = {id(each.value): layout.axis_of(each.path, tuple(each.shape)) for each in variables}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -155,7 +155,7 @@ def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(
     simulation = simulated(cut, size, static=static)
     assert_trains_as(one, cut, simulation)
     report = simulation.reports[0]
-    assert (report.own_statistics, report.statistics_left) == (calls, 0)
+    assert (report.own_statistics, report.global_statistics) == (calls, 0)
     assert loss is not None or simulation.gathers() == []
 
 

@@ -278,8 +278,8 @@ def test_a_variable_is_shared_out_among_all_ranks_of_a_mesh(shape, axis, data, m
     seen = []
     for rank in range(layout.size):
         mine = layout.cut(values, rank)
-        of_boxes = [values[tuple(slice(first, first + n) for first, n in box)].ravel() for box in layout.boxes(rank)]
+        box_tensors = [values[tuple(slice(first, first + n) for first, n in box)].ravel() for box in layout.boxes(rank)]
         assert mine.shape == layout.shape_of(rank) == (layout.chunk(rank)[1],)
-        np.testing.assert_array_equal(np.concatenate([[], *of_boxes]), mine)
+        np.testing.assert_array_equal(np.concatenate([[], *box_tensors]), mine)
         seen.append(mine)
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), values.ravel())

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from keras_ddl.launch.regroup.membership import Membership
+from keras_ddl.launch.regroup.membership import MembershipTable
 
 PATIENCE = 10.0
 
@@ -15,7 +15,7 @@ class Job:
     """Ranks as the launcher sees them: each knows a membership, asks for the next one when it likes, and may die."""
 
     def __init__(self, size: int, min_members: int) -> None:
-        self.membership = Membership(range(size), min_members, PATIENCE)
+        self.membership = MembershipTable(range(size), min_members, PATIENCE)
         self.size, self.min_members = size, min_members
         self.known = dict.fromkeys(range(size), 0)  # epoch that each living rank knows
         self.asking: set[int] = set()
@@ -78,7 +78,7 @@ def test_every_schedule(size: int, min_members: int) -> None:
 
 def test_ranks_that_have_done_their_part_count_as_left() -> None:
     """Rank 1 is lost in the last collective, after rank 2 has got its result: rank 0 must not wait for ever."""
-    membership = Membership(range(3), 2, PATIENCE)
+    membership = MembershipTable(range(3), 2, PATIENCE)
     membership.end(1)
     membership.ask(0, 0, now=0.0)
     assert membership.advance() is None
@@ -87,7 +87,7 @@ def test_ranks_that_have_done_their_part_count_as_left() -> None:
 
 
 def test_a_rank_may_ask_to_be_left_out() -> None:
-    membership = Membership(range(3), 1, PATIENCE)
+    membership = MembershipTable(range(3), 1, PATIENCE)
     membership.ask(2, 0, now=0.0, leaves=True)
     membership.ask(0, 0, now=0.0)
     assert membership.advance() is None and membership.missing() == [1]
@@ -99,7 +99,7 @@ def test_a_rank_may_ask_to_be_left_out() -> None:
 
 
 def test_a_rank_that_asks_to_be_left_out_stays_when_nobody_else_is_left() -> None:
-    membership = Membership(range(3), 1, PATIENCE)
+    membership = MembershipTable(range(3), 1, PATIENCE)
     membership.ask(2, 0, now=0.0, leaves=True)
     membership.end(0)
     membership.end(1)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from keras_ddl.launch.outcome import RankOutcome
-from keras_ddl.launch.regroup.membership import Membership
+from keras_ddl.launch.regroup.membership import MembershipTable
 from keras_ddl.launch.regroup.regrouping import Regrouping
 
 NEWCOMER = 2
@@ -21,7 +21,7 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self.membership = Membership(range(2), 1, 10.0)
+        self.membership = MembershipTable(range(2), 1, 10.0)
         self.living = {0, 1, NEWCOMER}
         self.known = {0: 0, 1: 0}  # epoch that each member knows
         self.asking: dict[int, tuple[int, ...] | None] = {}
@@ -105,7 +105,7 @@ def test_every_schedule_of_two_members_and_a_newcomer() -> None:
 
 
 def test_who_has_joined_first_is_rank_0() -> None:
-    membership = Membership(range(2), 1, 10.0)
+    membership = MembershipTable(range(2), 1, 10.0)
     for newcomer in (3, 2):
         epoch, members = membership.epoch, membership.members
         membership.join(newcomer)

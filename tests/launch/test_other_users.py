@@ -24,7 +24,7 @@ from link.wrappers import served
 from keras_ddl.errors import ConfigError
 from keras_ddl.files import private
 from keras_ddl.launch.rank import job_folder
-from keras_ddl.launch.rank.program_link import ProgramLink
+from keras_ddl.launch.rank.program_link import WrapperLink
 from keras_ddl.launch.starters import host_ranks
 from keras_ddl.link.handshake import sign
 from keras_ddl.link.kinds import Kind
@@ -276,7 +276,7 @@ def test_host_ranks_start_nothing_in_a_planted_directory(kind: str, which: str, 
 def test_a_wrapper_hears_no_other_user(tmp_path: Path) -> None:
     for above in (tmp_path, *list(tmp_path.parents)[:2]):
         above.chmod(above.stat().st_mode | 0o055)
-    link = ProgramLink(tmp_path, {})
+    link = WrapperLink(tmp_path, {})
     path = tmp_path / SOCKET
     path.chmod(0o777)
     with socket.socket(socket.AF_UNIX) as own:

@@ -15,7 +15,7 @@ from link.wrappers import OF_JOB, Wrapper, served
 
 from harness.waiting import eventually
 from keras_ddl.communicator.reporting import error_report
-from keras_ddl.launch.rank.program_link import ProgramLink
+from keras_ddl.launch.rank.program_link import WrapperLink
 from keras_ddl.link import program
 from keras_ddl.link.kinds import FROM_PROGRAM, Kind
 
@@ -101,6 +101,21 @@ def test_a_question_that_is_given_up_gets_no_answer_later(launcher: Launcher) ->
     assert link.ask({"join": False}) == {"join": False}
 
 
+def test_an_answer_that_arrives_before_the_wait_ends_it(launcher: Launcher) -> None:
+    link = launcher.wrapper.program()
+
+    def looks_late() -> bool:
+        assert link._answer is not None or eventually(lambda: link._arrived.poll(0))
+        link.look()
+        return link.record is not None
+
+    late = threading.Timer(5.0, launcher.wrapper.send, [Kind.RECORD, b"too late"])
+    late.start()
+    assert link.ask_until({"join": True}, looks_late) == {"join": True}
+    assert link.record is None, "it has waited for the next frame"
+    late.cancel()
+
+
 @pytest.mark.parametrize("name", ["read", "write"])
 def test_an_interrupted_call_leaves_no_part_of_a_frame(
     name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +163,7 @@ def test_the_first_exception_is_reported_and_a_child_process_has_its_own_link(
 
 
 def test_a_wrapper_gets_all_that_an_ended_program_has_sent(tmp_path: Path) -> None:
-    link = ProgramLink(tmp_path, OF_JOB)
+    link = WrapperLink(tmp_path, OF_JOB)
     child = os.fork()
     if not child:
         own = program.ProgramLink(tmp_path / program.SOCKET)

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.launch.rank.program_link import Frame, ProgramLink
+from keras_ddl.launch.rank.program_link import Frame, WrapperLink
 from keras_ddl.link import loop, program
 from keras_ddl.link.kinds import Kind
 
 OF_JOB = {"regroups": True, "takes_newcomers": True, "figures": True, "clock": {}}
 
 
-def served(link: ProgramLink) -> list[Frame]:
+def served(link: WrapperLink) -> list[Frame]:
     """Returns what a program sends next."""
     frames: list[Frame] = []
     loop.serve(60, link.sources(frames.extend))
@@ -28,7 +28,7 @@ class Wrapper:
 
     def __init__(self, folder: Path, hear: Callable[[Kind, bytes], None], **of_job: Any) -> None:
         folder.mkdir(exist_ok=True)
-        self._link = ProgramLink(folder, OF_JOB | of_job)
+        self._link = WrapperLink(folder, OF_JOB | of_job)
         self._path, self._hear = folder / program.SOCKET, hear
         self._lock = threading.Lock()  # of the link
         self._ended = threading.Event()

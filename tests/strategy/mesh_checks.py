@@ -12,9 +12,8 @@ from harness.rank_program import long
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, DriftError
-from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
-from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.shards import gathered_slots, laid_out
+from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from strategy.common import (
     RANK,
     SIZE,

@@ -12,9 +12,9 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl import checkpoint as ckpt
-from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from strategy.common import RANK, SIZE, X, Y, assert_close, of_one_process, recorded_warnings, shared_folder
 from strategy.mesh_models import alone, assert_equal, compiled, fit_both
 
@@ -86,7 +86,7 @@ def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it()
     axes = cut_axes(model)
     assert axes == {"dense_wide/kernel": 1, "dense_wide/bias": 0, "dense_narrow/kernel": 0}, axes
     assert sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3  # and two slots of each
-    layout = Layout(shown_layout(shown.getvalue()), SIZE, RANK)
+    layout = VariableLayout(shown_layout(shown.getvalue()), SIZE, RANK)
     assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
         each.path: axes.get(each.path) for each in model.weights
     }

@@ -14,8 +14,8 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl import parts
 from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.errors import CheckpointError
-from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from strategy import kept_weights
 from strategy.common import RANK, X, Y, assert_close, fitted, gathers, shared_folder
 from strategy.mesh_models import STRATEGY, alone, assert_equal, assert_saved_in_slices, compiled, dense, fit_both

@@ -6,8 +6,8 @@ import numpy as np
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
-from keras_ddl.strategy.mesh.mesh_slots import MeshSlot
 from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.shards.mesh_slots import MeshSlot
 from strategy.common import RANK, SIZE, X, Y, fitted, raises, shared_folder, step_of
 from strategy.mesh_models import SHARDING, STRATEGY, alone, assert_equal, compiled, fit_both
 

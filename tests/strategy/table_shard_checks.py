@@ -10,6 +10,7 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.shards import table_rows
+from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, of_one_process, set_precision, state
 
 STRATEGY = keras_ddl.Strategy(sharding="weights")
@@ -90,6 +91,38 @@ def check_ftrl_of_tables_equals_one_process():
 def check_tables_are_clipped_decayed_and_averaged_as_by_one_process():
     adam = lambda: optimizers.Adam(1e-2, global_clipnorm=0.1, weight_decay=0.1, use_ema=True)  # noqa: E731
     assert_trained_as_one_process(adam)
+
+
+def words():
+    """Names by a vocabulary and by hash, in one table each; ids of the vocabulary twice."""
+    names = keras.Input((COUNT,), dtype="string")
+    known = layers.StringLookup(vocabulary=[f"word {n}" for n in range(WORDS // 2)])(names)
+    one, other = layers.Embedding(WORDS, WIDTH), layers.Embedding(WORDS, WIDTH)
+    rows = [one(known), other(layers.Hashing(WORDS)(names)), one(known[:, ::2])]
+    return keras.Model(names, layers.Dense(1)(layers.Flatten()(layers.Concatenate(axis=1)(rows))))
+
+
+@long
+def check_names_and_several_look_ups_in_one_table_equal_one_process():
+    names = tf.strings.join(["word ", tf.strings.as_string(IDS)])
+    told = assert_as_one_process(lambda: optimizers.Adam(1e-2, global_clipnorm=0.1), words, names)
+    assert "rows of tables of" in told and "gather " not in told.replace("all_gather ", ""), told
+
+
+@long
+def check_gradients_of_tables_accumulate_at_the_owners():
+    adam = lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=3, clipnorm=0.1)  # noqa: E731
+    model, told, _ = assert_trained_as_one_process(adam, words, tf.strings.join(["word ", tf.strings.as_string(IDS)]))
+    names = [each.name for each in gathered_slots.slots_of(model)]
+    assert sum("gradient_accumulator" in each for each in names) >= 2, names
+    assert "for UnsortedSegmentSum" in told, told
+
+
+@long
+def check_losses_of_tables_are_scaled_as_by_one_process():
+    scaled = lambda: optimizers.LossScaleOptimizer(optimizers.Adam(1e-2), initial_scale=64.0)  # noqa: E731
+    told = assert_trained_as_one_process(scaled)[1]
+    assert "for UnsortedSegmentSum" in told, told
 
 
 def bag():

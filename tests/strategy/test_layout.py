@@ -12,8 +12,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import REPLICATED, Sharded
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.mesh import layout_of
-from keras_ddl.strategy.mesh.choice import written
-from keras_ddl.strategy.mesh.layout import DataLayout, Layout
+from keras_ddl.strategy.mesh.layout import DataLayout, VariableLayout
+from keras_ddl.strategy.shards.layout_choice import written
 
 
 def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):
@@ -27,7 +27,7 @@ def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):
 
 def test_a_layout_names_the_axis_that_is_cut_as_keras_looks_it_up():
     kernels = layout_map(**{"dense/kernel": (None, "model"), ".*other/bias": ("model",)})
-    layout = Layout(kernels, 4, 0)
+    layout = VariableLayout(kernels, 4, 0)
     assert layout.axis_of("dense/kernel", (3, 4)) == 1
     assert layout.axis_of("model/other/bias", (4,)) == 0
     assert layout.axis_of("embedding", (3,)) is None
@@ -43,15 +43,15 @@ def test_a_layout_names_the_axis_that_is_cut_as_keras_looks_it_up():
 )
 def test_a_layout_that_does_not_fit_a_variable_is_refused(layouts, message):
     with pytest.raises(ConfigError, match=message):
-        Layout(layout_map(**layouts), 4, 0).axis_of("dense/kernel", (3, 4))
+        VariableLayout(layout_map(**layouts), 4, 0).axis_of("dense/kernel", (3, 4))
 
 
 def test_the_batch_axis_and_a_model_axis_of_one_rank_cut_nothing():
-    layout = Layout(layout_map(**{".*kernel": ("model", "batch"), ".*bias": ("batch",)}), 4, 0)
+    layout = VariableLayout(layout_map(**{".*kernel": ("model", "batch"), ".*bias": ("batch",)}), 4, 0)
     assert layout.axis_of("kernel", (4, 3)) == 0 and layout.axis_of("bias", (4,)) is None
     assert layout.along_batch() == [".*kernel", ".*bias"]
-    assert Layout(layout_map((4, 1), **{".*": (None, "model")}), 4, 0).axis_of("kernel", (3, 5)) is None
-    assert Layout(layout_map((4,), ("batch",), **{".*": ("batch",)}), 4, 0).axis_of("bias", (3,)) is None
+    assert VariableLayout(layout_map((4, 1), **{".*": (None, "model")}), 4, 0).axis_of("kernel", (3, 5)) is None
+    assert VariableLayout(layout_map((4,), ("batch",), **{".*": ("batch",)}), 4, 0).axis_of("bias", (3,)) is None
 
 
 def with_devices(*devices):
@@ -70,7 +70,7 @@ def with_devices(*devices):
 )
 def test_a_mesh_of_other_devices_than_the_ranks_is_refused(mesh, size, message):
     with pytest.raises(ConfigError, match=message):
-        Layout(mesh, size, 0)
+        VariableLayout(mesh, size, 0)
 
 
 def test_axes_that_the_mesh_does_not_have_are_refused():
@@ -78,18 +78,18 @@ def test_axes_that_the_mesh_does_not_have_are_refused():
     elsewhere = keras.distribution.DeviceMesh((1,), ("columns",), devices=["rank:0"])
     mapped[".*kernel"] = keras.distribution.TensorLayout((None, "columns"), elsewhere)
     with pytest.raises(ConfigError, match=r"'batch', 'model', or None.*unknown axes \['columns'\]"):
-        Layout(mapped, 4, 0)
+        VariableLayout(mapped, 4, 0)
 
 
 def test_a_mesh_whose_axes_are_exchanged_is_refused():
     exchanged = layout_map((2, 2), ("model", "batch"), **{".*kernel": (None, "model")})
     with pytest.raises(ConfigError, match="swap the axes of the mesh"):
-        Layout(exchanged, 4, 0)
-    Layout(layout_map((4, 1), **{".*kernel": (None, "batch")}), 4, 0)  # nothing to cut
+        VariableLayout(exchanged, 4, 0)
+    VariableLayout(layout_map((4, 1), **{".*kernel": (None, "batch")}), 4, 0)  # nothing to cut
 
 
 def test_keys_without_effect_are_told(recwarn):
-    layout = Layout(layout_map(**{".*kernel": (None, "model"), "nothing": ("model",)}), 4, 0)
+    layout = VariableLayout(layout_map(**{".*kernel": (None, "model"), "nothing": ("model",)}), 4, 0)
     layout.axis_of("sequential/dense/bias", (4,))
     with pytest.raises(ConfigError, match=r"match no path of sequential/dense/bias .*begin the keys with '\.\*'"):
         layout.check_effects()
@@ -121,18 +121,18 @@ def test_settings_that_do_not_go_together_with_a_layout_are_refused(other):
 
 def test_data_layout_names_both_axes_of_the_mesh():
     mesh_of_batch = layout_map((2, 2))
-    assert Layout(mesh_of_batch, 4, 0, data_layout=("batch", None, "model")).data.axis == 2
+    assert VariableLayout(mesh_of_batch, 4, 0, data_layout=("batch", None, "model")).data.axis == 2
     for wrong in [("model", "batch"), ("batch", "other"), ("batch", "model", "model")]:
         with pytest.raises(ConfigError, match="data_layout must begin with .* 'batch'"):
-            Layout(mesh_of_batch, 4, 0, data_layout=wrong)
+            VariableLayout(mesh_of_batch, 4, 0, data_layout=wrong)
     with pytest.raises(ConfigError, match="data_layout names axes of a device mesh"):
         keras_ddl.Strategy(data_layout=("batch", "model"))
     layout = DataLayout(("batch", "model"), "batch", "model", 0)
     values = [tf.TensorSpec(shape) for shape in ([None, 8, 3], [4, 7], [4, None], [4], [8, 8])]
     rows = [Sharded(0)] * 4 + [REPLICATED]
-    assert layout.of_arguments(values, rows, 2, "step") == [1, None, None, None, None]
+    assert layout.axes_of_arguments(values, rows, 2, "step") == [1, None, None, None, None]
     with pytest.warns(UserWarning, match=r"step, where no argument qualifies: shapes \(4, 7\)"):
-        layout.of_arguments(values[1:2], rows, 2, "step")
+        layout.axes_of_arguments(values[1:2], rows, 2, "step")
 
 
 def test_number_of_model_ranks_is_refused_where_it_cannot_be():
@@ -186,7 +186,7 @@ def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():
 )
 def test_errors_name_positions_on_the_mesh(communicator, fields, lost, said, monkeypatch):
     """To rank 3 of 2 x 2, whose axes number their ranks by themselves."""
-    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 3)
+    layout = VariableLayout(layout_map(**{".*": (None, "model")}), 4, 3)
     monkeypatch.setattr(errors, "_position_of", None)
     monkeypatch.setattr(errors, "_ranks_of", {11: (2, 3), 12: (1, 3)})
     errors.name_positions(layout.position)
@@ -196,7 +196,7 @@ def test_errors_name_positions_on_the_mesh(communicator, fields, lost, said, mon
 
 
 def test_a_smaller_mesh_leaves_whole_what_it_does_not_divide(recwarn):
-    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 0).resized(1, 3, 0)
+    layout = VariableLayout(layout_map(**{".*": (None, "model")}), 4, 0).resized(1, 3, 0)
     assert layout.axis_of("dense/kernel", (2, 6)) == 1
     assert layout.axis_of("dense/kernel", (2, 4)) is None
     assert "every rank keeps all of 'dense/kernel'" in str(recwarn.pop().message)

@@ -25,13 +25,13 @@ def test_chunked_rows_of_what_the_spec_says():
     spec = (tf.TensorSpec([10, 3]), tf.TensorSpec([80]), {"a": tf.TensorSpec([]), "b": tf.TensorSpec([10])})
     rows = chunked_rows(spec, may_differ=True)
     assert (rows.total, rows.others, rows.may_differ) == (10, (frozenset((1,)),), False)
-    assert rows.of_rank(4, 0, 3) == [4, None, 4, 4]
-    assert rows.of_kind(tf.nest.flatten(spec)).total == 10
+    assert rows.rows_of_rank(4, 0, 3) == [4, None, 4, 4]
+    assert rows.for_kind(tf.nest.flatten(spec)).total == 10
     assert chunked_rows((spec[1], (spec[0], spec[0]))).total == 80
     open_spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None]), tf.OptionalSpec(None))
     assert chunked_rows(open_spec, may_differ=True).may_differ
     assert not chunked_rows(open_spec[1:], may_differ=True).may_differ, "one component"
-    assert BatchRows().learn([[4, 2]]).of_others == {1}
+    assert BatchRows().learn([[4, 2]]).other_components == {1}
 
 
 def batched(rows=4):

@@ -27,39 +27,41 @@ def trained(folder, ranks, epochs, kind):
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_checkpoints_are_whole_and_resume_at_any_number_of_ranks(tmp_path):
-    trained(tmp_path, 3, 2, "sharded")
+@pytest.mark.parametrize(("kind", "whole"), [("sharded", "whole"), ("tables", "whole tables")])
+def test_checkpoints_are_whole_and_resume_at_any_number_of_ranks(tmp_path, kind, whole):
+    trained(tmp_path, 3, 2, kind)
     saved = tmp_path / "saved"
     found = {}
-    for ranks, kind in ((2, "sharded"), (3, "whole"), (1, "sharded")):
-        folder = tmp_path / f"{kind}_{ranks}"
+    for ranks, kind_then in ((2, kind), (3, whole), (1, kind)):
+        folder = tmp_path / f"{kind_then}_{ranks}"
         shutil.copytree(saved, folder / "saved")
-        found[kind, ranks] = trained(folder, ranks, 4, kind)
+        found[kind_then, ranks] = trained(folder, ranks, 4, kind_then)
     (tmp_path / "one").mkdir()
-    expected = trained(tmp_path / "one", 1, 4, "whole")
+    expected = trained(tmp_path / "one", 1, 4, whole)
     for arrays in found.values():
         for mine, theirs in zip(arrays, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    bundles = ("optimizer", "weights") if kind == "tables" else ("optimizer",)
     for each in ckpt.list_checkpoints(saved):
-        assert len(list(each.path.glob("optimizer.data-*"))) == 3
+        assert all(len(list(each.path.glob(f"{name}.data-*"))) == 3 for name in bundles)
     # And back: what was saved whole goes on in shards.
     shutil.copytree(tmp_path / "one" / "saved", tmp_path / "back" / "saved")
-    again = trained(tmp_path / "back", 3, 6, "sharded")
-    for mine, theirs in zip(again, trained(tmp_path / "one", 1, 6, "whole"), strict=True):
+    again = trained(tmp_path / "back", 3, 6, kind)
+    for mine, theirs in zip(again, trained(tmp_path / "one", 1, 6, whole), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.long
 @pytest.mark.parallel
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_lost_as_it_writes_its_shards_leaves_the_checkpoints_of_the_others(tmp_path, victim):
+@pytest.mark.parametrize(("kind", "victim"), [("sharded", 0), ("sharded", 2), ("tables", 1)])
+def test_a_rank_lost_as_it_writes_its_shards_leaves_the_checkpoints_of_the_others(tmp_path, kind, victim):
     (tmp_path / "one").mkdir()
-    expected = trained(tmp_path / "one", 1, 4, "whole")
+    expected = trained(tmp_path / "one", 1, 4, "whole tables" if kind == "tables" else "whole")
     program = str(HERE / "sharded_training.py")
-    command = ["run", "-np", "1:3", "python", program, str(tmp_path), "4", "sharded", str(victim)]
+    command = ["run", "-np", "1:3", "python", program, str(tmp_path), "4", kind, str(victim)]
     ended = run(command, tmp_path, env={**FEW, "PYTHONPATH": python_path(HERE.parent)})
     assert ended.status == 0, ended
-    with np.load(tmp_path / "sharded_2_4.npz") as arrays:
+    with np.load(tmp_path / f"{kind}_2_4.npz") as arrays:
         for name, theirs in zip(arrays.files, expected, strict=True):
             np.testing.assert_allclose(arrays[name], theirs, rtol=0, atol=1e-12)
     saved = ckpt.list_checkpoints(tmp_path / "saved")

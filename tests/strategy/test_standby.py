@@ -12,7 +12,9 @@ from keras.src.callbacks import remote_monitor
 
 from keras_ddl.communicator import first_rank
 from keras_ddl.communicator.newcomers import history
-from keras_ddl.strategy.keras_patches import standby
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import writers
+from keras_ddl.strategy.keras_patches import model_saves, standby
 from keras_ddl.strategy.keras_patches.progress import JobBar
 
 
@@ -26,6 +28,8 @@ class Finished:
 
 
 class Writer(keras.callbacks.Callback):
+    """A callback of another package, which writers.py takes for one that only writes."""
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
@@ -46,18 +50,36 @@ class Writer(keras.callbacks.Callback):
         self.seen.append(("batch", batch, logs))
 
 
-def trained(stand_in: standby.Standby, finished: Finished) -> standby.Standby:
+@pytest.fixture(autouse=True)
+def of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "_OTHER_WRITERS", {f"{Writer.__module__}.{Writer.__qualname__}"})
+
+
+def silenced(callback: Any, finished: Finished) -> standby.StandIn:
+    stand_in = standby.silence(callback, finished)
+    assert stand_in is not None
+    return stand_in
+
+
+def seen_of(stand_in: standby.StandIn, **options: bool) -> list[Any]:
+    stand_in.become_writer({}, **options)
+    seen: list[Any] = stand_in.writer.seen
+    return seen
+
+
+def trained(stand_in: standby.StandIn, finished: Finished) -> standby.StandIn:
     """After the first batch of the second epoch, which has ended since the last call."""
-    stand_in.on_train_begin({})
+    writer = stand_in.writer
+    writer.on_train_begin({})
     finished.number += 1
     for epoch in (0, 1):
-        stand_in.on_epoch_begin(epoch, {})
+        writer.on_epoch_begin(epoch, {})
         finished.number += 1
-        stand_in.on_train_batch_begin(0, logs={})
+        writer.on_train_batch_begin(0, logs={})
         finished.number += 1
-        stand_in.on_train_batch_end(0, logs={"loss": epoch})
+        writer.on_train_batch_end(0, logs={"loss": epoch})
         if epoch == 0:
-            stand_in.on_epoch_end(epoch, {"loss": epoch})
+            writer.on_epoch_end(epoch, {"loss": epoch})
             finished.number += 1
     return stand_in
 
@@ -72,22 +94,22 @@ def trained(stand_in: standby.Standby, finished: Finished) -> standby.Standby:
 )
 def test_a_writer_gets_what_is_open_and_what_may_be_lacking(further: int, may_lack_last: bool, expected: Any) -> None:
     finished = Finished()
-    stand_in = trained(standby.standby_of(Writer(), finished), finished)
+    stand_in = trained(silenced(Writer(), finished), finished)
     finished.number += further
-    assert stand_in.become_writer(may_lack_last=may_lack_last, has_begun=True).seen == expected
+    assert seen_of(stand_in, may_lack_last=may_lack_last, has_begun=True) == expected
 
 
 def test_a_writer_begins_itself_where_training_has_not_and_not_again_when_it_is_over() -> None:
     finished = Finished()
-    stand_in = standby.standby_of(Writer(), finished)
-    stand_in.on_train_begin({})
+    stand_in = silenced(Writer(), finished)
+    stand_in.writer.on_train_begin({})
     finished.number += 1
-    assert stand_in.become_writer(may_lack_last=True, has_begun=False).seen == ["model", "train"]
-    stand_in = trained(standby.standby_of(Writer(), finished), finished)
-    stand_in.on_epoch_end(1, {})
-    stand_in.on_train_end({})
+    assert seen_of(stand_in, may_lack_last=True, has_begun=False) == ["model", "train"]
+    stand_in = trained(silenced(Writer(), finished), finished)
+    stand_in.writer.on_epoch_end(1, {})
+    stand_in.writer.on_train_end({})
     finished.number += 1
-    assert stand_in.become_writer(may_lack_last=True, has_begun=True).seen == []
+    assert seen_of(stand_in, may_lack_last=True, has_begun=True) == []
 
 
 @pytest.mark.parametrize("written", [b"", b"a,b\r\n1", b"a,b\r\n1,2\r\n3,4\r\n5,6\r\n", b"else\r\n"])
@@ -103,13 +125,14 @@ def test_a_file_is_made_equal_to_the_rows_that_it_should_have(before: bytes, wri
 def test_rows_of_a_csv_logger_go_on(append: bool, tmp_path: Path) -> None:
     path, finished = tmp_path / "log.csv", Finished()
     path.write_bytes(b"epoch,loss,val_loss\r\n7,0.5,NA\r\n" if append else b"another\r\n")
-    stand_in = standby.standby_of(keras.callbacks.CSVLogger(path, append=append), finished)
+    writer = keras.callbacks.CSVLogger(path, append=append)
+    stand_in = silenced(writer, finished)
     before = path.read_bytes() if append else b""
-    stand_in.on_train_begin({})
-    stand_in.on_epoch_end(0, {"loss": 0.25})
+    writer.on_train_begin({})
+    writer.on_epoch_end(0, {"loss": 0.25})
     if not append:
         path.write_bytes(b"epoch,loss,val_loss\r\n0,0.2")  # killed in the middle of the line
-    writer = stand_in.become_writer(may_lack_last=True, has_begun=True)
+    stand_in.become_writer({}, may_lack_last=True, has_begun=True)
     writer.on_epoch_end(1, {"loss": 0.125})
     writer.on_train_end({})
     header = b"" if append else b"epoch,loss,val_loss\r\n"
@@ -132,8 +155,9 @@ def test_a_class_derived_from_a_writer_runs_and_writes_what_is_lacking(may_lack_
 
     finished, posted = Finished(), []
     rates, monitor = Rates(tmp_path / "log.csv"), Monitor()
-    standby.hush(rates, keras.callbacks.CSVLogger, finished)
-    standby.hush(monitor, keras.callbacks.RemoteMonitor, finished)
+    kept = {name: vars(kind).copy() for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)}
+    stand_ins = {each: silenced(each, finished) for each in (rates, monitor)}
+    assert type(rates).__name__ == "Rates" and isinstance(rates, Rates)
     for each in (rates, monitor):
         each.on_train_begin({})
         for epoch in (0, 1):
@@ -145,10 +169,8 @@ def test_a_class_derived_from_a_writer_runs_and_writes_what_is_lacking(may_lack_
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(remote_monitor.requests, "post", lambda url, sent, headers: posted.append(sent["data"]))
         for each in (rates, monitor):
-            stand_in = standby.standing_in(each)
-            stand_in.set_params({})
-            written = standby.become_writer(stand_in, each, may_lack_last=may_lack_last, has_begun=True)
-            assert written is each and standby.standing_in(each) is None
+            stand_ins[each].become_writer({}, may_lack_last=may_lack_last, has_begun=True)
+        assert (type(rates), type(monitor)) == (Rates, Monitor)
         assert posted == ['{"epoch": 1, "loss": 1}'] * may_lack_last and monitor.runs == 2
         monitor.on_epoch_end(2, {"loss": 2})
         assert posted[-1] == '{"epoch": 2, "loss": 2}'
@@ -156,18 +178,22 @@ def test_a_class_derived_from_a_writer_runs_and_writes_what_is_lacking(may_lack_
     rates.on_train_end()
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert rows == ["epoch,loss,rate,val_loss,val_rate", *(f"{n},{n},0.5,NA,NA" for n in range(3))]
+    assert {name: vars(getattr(keras.callbacks, name)).copy() for name in kept} == kept  # Keras's classes are Keras's
 
 
 def test_tensorboard_counts_on(tmp_path: Path) -> None:
     finished = Finished()
-    stand_in = standby.standby_of(keras.callbacks.TensorBoard(tmp_path, update_freq=1), finished)
-    stand_in.set_model(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
+    writer = keras.callbacks.TensorBoard(tmp_path, update_freq=1)
+    stand_in = silenced(writer, finished)
+    writer._write_keras_model_summary = lambda: pytest.fail("the lost rank has described the model")
+    writer.set_model(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
     trained(stand_in, finished)
-    stand_in.on_train_batch_begin(1, logs={})
+    writer.on_train_batch_begin(1, logs={})
     finished.number += 1
+    with writer._train_writer.as_default():
+        tf.summary.scalar("of a program's class", 1.0, step=0)
     assert not list(tmp_path.rglob("events*"))
-    stand_in.writer._write_keras_model_summary = lambda: pytest.fail("the lost rank has described the model")
-    writer = stand_in.become_writer(may_lack_last=True, has_begun=True)
+    stand_in.become_writer({}, may_lack_last=True, has_begun=True)
     assert (writer._global_train_batch, writer.write_graph) == (3, True)
     writer.on_train_batch_end(1, logs={"loss": 1.0})
     writer.on_train_end({})
@@ -180,25 +206,25 @@ def test_backups_are_due_on_all_ranks_and_restored_where_they_have_not_begun(
     saved = []
     monkeypatch.setattr(backup, "_save_model", lambda: saved.append((backup._current_epoch, backup._last_batch_seen)))
     monkeypatch.setattr(backup, "_load_model", lambda: saved.append("restored"))
-    stand_in = trained(standby.standby_of(backup, finished), finished)
+    stand_in = trained(silenced(backup, finished), finished)
     assert saved == [(1, 0)]  # after the second batch of all
-    assert stand_in.become_writer(may_lack_last=True, has_begun=True) is backup
+    stand_in.become_writer({}, may_lack_last=True, has_begun=True)
     assert saved == [(1, 0)]
-    stand_in = standby.standby_of(backup, finished)
-    stand_in.on_train_begin({})
+    stand_in = silenced(backup, finished)
+    backup.on_train_begin({})
     finished.number += 1
-    stand_in.become_writer(may_lack_last=True, has_begun=False)
+    stand_in.become_writer({}, may_lack_last=True, has_begun=False)
     assert saved == [(1, 0), "restored"]
 
 
 def test_a_backup_is_deleted_by_the_next_rank(tmp_path: Path) -> None:
     finished, backup = Finished(), keras.callbacks.BackupAndRestore(tmp_path / "backup")
     backup._save_model = lambda: None
-    stand_in = trained(standby.standby_of(backup, finished), finished)
+    stand_in = trained(silenced(backup, finished), finished)
     Path(backup.backup_dir).mkdir()
-    stand_in.on_train_end({})
+    backup.on_train_end({})
     assert Path(backup.backup_dir).exists()
-    stand_in.become_writer(may_lack_last=True, has_begun=True)
+    stand_in.become_writer({}, may_lack_last=True, has_begun=True)
     assert not Path(backup.backup_dir).exists()
 
 
@@ -211,7 +237,7 @@ def test_a_save_is_made_by_rank_0_and_by_the_next_where_it_is_lost(
     )
     checkpoint.set_model(SimpleNamespace(save=lambda path, **_: written.append(checkpoint.best)))
     checkpoint._set_monitor_op()
-    standby.Saves(checkpoint).share()
+    model_saves.Saves(checkpoint).share()
     again = {2.0: False, 1.0: True, 1.5: False}
     monkeypatch.setattr(first_rank, "is_first_rank", lambda: next(ranks) == 0)
     for epoch, (loss, twice) in enumerate(again.items()):
@@ -225,11 +251,11 @@ def test_a_bar_that_was_drawn_in_silence_is_shown(capsys: pytest.CaptureFixture[
     finished, params = Finished(), {"verbose": 2, "epochs": 3, "steps": 1}
     bar = JobBar()
     bar._now = lambda: (0.0, 0)
-    stand_in = standby.standby_of(bar, finished)
-    stand_in.set_params(params)
+    stand_in = silenced(bar, finished)
+    bar.set_params({**params, "verbose": 0})
     trained(stand_in, finished)
     assert capsys.readouterr().out == ""
-    writer = stand_in.become_writer(may_lack_last=False, has_begun=True)
-    writer.on_epoch_end(1, {"loss": 1.0})
+    stand_in.become_writer(params, may_lack_last=False, has_begun=True)
+    bar.on_epoch_end(1, {"loss": 1.0})
     shown = capsys.readouterr().out
     assert shown.startswith("1/1 - ") and "loss: 1.0000" in shown and "Epoch" not in shown

@@ -32,6 +32,7 @@ from keras_ddl import communicator, parts
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.files import durable
 from keras_ddl.ops import raw
+from keras_ddl.state.callback_state import JobCallback
 
 FOLDER = Path(sys.argv[1])
 PLAN = [(where, float(when), int(rank)) for where, when, rank in (each.split(":") for each in sys.argv[2:])]
@@ -66,10 +67,8 @@ def counted(where: str, function, after: bool = False):
     return wrapper
 
 
-class Kills(keras.callbacks.Callback):
+class Kills(JobCallback):
     """In all hooks. In FIRST of the callbacks, or LAST."""
-
-    never_stops_within_epoch = True
 
     def __init__(self, place: str) -> None:
         super().__init__()

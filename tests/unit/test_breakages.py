@@ -51,7 +51,7 @@ def test_line_is_replaced_where_it_stands_and_refused_where_that_does_not_work()
     for text in ("x = 2\n", "x = 1\nif x:\n    x = 1\n", "x = 1  # one\n"):
         with pytest.raises(breakages.Unusable, match=r"a\.py: the line must occur exactly once\. Received: [02] of 'x"):
             breakage().apply(text)
-    with pytest.raises(breakages.Unusable, match="no Python"):
+    with pytest.raises(breakages.Unusable, match="is not valid Python"):
         breakage(broken="x = (").apply("x = 1\n")
 
 

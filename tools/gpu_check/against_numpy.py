@@ -30,7 +30,7 @@ COUNTS = (0, 1, 33, 1000, 300_007, 5_000_011)
 count_of_checks = 0
 
 
-def of(rank: int, count: int, dtype: str) -> np.ndarray:
+def array_of(rank: int, count: int, dtype: str) -> np.ndarray:
     """Returns integers whose sums and products are exact in every dtype."""
     return ((np.arange(count) * 7 + 3 * rank) % 3 + 2 * (rank % 2)).astype(DTYPES[dtype])
 
@@ -62,7 +62,7 @@ begun = time.monotonic()
 for dtype, count in itertools.product(DTYPES, COUNTS):
     if count > 1000 and dtype not in ("float32", "bfloat16", "int8"):
         continue
-    everyone = np.stack([of(rank, count, dtype) for rank in range(SIZE)])
+    everyone = np.stack([array_of(rank, count, dtype) for rank in range(SIZE)])
     kind = getattr(torch, dtype)
     for name, function in OPS.items():
         for later in (False, True):
@@ -84,7 +84,7 @@ for dtype, count in itertools.product(DTYPES, COUNTS):
     output = torch.empty(SIZE * count, dtype=kind, device=WHERE)
     dist.all_gather_into_tensor(output, on_device(everyone[RANK], dtype))
     same(output, everyone.reshape(-1), ("all_gather", dtype, count))
-    whole = np.stack([of(rank, SIZE * count, dtype) for rank in range(SIZE)])
+    whole = np.stack([array_of(rank, SIZE * count, dtype) for rank in range(SIZE)])
     for name in ("SUM", "MAX"):
         output = torch.empty(count, dtype=kind, device=WHERE)
         dist.reduce_scatter_tensor(output, on_device(whole[RANK], dtype), getattr(dist.ReduceOp, name))

@@ -1,7 +1,9 @@
-"""Runs the check_* functions of a test file on ranks, all tensors on the GPU: python checks.py -np 2 FILE [BUT ...].
+"""Runs the check_* functions of a test file on ranks, with all tensors on the GPU.
 
-BUT: checks to leave out, such as one that times the backward pass on the host.
-A failing check ends its ranks; the following checks run on new ranks.
+    python checks.py -np 2 FILE [CHECK ...]
+
+The named checks are left out, such as one that times the backward pass on the host. A failing check ends its ranks; the
+following checks run on new ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import ranks
 
 
 class _Raises:
-    """pytest.raises, for a machine without pytest."""
+    """Replaces pytest.raises on a machine without pytest."""
 
     def __init__(self, kind: type[BaseException], match: str = "") -> None:
         self._kind, self._match = kind, match
@@ -38,7 +40,7 @@ class _Raises:
 
 
 def run(path: Path, skipped: set[str]) -> None:
-    """Runs the checks of a file in order, without the skipped ones. Called in a rank."""
+    """Runs the checks of a file in order, except `skipped`. Called in a rank."""
     if importlib.util.find_spec("pytest") is None:
         sys.modules["pytest"] = types.ModuleType("pytest")
         sys.modules["pytest"].raises = _Raises  # type: ignore[attr-defined]
@@ -69,9 +71,9 @@ def run(path: Path, skipped: set[str]) -> None:
 
 
 def main() -> int:
-    _, option, count, file, *but = sys.argv
+    _, option, count, file, *left_out = sys.argv
     assert option == "-np"
-    done = set(but)
+    done = set(left_out)
     failed = []
     for _ in range(12):
         code, text = ranks.launch(int(count), __file__, "--rank", file, *sorted(done), seconds=45)
@@ -85,7 +87,7 @@ def main() -> int:
         print(f"FAILED {failed[-1]}:\n{text[text.rfind('BEGIN') :][-6000:]}", flush=True)
         if not begun:
             break
-    print(f"{len(done) - len(but) - len(failed)} checks ran without a failure; failed: {failed}")
+    print(f"{len(done) - len(left_out) - len(failed)} checks ran without a failure; failed: {failed}")
     return 1 if failed else 0
 
 

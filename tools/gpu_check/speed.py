@@ -62,7 +62,7 @@ def in_rank(own: str, peer: str) -> None:
             print("ROW " + json.dumps([size, ours, theirs, copies]), flush=True)
     counts = dist.group.WORLD._engine.comm.native().count()
     if dist.get_rank() == 0:
-        print(f"staged {counts['staged']}, by NCCL {counts['by_device']}; {own} beside {peer}")
+        print(f"staged {counts['staged']}, by NCCL {counts['by_device']}; {own} against {peer}")
     dist.destroy_process_group()
 
 
@@ -75,7 +75,7 @@ def main() -> int:
         for size, ours, theirs, copies in rows:
             times = [f"{1e6 * each:11.0f} us" for each in (ours, theirs, copies)]
             print(f"{size:12} {times[0]} {times[1]} {theirs / ours:14.2f} {times[2]}")
-        print(*(line for line in text.splitlines() if "staged" in line and "beside" in line))
+        print(*(line for line in text.splitlines() if "staged" in line and "against" in line))
         if code or not rows:
             wrong += 1
             print(text[-3000:])

@@ -29,7 +29,7 @@ LINE = [
     ("cli",),
     tuple(FOLDERS),
 ]
-# A part may import another one only inside a function, after checking that it is installed.
+# A part may import another part only inside a function, after checking that it is installed.
 BETWEEN_PARTS = {
     ("bench", "cost_model"),
     ("bench", "timeline"),
@@ -44,7 +44,7 @@ PLACE = {folder: number for number, folders in enumerate(LINE) for folder in fol
 BESIDE = {"__init__", "config", "errors", "model_state", "parts", "schedules"}
 ROOM = "keras_ddl.strategy.distribute_loop"
 
-# A pattern, and the modules of keras_ddl that may contain it, and must.
+# Patterns, and the modules of keras_ddl that may and must contain them.
 HOMES = [
     # The launcher's wrapper (which calls prctl, to end with its parent) and the search for GPUs (which asks NVIDIA's
     # driver) must not load the native library. The server asks the C library to return memory.
@@ -61,7 +61,7 @@ HOMES = [
             *("launch.checks.gpus", "launch.rank.processes", "export.proof.clean_process", "serving.memory"),
         },
     ),
-    # One module each, where all such imports are listed with their versions.
+    # One module for each, which lists all such imports with their versions.
     (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
     (r"^\s*(import|from) keras\.src", {"compat.keras"}),
     # Only this module reads the project's variables from the environment.
@@ -96,9 +96,9 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
                 continue
             place = PLACE.get(folder_of(target), -1)  # a missing target is reported in its own folder
             if place > PLACE[folder]:
-                yield Finding(path, line, f"imports {target}, from further along the line")
+                yield Finding(path, line, f"imports {target}, which is on a later line of LINE")
             if place == PLACE[folder] and folder_of(target) != folder:
-                yield Finding(path, line, f"imports {target}, of a folder of its own line: those stand side by side")
+                yield Finding(path, line, f"imports {target}, from another folder on the same line of LINE")
 
 
 def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
@@ -111,11 +111,13 @@ def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Findi
         words = (name if path.stem == "__init__" else name.rpartition(".")[0]).split(".")
         for depth in range(2, len(words)):
             above, own = ".".join(words[:depth]), ".".join(words[: depth + 1])
-            of_own = imports.setdefault(above, {}).setdefault(own, {})
+            own_imports = imports.setdefault(above, {}).setdefault(own, {})
             for target, line in project.imports_of(name).items():
                 there = ".".join(target.split(".")[: depth + 1])
                 if target.startswith(f"{above}.") and there != own:
-                    of_own.setdefault(there, Finding(path, line, f"imports {there}, which is in a circle of folders"))
+                    own_imports.setdefault(
+                        there, Finding(path, line, f"imports {there}, which is in a circle of folders")
+                    )
     for folders in imports.values():
         for own, others in circles({own: set(found) for own, found in folders.items()}).items():
             yield from (folders[own][other] for other in sorted(others))
@@ -125,7 +127,7 @@ def no_circle_of_imports(project: Project) -> Iterator[Finding]:
     """No two modules import each other, directly or indirectly.
 
     Imports inside functions count, because they only delay a cycle. Two things do not count: the package itself, whose
-    names are imported on first use, and that importing a submodule runs its package's __init__.
+    names are imported on first use, and the fact that importing a submodule runs its package's __init__.
     """
     targets = {name: set(project.imports_of(name)) - {"keras_ddl"} for name in inside(project)}
     for name, others in circles(targets).items():
@@ -136,19 +138,19 @@ def distribute_loop_is_entered_by_the_strategy(project: Project) -> Iterator[Fin
     """Outside of keras_ddl.strategy.distribute_loop, only keras_ddl.strategy itself imports from it."""
     room = {name for name in project.modules if name == ROOM or name.startswith(f"{ROOM}.")}
     if not room > {ROOM}:
-        yield Finding(project.root, 1, f"{ROOM} is no folder of modules: change this rule")
+        yield Finding(project.root, 1, f"{ROOM} is not a folder of modules: change this rule")
     users = {name for name in inside(project) if name not in room and set(project.imports_of(name)) & room}
     for name in users ^ {"keras_ddl.strategy"}:
         does = "imports" if name in users else "does not import"
-        yield Finding(project.modules.get(name, project.root), 1, f"{does} {ROOM}: the strategy does, nobody else")
+        yield Finding(project.modules.get(name, project.root), 1, f"{does} {ROOM}: only keras_ddl.strategy does")
 
 
 def modules_beside_the_folders_are_what_users_import(project: Project) -> Iterator[Finding]:
-    """The modules directly in keras_ddl/ are those that users import by name; see BESIDE."""
+    """The modules directly in keras_ddl/ are the modules that users import by name; see BESIDE."""
     beside = {path.stem for path in (project.root / "keras_ddl").glob("*.py")}
     for name in sorted(beside ^ BESIDE):
-        state = "lies" if name in beside else "does not lie"
-        yield Finding(project.root / "keras_ddl" / f"{name}.py", 1, f"{state} beside the folders; BESIDE lists those")
+        state = "is" if name in beside else "is not"
+        yield Finding(project.root / "keras_ddl" / f"{name}.py", 1, f"{state} directly in keras_ddl/: change BESIDE")
 
 
 def private_interfaces_have_one_home(project: Project) -> Iterator[Finding]:
@@ -158,7 +160,7 @@ def private_interfaces_have_one_home(project: Project) -> Iterator[Finding]:
         for name, path in project.modules.items():
             lines = [line for line, _ in project.matches(path, pattern)]
             if lines and name not in home:
-                yield Finding(path, lines[0], f"{pattern} belongs into {', '.join(sorted(home))}")
+                yield Finding(path, lines[0], f"{pattern} belongs in {', '.join(sorted(home))}")
             if not lines and name in home:
                 yield Finding(path, 1, f"{pattern} is no longer here: change HOMES")
         for name in sorted(home - project.modules.keys()):

@@ -1,4 +1,4 @@
-"""Says which native folders may include which, where foreign headers may be named, and who catches exceptions."""
+"""Checks which native folders include which, where headers of other projects are named, and who catches exceptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORBIDDEN = {
     "mpi": r'#include\s*[<"](tensorflow|Python|tf_)',
     "tf": r'#include\s*[<"](mpi|Python)',
 }
-CATCHERS = {"base/guard.h", "engine/communication_thread.cc"}  # the second for a thread that cannot be started
+CATCHERS = {"base/guard.h", "engine/communication_thread.cc"}  # the second catches a failure to start a thread
 
 
 def core_of(project: Project) -> Path:
@@ -41,8 +41,7 @@ def sources_of(folder: Path) -> list[Path]:
 
 
 def includes(project: Project) -> dict[str, dict[str, int]]:
-    """Returns source of the core -> included source of the core -> line. Everyone may include the contracts in include/
-    and the sources in common/."""
+    """Returns source of the core -> included source -> line. Leaves out include/ and common/, open to everyone."""
     core = core_of(project)
     return {
         str(path.relative_to(core)): {
@@ -67,7 +66,7 @@ def sources_lie_in_listed_folders(project: Project) -> Iterator[Finding]:
             yield Finding(core_of(project) / name, 1, "lies in no folder of FOLDERS, tools/structure/native_layers.py")
         for target, line in targets.items():
             if target not in found:
-                yield Finding(core_of(project) / name, line, f"{target}: includes are written from native/core/src on")
+                yield Finding(core_of(project) / name, line, f"{target}: write the path from native/core/src")
 
 
 def includes_point_up(project: Project) -> Iterator[Finding]:

@@ -11,10 +11,10 @@ from .sources import Finding, Project
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "export", "integrations", "keras_ddl", "native", "notebooks")
 FOLDERS = (*FOLDERS, "observe", "resilience", "serving", "tests", "tools")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
-SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # a source in native/, by the end of its path
+SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # the end of the path of a source in native/
 OTHERS = {"mpi.h"}
 NOT_LISTED = {"README.md", "part.toml", "py.typed", "conftest.py", "tests/", "docs/", "__pycache__/"}
-TOO_FEW = "names so little that the rule no longer finds it"
+TOO_FEW = "the rule finds too few folder names in it: change the pattern"
 # The bare name, which pip looks up in an index, but not the path of a wheel or of a checkout.
 BY_NAME = re.compile(r"pip3? install\b[^\n`#]*?[ '\"]keras[_-]ddl(?![-\w./])")
 TEXTS = (".md", ".py", ".ipynb", ".toml", ".yaml", ".yml", ".sbatch", "Makefile", "Dockerfile", "run")

@@ -18,11 +18,11 @@ PRIVATE = re.compile(r"_(?!_)\w+")
 INTERNAL = re.compile(r"(keras\.src|tensorflow\.python)(\.|$)")
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "attrgetter")
 # Python's own private attributes: of frames, threads, processes, ctypes and named tuples.
-OF_PYTHON = {
+PYTHON_PRIVATE = {
     *("_current_frames", "_getframe", "_exit", "_DummyThread", "_inheriting"),
     *("_name", "_fields", "_replace", "_asdict"),
 }
-OF_OTHERS = {
+OTHER_PRIVATE = {
     ("keras_ddl.serving.connections", "_current_request"),  # aiohttp's
     ("keras_ddl.torch.rendezvous", "_rendezvous_handlers"),  # PyTorch's
 }
@@ -93,7 +93,7 @@ def private_reads(project: Project, module: str, tree: ast.Module) -> Iterator[t
         *(defined_in(project, each) for each in project.imports_of(module) if each in known)
     )
     for line, owner, name in attributes(tree):
-        if not PRIVATE.fullmatch(name) or "ddl" in name or name in OF_PYTHON or (module, name) in OF_OTHERS:
+        if not PRIVATE.fullmatch(name) or "ddl" in name or name in PYTHON_PRIVATE or (module, name) in OTHER_PRIVATE:
             continue  # "ddl" marks our own attributes on foreign objects
         if name in (defined_anywhere(project) if is_self(owner) else near):
             continue

@@ -1,4 +1,4 @@
-"""The programs of the scoreboard: ordinary Keras 3, spelled otherwise only where a peer's documentation does so."""
+"""The programs of the scoreboard: ordinary Keras 3, which differs by peer only where its documentation asks for it."""
 
 from _scoreboard.programs import batches, layers, losses, metrics, optimizers, steps
 from _scoreboard.programs.common import REGISTERED, Program

@@ -1,4 +1,4 @@
-"""Batches: short ones, validation and predictions of them, ragged rows, several steps in one call."""
+"""Short batches (also in validation and prediction), ragged rows, and several steps per call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from _scoreboard.programs.common import (
     Y,
     dense,
     layers,
-    left_by,
     ops,
     program,
     sgd,
     train,
+    values_of,
 )
 
 
@@ -52,7 +52,7 @@ def evaluation(peer: Peer) -> Values:
         model.compile(sgd(), "mse", metrics=["mae"])
     logs = peer.fit(model, X[:ROWS], Y[:ROWS], batch_size=BATCH, epochs=1)
     seen = model.evaluate(X[:43], Y[:43], batch_size=BATCH, verbose=0, return_dict=True)
-    return left_by(model, logs) | {f"evaluate {key}": np.asarray(value) for key, value in seen.items()}
+    return values_of(model, logs) | {f"evaluate {key}": np.asarray(value) for key, value in seen.items()}
 
 
 @program("predict of 43 rows in batches of 10", of_logs=True)
@@ -61,7 +61,7 @@ def prediction(peer: Peer) -> Values:
         model = dense()
         model.compile(sgd(), "mse")
     logs = peer.fit(model, X[:ROWS], Y[:ROWS], batch_size=BATCH, epochs=1)
-    return left_by(model, logs) | {"predictions": model.predict(X[:43], batch_size=BATCH, verbose=0)}
+    return values_of(model, logs) | {"predictions": model.predict(X[:43], batch_size=BATCH, verbose=0)}
 
 
 @program("ragged rows (tf.RaggedTensor)", backends=("tensorflow",))
@@ -81,7 +81,7 @@ def ragged(peer: Peer) -> Values:
         model = Words()
         model.compile(sgd(), "mse")
     data = tf.data.Dataset.from_tensor_slices((rows, Y[:ROWS])).batch(BATCH)
-    return left_by(model, peer.fit(model, data, epochs=2))
+    return values_of(model, peer.fit(model, data, epochs=2))
 
 
 @program("steps_per_execution=3, of 4 steps an epoch")

@@ -1,4 +1,4 @@
-"""The registry of programs, and what they share: data, a small model, and a training."""
+"""The registry of programs, and what programs share: data, a small model, and a training function."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Program:
     """A row of the scoreboard.
 
     Attributes:
-        about: what it is, in a few words.
-        run: trains under a peer and returns what must be equal.
+        about: a description in a few words.
+        run: trains under a peer, and returns the values that must be equal.
         tolerance: see judge.judge.
-        backends: those on which one process can run it.
-        of_logs: it is about metrics or callbacks, so that weights alone say nothing.
+        backends: backends on which one process can run it.
+        of_logs: it is about metrics or callbacks, so equal weights alone prove nothing.
     """
 
     name: str
@@ -54,7 +54,7 @@ def program(
     backends: Sequence[str] = ("tensorflow", "jax", "torch"),
     of_logs: bool = False,
 ) -> Callable[[Callable[[Peer], Values]], Callable[[Peer], Values]]:
-    """Makes a row of a function."""
+    """Registers the decorated function as a row of the scoreboard."""
 
     def register(run: Callable[[Peer], Values]) -> Callable[[Peer], Values]:
         name = run.__name__
@@ -65,7 +65,7 @@ def program(
 
 
 def sgd(**options: Any) -> keras.Optimizer:
-    """An optimizer that does not make much of rounding, as Adam does of small gradients."""
+    """Returns an optimizer that does not amplify rounding, unlike Adam with small gradients."""
     return keras.optimizers.SGD(0.05, momentum=0.9, **options)
 
 
@@ -87,21 +87,21 @@ def train(
     compiled: dict[str, Any] | None = None,
     **fit: Any,
 ) -> Values:
-    """Builds and compiles under the peer's scope, trains in order of the rows, and returns weights and logs."""
+    """Builds and compiles under the peer's scope, trains without shuffling, and returns weights and logs."""
     with peer.scope():
         model = build()
         model.compile(optimizer(), loss, metrics=metrics(), **(compiled or {}))
     x, y = (keras.tree.map_structure(lambda each: each[:rows], part) for part in (x, y))
-    return left_by(model, peer.fit(model, x, y, **{"batch_size": BATCH, "epochs": 2, **fit}))
+    return values_of(model, peer.fit(model, x, y, **{"batch_size": BATCH, "epochs": 2, **fit}))
 
 
-def left_by(model: keras.Model, logs: dict[str, Any]) -> Values:
-    """Returns the weights of a model, and logs, by label."""
+def values_of(model: keras.Model, logs: dict[str, Any]) -> Values:
+    """Returns label -> array for the weights of a model and for logs."""
     values = {f"weight {n} {each.name}": keras.ops.convert_to_numpy(each) for n, each in enumerate(model.weights)}
     return values | {f"log {key}": np.asarray(value, "float64") for key, value in logs.items()}
 
 
 def with_draws(peer: Peer, build: Callable[[float], keras.Model]) -> Values:
-    """Trains `build(1.0)`, whose values may rest on other random numbers, and `build(0.0)`, which draws none."""
+    """Trains `build(1.0)`, whose random numbers may differ between peers, and `build(0.0)`, which draws none."""
     drawn = {DRAWN + label: value for label, value in train(peer, lambda: build(1.0)).items()}
     return drawn | train(peer, lambda: build(0.0))

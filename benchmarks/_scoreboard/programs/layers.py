@@ -1,4 +1,4 @@
-"""Layers: those that see the batch, keep state, share weights or draw random numbers."""
+"""Layers that depend on the batch, keep state, share weights or draw random numbers."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def experts(peer: Peer) -> Values:
             self.kernel = self.add_weight(shape=(3, shape[-1], 5))
 
         def call(self, x: Any) -> Any:
-            chances = ops.softmax(ops.matmul(x, self.gate))
-            gates, rows = ops.top_k(ops.transpose(chances), k=4)  # [experts, 4]
+            probabilities = ops.softmax(ops.matmul(x, self.gate))
+            gates, rows = ops.top_k(ops.transpose(probabilities), k=4)  # [experts, 4]
             done = ops.tanh(ops.einsum("ekd,edh->ekh", ops.take(x, rows, axis=0), self.kernel))
             back = ops.equal(rows[..., None], ops.arange(ops.shape(x)[0], dtype=rows.dtype))
             return ops.einsum("ekr,ekh->rh", ops.cast(back, x.dtype) * gates[..., None], done)
@@ -100,7 +100,7 @@ def embedding(peer: Peer) -> Values:
     return train(peer, build, TOKENS, optimizer=lambda: keras.optimizers.Adam(0.01, epsilon=1e-3))
 
 
-@program("LoRA (enable_lora), in float32", tolerance=1e-5)  # its weights are float32 beside others of float64
+@program("LoRA (enable_lora), in float32", tolerance=1e-5)  # enable_lora makes float32 weights even in a float64 model
 def lora(peer: Peer) -> Values:
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
@@ -114,7 +114,7 @@ def lora(peer: Peer) -> Values:
 
 
 class Codes(layers.Layer):
-    """A codebook of running means, as VQ-VAE has it (van den Oord et al., arXiv 1711.00937)."""
+    """VQ-VAE's codebook of running means (van den Oord et al., arXiv 1711.00937)."""
 
     def build(self, shape: Any) -> None:
         random = {"initializer": "random_uniform", "trainable": False}

@@ -1,4 +1,4 @@
-"""Losses: means, sums and ratios over the batch, and losses that compare rows."""
+"""Losses that are means, sums or ratios over the batch, and losses that compare rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain(peer: Peer) -> Values:
 @program("a loss with reduction='sum'")
 def sum_loss(peer: Peer) -> Values:
     loss = keras.losses.MeanSquaredError(reduction="sum")
-    return train(peer, loss=loss, compiled={"loss_weights": peer.of_sums})
+    return train(peer, loss=loss, compiled={"loss_weights": peer.sum_loss_factor})
 
 
 @program("class_weight")
@@ -72,11 +72,11 @@ def contrastive(peer: Peer) -> Values:
     def loss(y: Any, predicted: Any) -> Any:
         unit = ops.normalize(predicted, axis=1)
         others = 1.0 - ops.eye(ops.shape(unit)[0], dtype=unit.dtype)
-        alike = 5.0 * ops.matmul(unit, ops.transpose(unit))
-        of_class = ops.reshape(y, (-1, 1))
-        same = others * ops.cast(ops.equal(of_class, ops.transpose(of_class)), unit.dtype)
-        chances = alike - ops.log(ops.sum(ops.exp(alike) * others, axis=1, keepdims=True))
-        return -ops.sum(same * chances, axis=1) / ops.maximum(ops.sum(same, axis=1), 1.0)
+        similarity = 5.0 * ops.matmul(unit, ops.transpose(unit))
+        classes = ops.reshape(y, (-1, 1))
+        same = others * ops.cast(ops.equal(classes, ops.transpose(classes)), unit.dtype)
+        log_probability = similarity - ops.log(ops.sum(ops.exp(similarity) * others, axis=1, keepdims=True))
+        return -ops.sum(same * log_probability, axis=1) / ops.maximum(ops.sum(same, axis=1), 1.0)
 
     return train(peer, y=LABELS, loss=loss)
 
@@ -84,8 +84,8 @@ def contrastive(peer: Peer) -> Values:
 @program("Dice loss: ratios of sums over the batch, by class")
 def dice(peer: Peer) -> Values:
     def loss(y: Any, predicted: Any) -> Any:
-        of_classes = ops.sum(y * predicted, axis=0) / (ops.sum(y, axis=0) + ops.sum(predicted, axis=0))
-        return peer.scaled(1.0 - 2.0 * ops.mean(of_classes))
+        by_class = ops.sum(y * predicted, axis=0) / (ops.sum(y, axis=0) + ops.sum(predicted, axis=0))
+        return peer.scaled(1.0 - 2.0 * ops.mean(by_class))
 
     targets = (np.arange(3) == LABELS[:, None]).astype("float64")
     return train(peer, classifier, y=targets, loss=loss)

@@ -1,4 +1,4 @@
-"""Metrics whose result is no mean over batches."""
+"""Metrics whose result is not a mean over batches."""
 
 from __future__ import annotations
 

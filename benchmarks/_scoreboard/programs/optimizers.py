@@ -1,4 +1,4 @@
-"""Optimizers and what decides about them: clipping, accumulation, averages, precision, callbacks."""
+"""Programs about optimizers: clipping, accumulation, averages, precision, and callbacks that control them."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from _scoreboard.peers import Peer
-from _scoreboard.programs.common import BATCH, ROWS, Values, X, Y, dense, left_by, ops, program, sgd, train
-from _scoreboard.steps import ByHand
+from _scoreboard.programs.common import BATCH, ROWS, Values, X, Y, dense, ops, program, sgd, train, values_of
+from _scoreboard.steps import CustomStepModel
 
 Gradients = list[Any]
 
@@ -42,7 +42,7 @@ def by_hand(
     peer: Peer, loss_of: Callable[[Any, Any], Any], change: Callable[[Gradients], Gradients] | None = None
 ) -> Values:
     def build() -> keras.Model:
-        model = ByHand(dense(), loss_of, change or (lambda gradients: gradients), peer.scaled)
+        model = CustomStepModel(dense(), loss_of, change or (lambda gradients: gradients), peer.scaled)
         model.build((None, 6))
         return model
 
@@ -65,4 +65,4 @@ def own_loop(peer: Peer) -> Values:
         model, optimizer = dense(), sgd()
         optimizer.build(model.trainable_variables)
     losses = peer.loop(model, optimizer, squares, X[:ROWS], Y[:ROWS], BATCH)
-    return left_by(model, {"loss": losses} if losses else {})
+    return values_of(model, {"loss": losses} if losses else {})

@@ -1,7 +1,7 @@
-"""One rank of a training that takes turns with others; trainings.py starts it, here and in the emulated cluster.
+"""Runs one rank of a training that takes turns with other trainings, for trainings.py.
 
-Each rank computes on one core with one thread, so that a rank alone is one device of several: two ranks share a core
-only where there are more ranks than cores.
+Each rank computes on one core with one thread, so a single rank uses one core of several. Ranks share a core only if
+there are more ranks than cores.
 
 Before an epoch, all ranks wait for the file turn-EPOCH of a directory; after it, rank 0 writes epoch-EPOCH.json there.
 """
@@ -23,13 +23,13 @@ import keras_ddl
 from translation.settings import PRESETS
 from translation.training import compiled, make_batches, make_subwords
 
-PAUSE = 0.05  # seconds between looks for a turn
+PAUSE = 0.05  # seconds between checks for a turn
 
 
 class Turns(keras.callbacks.Callback):
-    """Waits before each epoch and writes what it took, from the beginning of its first batch to the end of its last."""
+    """Waits for its turn before each epoch, and writes the time from the begin of the first batch to the last's end."""
 
-    never_stops_within_epoch = True  # spares the ranks an agreement in every batch
+    never_stops_within_epoch = True  # saves the ranks an agreement per batch
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Turns(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         while not (self.directory / f"turn-{epoch}").exists():
             time.sleep(PAUSE)
-        keras_ddl.barrier()  # they do not look at the same time
+        keras_ddl.barrier()  # ranks see the file at different times
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch == 0:
@@ -57,11 +57,10 @@ class Turns(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="of train.en, train.de and the turns")
+    parser.add_argument("directory", type=Path, help="directory of train.en, train.de and the turns")
     parser.add_argument("--model", choices=("lstm", "transformer"), required=True)
-    parser.add_argument("--tokens", type=int, required=True, help="of a rank's part of a batch")
+    parser.add_argument("--tokens", type=int, required=True, help="tokens in a rank's part of a batch")
     parser.add_argument("--epochs", type=int, required=True)
     options = parser.parse_args()
 

@@ -1,21 +1,22 @@
-"""Learning rates and batches at which a Transformer diverges, what warm-up cures, and what the guard does.
+"""Learning rates and batch sizes at which a Transformer diverges, with and without warm-up, and with the guard.
 
     python -m translation.studies.divergence
 
-Many ranks make large batches, which want high rates. The first Transformer had warm-up (Vaswani et al. 2017, arXiv
-1706.03762); without it the training perplexity of one for German and English was above 500, instead of 10 (Liu et al.
-2020, arXiv 1908.03265, figure 1), above all where the sum after each sublayer is normalised (Xiong et al. 2020, arXiv
-2002.04745).
+Many ranks make large batches, which need high rates. The first Transformer used warm-up (Vaswani et al. 2017, arXiv
+1706.03762). Without it, the training perplexity of a Transformer for German and English was above 500, instead of 10
+(Liu et al. 2020, arXiv 1908.03265, figure 1). It matters most if the sum after each sublayer is normalised (Xiong et
+al. 2020, arXiv 2002.04745).
 
-Measured here: a small Transformer of that kind with Adam at a constant rate. Each of some rates, with batches of some
-sizes, is trained without warm-up, with it, and without it but with keras_ddl.callbacks.DivergenceGuard, which stops, or
-goes back to the last good state and on at a lower rate. All begin with the same weights and see the same data.
+This command measures a small Transformer of that kind, with Adam at a constant rate. For several rates and batch sizes
+it trains without warm-up, with warm-up, and without warm-up but with keras_ddl.callbacks.DivergenceGuard, which either
+stops, or returns to the last good state and continues at a lower rate. All trainings begin with the same weights and
+see the same data.
 
-A training has diverged when its end (the mean loss of the last tenth of its steps)
+The end of a training is the mean loss of the last tenth of its steps. The training has diverged if its end is
 
-    not finite    is NaN or infinite,
-    blind         is not 2 % below the loss of guesses by the subwords' frequencies alone, or
-    risen         is more than 20 % above the mean of an earlier tenth.
+    not finite    NaN or infinite,
+    blind         not 2 % below the loss of guesses by the subwords' frequencies alone, or
+    risen         more than 20 % above the mean of an earlier tenth.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ SMALL = Settings(
     normalize="after",
     dropout=0.0,
     vocabulary=300,
-    buckets=1,  # each shape of a batch costs seconds before the first step
+    buckets=1,  # each shape of batches costs seconds before its first step
     longest=24,
     smoothing=0.0,
 )
 FLAGS = ("width", "heads", "inner", "layers", "normalize", "dropout", "vocabulary", "longest", "seed")
 RISEN = 1.2
-LOOKS = {  # what stops does so on the line of what does not: it is drawn broad, below
+LOOKS = {  # until it stops, STOP has the same line as WITHOUT, so its line is broad and below the other
     diverging.WITHOUT: {"color": "tab:red", "linewidth": 1},
     diverging.WITH: {"color": "tab:blue", "linewidth": 1},
     diverging.STOP: {"color": "tab:orange", "linewidth": 5, "alpha": 0.5, "zorder": 1},
@@ -60,17 +61,17 @@ LOOKS = {  # what stops does so on the line of what does not: it is drawn broad,
 
 
 def ends(losses: Sequence[float], steps: int) -> np.ndarray:
-    """Returns the mean losses of tenths of `steps`, of which the last ends with the last loss."""
+    """Returns the mean losses of tenths of `steps`; the last tenth ends with the last loss."""
     tenth = max(steps // 10, 1)
     tenths = [losses[max(end - tenth, 0) : end] for end in range(len(losses), 0, -tenth)]
     return np.array([np.mean(each) for each in reversed(tenths)])
 
 
 def diverged(losses: Sequence[float], steps: int, blind: float) -> str:
-    """Returns by which rule a training has diverged, "" if it has not.
+    """Returns the rule by which a training has diverged; "" if it has not diverged.
 
     Args:
-        losses: of each step made. steps: that were to be made. blind: the loss of blind guesses.
+        losses: the loss of each step made. steps: the number of planned steps. blind: the loss of blind guesses.
     """
     if not np.isfinite(losses).all():
         return "not finite"
@@ -85,7 +86,7 @@ def row(training: Training, steps: int) -> Row:
     acts = []
     for made, said in training.acts:
         rate = training.rates[made] if made < len(training.rates) else None
-        on = "goes back" if rate is None else f"on at {rate:g}"  # None: there was no step after it
+        on = "goes back" if rate is None else f"on at {rate:g}"  # None: there was no later step
         acts.append(f"{made}: stops" if "Training stops" in said else f"{made}: {on}")
     return {
         "tokens": training.tokens,
@@ -127,14 +128,13 @@ def draw(trainings: Sequence[Training], figure: Any, found: Sequence[Row]) -> No
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
     parser = argparse.ArgumentParser(
         parents=[rows_of.options("divergence")],
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ranks", type=int, default=2, help="(%(default)s)")
-    parser.add_argument("--corpus", help="directory of train.en and train.de (one that is made)")
+    parser.add_argument("--corpus", help="directory of train.en and train.de (default: make one)")
     corpus.add_languages(parser)
     for field in dataclasses.fields(Plan):
         several = isinstance(field.default, tuple)
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     for name in FLAGS:
         value = getattr(SMALL, name)
-        parser.add_argument(f"--{name}", type=type(value), default=value, help="of the model (%(default)s)")
+        parser.add_argument(f"--{name}", type=type(value), default=value, help="setting of the model (%(default)s)")
     options = rows_of.parse(parser, arguments)
     given = vars(options)
     plan = Plan(**{f.name: given[f.name] for f in dataclasses.fields(Plan)})

@@ -1,4 +1,4 @@
-"""What a rank runs for divergence.py: short trainings one after the other, each with a new model from the same seed."""
+"""Runs one rank of divergence.py: short trainings, one after the other, each with a new model from the same seed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from translation.subwords import PADDING
 from translation.training import compiled, make_batches, make_subwords
 
 WITHOUT, WITH, STOP, BACK = "without warm-up", "with warm-up", "guard: stop", "guard: go back"
-WAYS = (WITHOUT, WITH, STOP, BACK)  # those with the guard have no warm-up
-BLIND = 0.98  # below this part of what blind guesses cost, a model has learned something of its input
+WAYS = (WITHOUT, WITH, STOP, BACK)  # trainings with the guard have no warm-up
+BLIND = 0.98  # with a loss below this share of the loss of blind guesses, a model has learned something
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is trained: all ways at all rates with all batches.
+    """The trainings: all ways at all rates with all batch sizes.
 
     Attributes:
-        tokens: of the batch of all ranks. steps: of a training. warmup: steps of it.
-        window, grace, factor, retries: of the guard.
+        tokens: tokens in a batch of all ranks.
+        steps: steps of a training.
+        warmup: steps of the warm-up.
+        window, grace, factor, retries: arguments of the guard.
     """
 
     rates: tuple[float, ...] = (0.003, 0.01, 0.02, 0.05)
@@ -44,11 +46,12 @@ class Plan:
 
 @dataclasses.dataclass
 class Training:
-    """What came of one. Lists have an entry for each step that was made, also for those that the guard took back.
+    """The result of a training. Lists have an entry for each step, also for steps that the guard undid.
 
     Attributes:
-        losses: of all ranks' tokens. blind: what guesses by the subwords' frequencies alone cost.
-        acts: of the guard: how many steps had been made, and what it said.
+        losses: losses over all ranks' tokens.
+        blind: the loss of guesses by the subwords' frequencies alone.
+        acts: the guard's actions: (number of steps made, message).
     """
 
     tokens: int
@@ -61,7 +64,7 @@ class Training:
 
 
 class Curve(keras.callbacks.Callback):
-    """Keeps the loss of each step, not of the epoch so far, and what the guard says. It must stand after the guard."""
+    """Records the loss of each step, not of the epoch so far, and the guard's messages. Put it after the guard."""
 
     never_stops_within_epoch = True
 
@@ -73,7 +76,7 @@ class Curve(keras.callbacks.Callback):
         self._sums: list[np.ndarray] = []
 
     def losses(self) -> list[float]:
-        """Returns those of all ranks. COLLECTIVE."""
+        """Returns the losses over all ranks. COLLECTIVE."""
         total, count = np.array(keras_ddl.all_reduce(np.array(self._sums), name="Curve")).T
         return (total / count).tolist()
 
@@ -93,13 +96,13 @@ class Curve(keras.callbacks.Callback):
             self.acts.append((len(self.rates), self.guard.message))
 
     def _tracked(self) -> np.ndarray:
-        """Returns the sum and the count in the running mean of the loss."""
+        """Returns the sum and the count of the loss's running mean."""
         tracker = next(metric for metric in self.model.metrics if metric.name == "loss")
         return np.array([float(tracker.total), float(tracker.count)])
 
 
 def blind_loss(batches: Batches, vocabulary: int, smoothing: float) -> float:
-    """Returns the loss of guesses that know how frequent each subword is, and nothing of the sentence. COLLECTIVE."""
+    """Returns the loss of guesses that know each subword's frequency, but not the sentence. COLLECTIVE."""
     counts = np.zeros(vocabulary)
     for (_, labels), _ in batches.remaining():
         counts += np.bincount(labels[labels != PADDING], minlength=vocabulary)
@@ -109,12 +112,12 @@ def blind_loss(batches: Batches, vocabulary: int, smoothing: float) -> float:
 
 
 def train(paths: Sequence[Path], settings: Settings, plan: Plan) -> list[Training]:
-    """Trains in all ways of the plan, on the ranks that call it. COLLECTIVE.
+    """Runs all trainings of the plan, on the ranks that call it. COLLECTIVE.
 
     Args:
         paths: files of source and target.
-        settings: sizes of the model and of the vocabulary; what the plan says of rates and batches is the plan's.
-    Raises: ValueError: the corpus has fewer batches than steps.
+        settings: sizes of the model and of the vocabulary. The plan's rates and batch sizes replace theirs.
+    Raises: ValueError: the corpus has fewer batches than a training has steps.
     """
     keras_ddl.Strategy()
     subwords, found = make_subwords(paths, settings.vocabulary), []
@@ -127,8 +130,9 @@ def train(paths: Sequence[Path], settings: Settings, plan: Plan) -> list[Trainin
                 batches = make_batches(paths, subwords, settings)
                 if len(batches) < plan.steps:
                     raise ValueError(
-                        f"steps: a training must not have more than the corpus has batches. Received: {plan.steps}, "
-                        f"and {len(batches)} batches of {tokens} tokens. Lower --steps, or give a larger --corpus."
+                        f"steps: a training must not have more steps than the corpus has batches. Received: "
+                        f"{plan.steps} steps, and {len(batches)} batches of {tokens} tokens. Lower --steps, or use a "
+                        "larger --corpus."
                     )
                 this = dataclasses.replace(settings, learning_rate=rate, warmup=plan.warmup if way == WITH else 0)
                 with strategy.scope():
@@ -141,7 +145,7 @@ def train(paths: Sequence[Path], settings: Settings, plan: Plan) -> list[Trainin
 
 
 def fit(model: keras.Model, batches: Batches, plan: Plan, way: str, ceiling: float) -> Curve:
-    """Trains for the steps of a plan, with the guard where the way has one."""
+    """Trains for the plan's steps, with the guard if the way includes it."""
     guard = None
     if way in (STOP, BACK):
         guard = keras_ddl.callbacks.DivergenceGuard(
@@ -155,6 +159,6 @@ def fit(model: keras.Model, batches: Batches, plan: Plan, way: str, ceiling: flo
     curve = Curve(guard)
     callbacks = [guard, curve] if guard else [curve]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="DivergenceGuard")  # the curve keeps what it says
+        warnings.filterwarnings("ignore", message="DivergenceGuard")  # the curve records them
         model.fit(batches, steps_per_epoch=plan.steps, shuffle=False, verbose=0, callbacks=callbacks)
     return curve

@@ -1,8 +1,8 @@
-"""Step times of the original on its machines: published, and predicted by keras_ddl.cost_model.
+"""Published step times of the original on its machines, and the predictions of keras_ddl.cost_model.
 
-The original is an LSTM that translates, by TensorFlow's NMT tutorial, trained with IBM's Distributed Deep Learning
-library (Seelam, Janssen and Lastras, 2018, developer.ibm.com): 717 MB of gradients, reduced in one operation after the
-backward pass, on hosts of 4 devices with 100 Gbit/s between them.
+The original is the translating LSTM of TensorFlow's NMT tutorial, trained with IBM's Distributed Deep Learning library
+(Seelam, Janssen and Lastras, 2018, developer.ibm.com). It reduces 717 MB of gradients in one operation after the
+backward pass, on hosts with 4 devices each and 100 Gbit/s between them.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ import dataclasses
 from keras_ddl.cost_model import Cluster, Step, fitted_link, fitted_spread, machines
 from translation.studies.rows import Row
 
-PUBLISHED = {1: 0.360, 2: 0.450, 4: 0.560, 8: 0.680, 12: 0.690, 16: 0.700}  # devices: seconds of a step
+PUBLISHED = {1: 0.360, 2: 0.450, 4: 0.560, 8: 0.680, 12: 0.690, 16: 0.700}  # devices -> seconds per step
 GRADIENTS, DEVICES_PER_HOST = 717e6, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """Attributes: device: bytes/s of a device in its host, each way. host: of a host. latency: seconds of a message."""
+    """The links of the machines.
+
+    Attributes:
+        device: bytes/s of a device's link inside its host, each way.
+        host: bytes/s of a host's network.
+        latency: seconds per message.
+    """
 
     device: float = 40e9
     host: float = 12.5e9
     latency: float = 2e-6
 
     def cluster(self, devices: int) -> Cluster:
-        """Returns `devices` devices on full hosts."""
+        """Returns a cluster of `devices` devices on full hosts."""
         return machines(devices, DEVICES_PER_HOST, self.device, self.host, self.latency)
 
 
 def predictions(links: Links, overlap: float = 0.0) -> dict[str, tuple[Step, Links, str]]:
-    """Returns the ways in which steps are predicted, by name: the step, its links, and what was fitted.
-
-    overlap: see Step.
-    """
+    """Returns, for each way to predict steps, its name -> (step, links, a note on fitted values). overlap: see Step."""
     plain = Step(PUBLISHED[1], GRADIENTS, overlap=overlap)
     waiting = fitted_spread(plain, [(links.cluster(devices), PUBLISHED[devices]) for devices in (2, 4)])
     slower = fitted_link(plain, 4, PUBLISHED[4])
@@ -53,7 +56,7 @@ def predictions(links: Links, overlap: float = 0.0) -> dict[str, tuple[Step, Lin
 
 
 def table(links: Links, overlap: float = 0.0) -> list[Row]:
-    """Returns the published rows and the predicted ones, with their errors."""
+    """Returns published and predicted rows, with the errors of the predictions."""
     found = [_row("published", "original", devices, seconds) for devices, seconds in PUBLISHED.items()]
     for name, (step, its_links, note) in predictions(links, overlap).items():
         for devices, published in PUBLISHED.items():

@@ -1,20 +1,20 @@
-"""What all studies do with their rows: print them, write them down, draw them.
+"""Prints, saves and draws the rows of a study.
 
-A row is a dict of columns, with the unit in a column's name, and one column `how` says where its numbers come from:
+A row is a dict of columns. Names of columns contain units, and the column `how` says where the numbers come from:
 
     measured   by this command, on this machine
-    emulated   by this command, on ranks whose network is slowed down (tools/emulated_cluster.py)
-    predicted  by a model of the costs, from what was measured
-    computed   from sizes alone, which are exact
-    published  by somebody else, on other machines: the study says where
+    emulated   by this command, on ranks with a slowed-down network (tools/emulated_cluster.py)
+    predicted  by a cost model, from measurements
+    computed   from sizes alone, exactly
+    published  by somebody else, for other machines; the study names the source
 
-A study is then
+A study consists of these lines,
 
     parser = argparse.ArgumentParser(parents=[rows.options("table_bytes")], description=__doc__, ...)
     chosen = rows.parse(parser)
     rows.show(found, chosen, draw)
 
-and `draw(figure, found)` puts into a matplotlib figure what belongs there, with LOOKS for each `how`.
+and a function `draw(figure, found)`, which draws the rows into a matplotlib figure, with LOOKS for each `how`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-# By `how`: arguments of matplotlib's plot, the same in all pictures.
+# Arguments of matplotlib's plot for each `how`, the same in all pictures.
 LOOKS = {
     "measured": {"marker": "o", "linestyle": "-", "color": "tab:blue"},
     "emulated": {"marker": "s", "linestyle": "-", "color": "tab:cyan"},
@@ -39,33 +39,33 @@ LOOKS = {
 
 
 def options(name: str) -> argparse.ArgumentParser:
-    """Returns the options that all studies have, as a parent of the parser of the study `name`."""
+    """Returns a parser with the options that all studies share, as the parent of the parser of the study `name`."""
     parent = argparse.ArgumentParser(add_help=False)
-    parent.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    parent.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     parent.add_argument(
         "--plot",
         type=Path,
         metavar="FILE",
         default=Path(f"{name}.svg"),
-        help="where the picture goes, .svg, .png or .pdf (default: %(default)s)",
+        help="file of the picture, .svg, .png or .pdf (default: %(default)s)",
     )
-    parent.add_argument("--no-plot", dest="plot", action="store_const", const=None, help="no picture")
+    parent.add_argument("--no-plot", dest="plot", action="store_const", const=None, help="draw no picture")
     return parent
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of the command. It ends here, and not after minutes, if its picture cannot be drawn."""
+    """Returns the options of the command. Exits now, not after minutes, if the picture could not be drawn."""
     chosen = parser.parse_args(arguments)
     if chosen.plot is not None:
         if chosen.plot.suffix not in (".svg", ".png", ".pdf"):
             parser.error(f"--plot: the file must end in .svg, .png or .pdf. Received: {chosen.plot}")
         if importlib.util.find_spec("matplotlib") is None:
-            parser.error("--plot: the picture needs matplotlib: pip install matplotlib, or give --no-plot.")
+            parser.error("--plot: the picture needs matplotlib. Run pip install matplotlib, or use --no-plot.")
     return chosen
 
 
 def table(found: Sequence[Row]) -> str:
-    """Returns the rows as text, a column for each key in the order in which they first occur."""
+    """Returns the rows as text, with a column for each key, in the order in which the keys first occur."""
     columns = list(dict.fromkeys(column for row in found for column in row))
     cells = [[_cell(row.get(column)) for column in columns] for row in found]
     lines = [columns, *cells]
@@ -78,9 +78,9 @@ def table(found: Sequence[Row]) -> str:
 
 
 def show(found: Sequence[Row], chosen: argparse.Namespace, draw: Callable[[Any, Sequence[Row]], None]) -> None:
-    """Prints the rows, and writes and draws them as the options say.
+    """Prints the rows, and saves and draws them according to the options.
 
-    Raises: ValueError: a row whose `how` is none of LOOKS.
+    Raises: ValueError: a row has no valid `how`.
     """
     for row in found:
         if row.get("how") not in LOOKS:
@@ -95,7 +95,7 @@ def show(found: Sequence[Row], chosen: argparse.Namespace, draw: Callable[[Any, 
         with matplotlib.rc_context({"svg.hashsalt": chosen.plot.stem, "svg.fonttype": "none"}):
             figure = Figure(figsize=(8, 5), layout="constrained")
             draw(figure, found)
-            # No date: the same rows make the same file.
+            # Without a date, so that the same rows make the same file.
             figure.savefig(chosen.plot, dpi=150, metadata={"Date": None} if chosen.plot.suffix == ".svg" else None)
         print(f"picture: {chosen.plot}")
 

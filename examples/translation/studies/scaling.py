@@ -1,30 +1,30 @@
 """Words per second and the time of a training step against the number of ranks.
 
     python -m translation.studies.scaling --model lstm
-    python -m translation.studies.scaling --ranks --hosts          # predicts alone: a second
+    python -m translation.studies.scaling --ranks --hosts          # only predicts: takes a second
 
-Rows are
+The rows are
 
-    measured   `keras-ddl run -np N` here. A rank has one core and as many tokens of a batch at any N, as a device of
-               the original; where there are more ranks than cores, they share
-    emulated   the same on hosts of one rank: network namespaces with links of --rate. Needs root. They share this
-               machine's cores
-    predicted  here and there: the measured step of a rank alone, times the ranks that share a core, and an all-reduce
-               of the gradients by keras_ddl.cost_model; nothing hides it, for all cores compute
-    published  step times of the original on its machines (original.py): an LSTM, hosts of 4 devices, 100 Gbit/s
-               between them. Its devices are IBM's, joined by NVLink; 40 GB/s each way is what two links of the first
-               generation are made for, and what --device-link changes
-    predicted  for these machines, in three ways, by what is added to the published step of one device:
-                 links                the exchange, over links as fast as they are made; nothing is fitted
-                 links, waiting       and the wait for the slowest device: a batch was a number of sentences, whose
-                                      length differed between devices. How much is FITTED to 2 and 4 devices, which are
-                                      of one host; rows of more hosts are predicted
-                 slower inside hosts  instead, a link inside hosts that is FITTED to 4 devices
-               "error" is that of the step time.
+    measured   `keras-ddl run -np N` on this machine. A rank has one core, and the same number of tokens per batch at
+               any N, like a device of the original; if there are more ranks than cores, they share cores
+    emulated   the same on hosts with one rank each: network namespaces with links of --rate. They need root, and share
+               this machine's cores
+    predicted  for both: the measured step of a single rank, times the ranks that share a core, plus an all-reduce of
+               the gradients by keras_ddl.cost_model; nothing hides the all-reduce, because all cores compute
+    published  step times of the original on its machines (original.py): an LSTM, hosts with 4 devices, 100 Gbit/s
+               between them. The devices are connected by NVLink; two links of the first generation are specified for
+               40 GB/s each way, which --device-link changes
+    predicted  for those machines, in three ways, which differ in what they add to the published step of one device:
+                 links                the exchange, over links at their specified speed; nothing is fitted
+                 links, waiting       the exchange, and the wait for the slowest device: a batch was a number of
+                                      sentences, whose lengths differed between devices. The wait is FITTED to 2 and 4
+                                      devices of one host; rows of more hosts are predicted
+                 slower inside hosts  the exchange, with a link inside hosts that is FITTED to 4 devices
+               "error" is the error of the step time.
 
-There is no such wait here: a batch is a number of tokens, and the ranks share the rows of one. All trainings start
-together, 13 processes by default; then they compute in turns, an epoch each. A time is the median over the rounds; on a
-busy machine it means nothing.
+There is no such wait on this machine, because a batch is a number of tokens, and the ranks share its rows. All
+trainings start together, 13 processes by default; then they take turns, one epoch at a time. A time is the median over
+the rounds; on a busy machine it means nothing.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from translation.studies import original, rows, trainings
 from translation.studies.original import Links
 from translation.studies.trainings import Training
 
-PAYLOAD = 0.95  # of a link's rate; the rest is headers of Ethernet, IP and TCP
+PAYLOAD = 0.95  # share of a link's rate; the rest is headers of Ethernet, IP and TCP
 UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
 
 
 def link_bandwidth(rate: str) -> float:
-    """Returns the bytes/s that a link carries, from its rate as tc spells it: "200mbit", "1gbit"."""
+    """Returns the bytes/s that a link carries, given its rate in tc's spelling: "200mbit", "1gbit"."""
     for unit, factor in UNITS.items():
         if rate.endswith(unit):
             return PAYLOAD * float(rate.removesuffix(unit)) * factor
-    raise ValueError(f"a rate is a number and mbit or gbit. Received: {rate!r}")
+    raise ValueError(f"a rate must be a number with mbit or gbit. Received: {rate!r}")
 
 
 def copy_bandwidth(nbytes: int) -> float:
@@ -71,7 +71,7 @@ def copy_bandwidth(nbytes: int) -> float:
 
 
 def measure(chosen: argparse.Namespace) -> list[rows.Row]:
-    """Returns the rows of this machine."""
+    """Returns the rows for this machine."""
     with tempfile.TemporaryDirectory() as folder:
         here, emulated, unavailable = trainings.run(Path(folder), chosen)
     if unavailable:
@@ -90,9 +90,13 @@ def measure(chosen: argparse.Namespace) -> list[rows.Row]:
 def table(
     here: dict[int, Training], emulated: dict[int, Training], link: Dimension, cores: int, copy: float
 ) -> list[rows.Row]:
-    """Returns what was measured and emulated, each with its prediction.
+    """Returns a row for each measured and each emulated training, and a row for its prediction.
 
-    Args: here: by ranks; emulated: by hosts. link: of an emulated host. copy: bytes/s at which a core copies.
+    Args:
+        here: ranks -> training.
+        emulated: hosts -> training.
+        link: the link of an emulated host.
+        copy: bytes/s at which a core copies.
     """
     alone, found = here[1].seconds, []
     links = [(Cluster((shared_memory(ranks, copy, cores),)), "measured", here[ranks]) for ranks in sorted(here)]
@@ -114,7 +118,7 @@ def table(
 
 
 def draw(figure: Any, found: Sequence[rows.Row]) -> None:
-    """Draws words per second here, and the original's step times."""
+    """Draws words per second on this machine, and the original's step times."""
     groups: dict[tuple[str, str], list[rows.Row]] = {}
     for row in found:
         groups.setdefault((row["how"], row["what"]), []).append(row)
@@ -137,35 +141,33 @@ def draw(figure: Any, found: Sequence[rows.Row]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the options."""
     result = argparse.ArgumentParser(
         parents=[rows.options("scaling")], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = result.add_argument_group("this machine").add_argument
-    add("--model", choices=("lstm", "transformer"), default="lstm", help="of the sizes for this corpus (default: lstm)")
-    add("--ranks", type=int, nargs="*", default=[1, 2, 4], metavar="N", help="to measure (default: 1 2 4)")
-    add("--hosts", type=int, nargs="*", default=[2, 4], metavar="N", help="to emulate, of one rank (default: 2 4)")
-    add("--rate", default="1gbit", help="of an emulated host's link, both ways (default: %(default)s)")
-    add("--emulated-latency", type=float, default=100e-6, help="ASSUMED, seconds of a message (default: %(default)g)")
-    add("--tokens", type=int, default=1024, help="of a rank's part of a batch (default: %(default)s)")
-    add("--pairs", type=int, default=400, help="of phrases a rank and epoch (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="epochs of each, in turns, after one that traces (default: %(default)s)")
+    add("--model", choices=("lstm", "transformer"), default="lstm", help="preset of the model (default: lstm)")
+    add("--ranks", type=int, nargs="*", default=[1, 2, 4], metavar="N", help="ranks to measure (default: 1 2 4)")
+    add("--hosts", type=int, nargs="*", default=[2, 4], metavar="N", help="hosts to emulate (default: 2 4)")
+    add("--rate", default="1gbit", help="rate of an emulated host's link, each way (default: %(default)s)")
+    add("--emulated-latency", type=float, default=100e-6, help="ASSUMED seconds per message (default: %(default)g)")
+    add("--tokens", type=int, default=1024, help="tokens in a rank's part of a batch (default: %(default)s)")
+    add("--pairs", type=int, default=400, help="pairs of phrases per rank and epoch (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="measured epochs of each training (default: %(default)s)")
     add = result.add_argument_group("the original's machines").add_argument
-    add("--device-link", type=float, default=Links.device, help="bytes/s of a device (default: %(default)g)")
-    add("--host-link", type=float, default=Links.host, help="bytes/s of a host (default: %(default)g: 100 Gbit/s)")
-    add("--latency", type=float, default=Links.latency, help="seconds of a message (default: %(default)g)")
+    add("--device-link", type=float, default=Links.device, help="bytes/s of a device's link (default: %(default)g)")
+    add("--host-link", type=float, default=Links.host, help="bytes/s of a host's link (default: 100 Gbit/s)")
+    add("--latency", type=float, default=Links.latency, help="seconds per message (default: %(default)g)")
     add(
         "--overlap",
         type=float,
         default=0.0,
-        help="share of computing during which gradients travel; those of keras_ddl do while the backward pass goes on, "
-        "some 0.67 (default: 0, as in the original)",
+        help="share of the computation during which gradients are exchanged (default: 0, as in the original). "
+        "keras_ddl exchanges gradients during the backward pass, a share of some 0.67",
     )
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
     options = parser()
     chosen = rows.parse(options, arguments)
     try:
@@ -174,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.error(f"--rate: {error}")
     found = []
     if chosen.ranks or chosen.hosts:
-        chosen.ranks = sorted({1, *chosen.ranks})  # what a rank takes alone is the base of the rest
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the trainings and the emulated cluster, as Ctrl-C
+        chosen.ranks = sorted({1, *chosen.ranks})  # the predictions need the time of a single rank
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends trainings and the emulated cluster, like Ctrl-C
         found = measure(chosen)
     found += original.table(Links(chosen.device_link, chosen.host_link, chosen.latency), chosen.overlap)
     rows.show(found, chosen, draw)

@@ -1,21 +1,22 @@
-"""Strong scaling of the Transformer: one batch of 819,200 tokens on ever more nodes. Nothing runs; all is predicted.
+"""Strong scaling of the Transformer: one batch of 819,200 tokens on more and more nodes. All numbers are predicted.
 
     python -m translation.studies.strong_scaling --plot strong.svg
 
-Beside it stands what is published in words of Cavdar et al. 2019, "Densifying Assumed-sparse Tensors"
-(arXiv 1905.04035), and in Dell EMC's articles about the same runs: Transformer "big" of TensorFlow's official models on
-Stampede2 and Zenith, nodes of two Intel Xeon processors on 100 Gbit/s Omni-Path, several processes a node. Points of
-their figures are not guessed. Predicted are
+The predictions are shown with the numbers in the text of Cavdar et al. 2019, "Densifying Assumed-sparse Tensors" (arXiv
+1905.04035), and of Dell EMC's articles about the same runs: the "big" Transformer of TensorFlow's official models on
+Stampede2 and Zenith, with several processes on each node of two Intel Xeon processors, and 100 Gbit/s Omni-Path. Points
+of their figures are not estimated. The predictions are
 
-    dense, exchange  computing and, after it, an all-reduce of the gradients by keras_ddl.cost_model: the bound
-    dense            and a cost of each step that does not shrink with a process's share of the batch, such as waiting
-                     for the slowest of many; FITTED on the published weak scaling (the row says so)
-    assumed sparse   as dense, but the gradient of the shared table is gathered from all processes instead of reduced:
-                     vocabulary + source + target rows from each (rows, bytes and time grow with the processes)
+    dense, exchange  a bound: computation, followed by an all-reduce of the gradients (keras_ddl.cost_model)
+    dense            the same, plus a cost per step that does not shrink with a process's share of the batch, such as
+                     the wait for the slowest process; FITTED to the published weak scaling (the row says so)
+    assumed sparse   like dense, but the gradient of the shared table is gathered from all processes instead of reduced:
+                     vocabulary + source + target rows from each process, so it grows with their number
 
-Efficiency is against the fewest nodes of the list. 16 are the fewest whose memory holds the batch, at 25,600 tokens a
-process, the most that fitted (Dell EMC). The rate of computing is assumed, see --tokens-per-second: it moves seconds,
-but hardly the efficiency of "dense", where it cancels but for the exchange's share.
+Efficiency is relative to the smallest number of nodes in the list. 16 is the smallest number whose memory holds the
+batch, at 25,600 tokens per process, the largest number that fitted (Dell EMC). The speed of computation is assumed, see
+--tokens-per-second. It changes the seconds, but hardly the efficiency of "dense", where it cancels out except in the
+share of the exchange.
 """
 
 from __future__ import annotations
@@ -29,22 +30,26 @@ from keras_ddl.cost_model import Cluster, Dimension, exchange, shared_memory
 from translation.studies import rows
 from translation.studies.table_bytes import PAPER, gathered_bytes
 
-# Parameters and width: table 3 of arXiv 1706.03762.
+# (parameters, width), from table 3 of arXiv 1706.03762.
 SIZES = {"base": (65e6, 512), "big": (213e6, 1024)}
 BYTES = 4  # float32
 
-# What is published, as (nodes, processes a node, efficiency).
+# Published results: (nodes, processes per node, efficiency).
 WEAK = (300, 4, 0.91)
 STRONG = (200, 2, 0.65)
-TIMES_ONE_NODE = (200, 121)  # time until BLEU 27.5
+TIMES_ONE_NODE = (200, 121)  # nodes, and times faster than one node in reaching BLEU 27.5
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained on what. See the options for where the defaults are from.
+    """The model and the machines. The options say where the defaults come from.
 
-    Attributes: parameters, width, vocabulary: of the model. tokens_per_second: of a node. link: bytes/s of a node's
-        network, both ways at once. latency: seconds. copy: bytes/s at which a core copies memory.
+    Attributes:
+        parameters, width, vocabulary: sizes of the model.
+        tokens_per_second: speed of a node.
+        link: bytes/s of a node's network, both ways at once.
+        latency: seconds per message.
+        copy: bytes/s at which a core copies memory.
     """
 
     parameters: float = SIZES["big"][0]
@@ -69,30 +74,30 @@ class Training:
         return self.reduced(nodes, processes, BYTES * self.parameters)
 
     def gathered(self, ranks: int, tokens: float) -> float:
-        """Returns the bytes of the table's gradient on each rank after it is gathered from all.
+        """Returns the bytes of the table's gradient on each rank after it is gathered from all ranks.
 
-        Each gives its rows of the projection, which are all of the vocabulary, and one for each source and each target
-        token: what TensorFlow 1 made of the sum of a dense and a sparse gradient.
+        TensorFlow 1 made the sum of a dense and a sparse gradient sparse. So each rank's gradient has a row for each
+        entry of the vocabulary, from the projection, and one for each source token and each target token.
         """
         return gathered_bytes(ranks, self.vocabulary, self.width, 2 * tokens / ranks)
 
     def sparse(self, nodes: int, processes: int, tokens: float) -> float:
-        """Returns the seconds of the exchange if the table's gradient is gathered. A bound: of the network alone."""
+        """Returns a lower bound (the network's time) of the exchange's seconds if the table's gradient is gathered."""
         rest = BYTES * (self.parameters - self.vocabulary * self.width)
         received = self.gathered(nodes * processes, tokens) * (nodes - 1) / nodes
         return self.reduced(nodes, processes, rest) + received / self.link
 
     def fixed(self, efficiency: float, nodes: int, processes: int, tokens: float) -> float:
-        """Returns the seconds of a step that neither computing nor the exchange explains.
+        """Returns the seconds of a step that neither computation nor the exchange explains.
 
-        Of a batch of `tokens` on `nodes` nodes, whose share a node computes in `efficiency` of the step.
+        Args: efficiency: the share of the step in which a node computes its part of a batch of `tokens`.
         """
         compute = self.compute(nodes, tokens)
         return max(0.0, compute / efficiency - compute - self.dense(nodes, processes))
 
 
 def predictions(training: Training, nodes: Sequence[int], tokens: int, weak_tokens: int) -> list[rows.Row]:
-    """Returns the predicted rows. weak_tokens: of a process, in the published weak scaling."""
+    """Returns the predicted rows. weak_tokens: tokens per process in the published weak scaling."""
     processes = STRONG[1]
     weak_nodes, weak_processes, efficiency = WEAK
     fixed = training.fixed(efficiency, weak_nodes, weak_processes, weak_nodes * weak_processes * weak_tokens)
@@ -127,7 +132,7 @@ def predictions(training: Training, nodes: Sequence[int], tokens: int, weak_toke
 
 
 def published(tokens: int, weak_tokens: int) -> list[rows.Row]:
-    """Returns what is published."""
+    """Returns the published rows."""
     nodes, processes, efficiency = STRONG
     weak_nodes, _, weak_efficiency = WEAK
     strong = {"nodes": nodes, "tokens/process": round(tokens / nodes / processes), "efficiency %": 100 * efficiency}
@@ -167,7 +172,6 @@ def draw(figure: Any, found: Sequence[rows.Row]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the options."""
     result = argparse.ArgumentParser(
         parents=[rows.options("strong_scaling")],
         description=__doc__,
@@ -175,30 +179,29 @@ def parser() -> argparse.ArgumentParser:
     )
     add, default = result.add_argument, Training()
     add("--nodes", type=int, nargs="+", default=[16, 32, 64, 128, 200, 256], metavar="N")
-    add("--tokens", type=int, default=819_200, help="of a batch of all nodes (default: %(default)s, as published)")
-    add("--size", choices=SIZES, default="big", help="of the Transformer (default: %(default)s)")
+    add("--tokens", type=int, default=819_200, help="tokens in the batch (default: the published %(default)s)")
+    add("--size", choices=SIZES, default="big", help="size of the Transformer (default: %(default)s)")
     add(
         "--tokens-per-second",
         type=float,
         default=default.tokens_per_second,
-        help="of a node. ASSUMED (default: %(default)s): 6 operations a parameter and token, at a third of the 4.3 "
-        "Tflop/s of two Xeon 8160 with AVX-512 at 1.4 GHz, as Intel states it; none is published",
+        help="speed of a node. ASSUMED (default: %(default)s), because none is published: 6 operations per parameter "
+        "and token, at a third of Intel's 4.3 Tflop/s for two Xeon 8160 with AVX-512 at 1.4 GHz",
     )
     add(
         "--weak-tokens",
         type=int,
         default=5_000,
-        help="of a process in the published weak scaling (default: %(default)s). It agrees with its 82 times as "
-        "much memory at 64 processes: 64 (1 + 2 tokens / vocabulary) is 82 at 4,770",
+        help="tokens per process in the published weak scaling (default: %(default)s). This agrees with its 82 times "
+        "as much memory at 64 processes: 64 (1 + 2 tokens / vocabulary) is 82 at 4,770",
     )
     add("--link", type=float, default=default.link, help="bytes/s of a node's network (default: 100 Gbit/s)")
-    add("--latency", type=float, default=default.latency, help="seconds of a message (default: %(default)s)")
+    add("--latency", type=float, default=default.latency, help="seconds per message (default: %(default)s)")
     add("--copy", type=float, default=default.copy, help="bytes/s at which a core copies memory (default: %(default)g)")
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
     chosen = rows.parse(parser(), arguments)
     parameters, width = SIZES[chosen.size]
     training = Training(

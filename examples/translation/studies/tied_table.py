@@ -1,4 +1,4 @@
-"""What a rank runs for table_bytes.py: steps of a small Transformer, and what it holds of the table's gradient."""
+"""Runs one rank of table_bytes.py: trains a small Transformer, and records the bytes of the table's gradient."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Tensor = Any
 
 @tf.custom_gradient
 def assumed_sparse(table: Tensor) -> tuple[Tensor, Any]:
-    """Returns the table; its gradient is made slices of all rows, as TensorFlow 1 did to add it to those of lookups."""
+    """Returns the table, and makes its gradient slices of all rows, which TensorFlow 1 added to those of lookups."""
     rows = table.shape[0]
     shape = tf.constant(list(table.shape))
     return tf.identity(table), lambda gradient: tf.IndexedSlices(gradient, tf.range(rows), shape)
 
 
 class Watched(Transformer):
-    """Gives, as log of a step, the bytes that a rank holds of the table's gradient of all ranks.
+    """Logs, for each step, the bytes on a rank of the table's gradient over all ranks.
 
     Args:
-        gather: reduce gradients in the manner of Horovod: slices are gathered, and the projection's are slices, too.
-            Without it they are those of the Strategy, which the tape gives.
+        gather: reduce gradients in Horovod's manner: gather slices, and make slices of the projection's gradient, too.
+            False: the tape returns gradients that the Strategy has reduced.
     """
 
     def __init__(self, vocabulary: int, *, gather: bool, **sizes: Any) -> None:
@@ -60,13 +60,15 @@ class Watched(Transformer):
 
 
 def both_ways(paths: Sequence[Path], rows: int, width: int, tokens: int, count: int) -> list[dict[str, int]]:
-    """Trains for some steps on this rank, one of those that call it, in each of both ways. COLLECTIVE.
+    """Trains for some steps in both ways, on the ranks that call it. COLLECTIVE.
 
     Args:
-        paths: files of source and target. rows, width: of the table. tokens: of a batch, for each rank.
-        count: of the steps.
-    Returns: for each step the bytes that this rank holds of the table's gradient, `gathered` and as a `table`, and the
-        `lookups` by all ranks.
+        paths: files of source and target.
+        rows, width: sizes of the table.
+        tokens: tokens in a batch per rank.
+        count: number of steps.
+    Returns: for each step, the bytes of the table's gradient on this rank, `gathered` and as one `table`, and the
+        `lookups` of all ranks.
     """
     keras_ddl.init()
     settings = Settings(tokens=tokens * keras_ddl.size(), buckets=4)

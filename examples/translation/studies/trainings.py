@@ -1,4 +1,4 @@
-"""Trainings that take turns, an epoch each: on ranks of this machine and in the emulated cluster."""
+"""Runs trainings that take turns, one epoch at a time, on ranks of this machine and in the emulated cluster."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from typing import Any
 from translation import corpus
 
 EXAMPLES = Path(__file__).resolve().parents[2]
-LONGEST = 3600  # seconds of a study
+LONGEST = 3600  # seconds that a study may take
 
 
 class Training:
-    """A job of `_step_time.py` on `ranks` ranks. As a context manager it exists inside `with`."""
+    """A job of `_step_time.py` on `ranks` ranks. As a context manager, ends the job after the block."""
 
     def __init__(self, directory: Path, ranks: int, chosen: Any) -> None:
-        """Makes as many phrases for each rank, so that steps are as many, and as long, on any number.
+        """Makes a corpus with equally many phrases per rank, so that the steps do not depend on the number of ranks.
 
-        Args: directory: its own. chosen: with attributes model, tokens (of a rank and step), pairs (of phrases a rank
-            and epoch), and rounds.
+        Args:
+            directory: a directory for this job alone.
+            chosen: options with model, tokens (per rank and step), pairs (of phrases per rank and epoch), and rounds.
         """
         self.ranks, self._directory, self._log = ranks, directory, directory / "log"
         files = corpus.make(directory, train=ranks * chosen.pairs, dev=1, test=1)["train"]
@@ -38,8 +39,8 @@ class Training:
         self._program = [sys.executable, "-m", "translation.studies._step_time", directory, *options]
 
     def start(self, words: Sequence[str], there: Callable[[list[str]], Sequence[str]] = list) -> None:
-        """Starts it. words: options of keras-ddl run. there: makes a command line one that runs on another host."""
-        # It ends itself if we are killed and give it no more turns.
+        """Starts the job. words: options of keras-ddl run. there: makes a command run on another host."""
+        # With a timeout, so that the job ends even if this process is killed and gives it no more turns.
         words = [*words, "--timeout", str(LONGEST), "--"]
         command = [sys.executable, "-m", "keras_ddl.cli", "run", *words, *map(str, self._program)]
         with self._log.open("w") as log:
@@ -61,13 +62,13 @@ class Training:
             self._process.wait()
 
     def allow(self) -> None:
-        """Gives it its turn: the next epoch."""
+        """Lets the job train its next epoch."""
         (self._directory / f"turn-{len(self._epochs)}").touch()
 
     def wait(self) -> None:
-        """Waits for the end of its epoch.
+        """Waits for the end of the epoch.
 
-        Raises: SystemExit: the job has ended before; with what it wrote.
+        Raises: SystemExit: the job ended earlier; the message contains its output.
         """
         file = self._directory / f"epoch-{len(self._epochs)}.json"
         while not file.exists():
@@ -78,26 +79,28 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Those of a step: the median of all epochs but the first, which traces."""
+        """Seconds per step: the median over all epochs except the first, which includes tracing."""
         return statistics.median(epoch["seconds"] / epoch["steps"] for epoch in self._epochs[1:])
 
     @property
     def words(self) -> float:
-        """Those of a step, of both languages and all ranks, on average."""
+        """Average number of words per step, of both languages and all ranks."""
         return self._epoch_words / self._epochs[0]["steps"]
 
     @property
     def gradient_bytes(self) -> int:
-        """Those of all parameters, float32."""
+        """Bytes of all gradients, as float32."""
         return self._epochs[0]["gradient_bytes"]
 
 
 def run(folder: Path, chosen: Any) -> tuple[dict[int, Training], dict[int, Training], str | None]:
-    """Runs all trainings at once, of which only one computes at a time, but for their first epochs.
+    """Starts all trainings at once. After their first epochs, only one of them computes at a time.
 
-    Args: folder: for what is written meanwhile. chosen: as Training; `ranks` and `hosts`: how many, a training each;
-        `rate`: of the hosts' links.
-    Returns: those here by ranks, those on emulated hosts by hosts, and why there are none of these, if so.
+    Args:
+        folder: a folder for temporary files.
+        chosen: options as for Training; `ranks` and `hosts` have a number for each training, and `rate` is the rate of
+            the hosts' links.
+    Returns: ranks -> training on this machine, hosts -> training on emulated hosts, and why no hosts were emulated.
     """
     here, there, unavailable = {}, {}, None
     with contextlib.ExitStack() as stack:
@@ -109,12 +112,12 @@ def run(folder: Path, chosen: Any) -> tuple[dict[int, Training], dict[int, Train
             except (OSError, RuntimeError) as error:
                 unavailable = str(error)
             else:
-                # The hosts share the cores: MPI must not spin, and all processes be in one session (see benchmarks/).
+                # The hosts share the cores, so MPI must not spin. All processes must be in one session (benchmarks/).
                 mpi = f"--prtemca plm_ssh_agent {cluster.agent} --mca mpi_yield_when_idle 1 --leave-session-attached"
                 for hosts in chosen.hosts:
                     words = ["--hosts", ",".join(f"{host}:1" for host in cluster.hosts[:hosts]), "--mpi-arg", mpi]
                     there[hosts] = stack.enter_context(
-                        # The agent gives its words to a shell, as ssh does.
+                        # The agent passes its arguments to a shell, like ssh, so they need quotes.
                         _started(
                             folder / f"{hosts}-hosts",
                             hosts,
@@ -144,7 +147,7 @@ def _started(directory: Path, ranks: int, chosen: Any, *how: Any) -> Training:
 def _emulated_cluster() -> ModuleType:
     path = EXAMPLES.parent / "tools" / "emulated_cluster.py"
     if not path.exists():
-        raise OSError(f"the emulated cluster is part of the repository, and this is not in one: no {path}")
+        raise OSError(f"the emulated cluster needs a checkout of the repository: there is no {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

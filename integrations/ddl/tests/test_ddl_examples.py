@@ -27,7 +27,7 @@ def accuracy_of_two(output):
 def test_ddl_graph_mode_learns_saves_and_goes_on(tmp_path):
     assert accuracy_of_two(on_two_ranks(tmp_path, "graph_mode.py", "--steps", 200)) > 0.9
     alone = run(tmp_path, sys.executable, SCRIPTS / "graph_mode.py", "--steps", 10, "--resume")
-    assert "rank 0 goes on from step 200" in alone and "step 210, 1 rank(s)" in alone
+    assert "rank 0 continues from step 200" in alone and "step 210, 1 rank(s)" in alone
 
 
 def test_ddl_keras_learns(tmp_path):

@@ -58,7 +58,7 @@ _idleness = Idleness()
 _CLOSED_BY_HANDLER = "A signal handler closed the communicator in the middle of a collective."
 
 
-class Communicator(Requests):
+class NativeCommunicator(Requests):
     """A ddl_comm: this process's end of a group of ranks. It owns a communication thread until `close`."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The element types that collectives reduce: Python's only table of them, in the order of ddl_dtype (ddl.h)."""
 
-# Name -> number in ddl.h; the spelling is NumPy's and TensorFlow's (and ml_dtypes' for bfloat16).
+# Name -> number in ddl.h. NumPy and TensorFlow use the same names (ml_dtypes for bfloat16).
 DTYPES = {
     name: number
     for number, name in enumerate(

@@ -173,8 +173,8 @@ class Requests:
             return None
         error: errors.KerasDdlError = failure.contents.error(self._id, self._note)
         if failure.contents.code == NOT_FOUND:
-            of_tensor = f"'{error.tensor}': " if error.tensor else ""
-            error.args = (f"{of_tensor}{error}. {self._closed_by}".rstrip(),)
+            tensor_prefix = f"'{error.tensor}': " if error.tensor else ""
+            error.args = (f"{tensor_prefix}{error}. {self._closed_by}".rstrip(),)
         return error
 
     def _refuse_in_handler(self, request: Request) -> None:

@@ -32,7 +32,7 @@ class Started:
     def __init__(self, work: int, request: Request, keep: Any, error_of: Callable[[int], KerasDdlError | None]) -> None:
         self._work = work
         self._error_of = error_of
-        self._request = request  # keeps alive what it points to
+        self._request = request  # keeps alive the memory that it points to
         self._keep = keep
         self._all.add(self)
         for each in [each for each in tuple(self._all) if each.is_done()]:

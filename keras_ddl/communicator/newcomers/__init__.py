@@ -1,1 +1,1 @@
-"""What lets a rank catch up with a job that runs: a record of results, and a board."""
+"""A record of results and a board, which let a rank catch up with a running job."""

@@ -1,7 +1,7 @@
 """Tells ranks between steps about newcomers and leaving ranks, and lets newcomers reach rank 0.
 
-The launcher passes on all of this (launch/regroup/), on one host as on several: it sends newcomers' questions to
-the present rank 0, sends rank 0's answers back, and tells all ranks when they meet newcomers or let ranks leave.
+The launcher forwards these messages (launch/regroup/), on one host as on several: newcomers' questions to the present
+rank 0, rank 0's answers back to them, and to all ranks the call after which they meet newcomers or let ranks leave.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from keras_ddl.link.program import ProgramLink
 
 
 class Board:
-    """What the launcher tells this rank or newcomer between steps. Looking takes 3 us."""
+    """Shows the launcher's notes for this rank or newcomer between steps. A look takes 3 us."""
 
     def __init__(self, link: ProgramLink) -> None:
         self._link = link
@@ -29,15 +29,13 @@ class Board:
 
     @property
     def admit_at(self) -> int:
-        """The number of calls after which all ranks, before their next step, meet newcomers or let ranks leave. It is
-        different each time.
-        """
+        """The number of calls after which all ranks meet newcomers or let ranks leave; it changes for each meeting."""
         self._link.look()
         return self._link.admit_at
 
     @admit_at.setter
     def admit_at(self, calls: int) -> None:
-        """Called by rank 0: sets the value on the boards of all ranks, and returns when it is there."""
+        """Sets the value on the boards of all ranks, and returns when all boards have it. Only rank 0 calls it."""
         self._link.ask({"admit_at": calls})
 
     def ask(self, what: str, text: str = "") -> None:
@@ -45,9 +43,7 @@ class Board:
         self._link.ask({"ask": what, "text": text})
 
     def questions(self, what: str) -> dict[str, str]:
-        """Returns name -> text of the newcomers that ask, until `forget`; for "leave", of the ranks that should leave
-        the job, with the reason.
-        """
+        """Returns name -> text of asking newcomers, until `forget`; for "leave", the leaving ranks and why."""
         return self._link.ask({"questions": what})
 
     def answer(self, name: str, record: bytes) -> None:

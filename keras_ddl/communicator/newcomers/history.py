@@ -1,8 +1,8 @@
 """Records what the ranks of a job have exchanged, so that a newcomer can run the same program up to their position.
 
-A newcomer begins with the first line of the script. Collectives of all ranks, and calls of `fit` that the others have
-already ended, return there what they returned on the others (`Replay`). So the members of a job that may have newcomers
-record these results (`Record`): of the main thread's collectives, if equal on all ranks, and of calls of the trainer,
+A newcomer begins with the first line of the script. Its collectives, and its calls of `fit` that the other ranks have
+already ended, return what they returned on the other ranks (`Replay`). So if a job may have newcomers, its members
+record the results (`Record`) of the main thread's collectives that are equal on all ranks, and of calls of the trainer,
 which replace the results of the collectives inside the call. Newcomers ask rank 0 for the record through their boards
 (board.py).
 """
@@ -21,19 +21,19 @@ from keras_ddl.errors import CollectiveError
 
 T = TypeVar("T")
 
-_MAX_BYTES = 256 << 20  # of a record; a job that has exchanged more takes no newcomers
+_MAX_BYTES = 256 << 20  # limit of a record; a job that has exchanged more takes no newcomers
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A collective or a call of the trainer that has ended. `result`: the pickled result."""
+    """A collective or a call of the trainer that has ended, and its pickled result."""
 
     what: str
     result: bytes
 
 
 class Record:
-    """What the ranks of this job have exchanged so far; in memory, and the same on all ranks.
+    """The results that the ranks of this job have exchanged so far. Kept in memory, and equal on all ranks.
 
     Attributes:
         calls: number of calls of the trainer that have begun.
@@ -53,7 +53,7 @@ class Record:
             return
         try:
             entry = Entry(what, pickle.dumps(result, protocol=5))
-        except Exception:  # a class of the script, say
+        except Exception:  # for example, a class of the script
             self.close(f"a result of {what} that cannot be pickled")
             return
         self._entries.append(entry)
@@ -68,7 +68,7 @@ class Record:
 
     @property
     def in_call(self) -> bool:
-        """Whether a call of the trainer runs."""
+        """Whether a call of the trainer is running."""
         return self._call_began is not None
 
     @contextlib.contextmanager
@@ -81,27 +81,27 @@ class Record:
             self._is_paused = before
 
     def begin_call(self) -> None:
-        """A call of the trainer begins."""
+        """Called when a call of the trainer begins."""
         self.calls += 1
         self._call_began = len(self._entries)
 
     def pause(self) -> None:
-        """The first step of a call begins. A newcomer cannot get further by itself."""
+        """Called when the first step of a call begins, because a newcomer cannot continue alone."""
         self._is_paused = True
 
     def end_call(self, what: str, result: Any) -> None:
-        """A call has ended. Its result replaces everything exchanged in it."""
+        """Called when a call has ended. Its result replaces everything that was exchanged during the call."""
         del self._entries[self._call_began :]
         self._bytes = sum(len(each.result) for each in self._entries)
         self._call_began, self._is_paused = None, False
         self.add(what, result)
 
     def close(self, reason: str) -> None:
-        """Lets the job take no more newcomers. `reason`: follows "Received: " in messages."""
+        """Makes the job take no more newcomers. `reason`: follows "Received: " in messages."""
         self._why_closed = self._why_closed or reason
 
     def answer_questions(self) -> None:
-        """Rank 0 answers newcomers that ask for the record."""
+        """On rank 0: answers newcomers that ask for the record."""
         for name in self.board.questions("record"):
             self.board.answer(name, self.pickled())
 
@@ -112,7 +112,7 @@ class Record:
 
 
 class Replay:
-    """A newcomer's position in the record of the others.
+    """A newcomer's position in the other ranks' record.
 
     Attributes:
         calls: number of calls of the trainer that this newcomer has begun.
@@ -124,7 +124,7 @@ class Replay:
         self._next = self._call_began = 0
 
     def result(self, what: str) -> Any:
-        """Returns the result that a collective had on the others. Waits for them if they have not run it yet."""
+        """Returns the result of a collective on the other ranks. Waits for them if they have not run it yet."""
         while self._next == len(self._entries):
             self._read()
         entry = self._entries[self._next]
@@ -138,12 +138,12 @@ class Replay:
         return pickle.loads(entry.result)
 
     def begin_call(self) -> None:
-        """A call of the trainer begins."""
+        """Called when a call of the trainer begins."""
         self.calls += 1
         self._call_began = self._next
 
     def has_ended(self, what: str) -> bool:
-        """Whether the others have ended the running call; `result(what)` is then its result."""
+        """Whether the other ranks have ended the running call. If so, `result(what)` returns its result."""
         self._read()
         return self._knows_end_of_call(what)
 
@@ -155,11 +155,9 @@ class Replay:
         return True
 
     def ask_to_join(self, what: str) -> bool:
-        """Waits until the others are about to meet this newcomer in the running call, or have ended that call. Returns
-        whether they have ended it.
-        """
+        """Waits until other ranks are about to meet this newcomer in the call. Returns whether the call ended first."""
         self.board.ask("join", str(self.calls))
-        self._take_answer()  # after which rank 0 may look no more before this newcomer comes
+        self._take_answer()  # rank 0 may not look at the board again before this newcomer comes
         has_ended = self._knows_end_of_call(what)
         if has_ended:
             self.board.forget("join")
@@ -169,7 +167,7 @@ class Replay:
         """Returns the record that this newcomer will continue as a member."""
         record = Record(self.board, self._entries[: self._call_began], self.calls - 1)
         record.begin_call()
-        for each in self._entries[self._call_began :]:  # until the first step: the next newcomer needs them, too
+        for each in self._entries[self._call_began :]:  # entries before the first step, for the next newcomer
             record.extend(each)
         record.pause()
         return record
@@ -198,8 +196,9 @@ def of_job() -> Record | Replay | None:
 
 
 def takes_newcomers() -> bool:
-    """Whether the job was started with spares. If so, even a single remaining rank runs the collectives that a newcomer
-    will need.
+    """Whether the job was started with spares.
+
+    If so, even a single remaining rank runs the collectives that a newcomer will need.
     """
     return _of_job is not None
 
@@ -215,13 +214,20 @@ def begin(history: Record | Replay | None) -> None:
     _of_job = history
 
 
+def end() -> None:
+    """Forgets the job, which has ended."""
+    begin(None)
+    recover_by(None)
+
+
 _recover: Callable[..., Any] | None = None
 
 
 def recover_by(recover: Callable[..., Any] | None) -> None:
-    """Has `recover(call, variables)` make every collective of all ranks from now on, and repeat it when ranks are lost.
-    It passes the communicator of the ranks that are left to `call`. A collective inside another one is not repeated by
-    itself, because the outer one is. None: a collective is made once.
+    """Makes `recover(call, variables)` run all collectives of all ranks from now on, and repeat them if ranks are lost.
+
+    It passes the communicator of the remaining ranks to `call`. A collective inside another one is only repeated with
+    the outer one. None: collectives are not repeated.
     """
     global _recover
     _recover = recover
@@ -233,8 +239,9 @@ def recovers() -> bool:
 
 
 def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[Any]]) -> T:
-    """Returns `call(comm)`, a collective of all ranks, repeated with the remaining ranks if ranks are lost and the job
-    continues. variables: returns those that `call` writes.
+    """Returns `call(comm)`, a collective of all ranks; if ranks are lost, a continuing job repeats it without them.
+
+    variables: returns the variables that `call` writes.
     """
     if _recover is None:
         return call(comm)
@@ -243,7 +250,7 @@ def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[
 
 
 def recorded(what: str, make: Callable[[], T]) -> T:
-    """Returns `make()`, which is equal on all ranks; a newcomer gets the result of the others."""
+    """Returns `make()`, which is equal on all ranks. A newcomer gets the other ranks' result."""
     history = of_job()
     if history is None:
         return make()
@@ -257,8 +264,9 @@ def recorded(what: str, make: Callable[[], T]) -> T:
 
 
 def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
-    """Returns `make()`, which gives variables the values of one rank. A newcomer returns `own()`, because it gets the
-    values of all variables when it joins.
+    """Returns `make()`, which gives all ranks one rank's values of variables.
+
+    A newcomer returns `own()`, because it gets the values of all variables when it joins.
     """
     history = of_job()
     if history is None:

@@ -1,1 +1,1 @@
-"""What a rank says about itself: errors, the line it is at, how long it waits."""
+"""Reports the state of a rank: its errors, the line that it is running, and how long it has waited."""

@@ -28,7 +28,7 @@ _INTERRUPTED = 130
 # mpirun forwards the output of ranks through pipes; output that is still in them when the job is aborted is lost.
 _FORWARDING_SECONDS = 0.2
 # How long to wait for the exit status of a rank that has left. With TensorFlow a process takes seconds to end on a busy
-# machine. If it ends with a status of its own (sys.exit(3)), the launcher must end the job with that status, so this
+# machine. If it ends with its own status (sys.exit(3)), the launcher must end the job with that status, so this
 # rank must not abort first. The wait ends early if no rank has such a status.
 _LEAVING_SECONDS = 10.0
 _LOOK_SECONDS = 0.005
@@ -122,7 +122,7 @@ def for_program(error: BaseException) -> ErrorText:
     """Returns the shown text of an uncaught exception, and removes hidden frames from its traceback."""
     leaves_out = shown_frames.leave_out(error)
     own = _own_traceback(error)
-    if own is not None:  # raised in a function that TensorFlow called: shown in place of TensorFlow's error
+    if own is not None:  # raised in a function that TensorFlow called; shown instead of TensorFlow's error
         header, _, rest = shown_frames.text_without(own).partition("\n")
         text = "\n".join([header, *"".join(traceback.format_tb(error.__traceback__)).splitlines(), rest])
         return ErrorText(text, rest.strip().rpartition("\n")[2], leaves_out, is_within=True)

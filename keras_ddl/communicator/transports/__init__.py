@@ -1,1 +1,1 @@
-"""How the ranks of a job reach one another: by MPI, in a host, between hosts; and which of them are members."""
+"""Connects the ranks of a job by MPI, inside a host or between hosts, and tracks which of them are members."""

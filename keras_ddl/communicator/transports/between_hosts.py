@@ -1,8 +1,8 @@
 """Connects ranks of different hosts without MPI: a stream socket between each pair, which the native transport takes.
 
-Every rank listens on a port, its door, while its process lives; the launcher tells every rank the doors of all ranks
-(membership.py). Of two ranks, the higher one connects to the door of the lower one, with the handshake of all
-connections of a job (link/handshake.py). One thread serves the door and never waits for a peer.
+Every rank listens on a port, its door, while its process lives. The launcher tells every rank the doors of all ranks
+(membership.py). In each pair, the higher rank connects to the lower rank's door, with the handshake of all connections
+of a job (link/handshake.py). One thread serves the door and never waits for a peer.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Door:
 
 
 class Doorkeeper:
-    """This process's door, served by a thread of its own."""
+    """This process's door, which a separate thread serves."""
 
     def __init__(self, rank: int, size: int = 1) -> None:
-        """`rank`: the launcher's number of this rank. `size`: the job's. Raises: OSError: no port can be opened."""
+        """`rank`: the launcher's number of this rank. `size`: the job's size. Raises: OSError: cannot open a port."""
         self.rank = rank
-        self._doors: dict[int, Door] = {}  # by the launcher's numbers of their ranks
+        self._doors: dict[int, Door] = {}  # the launcher's number of a rank -> its door
         self._secret = ""
         self._door = socket.create_server(("", 0), backlog=1024)
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._arrived: dict[tuple[str, int], socket.socket] = {}
         self._given_up: set[str] = set()
         self._introduced = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._listener = Listener(self._door, "", size)  # of the door's thread alone
+        self._listener = Listener(self._door, "", size)  # only the door's thread uses it
         threading.Thread(target=self._serve, name="keras_ddl-door", daemon=True).start()
 
     def describe(self) -> dict[str, object]:
-        """Returns what the launcher should tell the other ranks about this door."""
+        """Returns the facts about this door that the launcher passes on to the other ranks."""
         return {"port": self._door.getsockname()[1], "host": host_key()}
 
     def introduce(self, doors: dict[int, Door], secret: str) -> None:
@@ -63,7 +63,7 @@ class Doorkeeper:
         os.eventfd_write(self._introduced, 1)
 
     def others(self, world_ranks: Sequence[int]) -> list[int]:
-        """Returns those of `world_ranks` that are on other hosts."""
+        """Returns the `world_ranks` that are on other hosts."""
         here = self._doors[self.rank].host
         return [rank for rank in world_ranks if self._doors[rank].host != here]
 
@@ -87,7 +87,7 @@ class Doorkeeper:
             self._wait_for([rank for rank in others if rank > self.rank], key, connected, check)
         except BaseException:
             with self._changed:
-                self._given_up.add(key)  # for those who will wait for this rank
+                self._given_up.add(key)  # for threads that will wait for this rank
                 for arrived in [at for at in self._arrived if at[0] == key]:
                     self._arrived.pop(arrived).close()
             for connection in connected.values():
@@ -104,7 +104,7 @@ class Doorkeeper:
         connected: dict[int, socket.socket],
         check: Callable[[list[int]], None],
     ) -> None:
-        look_at = time.monotonic() + Seconds.LOOK_AGAIN
+        check_at = time.monotonic() + Seconds.LOOK_AGAIN
         while True:
             with self._changed:
                 for rank in ranks:
@@ -115,13 +115,13 @@ class Doorkeeper:
                     return
                 self._changed.wait(0.1)
             check(missing)
-            if time.monotonic() >= look_at:
+            if time.monotonic() >= check_at:
                 for rank in missing:
                     self._knock(rank, key, is_look=True).close()
-                look_at = time.monotonic() + Seconds.LOOK_AGAIN
+                check_at = time.monotonic() + Seconds.LOOK_AGAIN
 
     def _knock(self, rank: int, key: str, *, is_look: bool = False) -> socket.socket:
-        """Connects to a rank. `is_look`: only to see whether it still waits."""
+        """Connects to a rank. `is_look`: only checks whether it still waits."""
         door = self._doors[rank]
         where = f"its process does not answer on port {door.port} of {door.address}"
 
@@ -162,7 +162,7 @@ class Doorkeeper:
             self._answer(caller)
 
     def _admit_early(self) -> None:
-        """Answers those that came before this rank knew the secret."""
+        """Answers callers that arrived before this rank knew the secret."""
         os.eventfd_read(self._introduced)
         for caller in self._listener.introduce(self._secret):
             self._answer(caller)

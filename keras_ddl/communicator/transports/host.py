@@ -44,11 +44,11 @@ class HostTransport(Transport):
         self._lock = threading.Lock()
 
     def split(self, ranks: Sequence[int], tag: int) -> HostTransport:
-        """As Transport.split. The survivors of a communicator can be split after other ranks have died."""
+        """See Transport.split. The survivors of a communicator can be split after other ranks have died."""
         with self._lock:
             self._splits[tuple(ranks), tag] += 1
             number = self._splits[tuple(ranks), tag]
-        # The same key on all of these ranks, because they have made this call equally often.
+        # The key is the same on all of these ranks, because they have made this call equally often.
         text = f"{self.key} {list(ranks)} {tag} {number}".encode()
         key = hashlib.blake2b(text, digest_size=8).hexdigest()
         return _connect(self.directory, key, ranks.index(self.rank), tuple(self.world_ranks[r] for r in ranks))
@@ -80,19 +80,19 @@ class HostTransport(Transport):
 
 
 class _Patience:
-    """Waits up to KERAS_DDL_DEADLINE_SECONDS for ranks to meet, and warns meanwhile."""
+    """Warns, and finally raises, when ranks take too long to meet (KERAS_DDL_DEADLINE_SECONDS)."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._has_told = False  # the launcher, for whom this rank waits
+        self._launcher_knows = False  # whom this rank waits for
         self._begun = time.monotonic()
         self._warn_after, self._deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
 
     def check(self, missing: list[int]) -> None:
         """Raises: RankLostError: one of the `missing` has ended. DeadlineError: the time is over."""
         if (link := program.of_process()) is not None:
-            if not self._has_told:
-                self._has_told = True
+            if not self._launcher_knows:
+                self._launcher_knows = True
                 program.tell(Kind.WAITS, {"ranks": missing})
             link.look()
             for rank in link.ended.intersection(missing):
@@ -110,7 +110,7 @@ class _Patience:
             stack_position.warn(f"keras_ddl: {text}. {_TOGETHER}", RuntimeWarning)
 
 
-_worlds: collections.Counter[int] = collections.Counter()  # those that were made, by epoch
+_worlds: collections.Counter[int] = collections.Counter()  # epoch -> number of transports made
 _doorkeeper: Doorkeeper | None = None
 
 
@@ -127,7 +127,7 @@ def start(launcher: Launcher, membership: Membership) -> HostTransport:
 
     Raises: as `HostTransport.gather`. CollectiveError: this rank's socket could not be opened.
     """
-    assert launcher.directory is not None  # as for every job without MPI
+    assert launcher.directory is not None  # every job without MPI has one
     ranks, epoch = membership.members, membership.epoch
     _worlds[epoch] += 1
     return _connect(launcher.directory, f"world-{epoch}.{_worlds[epoch]}", ranks.index(launcher.rank), ranks)

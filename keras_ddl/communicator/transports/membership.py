@@ -18,8 +18,8 @@ class Membership:
 
     Attributes:
         epoch: counts memberships; epoch 0 has all ranks.
-        ended: ranks of the previous membership that have ended by themselves.
-        min_ranks: with fewer ranks the job ends.
+        ended: ranks of the previous membership whose programs ended with status 0.
+        min_ranks: the smallest number of ranks with which the job continues.
     """
 
     epoch: int
@@ -55,8 +55,8 @@ def after(
     """Returns the membership that follows `epoch` once every other member of `epoch` has asked or has ended.
 
     Args:
-        doorkeeper: this rank's, in a job on several hosts, where the launcher tells the ranks each other's doors and
-            the first epoch follows -1.
+        doorkeeper: this rank's Doorkeeper, in a job on several hosts. There the launcher sends all ranks the addresses
+            of each other's doors, and the first epoch follows -1.
         admits: newcomers that this rank names, perhaps none; None: the membership must have no newcomers.
         leaves: why this rank should not be a member, after which it ends; None: it stays a member.
 
@@ -97,7 +97,7 @@ def _door(doorkeeper: Doorkeeper | None) -> dict[str, object] | None:
 
 def _membership(message: dict[str, Any], doorkeeper: Doorkeeper | None = None) -> Membership:
     if message.get("left"):
-        raise SystemExit(0)  # the others go on, and this rank's program has done what it was to do
+        raise SystemExit(0)  # the other ranks continue, and this rank's program has succeeded
     if doorkeeper is not None:
         doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
         doorkeeper.introduce(doors, message["secret"])

@@ -62,7 +62,7 @@ class MpiTransport(native_library.Transport):
     """The connection of ranks by MPI."""
 
     def split(self, ranks: Sequence[int], tag: int) -> MpiTransport:
-        """As Transport.split."""
+        """See Transport.split."""
         part = MpiTransport()
         native_library.mpi_split(self, ranks, tag % 32768, part)
         return part
@@ -130,7 +130,7 @@ class _Request:
 
 
 def abort(status: int) -> None:
-    """Ends all ranks of the job at once; does not return when MPI runs."""
+    """Ends all ranks of the job at once; does not return if MPI is running."""
     if running():
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
 

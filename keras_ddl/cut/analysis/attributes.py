@@ -18,7 +18,7 @@ NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 class Fate(Enum):
-    """What happens to an attribute."""
+    """The treatment of an attribute."""
 
     DROPPED = "it does not change values, and a rank's graph has no use for it"
     COPIED = "the operation in a rank's graph also carries it"
@@ -41,7 +41,7 @@ _TABLE: list[tuple[Fate, str]] = [
     (Fate.DROPPED, "_original_func_name _construction_context _disable_call_shape_inference"),
     (Fate.DROPPED, "_has_manual_control_dependencies backward_function_name forward_function_name"),
     (Fate.DROPPED, "_user_specified_name _tf_data_function"),
-    # How a call runs. A rank inlines the called function, whose operations wait for whatever the call waited for.
+    # How a call runs. A rank inlines the called function, whose operations inherit the call's dependencies.
     (Fate.DROPPED, "_noinline function_runs_at_most_once shared_rendezvous runtime_constant_optimization"),
     (Fate.DROPPED, "_collective_manager_ids"),
     # Functions that compute the same values on other devices and in other programs.
@@ -90,7 +90,7 @@ def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
             yield name
 
 
-def of_made(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
+def for_build(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
     """Returns the attributes of an operation's NodeDef with which a rank builds it.
 
     An attribute that its type declares is never dropped: `time_major` is a note in a function, but a setting of

@@ -1,4 +1,4 @@
-"""How a program uses the resources that it captures: variables, tables, iterators, queues."""
+"""Finds how a program uses the resources that it captures: variables, tables, iterators, queues."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from keras_ddl.cut.analysis.program import BRANCHES, LOOPS, Program, Return, Val
 
 
 def uses(program: Program, value: Value) -> dict[tf.Operation, bool]:
-    """Returns the operations that read a captured value, and whether each is in a branch or a loop. An operation that
-    passes the value on in an unknown way counts as a reader.
+    """Returns the operations that read a captured value, and whether each is in a branch or a loop.
+
+    An operation that passes the value on in an unknown way counts as a reader.
     """
     found: dict[tf.Operation, bool] = {}
     for node in program.readers(value):

@@ -204,8 +204,7 @@ def number_of(dims: Iterable[Dim | int]) -> int | None:
 
 
 class Uncertain(Exception):
-    """Something about the step is uncertain when it is traced. A rule that asks for it lets this pass, and so
-    declines."""
+    """Something about the step is uncertain when it is traced. A rule declines by letting this error pass."""
 
 
 def certain(value: _T | None) -> _T:

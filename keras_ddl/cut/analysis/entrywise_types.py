@@ -1,4 +1,4 @@
-"""Types of operations that compute each entry of the result by itself."""
+"""Types of operations that compute each entry of the result independently."""
 
 _UNARY = (
     "Neg Exp Log Log1p Expm1 Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign Abs Sign Floor Ceil "

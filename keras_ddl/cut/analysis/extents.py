@@ -97,8 +97,7 @@ class Extents:
         return numbers[0]
 
     def constants(self, value: Value) -> list[int]:
-        """Returns the entries of an integer tensor of rank 0 or 1 as numbers. Raises: Uncertain: they are not known
-        now."""
+        """Returns the entries of an integer tensor of rank 0 or 1 as numbers. Raises: Uncertain: they are unknown."""
         return [certain(each.number) for each in self.numbers(value)]
 
     def _infer_numbers(self, value: Value) -> Dims | None:

@@ -79,10 +79,18 @@ class FlatShard:
     """Every rank holds a chunk of the tensor's entries, as a vector; layouts.py says which. The shape is static."""
 
 
-Placement = Replicated | Sharded | Partial | TensorList | FlatShard
+@dataclass(frozen=True)
+class Joined:
+    """No rank holds the tensor. It consists of other tensors, one after another along axis 0, and only their rows are
+    needed, each on the rank that has this row of a table (shards/joined_rows.py). A value that is needed as a whole
+    after all becomes replicated."""
+
+
+Placement = Replicated | Sharded | Partial | TensorList | FlatShard | Joined
 REPLICATED = Replicated()
 PARTIAL = Partial()
 FLAT_SHARD = FlatShard()
+JOINED = Joined()
 
 
 def has_shards(placement: Placement) -> bool:
@@ -91,7 +99,7 @@ def has_shards(placement: Placement) -> bool:
 
 
 class PlacedTensor(NamedTuple):
-    """What a rank holds of a value: a tensor of its graph, and its placement."""
+    """A rank's part of a value: a tensor of the rank's graph, and its placement."""
 
     tensor: tf.Tensor
     placement: Placement
@@ -101,8 +109,7 @@ PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # the outputs of a node, 
 
 
 class Batch(NamedTuple):
-    """The rows of the step. Each attribute is an int if it is known when the step is traced, else an int64 scalar of
-    its graph.
+    """The rows of the step. An attribute is an int if tracing knows it, else an int64 scalar of the step's graph.
 
     Attributes: total: rows of all ranks. local: rows of this rank. offset: rows of the ranks before this one.
     """

@@ -1,7 +1,7 @@
-"""The traced step as a flat list of operations, calls of functions inlined.
+"""The traced step as a flat list of operations, with function calls inlined.
 
-A function may be called twice, so an operation of a function's graph is not yet one of the step: `Node` and `Value` are
-an operation and a tensor *at a place of call*.
+A function may be called twice, so an operation of its graph may occur several times in the step. `Node` and `Value` are
+an operation and a tensor of one particular call.
 """
 
 from __future__ import annotations
@@ -27,16 +27,21 @@ _T = TypeVar("_T")
 class Value:
     """A tensor of the step. Compared by identity."""
 
-    __slots__ = ("tensor", "node", "index")
+    __slots__ = ("tensor", "node", "index", "_learned")
 
     def __init__(self, tensor: tf.Tensor, node: Node, index: int) -> None:
         self.tensor = tensor
         self.node = node
         self.index = index
+        self._learned: tf.TensorShape | None = None
 
     @property
     def shape(self) -> tf.TensorShape:
-        return self.tensor.shape
+        return self.tensor.shape if self._learned is None else self._learned
+
+    def learn_shape(self, extents: Sequence[int | None]) -> None:
+        """Sets a shape of which tracing knows less."""
+        self._learned = tf.TensorShape(extents)
 
     @property
     def rank(self) -> int | None:
@@ -63,7 +68,7 @@ class Value:
         return result
 
     def source(self) -> Value:
-        """Returns the value that a chain of Identity operations passes on; the value itself if there is no chain."""
+        """Returns the value that a chain of Identity operations forwards; the value itself if there is no chain."""
         value = self
         while value.node.type == "Identity":
             value = value.node.inputs[0]
@@ -78,7 +83,7 @@ class Node:
 
     Attributes:
         inputs: the values it reads, in order. outputs: the values it makes.
-        traced: the operation that the program made. `operation` is a part of it if the step was cut before.
+        traced: the operation that the program made. If the step was cut before, `operation` is a part of it.
         after: nodes that must have run before, by control dependencies.
         is_pure: it only computes its outputs from its inputs, whenever it runs.
         position: place in an order in which all nodes can run. depth: number of nodes that must run one after another
@@ -102,7 +107,7 @@ class Node:
 
     @property
     def definition(self) -> attributes.NodeDef:
-        # Of a constant it may be large.
+        # Not cached for constants, because theirs may be large.
         return self.operation.node_def if self.type == "Const" else self._definition
 
     @functools.cached_property
@@ -115,19 +120,18 @@ class Node:
         return None if self.type == "Const" else attributes.reason_to_keep(self.operation, self.definition)
 
     @property
-    def attributes_of_made(self) -> dict[str, attributes.AttrValue]:
-        """The attributes with which a rank builds the operation."""
+    def build_attributes(self) -> dict[str, attributes.AttrValue]:
+        """The attributes with which a rank builds the operation; not cached for constants."""
         is_constant = self.type == "Const"
-        return attributes.of_made(self.operation, self.definition) if is_constant else self._attributes_of_made
+        return attributes.for_build(self.operation, self.definition) if is_constant else self._build_attributes
 
     @functools.cached_property
-    def _attributes_of_made(self) -> dict[str, attributes.AttrValue]:
-        return attributes.of_made(self.operation, self.definition)
+    def _build_attributes(self) -> dict[str, attributes.AttrValue]:
+        return attributes.for_build(self.operation, self.definition)
 
     @functools.cached_property
     def attributes_key(self) -> bytes:
-        """A key of type, device, attributes and known shapes, in which two operations on the same operands may
-        differ."""
+        """Type, device, attributes and known shapes: all that may differ in two operations on the same operands."""
         definition = attributes.NodeDef()
         definition.CopyFrom(self.definition)
         definition.ClearField("name")
@@ -170,7 +174,7 @@ class Program:
         traced: if the step was cut before: the operations that the program made, by the names of the operations in
             `graph`.
     Attributes:
-        graph: of the function.
+        graph: the function's graph.
         nodes: only those that outputs and side effects need.
         inputs: one value for each argument. captured: values with the outer tensor that each stands for.
         placeholders: one value for each input of the graph, captured or not.
@@ -207,8 +211,7 @@ class Program:
                 self._readers.setdefault(each, []).append(node)
 
     def readers(self, value: Value) -> list[Node]:
-        """Returns the nodes that read a value, each as often as it reads it, and a `Return` for each output that is
-        this value."""
+        """Returns the nodes that read a value, as often as they read it. A program output reads as `Return`."""
         return self._readers.get(value, [])
 
     def _needed(self) -> Iterator[Node]:
@@ -235,9 +238,9 @@ def _before(node: Node) -> list[Node]:
 
 
 class _Inlining:
-    """One call of a function (or the step itself): its operations as nodes.
+    """Makes nodes of the operations of one function call, or of the step itself.
 
-    Nodes are made on demand, starting from requested tensors, so operations that nothing needs are never looked at.
+    Nodes are made on demand, starting from requested tensors, so unneeded operations are never visited.
     """
 
     def __init__(
@@ -284,7 +287,7 @@ class _Inlining:
         return self._nodes[operation.name]
 
     def _make(self, wanted: tf.Operation) -> None:
-        # Not by recursion: steps are longer than Python's stack is deep.
+        # Not by recursion, because steps are longer than Python's stack is deep.
         stack = [wanted]
         while stack:
             operation = stack[-1]

@@ -30,8 +30,8 @@ class Entry:
     reason: str
     line: str
     count: int = 1  # collectives
-    is_intentional: bool = False  # the fewest bytes to move, and not for lack of a rule
-    of_few_rows: int = 0  # bytes with FEW_ROWS rows, where `bytes` is None
+    is_intentional: bool = False  # moves the fewest bytes possible, so no rule is missing
+    few_rows_bytes: int = 0  # bytes with FEW_ROWS rows, if `bytes` is None
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Report:
     replicated_operations: list[tf.Operation] = field(default_factory=list)
     kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
-    statistics_left: int = 0  # calls that could not be
+    global_statistics: int = 0  # calls that use the statistics of the global batch
     commits: bool = False  # whether a further collective ends the step; see commit/writes.py
     copies: Counter[str] = field(default_factory=Counter)  # why variables are copied before they are written
     lasting: Counter[str] = field(default_factory=Counter)  # types of operations that a failed step does not undo
@@ -66,10 +66,10 @@ class Report:
         known = sum(each.bytes or 0 for each in self.entries)
         rest = ", plus sizes known only when it runs" if any(each.bytes is None for each in self.entries) else ""
         lines.append(f"{count} collectives per step, {known:,} bytes{rest}")
-        if self.own_statistics or self.statistics_left:
+        if self.own_statistics or self.global_statistics:
             lines.append(
                 f"BatchNormalization with each rank's own rows: {self.own_statistics} calls; with the global batch, "
-                f"because using its own rows could not be proved safe: {self.statistics_left}"
+                f"because using its own rows could not be proved safe: {self.global_statistics}"
             )
         if self.replicated:
             lines.append(f"replicated on every rank, for lack of a rule: {_counted(self.replicated)}")
@@ -91,10 +91,9 @@ class Report:
         return self.earlier is not None or bool(self.replicated) or bool(self.kept_of_batch())
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
-        """Returns the gathers above a number of bytes that a missing rule causes. Gathers of results do not count,
-        because the program asks for results."""
+        """Returns gathers of more than this number of bytes that a missing rule causes, but not gathers of results."""
         result = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
-        return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
+        return [each for each in result if (each.few_rows_bytes if each.bytes is None else each.bytes) > bytes_]
 
     def kept_of_batch(self) -> list[tuple[str, str]]:
         """Returns (operation, reason) for operations on the batch's entries that were built unchanged."""
@@ -110,7 +109,7 @@ class Report:
         reason = "is a result" if reader is None else f"{reader.type} needs all rows"
         entry = Entry("gather", bytes_of(value), [value.key], why or reason, line_of(reader or value.node))
         entry.is_intentional = why is not None or reader is None
-        entry.of_few_rows = _bytes_of_few_rows(value)
+        entry.few_rows_bytes = _bytes_of_few_rows(value)
         self.entries.append(entry)
 
     def bucketed(
@@ -137,8 +136,8 @@ class Report:
     ) -> None:
         """Notes that rows of tables in shards moved between ranks and the rows' owners, so that the tables did not.
 
-        values: the rows, or the indices by which they were looked up, for `nodes`. bytes_: at most. tables: bytes
-        that one or another of the tables has; none: the indices moved. count: of collectives.
+        values: the rows, or the indices by which they were looked up, for `nodes`. bytes_: upper bound. tables: the
+        different sizes of the tables, in bytes; none: indices moved, not rows. count: number of collectives.
         """
         sizes = " or ".join(f"{each:,}" for each in tables)
         what = f"rows of tables of {sizes} bytes" if tables else "indices of rows"
@@ -146,22 +145,19 @@ class Report:
         self.entries.append(Entry("all_to_all", bytes_, [v.key for v in values], reason, line_of(nodes[0]), count))
 
     def gathered_rows(self, node: Node, indices: Value, bytes_: int, table: int) -> None:
-        """Notes that all ranks got the rows of a table in shards at some indices. `bytes_`: of a row; `table`: of the
-        table."""
+        """Notes that all ranks got rows of a table in shards. `bytes_`: bytes of a row; `table`: bytes of the table."""
         known = indices.shape.num_elements() if indices.shape.is_fully_defined() else None
         reason = f"rows of a table of {table:,} bytes, which all ranks need, for {node.type}"
         size = None if known is None else known * bytes_
         self.entries.append(Entry("all_gather", size, [indices.key], reason, line_of(node)))
 
     def mirrored(self, bytes_: int, count: int) -> None:
-        """Notes that each rank sent the new values of `count` shards, in one collective, to the rank with their
-        mirrors."""
+        """Notes that each rank sent new values of `count` shards to the rank with their mirrors, in one collective."""
         reason = "of shards, kept on another rank in case this rank is lost"
         self.entries.append(Entry("mirror", bytes_, ["shard"] * count, reason, ""))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
-        """Notes that an operation is built unchanged because it is `reason`. `of_batch`: it depends on the batch's
-        entries."""
+        """Notes that an operation is built unchanged because it is `reason`. `of_batch`: depends on the batch."""
         line = line_of(node)
         key = node.type + (f" ({line})" if line else ""), reason
         self.kept[key] = self.kept.get(key, False) or of_batch
@@ -169,8 +165,7 @@ class Report:
             self.replicated_operations.append(node.operation)
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
-        """Notes that rank 0's results went to all ranks in `count` messages, because other ranks have none or different
-        ones."""
+        """Notes that rank 0 sent results in `count` messages to all ranks, which have none or different ones."""
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
         self.entries.append(Entry(FROM_RANK_0, bytes_of(*node.outputs), values, reason, line_of(node), count))

@@ -1,9 +1,8 @@
-"""A digest of a traced step, which shows whether two processes have traced the same step. It covers everything that
-determines the results, except the inputs.
+"""Computes a digest of a traced step, which shows whether two processes have traced the same step.
 
-The digest covers every operation with its attributes, constants, and the graphs of branches, loops and calls, but not
-the names that they have in a process. It is also part of the names of a step's collectives, so ranks that traced
-different steps do not match.
+The digest covers everything that determines the results except the inputs: every operation with its attributes,
+constants, and the graphs of branches, loops and calls, but not the names that these have in a process. It is also part
+of the names of a step's collectives, so ranks that traced different steps do not match.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _digests: weakref.WeakKeyDictionary[tf.Graph, bytes] = weakref.WeakKeyDictionary
 class Part(NamedTuple):
     """An argument, an operation or a result of a program, without the names that it has in a process.
 
-    Attributes: content: bytes that differ where another process has traced something else. node: None for arguments
-        and results, which `text` describes.
+    Attributes: content: bytes that differ if another process has traced something else. node: None for arguments and
+        results, which `text` describes.
     """
 
     content: bytes
@@ -47,10 +46,7 @@ class Part(NamedTuple):
 
 
 def trace_digest(program: Program) -> bytes:
-    """Returns a digest that differs if traces differ.
-
-    Cost: reads all attributes, the first time for each graph.
-    """
+    """Returns a digest that differs if traces differ. Cost: the first call for a graph reads all attributes."""
     if program.graph not in _digests:
         digest = hashlib.sha256()
         for part in trace_parts(program):
@@ -83,7 +79,7 @@ def trace_parts(program: Program) -> Iterator[Part]:
 
 
 def _is_free(node: Node, program: Program) -> bool:
-    """Whether a node only makes strings on which no result depends, such as file names: they may differ by rank."""
+    """Whether a node only makes strings on which no result depends, such as file names, which may differ by rank."""
     is_text = node.is_pure and bool(node.outputs) and all(each.dtype == tf.string for each in node.outputs)
     return is_text and all(has_no_result(each, program) for each in node.outputs)
 

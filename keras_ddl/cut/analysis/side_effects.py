@@ -9,16 +9,17 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.program import PYTHON_FUNCTIONS
 
-# Rank 0 alone runs these and sends the others the results.
+# Only rank 0 runs these, and sends the results to the other ranks.
 HOST_FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts", "ReadFile", "MatchingFiles")
-# Every rank reads its own iterator or queue, which no other rank can compare, and continues with what rank 0 read.
+# Every rank reads its own iterator or queue, but uses the elements that rank 0 has read. Ranks cannot compare these
+# objects.
 HOST_READS = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
               "QueueSizeV2", "QueueIsClosedV2")  # fmt: skip
 _SUMMARIES = ("", "Scalar", "Histogram", "Image", "Audio", "Graph", "RawProto")
 HOST_EFFECTS = ("PrintV2", "WriteFile", "FlushSummaryWriter", *(f"Write{each}Summary" for each in _SUMMARIES))
 # Resources that only these operations use need not be compared between ranks.
-OF_RESOURCES = (*HOST_READS, *HOST_EFFECTS, "QueueEnqueueV2", "QueueEnqueueManyV2", "QueueCloseV2")
-# Beginnings of the types of operations that change something that is neither a variable nor part of the batch.
+RESOURCE_OPERATIONS = (*HOST_READS, *HOST_EFFECTS, "QueueEnqueueV2", "QueueEnqueueManyV2", "QueueCloseV2")
+# Prefixes of the types of operations that change state outside of variables and the batch.
 _ADVANCE = ("IteratorGetNext", "QueueDequeue", "QueueEnqueue", "LookupTableInsert", "LookupTableRemove",
             "LookupTableImport")  # fmt: skip
 
@@ -29,9 +30,7 @@ def draws_in_kernels(node: tf.compat.v1.NodeDef) -> bool:
 
 
 def not_repeatable(graph: tf.Graph) -> tuple[str, str] | None:
-    """Returns the type of an operation that would do something different when it runs again, and the program's line;
-    None if there is no such operation.
-    """
+    """Returns the type and the program's line of an operation that would differ when it runs again, or None."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     kind = next((each.op for each in nodes if draws_in_kernels(each) or each.op.startswith(_ADVANCE)), None)

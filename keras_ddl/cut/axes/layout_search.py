@@ -53,8 +53,7 @@ class Unit:
 
 @dataclass
 class _Group:
-    """Variables that are cut together. `moved`: bytes moved in a step. `sharded`: operations that compute with their
-    shards."""
+    """Variables that are cut together. `moved`: bytes moved in a step. `sharded`: operations that use their shards."""
 
     axes: dict[Unit, int]
     moved: int = 0
@@ -99,8 +98,7 @@ class _Search:
             self._groups.append(best)
 
     def _best(self, unit: Unit) -> _Group | None:
-        """Returns the group of a variable that moves the fewest bytes per byte saved; None: every group moves too
-        many."""
+        """Returns a variable's group that moves the fewest bytes per byte saved; None: every group moves too many."""
         first: dict[int, int] = {}  # bytes that the variable moves alone, by axis
         for axis in range(len(unit.shape)):
             least = min(first.values(), default=MOST_MOVED * unit.bytes)
@@ -129,8 +127,7 @@ class _Search:
     def _grown(
         self, axes: Mapping[Unit, int], beside: Sequence[_Group], most_bytes: float | None = None
     ) -> _Group | None:
-        """Returns the group of these variables and of those that join them, given other groups; None: it moves too
-        much."""
+        """Returns the group of these variables and others that join them, given other groups; None: moves too much."""
         group = _Group(dict(axes))
         others = {key: axis for each in beside for key, axis in each.axes.items()}
         for _ in range(_MOST_ROUNDS):
@@ -189,5 +186,5 @@ class _Search:
                 yield {each: axis for each, axis in zip(units, axes.values()) if each is not None}
 
     @staticmethod
-    def _number(unit: Unit, of_block: Unit, place: int, common: Sequence[int]) -> str:
-        return of_block.numbers[place] if place in common else unit.numbers[place]
+    def _number(unit: Unit, block_unit: Unit, place: int, common: Sequence[int]) -> str:
+        return block_unit.numbers[place] if place in common else unit.numbers[place]

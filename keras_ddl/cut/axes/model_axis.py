@@ -5,9 +5,9 @@ then Sharded(axis=1, unit=n / ranks): its handle has this placement, reading it
 gives such a shard, assigning it takes one, and the specs and rules that cut along the batch do the rest.
 
 A mesh takes one cut for each of its axes, the model axis first. The ranks of the model axis see the whole batch and
-hold tensors of equal shapes, so they decide alike. The program of one of them, collectives included, is again a program
-on the whole batch, which is cut along the batch next; model_collectives.py says what happens to its collectives. By
-induction over the axes, all ranks together compute what one process does. (PartIR, arXiv 2401.11202, composes one
+hold tensors of equal shapes, so all make the same decisions. The program of one of them, with its collectives, is again
+a program on the whole batch, which is cut along the batch next; model_collectives.py handles its collectives. By
+induction over the axes, all ranks together compute the results of one process. (PartIR, arXiv 2401.11202, composes one
 tactic for each axis in the same way.)
 """
 
@@ -33,8 +33,8 @@ class ModelStep(NamedTuple):
     """The step of one rank of the model axis.
 
     Attributes:
-        function: a function of the step's arguments. It never runs, but must stay alive as long as what is built from
-            its graph.
+        function: a function of the step's arguments. It never runs, but must stay alive as long as the graph
+            that is built from its graph.
         traced: operations of the step, by the names of the operations in that graph.
     """
 
@@ -54,8 +54,9 @@ class LocalPart(NamedTuple):
 
 
 def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Value, Dims | None]:
-    """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`. Open extents get names,
-    and the rows of the batch one common name.
+    """Returns the extents of a program's arguments, given `placements` as in `cut_along_model`.
+
+    Open extents get names, and the rows of the batch one common name.
     """
     result: dict[Value, Dims | None] = {}
     rows: Dim | None = None
@@ -83,12 +84,12 @@ def cut_along_model(
 
     Args:
         program: the step traced on the global batch.
-        collectives: of the model axis.
+        collectives: the collectives of the model axis.
         local_part: given an outer tensor that the step uses (a variable's handle), returns this rank's part.
         placements: placements of the arguments along the batch, which is cut next; all sharded ones have the same
             number of rows.
         input_axes: for each argument, the axis that is also cut, whose extent is a multiple of the ranks, or None.
-        report, seed: as of `build_step`.
+        report, seed: as for `build_step`.
     """
     known = argument_dims(program, placements)
     traced: dict[str, tf.Operation] = {}

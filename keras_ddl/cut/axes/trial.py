@@ -57,9 +57,9 @@ class TriedLayout:
 
 
 class Trials:
-    """Tries layouts of one program for a model axis of `size` ranks. placements: as of `cut_along_model`.
+    """Tries layouts of one program for a model axis of `size` ranks. placements: as for `cut_along_model`.
 
-    Attributes: built: operations, in the last trial.
+    Attributes: built: number of operations that the last trial built.
     """
 
     def __init__(self, program: Program, size: int, placements: Sequence[Placement] = ()) -> None:
@@ -70,7 +70,7 @@ class Trials:
     def run(self, layout: Mapping[Value, int], most_bytes: float = math.inf) -> TriedLayout:
         """Tries a layout: the axis along which each variable, by its handle, is cut.
 
-        most_bytes: that it may move, besides for assigning slices to variables that could be cut as well.
+        most_bytes: the most bytes that it may move, without the bytes for assigning slices to `TriedLayout.joins`.
         Raises: ConfigError, ValueError: it cannot be built. TooManyBytes: it moves more.
         """
         result = TriedLayout()
@@ -228,11 +228,11 @@ class _Trial(Builder):
 
     def _shard(self, value: Value, placement: Sharded | TensorList) -> tf.Tensor:
         if isinstance(placement, Sharded) and self.placement(value) == REPLICATED:
-            if_certain(self._join_what_is_read, value, placement)
+            if_certain(self._join_variable_of, value, placement)
         return super()._shard(value, placement)
 
-    def _join_what_is_read(self, value: Value, placement: Sharded) -> None:
-        """Joins the variable that a value is, if it is read and at most reshaped. Raises: Uncertain."""
+    def _join_variable_of(self, value: Value, placement: Sharded) -> None:
+        """Joins the variable from which a value is read, at most reshaped, transposed or cast. Raises: Uncertain."""
         while value.node.type != READ:
             before = value.node.inputs[0] if value.node.inputs else None
             if before is None:

@@ -1,20 +1,20 @@
 """Finds BatchNormalization's statistics, and their gradients, in a traced step (batch_statistics="rank").
 
 With its own statistics a rank computes what one process would compute if its batch were the rank's rows. This module
-searches the program for calls of layers for which every operation can be built in this way, forward and backward
-(`Role`). For each call a value is of one of four kinds (`ValueKind`). If an operation of a call is not understood, the
-call keeps the statistics of the global batch. That is always right, so second gradients, loops, branches and code that
-uses the moments are safe.
+finds the calls of layers for which every forward and backward operation can be built in this way (`Role`). In each
+call, a value is of one of four kinds (`ValueKind`). If the module does not understand an operation of a call, the call
+keeps the statistics of the global batch. That is always right, so second gradients, loops, branches and code that uses
+the moments are safe.
 
-How a call is found: its mean is a Mean that Keras's `BatchNormalization._moments` made, according to the operation's
-traceback, and its variance is another Mean, of squared deviations from the first. Names tell where its other operations
-are: in the layer's scope around the moments, and in "gradient_tape/" before that scope, where tf.GradientTape puts the
-gradients of the scope's operations. Names are only compared with each other, because ranks may number layers
-differently.
+How it finds a call: the traceback of its mean shows a Mean that Keras's `BatchNormalization._moments` made, and its
+variance is another Mean, of squared deviations from the first. Names show where its other operations are: in the
+layer's scope around the moments, and in "gradient_tape/" before that scope, where tf.GradientTape puts the gradients of
+the scope's operations. Names are only compared with each other, because ranks may number layers differently.
 
 Why this is right: every operation of the backward pass belongs to the gradient of one forward operation on these
-values. Built from a rank's rows and the rank's own values, it is what one process with these rows as its batch would
-build, except for the number of rows by which the gradient of a mean is divided: see `Role.SPREAD`.
+values. Built from a rank's rows and the rank's own values, the operation is the one that a process with these rows as
+its batch would build. The only difference is the number of rows by which the gradient of a mean is divided; see
+`Role.SPREAD`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _RESHAPES = ("Squeeze", "Reshape", "ExpandDims")
 
 
 class ValueKind(enum.Enum):
-    """What a value is in a call, and its placement for the rest of the step."""
+    """The kind of a value in a call, and its placement in the rest of the step."""
 
-    ROWS = "has the shape of the layer's input x, and is sharded as x is"
+    ROWS = "has the shape of the layer's input x, and is sharded like x"
     OWN = "computed from a rank's own moments: mean, variance, 1/deviation. Partial: the mean over ranks, by rows"
-    SUM = "over the rank's rows: the gradient of an own value, of gamma or beta. Partial: the sum over ranks"
+    SUM = "a sum over the rank's rows: the gradient of an OWN value, gamma or beta. Partial: the sum over ranks"
     REPLICATED = "anything else"
 
 
@@ -45,7 +45,7 @@ ROWS, OWN, SUM, REPLICATED = ValueKind
 
 
 class Role(enum.Enum):
-    """How an operation of a call is built on a rank."""
+    """The way in which a rank builds an operation of a call."""
 
     MOMENT = "the mean or the variance of the rank's rows"
     SUM = "a sum over the rank's rows"
@@ -59,10 +59,10 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        x: what it normalizes. mean, variance: the operations that make its moments.
+        x: the value that it normalizes. mean, variance: the operations that compute its moments.
         scope, backward: prefixes of the names of its operations, and of their gradients.
         layer: the handle of the layer's moving mean; None: not found yet.
-        kinds: kinds of values whose shape does not tell. roles: roles of its operations.
+        kinds: kinds of values whose shape does not show the kind. roles: roles of its operations.
     """
 
     x: Value
@@ -79,7 +79,7 @@ class Call:
         return self.mean.outputs[0]
 
     def kind(self, value: Value) -> ValueKind | None:
-        """Returns the kind of a value in this call; None if its shape does not tell."""
+        """Returns the kind of a value in this call; None if it is not known and the shape does not show it."""
         if value in self.kinds:
             return self.kinds[value]
         if self.is_like_rows(value):
@@ -105,7 +105,7 @@ class Call:
 def find(program: Program) -> tuple[list[Call], int]:
     """Returns the calls that can use each rank's own statistics, and the number of calls that cannot.
 
-    The calls of one layer are treated alike.
+    All calls of a layer use the same kind of statistics.
     """
     calls = [call for node in program.nodes for call in [_call_of(program, node)] if call is not None]
     candidates = _candidates(program, calls)
@@ -141,13 +141,14 @@ def _call_of(program: Program, mean: Node) -> Call | None:
     return Call(x, mean, variances[0], f"{call}{scope}/", f"{call}{_TAPE}{scope}/")
 
 
-def _readers(program: Program, value: Value, of_type: str) -> list[Node]:
-    return [node for node in program.readers(value) if node.type == of_type]
+def _readers(program: Program, value: Value, operation_type: str) -> list[Node]:
+    return [node for node in program.readers(value) if node.type == operation_type]
 
 
 def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node]]:
-    """Returns the operations of each call's scopes, and the sums of several gradients, which the tape names
-    differently, in an order in which they can run.
+    """Returns the operations of each call's scopes, and sums of several gradients, in an order in which they can run.
+
+    The tape gives sums of several gradients names outside of the scopes.
     """
     scopes = {scope: call for call in calls for scope in (call.scope, call.backward)}
     owners: dict[Node, Call] = {}
@@ -165,7 +166,7 @@ def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node
 
 
 def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> bool:
-    """Sets the roles of a call's operations. Returns: whether all operations on own values have a role."""
+    """Sets the roles of a call's operations. Returns whether all operations on OWN values have a role."""
     variance = call.variance.outputs[0]
     call.kinds[call.moment] = call.kinds[variance] = OWN
     call.roles[call.mean] = call.roles[call.variance] = Role.MOMENT
@@ -204,15 +205,14 @@ def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[V
     """Whether an operation takes sums over all ranks, as the rest of the step does."""
     if node.type == "AddN":  # e.g. of gradients of gamma
         return not any(each.key.startswith(call.backward) for each in program.readers(node.outputs[0]))
-    # The gradient of a gamma in float16 is rounded when it has been summed.
+    # The gradient of a float16 gamma is rounded after it was summed.
     return node.type == "Cast" and kinds == [SUM] and node.outputs[0].dtype.size < node.inputs[0].dtype.size
 
 
 def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | None:
-    """Returns the operations that make a new moving statistic from a rank's own statistic, if `node` is the first of
-    them.
+    """Returns the operations that make a new moving statistic from a rank's own statistic, if `node` is the first one.
 
-    m * constant + (the old one, times another), assigned. Being linear, the mean over ranks may be taken first.
+    The new value is m * constant + old * constant. This is linear in m, so the mean over ranks may be taken first.
     """
     if node.type != "Mul" or [call.kinds.get(each) for each in node.inputs] != [OWN, None]:
         return None
@@ -250,7 +250,10 @@ def _is_same_entries(value: Value, of: Value) -> bool:
 
 
 def _understand_sum(program: Program, call: Call, node: Node) -> bool:
-    """A sum over rows in the gradients. Where axes are unknown until the step runs, the next Reshape shows them."""
+    """Sets the role of a sum over rows in the gradients, and returns whether it can.
+
+    If the axes are unknown until the step runs, the next Reshape shows them.
+    """
     output = node.outputs[0]
     if output.shape.is_fully_defined():
         results = [output]
@@ -292,7 +295,7 @@ def _result_kind(program: Program, call: Call, node: Node, kinds: Sequence[Value
 
 
 def _is_linear(node: Node, places: Sequence[int]) -> bool:
-    """Whether an operation is linear in the operands at these places, the others being given."""
+    """Whether an operation is linear in the operands at these places if the other operands are fixed."""
     spec = spec_of(node)
     if spec.linear.together:
         return len(places) == len(node.inputs)
@@ -314,7 +317,7 @@ def _is_gradient_of_mean(program: Program, call: Call, node: Node, kinds: Sequen
 
 
 def _is_count(call: Call, value: Value) -> bool:
-    """Whether a scalar is the number of x's entries for each of the mean's, as the gradient of Mean makes it."""
+    """Whether a scalar is the number of x's entries per entry of the mean, as the gradient of Mean computes it."""
     constant = value.constant()
     if constant is not None:
         entries = call.x.shape.num_elements()

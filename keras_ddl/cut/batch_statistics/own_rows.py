@@ -46,7 +46,7 @@ class OwnStatistics:
         if role is Role.UPDATE:
             return b.make_replicated(node)  # requests the mean now: a second call of the layer need not wait for it
         if role is Role.MOMENT:
-            tensor = _moment(b, node, placement, of_none=0 if node is call.mean else 1)
+            tensor = _moment(b, node, placement, empty_value=0 if node is call.mean else 1)
         elif role is Role.SUM:
             tensor = _reduced(b, node, placement)
         elif role is Role.SPREAD:
@@ -91,15 +91,15 @@ def _axes(b: Context, node: Node, placement: Sharded) -> list[int]:
     return axes
 
 
-def _moment(b: Context, node: Node, placement: Sharded, of_none: int) -> tf.Tensor:
-    """Returns a mean over the rank's rows, or `of_none` if the rank has no rows."""
+def _moment(b: Context, node: Node, placement: Sharded, empty_value: int) -> tf.Tensor:
+    """Returns a mean over the rank's rows, or `empty_value` if the rank has no rows."""
     if isinstance(b.batch.local, int) and b.batch.local > 0:
         return _reduced(b, node, placement)
     axes, tensor, dims = _axes(b, node, placement), b.redistributed(node.inputs[0], placement), b.dims(node.inputs[0])
     others = product(ONE if axis == placement.axis else dims[axis] for axis in axes)
     count = _as(tensor, b.number(others)) * _as(tensor, b.local_extent(placement))
     result = tf.reduce_sum(tensor, axes, keepdims=True) / tf.maximum(count, 1)
-    return result + of_none * _as(result, tf.equal(count, 0)) if of_none else result
+    return result + empty_value * _as(result, tf.equal(count, 0)) if empty_value else result
 
 
 def _reduced(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
@@ -108,8 +108,7 @@ def _reduced(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
 
 
 def _spread(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
-    """Returns the sum, repeated for each of the rank's rows and scaled up because the later division is by too many
-    rows."""
+    """Returns the sum, repeated for each of the rank's rows, and scaled up for a later division by too many rows."""
     total = b.local(node.inputs[0])
     larger = _as(total, b.batch.total) / tf.maximum(_as(total, b.batch.local), 1)
     return tf.broadcast_to(total * larger, b.local_shape(b.dims(node.outputs[0]), placement))

@@ -45,11 +45,11 @@ from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 
 class Schedule:
-    """Nodes that are yet to be built. Cost: O(log n) a node.
+    """Nodes that have not been built yet. Cost: O(log n) per node.
 
     Args:
-        nodes: of one program. first: returns a node that must be built before a given node although the node does not
-            read it, or None.
+        nodes: nodes of one program.
+        first: returns a node that must be built before its argument, although the argument does not read it, or None.
     """
 
     def __init__(self, nodes: Sequence[Node], first: Callable[[Node], Node | None]) -> None:
@@ -68,8 +68,10 @@ class Schedule:
         self._postponed: list[int] = []
 
     def __iter__(self) -> Iterator[Node]:
-        """Yields nodes that can be built, including nodes that become ready meanwhile. Call `done` or `postpone` for
-        every node."""
+        """Yields nodes that can be built, including nodes that become ready in the meantime.
+
+        Call `done` or `postpone` for every node.
+        """
         while self._ready:
             yield self._nodes[heapq.heappop(self._ready)]
 
@@ -114,7 +116,7 @@ class Builder(Context):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.override: OpOverride | None = None
-        self._sharding = Sharding(self, self._apply_rules)
+        self._sharding = Sharding(self, self._apply_rules, self._keep)
         self._both = BothPlacements(self)
         self.updates: ReplicatedUpdates | None = ReplicatedUpdates(self)
         self._done: dict[Node, list[tf.Operation]] = {}
@@ -126,7 +128,7 @@ class Builder(Context):
         self._done[value.node] = []
 
     def hold_weight(self, handle: Value) -> None:
-        """Makes a placed variable in flat shards be gathered temporarily wherever a complete one is needed."""
+        """Makes the builder gather a variable in flat shards temporarily wherever the complete variable is needed."""
         self._sharding.hold_weight(handle)
         self.requests.follow_program = False  # a gather waits for the users of other weights, whichever node needs it
 
@@ -134,7 +136,7 @@ class Builder(Context):
         return self._sharding.is_weight(handle)
 
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
-        """Builds all nodes, and given values in given placements (default: all outputs, replicated)."""
+        """Builds all nodes, and the values `ends` in their placements (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
         schedule = Schedule(nodes, self.override.before if self.override is not None else lambda node: None)
         missing = dict.fromkeys(self.program.outputs, REPLICATED) if ends is None else dict(ends)
@@ -158,11 +160,13 @@ class Builder(Context):
             schedule.retry()
 
     def _end_pass(self) -> None:
-        """Called when everything has been built that could be."""
+        """Called after each pass over the nodes, when no more nodes can be built."""
 
     def _request_ahead(self, missing: Mapping[Value, Placement]) -> None:
-        """Requests results that wait for side effects, as every result of a tf.function does, so that they travel
-        together with others."""
+        """Requests results that wait for side effects, as every result of a tf.function does.
+
+        So they are sent together with other values.
+        """
         for value, placement in missing.items():
             while not self.is_placed(value) and value.node.type == "Identity":
                 value = value.node.inputs[0]
@@ -170,8 +174,9 @@ class Builder(Context):
                 self.request(value, placement)
 
     def _request_beside(self, postponed: Iterable[Node]) -> None:
-        """Requests parts to which an addition will add replicated results of postponed nodes, so that they are sent
-        together with the sums that these nodes wait for.
+        """Requests parts to which an addition will add replicated results of postponed nodes.
+
+        So they are sent together with the sums that the postponed nodes wait for.
         """
         if self.in_loop:
             return
@@ -224,7 +229,7 @@ class Builder(Context):
             self._batch_dependent.add(value)
         if isinstance(placement, Sharded):
             dims = self.dims(value)
-            if tensor.shape.rank is None:  # known by Python when the step was traced, not by the operation
+            if tensor.shape.rank is None:  # Python knew the rank when the step was traced, but the operation does not
                 shape = tf.TensorShape([each.number for each in dims])
                 tensor.set_shape(self.static_local_shape(shape, placement))
             axis = placement.axis
@@ -262,8 +267,7 @@ class Builder(Context):
         return made
 
     def _can_be(self, value: Value, placement: Placement) -> bool:
-        """Whether `value` can become replicated from `placement`: shards have a known axis, and parts can be
-        combined."""
+        """Whether `value` can become replicated from `placement`: a shard's axis is known, or parts can be combined."""
         if isinstance(placement, Sharded):
             return if_certain(self.dims, value) is not None
         return not isinstance(placement, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)

@@ -1,5 +1,7 @@
-"""Sends results of rank 0 to all ranks: of host functions, of operations that are not functions of their inputs, and of
-reads from objects that every rank has separately.
+"""Sends rank 0's results to all ranks.
+
+Such results are from host functions, operations that are not functions of their inputs, and reads from objects that
+every rank has separately.
 """
 
 from __future__ import annotations

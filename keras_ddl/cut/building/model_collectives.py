@@ -30,8 +30,7 @@ def make(b: Context, node: Node, kind: str) -> PlacedOutputs:
 
 
 def _kept(placement: Placement, kind: str) -> Placement:
-    """Returns the placement in which an operand is combined along the earlier axis, which is also that of the
-    result."""
+    """Returns the placement of an operand, and of the result, when the operand is combined along the earlier axis."""
     if placement == REPLICATED or isinstance(placement, Sharded):
         return placement
     # Parts of a sum stay parts when they are summed, and when they are concatenated.

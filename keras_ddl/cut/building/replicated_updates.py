@@ -1,9 +1,10 @@
-"""Gradients that are cut along the model axis although their variables are not, as when a layout names a kernel but not
-its bias.
+"""Replicates gradients that are cut along the model axis although their variables are not.
 
-Such a gradient is replicated once, before an optimizer computes with it. Otherwise every variable that it leads to
-would be. Small gradients, such as those of biases, travel in the bucket of the step's sums: a shard with zeros around
-it is a part of a sum.
+For example, a layout may name a kernel but not its bias.
+
+Such a gradient is replicated once, before an optimizer computes with it. Otherwise each result of the optimizer would
+have to be replicated. Small gradients, such as those of biases, are summed in the bucket of the step's sums: a shard
+with zeros around it is a part of a sum.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from keras_ddl.cut.shards.shard_plan import values_towards
 from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 _REASON = "gradients of a variable that is not cut"
-_SMALL = 1 << 16  # bytes: below this, a separate collective takes longer than sending twice as much in another one
+_SMALL = 1 << 16  # bytes up to which a separate collective takes longer than twice the bytes in another one
 
 
 class ReplicatedUpdates:
@@ -31,7 +32,7 @@ class ReplicatedUpdates:
         self._parts: dict[Value, Value] = {}  # parts of a sum, by the value that the sum replicates
 
     def make(self, node: Node) -> PlacedOutputs | None:
-        """Returns the outputs of an operation on the way to such an assignment; None for others. Raises: Pending."""
+        """Returns the outputs of an operation that leads to such an assignment; None for others. Raises: Pending."""
         b = self._b
         if kind_of(node) is not Kind.ENTRYWISE or b.in_loop:
             return None
@@ -55,7 +56,7 @@ class ReplicatedUpdates:
         return values_towards(b.program, lambda handle: b.placement(handle.source()) == REPLICATED)
 
     def _padded(self, value: Value) -> tf.Tensor:
-        """Returns this rank's shard with zeros in place of the other ranks' shards."""
+        """Returns this rank's shard, with zeros instead of the other ranks' shards."""
         b, placement = self._b, self._b.placement(value)
         assert isinstance(placement, Sharded)
         extents = [certain(each.number) for each in b.dims(value)]

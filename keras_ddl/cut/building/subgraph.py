@@ -12,7 +12,16 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.contents import AbstractValue
 from keras_ddl.cut.analysis.dims import Dim, Unknown, if_certain
 from keras_ddl.cut.analysis.extents import merged
-from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, Partial, Pending, Placement, Sharded, TensorList
+from keras_ddl.cut.analysis.placements import (
+    FLAT_SHARD,
+    JOINED,
+    REPLICATED,
+    Partial,
+    Pending,
+    Placement,
+    Sharded,
+    TensorList,
+)
 from keras_ddl.cut.analysis.program import BRANCHES, LOOPS, Node, Return, Value
 from keras_ddl.cut.analysis.report import Report
 from keras_ddl.cut.analysis.variable_ops import READ
@@ -116,6 +125,8 @@ class SubgraphBuilder(Builder):
         self._place(value, tensor, replace(known, placement=REPLICATED) if replicated else known)
         if isinstance(self.parent, Builder) and self.parent.is_weight(outer):
             self.hold_weight(value)
+        if isinstance(self.parent, Builder) and self.placement(value) == JOINED:
+            self._sharding.lend_joined(value, outer, self.parent._sharding, self.lend)
         if self.parent.depends_on_batch(outer):
             self.mark_batch_dependent([value])
         if value.dtype.is_integer:

@@ -49,8 +49,9 @@ class _Values:
 
 
 class Snapshots:
-    """The copies and staged values of one step, in separate variables. A copy shares memory with its original until the
-    original is written; a staged value shares it from then on.
+    """The copies and staged values of one step, in separate variables.
+
+    A copy shares memory with its original until the original is written; a staged value shares it from then on.
 
     Args:
         staging: variables for staged values, by the handle of the staged variable. The graphs of a step share them,

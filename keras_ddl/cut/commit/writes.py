@@ -1,4 +1,4 @@
-"""Postpones the writes of a step until it commits: no variable is written on any rank unless all ranks get there.
+"""Postpones the writes of a step until it commits, so that no rank writes a variable unless all ranks commit.
 
 A value that is assigned to a variable is forwarded inside the step to later readers of the variable. Only the last
 value is written, after the commit: a collective that a rank joins when everything else of its step has run. Values are
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+from keras_ddl.communicator.step_names import COMMIT
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis import variable_ops
@@ -42,7 +43,7 @@ class Writes:
         self._mirrored = {each.ref() for each in mirrored}
         self.snapshots = snapshots
         self.report = values.report
-        self._read: dict[Hashable, tf.Tensor] = {}  # what a variable holds before the commit, by handle
+        self._read: dict[Hashable, tf.Tensor] = {}  # by handle: the variable's value before the commit
         self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # (handle, value that the variable will hold)
         self._late: list[
             tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]
@@ -52,7 +53,7 @@ class Writes:
         # They may read and write variables that the graph does not show.
         operations = [each for each in values.program.nodes if values.earlier_kind(each) is None]
         self._hosts = [each.position for each in operations if _has_host_function(each.operation)]
-        self._early: dict[Hashable, str] = {}  # why, by handle
+        self._early: dict[Hashable, str] = {}  # by handle: the reason to write the variable early
         self._plan()
         self.saved = self.snapshots.close()
 
@@ -208,7 +209,7 @@ def commit(
     with tf.control_dependencies(None), tf.control_dependencies(everything_before(needed, outputs, late)):
         ready = tf.identity(tf.constant([0], tf.int32))
     with tf.control_dependencies(None):
-        committed = collectives.reduce([ready], "max", "commit")[0].op
+        committed = collectives.reduce([ready], "max", COMMIT)[0].op
     writes.report.commits = True
     writes.make_all(committed, after, in_blocks)
 

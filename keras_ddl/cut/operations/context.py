@@ -71,9 +71,9 @@ class Context(PlacedValues):
     # ---- variables
 
     def read_before_loop(self, handle: Value, node: Node) -> tf.Tensor:
-        """Returns the gathered value of a variable that is held sharded or in flat shards, as of the beginning of the
-        node being built. That node is the loop around `node`, which reads the variable; inside the loop there are no
-        collectives. COLLECTIVE.
+        """Returns the gathered value of a variable in shards or flat shards before the node being built. COLLECTIVE.
+
+        That node is the loop around `node`, which reads the variable; inside the loop there are no collectives.
 
         Raises: ConfigError: the loop does more than read the variable. Pending.
         """
@@ -92,7 +92,7 @@ class Context(PlacedValues):
 
     def scope_of(self, node: Node, label: str) -> str:
         """Returns the prefix of names in one of the graphs of an operation."""
-        return f"{self.scope}{node.position}/{label}/"  # by place: names may differ between ranks
+        return f"{self.scope}{node.position}/{label}/"  # the position, because names may differ between ranks
 
     def program_of(self, node: Node, graph: tf.Graph, label: str) -> Program:
         """Returns one of the graphs of an operation as a program."""
@@ -129,7 +129,7 @@ class Context(PlacedValues):
     def make(self, node: Node, inputs: Sequence[tf.Tensor], **attrs: AttrValue) -> list[tf.Tensor]:
         """Builds the operation of `node` with these inputs, after the operations it depends on; returns its outputs.
 
-        attrs: attributes in place of the node's.
+        attrs: attributes that replace the node's.
         """
 
         def create() -> list[tf.Tensor]:
@@ -145,7 +145,7 @@ class Context(PlacedValues):
             self._last.append(made)
             return list(made.outputs)
         operation = node.operation
-        known = {**node.attributes_of_made, **agreed_seeds(node, self.seed), **attrs}
+        known = {**node.build_attributes, **agreed_seeds(node, self.seed), **attrs}
         if sums_in_order.is_addition(node):
             known.update(MARKED)
         device = attributes.device_of_made(node.device)
@@ -154,7 +154,7 @@ class Context(PlacedValues):
         if self.everyone is None:  # the result will be cut again, which looks into functions
             tf_compat.lend_functions(operation, graph)
         with tf.device(device) if device is not None else contextlib.nullcontext():
-            if sums_in_order.is_of_many(node):
+            if sums_in_order.is_long_sum(node):
                 operations = sums_in_order.added(list(inputs), name)
             else:
                 results = [each.dtype for each in operation.outputs]
@@ -192,8 +192,7 @@ class Context(PlacedValues):
         self._linear.add(node)
 
     def _replicate(self, value: Value) -> tf.Tensor:
-        """Replicates a value. If it follows from a sum that has been made since, it is built again and needs no sum of
-        its own."""
+        """Replicates a value. A value that follows from a sum made since is built again and needs no separate sum."""
         nodes = self._nodes_after_sums(value)
         if not nodes:
             return super()._replicate(value)
@@ -202,7 +201,7 @@ class Context(PlacedValues):
             for node in nodes:
                 made.update(zip(node.outputs, self.make_replicated(node)))
                 self._placed.update((each, made[each]) for each in node.outputs)
-        self._replace(made)
+        self.place_again(made)
         return made[value].tensor
 
     def _shard_flat(self, value: Value) -> tf.Tensor:
@@ -211,8 +210,7 @@ class Context(PlacedValues):
         return super()._shard_flat(value)
 
     def _nodes_after_sums(self, value: Value) -> list[Node]:
-        """Returns the nodes that compute a value from sums that were made, in an order in which they can run; [] if
-        there are none."""
+        """Returns the nodes, in a runnable order, that compute a value from sums that were made; [] if none do."""
         # Not by recursion: a sum of many terms is a chain longer than Python's stack is deep.
         values, nodes = [value], dict[Node, None]()
         for each in values:

@@ -2,7 +2,7 @@
 
 A spec names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
 
-    lower case    a factor. If results have it, an operation built of a rank's shards along it gives that shard of the
+    lower case    a factor. If results have it, an operation on a rank's shards along it gives the rank's shard of the
                   result. If they lack it, it is reduced: each rank gives a part, which `OpSpec.combine` combines.
     upper case    an axis that must be replicated.
     "1"           an axis of extent 1. In an operand it is repeated along the factor that others have at its place.
@@ -37,7 +37,7 @@ class ShapeOf:
     labels: str
 
 
-Operand = str | ShapeOf | None  # None: replicated, whatever its rank
+Operand = str | ShapeOf | None  # None: replicated, of any rank
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ Condition = Callable[[Context, Node, int], bool]
 
 @dataclass(frozen=True)
 class Linear:
-    """In which operands an operation is linear, so that parts of a sum give parts of a sum.
+    """The operands in which an operation is linear, so that parts of a sum give parts of a sum.
 
     Attributes:
         at: operands in each of which it is linear; one of them may be a part while all others are replicated.
@@ -82,7 +82,7 @@ class Linear:
 
 
 class Kind(enum.Enum):
-    """How the entries of results depend on the entries of operands."""
+    """The way in which entries of results depend on entries of operands."""
 
     FORWARD = "the results are the operands"
     ENTRYWISE = "an entry depends on the operands' entries at its place; operands are broadcast"

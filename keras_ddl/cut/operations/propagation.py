@@ -58,12 +58,14 @@ def propagate(b: Context, node: Node) -> PlacedOutputs | None:
         return made
     factors = _factors(b, node, spec)
     choice = _factor_to_shard(b, node, factors)
-    return None if choice is None else _of_shards(b, node, spec, factors, *choice)
+    return None if choice is None else _build_on_shards(b, node, spec, factors, *choice)
 
 
 def materialize(b: Context, node: Node) -> PlacedOutputs:
-    """Builds an entrywise operation on replicated operands. If a rank can build its shard of an operand alone, for
-    example of a random draw, it can also build its shard of the result alone.
+    """Builds an entrywise operation on replicated operands.
+
+    If a rank can build its shard of an operand alone, for example of a random draw, it can also build its shard of the
+    result alone.
     """
     made, result = b.make_replicated(node), node.outputs[0]
     is_one = len(node.outputs) == 1 and not node.after and result.dtype != tf.variant
@@ -135,7 +137,9 @@ def _size(entries: Dim) -> tuple[int, int]:
     return len(entries.unknowns), entries.factor
 
 
-def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: str, placement: Sharded) -> PlacedOutputs:
+def _build_on_shards(
+    b: Context, node: Node, spec: OpSpec, factors: Factors, label: str, placement: Sharded
+) -> PlacedOutputs:
     """Builds an operation whose operands are sharded along one factor, if they have it."""
     combine = _combine(spec, factors, label)
     shards = [
@@ -221,7 +225,7 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _is_being_combined(b: Context, value: Value) -> bool:
-    """Whether parts are already being combined for another reader, so that results of them need no sum of their own."""
+    """Whether parts are already being combined for another reader, so that their results need no separate sum."""
     placement = b.placement(value)
     return isinstance(placement, Partial) and b.requests.has(placement.op, b.origin(value))
 

@@ -1,11 +1,11 @@
-"""Rules by type of operation: how a rank builds it from operands in their placements.
+"""Registers rules. A rule builds operations of some types on a rank, from operands in their placements.
 
-A rule is called with the context and a node that has an operand that is not replicated. It returns a (tensor,
-placement) for each output. It declines by returning None, or by letting Uncertain pass (dims.py): then the operation is
-built from replicated operands. It must be right for every operand that it does not decline, even on ranks without rows,
-and must decide alike on every rank: from global extents, never from the number of a rank's own rows. A rule registered
-with `of_replicated=True` is called if all operands are replicated, as for random numbers, where a rank draws only its
-own rows.
+A rule is called with the context and a node of which at least one operand is not replicated. It returns a (tensor,
+placement) for each output. It declines by returning None or raising Uncertain (dims.py); the operation is then built
+from replicated operands. It must be right for all operands that it accepts, even on ranks without rows. It must decide
+in the same way on every rank, so it may use global extents, but not the number of this rank's rows. A rule registered
+with `of_replicated=True` is called if all operands are replicated, for example to draw only this rank's rows of random
+numbers.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from keras_ddl.cut.analysis.program import Node
 
 
 def agreed_seeds(node: Node, seed: int) -> dict[str, AttrValue]:
-    """Returns seeds, made from `seed` and its place, for an operation without seeds; {} if it has seeds or needs
-    none."""
+    """Returns seeds, made from `seed` and its place, for an operation that lacks seeds; else {}."""
     known = node.definition.attr
     if "seed" not in known or known["seed"].i or known["seed2"].i:
         return {}

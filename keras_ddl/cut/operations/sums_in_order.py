@@ -1,7 +1,7 @@
-"""Sums of three tensors and more, added up in the order of the program.
+"""Builds sums of three or more tensors as additions in the order of the program.
 
 TensorFlow's AddN begins with an operand whose memory nothing else uses at that moment, so its rounding depends on which
-of its operands' other readers have run; and Grappler makes one of several additions. Values that all ranks compute must
+of its operands' other readers have run. Grappler also merges additions into an AddN. Values that all ranks compute must
 be equal in every bit, so additions are built one by one and marked as already seen by Grappler.
 """
 
@@ -17,7 +17,7 @@ def is_addition(node: Node) -> bool:
     return node.type in ("Add", "AddV2") and _is_rounded(node)
 
 
-def is_of_many(node: Node) -> bool:
+def is_long_sum(node: Node) -> bool:
     """Whether an operation adds up more than two tensors of numbers that are rounded."""
     return node.type == "AddN" and len(node.inputs) > 2 and _is_rounded(node)
 
@@ -28,7 +28,7 @@ def _is_rounded(node: Node) -> bool:
 
 
 def added(tensors: list[tf.Tensor], name: str) -> list[tf.Operation]:
-    """Builds a chain of additions, of which the last gives the sum."""
+    """Builds a chain of additions; the last one gives the sum."""
     graph, total = tf.compat.v1.get_default_graph(), tensors[0]
     attrs = {"T": tf.compat.v1.AttrValue(type=total.dtype.as_datatype_enum), **MARKED}
     made: list[tf.Operation] = []

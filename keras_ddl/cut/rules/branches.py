@@ -125,8 +125,7 @@ def _stands_for(value: Value, placement: Placement) -> bool:
 def _placeholders(
     b: Context, node: Node, inners: Sequence[SubgraphBuilder], targets: Sequence[Placement]
 ) -> list[tuple[tf.Tensor, Placement]]:
-    """Returns placeholders for outputs of branches inside a graph that is only tried; the branches are built when that
-    graph is."""
+    """Returns placeholders for branches' outputs in a trial graph. The branches are built with the real graph."""
     _set_known(b, node, inners)
     shapes = [b.static_local_shape(value.shape, target) for value, target in zip(node.outputs, targets)]
     tensors = [tf.compat.v1.placeholder(value.dtype, shape) for value, shape in zip(node.outputs, shapes)]

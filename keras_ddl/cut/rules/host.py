@@ -1,8 +1,7 @@
-"""Host functions and operations that are not functions of their inputs, which rank 0 runs once for all ranks, and reads
-that every rank makes.
+"""Rules for host functions and effects, which rank 0 runs once for all ranks, and for reads, which every rank runs.
 
-On a mesh the first of all ranks runs them, and the last cut arranges this: earlier cuts leave these operations
-unchanged (Context.everyone).
+On a mesh, rank 0 of all ranks runs them. The last cut sees to that; earlier cuts leave these operations unchanged
+(Context.everyone).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def _effect(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _function(b: Context, node: Node) -> PlacedOutputs:
-    """All ranks get rank 0's results: the program's function is called once, and may do anything."""
+    """All ranks get rank 0's results, because the program's function may do anything and must be called only once."""
     if b.everyone is None:
         return b.make_replicated(node)
     first_rank.check_sendable(

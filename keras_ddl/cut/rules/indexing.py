@@ -19,8 +19,7 @@ _FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
 
 @rule("UnsortedSegmentSum")
 def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
-    """Each rank adds up its own rows by index, which gives parts. The rows are gathered instead if that moves fewer
-    bytes.
+    """Adds up each rank's own rows by index, which gives parts. Gathers the rows instead if that moves fewer bytes.
 
     If rows are sharded along their width, each rank adds up its part of the width of all rows.
     """
@@ -42,8 +41,7 @@ def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
-    """Adds rows to a replicated variable. If that moves fewer bytes, a table of sums is summed over ranks instead of
-    the rows being gathered."""
+    """Adds rows to a replicated variable. Gathers the rows, or sums a table of sums if that moves fewer bytes."""
     variable, indices, updates = node.inputs
     placement, shape = sharding_of_rows(b, indices, updates), tf_compat.variable_shape(variable.tensor)
     dims, at = b.dims(updates), b.dims(indices)

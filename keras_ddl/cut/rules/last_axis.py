@@ -1,4 +1,4 @@
-"""Operations along an axis that is cut itself: softmax, cross entropies of a cut vocabulary, the largest entry.
+"""Rules for operations along an axis that is itself cut: softmax, cross entropies of a cut vocabulary, largest entries.
 
 Instead of gathering entries, a few numbers per row are combined over ranks: the largest entry, and sums.
 """
@@ -19,7 +19,7 @@ from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 
 @rule("Softmax", "LogSoftmax")
 def softmax(b: Context, node: Node) -> PlacedOutputs | None:
-    """Entries that are cut stay cut."""
+    """Builds a softmax along a cut axis; the result is cut along the same axis."""
     value = node.inputs[0]
     placement = _cut(b, value, len(b.dims(value)) - 1)
     if placement is None:
@@ -32,7 +32,7 @@ def softmax(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("SoftmaxCrossEntropyWithLogits")
 def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
-    """Cross entropy of logits or labels that are cut along the classes: each rank sums over its own classes."""
+    """Builds the cross entropy of logits or labels that are cut along the classes. Each rank sums over its classes."""
     others = {b.placement(each) for each in node.inputs if b.placement(each) != REPLICATED}
     known = [b.dims(each) for each in node.inputs]
     cut = next((placement for each in node.inputs if (placement := _cut(b, each, 1)) is not None), None)
@@ -61,7 +61,7 @@ def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("SparseSoftmaxCrossEntropyWithLogits")
 def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
-    """Sparse cross entropy of logits that the model axis cuts along a vocabulary."""
+    """Builds the sparse cross entropy of logits that the model axis cuts along a vocabulary."""
     logits, labels = node.inputs
     placement = _cut(b, logits, 1)
     if b.rows_by_extent or placement is None:
@@ -72,10 +72,10 @@ def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
     below, powers = _below_largest(b, node, _wide(b.local(logits)))
     mine, place = own_rows(b, placement, at)
 
-    def of_label() -> tf.Tensor:
+    def below_at_label() -> tf.Tensor:
         return tf.where(mine, tf.gather(below, place, axis=1, batch_dims=1), tf.zeros([], below.dtype))
 
-    sums = b.combined_over_ranks(node, {"powers": lambda: tf.reduce_sum(powers, 1), "label": of_label})
+    sums = b.combined_over_ranks(node, {"powers": lambda: tf.reduce_sum(powers, 1), "label": below_at_label})
     outside = tf.constant(-1, place.dtype)
     hot = tf.one_hot(tf.where(mine, place, outside), below.shape[1], dtype=below.dtype)
     loss = tf.math.log(sums["powers"]) - sums["label"]
@@ -96,17 +96,17 @@ def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
         return None
     own, dtype = b.local(value), node.outputs[0].dtype
     is_max = node.type == "ArgMax"
-    # TensorFlow compares with the lowest number that there is, which nothing that is no number is above.
+    # TensorFlow begins with the lowest number, so NaN, which is not above it, never counts as the largest entry.
     bound = tf.constant(value.dtype.min if is_max else value.dtype.max, value.dtype)
     beyond = tf.where(own > bound if is_max else own < bound, own, bound)
     best = tf.reduce_max(beyond, along) if is_max else tf.reduce_min(beyond, along)
     op = "max" if is_max else "min"
-    of_all = b.combined_over_ranks(node, {"best": lambda: best}, op)["best"]
+    best_of_all = b.combined_over_ranks(node, {"best": lambda: best}, op)["best"]
     first = b.scalar(b.times(b.batch.offset, b.local_extent(placement)), dtype)
 
     def place() -> tf.Tensor:
         return tf.where(
-            best == of_all, first + b.make(node, [own, b.replicated(axis)])[0], tf.constant(dtype.max, dtype)
+            best == best_of_all, first + b.make(node, [own, b.replicated(axis)])[0], tf.constant(dtype.max, dtype)
         )
 
     return [(b.combined_over_ranks(node, {"place": place}, "min")["place"], REPLICATED)]

@@ -1,7 +1,7 @@
 """Lists of tensors, which loops read and write: elements of a sharded list are the rank's shards of each element.
 
 An Optional is a list of at most one element. Each type of operation has a signature, a letter for each operand and
-result, which decides how it is built (`of_lists`) and what is known about its results:
+result, which decides how it is built (`list_operation`) and what is known about its results:
 
     L  a list    E  one of its elements    T  all of them, along a new axis 0    S  the shape of an element    n  other
 """
@@ -20,7 +20,7 @@ from keras_ddl.cut.operations.propagation import propagate
 from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.values.local_shapes import Scalar
 
-# Built of replicated operands they give a list that can be sharded later, when a shard is put into it.
+# Operations whose result, built from replicated operands, can become sharded later, when a shard is put into it.
 _NEW = {
     "TensorListReserve": "Sn->L",
     "EmptyTensorList": "Sn->L",
@@ -61,21 +61,21 @@ def _types(letter: str) -> list[str]:
 
 
 @rule(*_SIGNATURES.keys() - {"TensorListScatterV2"})
-def of_lists(b: Context, node: Node) -> PlacedOutputs | None:
+def list_operation(b: Context, node: Node) -> PlacedOutputs | None:
     """Builds an operation on a list that is sharded, or becomes sharded because one of its elements is."""
     operands, results = _signature(node)
-    return _of_lists(b, node, operands, results)
+    return _build_on_lists(b, node, operands, results)
 
 
 @rule("AddN", "ZerosLike")
 def entrywise(b: Context, node: Node) -> PlacedOutputs | None:
     """Builds an operation for lists in one placement, and for tensors as their specs (specs/entrywise.py) say."""
     if any(isinstance(b.placement(each), TensorList) for each in node.inputs):
-        return _of_lists(b, node, "L" * len(node.inputs), "L")
+        return _build_on_lists(b, node, "L" * len(node.inputs), "L")
     return propagate(b, node)
 
 
-def _of_lists(b: Context, node: Node, operands: str, results: str) -> PlacedOutputs | None:
+def _build_on_lists(b: Context, node: Node, operands: str, results: str) -> PlacedOutputs | None:
     placement = _list_placement(b, node, operands)
     if placement is None:
         return None
@@ -134,7 +134,7 @@ def _make(b: Context, node: Node, operands: str, placement: TensorList) -> list[
 
 
 def _local_element_shape(b: Context, operand: Value, element: Sharded) -> tf.Tensor:
-    """Returns the shape of a rank's elements, given that of the global elements; open extents (-1) stay open."""
+    """Returns the shape of a rank's elements, given the global elements' shape; open extents (-1) stay open."""
     if operand.rank == 0:
         return b.replicated(operand)
     known = if_certain(b.extents.constants, operand)

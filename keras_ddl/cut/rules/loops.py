@@ -143,7 +143,7 @@ class _Loop:
             condition.end([inners[1].replicated(predicate)])
         # Rounds that overlap would draw in another order on each rank.
         at_once = 1 if opaque.draws_numbers(node) else node.attr("parallel_iterations", int)
-        starts = [_of_shape(start, shape) for start, shape in zip(starts, shapes)]
+        starts = [_with_kept_shape(start, shape) for start, shape in zip(starts, shapes)]
         loop = while_op(condition, body, starts, shapes, at_once)
         b.ran(loop)
         for inner in inners:
@@ -247,7 +247,7 @@ class _Loop:
         return placement == PARTIAL or isinstance(placement, Sharded) and inner.can_shard(end, placement)
 
 
-def _of_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def _with_kept_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Returns `start` with only the part of its shape that the rounds keep.
 
     TensorFlow's constant folding would take the shape that a loop starts with for that of its result (2.21: a concat in

@@ -1,4 +1,4 @@
-"""Random numbers: a rank draws its own rows of one process's draw, or all of a draw that cannot be entered midway."""
+"""Rules for random numbers. A rank draws only its rows of one process's draw, or all if it cannot skip numbers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _OTHERS = (
 
 @rule(*_BY_COUNTER, of_replicated=True)
 def by_counter(b: Context, node: Node) -> PlacedOutputs | None:
-    """Shards along axis 0 are stretches of the draw."""
+    """Builds a draw whose shards along axis 0 are stretches of one process's draw."""
     value = node.outputs[0]
     dims = b.dims(value)
     if b.extents.constants(node.inputs[3]) not in _ALGORITHMS or node.after or not dims:
         return None
-    # One for each of the batch's rows: a rank draws only for its own rows, and computes only with them.
+    # If there is one for each of the batch's rows, a rank draws only for its own rows, and computes only with them.
     placement = Sharded(0, ONE, dims[0].divided_by(b.rows) or ONE)
     is_of_rows = dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement)
     if b.rows_by_extent and is_of_rows:
@@ -53,9 +53,9 @@ def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
     if placement.axis or placement.rows != (0,):
         raise Uncertain
     _, key, counter, *others = [b.replicated(each) for each in node.inputs]
-    of_a_row = product(dims[1:])
-    in_groups = (of_a_row * placement.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
-    numbers_of_a_row, unit = b.number(of_a_row), b.number(placement.unit)
+    row_size = product(dims[1:])
+    in_groups = (row_size * placement.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
+    numbers_of_a_row, unit = b.number(row_size), b.number(placement.unit)
     shape = b.local_shape(dims, Sharded(0, ONE, placement.unit))
 
     def draw(moved: tf.Tensor, shape: Vector) -> tf.Tensor:

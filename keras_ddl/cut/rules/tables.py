@@ -1,4 +1,4 @@
-"""Tables that are cut along the model axis: look-ups, and scattered rows."""
+"""Rules for tables that are cut along the model axis: look-ups, and scattered rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NORMALIZED = "rows of a table that is cut along its width, which are normalized
 def look_up(b: Context, node: Node) -> PlacedOutputs | None:
     """Looks up rows of a table, or of a tensor that was read from one.
 
-    A table that is cut along its width gives this part of every row. If it is cut along its rows, a rank looks up the
-    rows that it has.
+    If a table is cut along its width, a rank looks up its part of every row. If it is cut along its rows, a rank looks
+    up only its own rows.
     """
     table, indices, *axis = node.inputs
     placement = b.placement(table)
@@ -42,7 +42,7 @@ def look_up(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> PlacedOutputs:
-    """Returns rows, cut along their width as each rank has looked them up; gathered, if they are normalized next."""
+    """Returns rows that each rank has looked up, cut along their width; gathers them if they are normalized next."""
     output = node.outputs[0]
     if b.in_loop or not _are_reduced(b, output, placement.axis):
         return [(rows, placement)]
@@ -55,7 +55,7 @@ def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> P
 def _are_reduced(b: Context, value: Value, axis: int) -> bool:
     """Whether entrywise results of a value are reduced along an axis, as in a normalization.
 
-    This takes sums forward and backward, in a residual network again in each following block.
+    This takes sums forward and backward, and a residual network repeats them in each following block.
     """
     rank, pending, seen = len(b.dims(value)), [value], {value}
     while pending:
@@ -92,8 +92,7 @@ def _own_rows_of(
 
 @rule("UnsortedSegmentSum", of_replicated=True)
 def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
-    """The gradient of a table that is cut: a rank adds up the rows that it has, or its part of the width of all
-    rows."""
+    """Builds the gradient of a cut table. A rank adds up its own rows, or its part of the width of all rows."""
     if b.rows_by_extent:
         return None
     made = b.make_replicated(node)
@@ -108,7 +107,7 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
         first, rows = _own_range(b, placement)
         at = b.replicated(ids)
         mine = (at >= first) & (at < first + rows)
-        # Negative ones are left out, and one that is too large is an error, as in one process.
+        # Negative ids are left out, and an id that is too large is an error, as in one process.
         too_large = tf.constant(rows, at.dtype)
         place = tf.where(mine, at - first, tf.where(at < rows * b.batch.total, tf.constant(-1, at.dtype), too_large))
         return b.make(node, [b.replicated(data), place, tf.constant(rows, count.dtype)])[0]
@@ -120,7 +119,7 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule(*ROW_UPDATES)
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
-    """Scatters rows into a table: this rank's part of their width, or the rows that lie on this rank."""
+    """Scatters rows into a table: this rank's part of their width, or this rank's rows."""
     table, indices, updates = node.inputs
     placement = b.placement(table)
     if not isinstance(placement, Sharded):
@@ -140,7 +139,7 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _own_range(b: Context, placement: Sharded) -> tuple[int, int]:
-    """Returns (first, number of) rows of this rank. Raises: Uncertain: they do not follow one another."""
+    """Returns this rank's first row and number of rows. Raises: Uncertain: they are not contiguous."""
     if placement.blocks != 1:
         raise Uncertain
     count, first = b.local_extent(placement), b.batch.offset
@@ -149,9 +148,9 @@ def _own_range(b: Context, placement: Sharded) -> tuple[int, int]:
 
 
 def own_rows(b: Context, placement: Sharded, at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns which of these rows of a table this rank has, and their places in its shard.
+    """Returns whether this rank has each of these rows of a table, and their places in its shard.
 
-    For another rank's rows the place is that of an arbitrary row. A row that no rank has stays out of range, so that
+    The place of another rank's row is an arbitrary valid place. A row that no rank has stays out of range, so that
     looking it up fails as in one process.
     """
     first, count = _own_range(b, placement)

@@ -1,7 +1,8 @@
-"""Variables are replicated unless the ranks hold them otherwise. Then the handle has the variable's placement, and so
-do values read from it and assigned to it.
+"""Builds the operations that read and assign variables.
 
-Partial: gradients are accumulated in it between updates. Sharded: along the model axis of a mesh.
+Most variables are replicated. The handle of any other variable has the variable's placement, and so have the values
+that are read from it or assigned to it. Partial: accumulates gradients between updates. Sharded: along the model axis
+of a mesh.
 """
 
 from __future__ import annotations

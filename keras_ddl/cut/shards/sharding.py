@@ -13,7 +13,17 @@ from typing import NamedTuple
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import certain, if_certain
-from keras_ddl.cut.analysis.placements import FLAT_SHARD, PARTIAL, REPLICATED, Partial, Pending, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.placements import (
+    FLAT_SHARD,
+    JOINED,
+    PARTIAL,
+    REPLICATED,
+    Partial,
+    Pending,
+    PlacedOutputs,
+    Placement,
+    Sharded,
+)
 from keras_ddl.cut.analysis.program import BRANCHES, LOOPS, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
 from keras_ddl.cut.analysis.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, ROW_UPDATES, read
 from keras_ddl.cut.operations.context import Context
@@ -21,7 +31,8 @@ from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.operations.propagation import of_parts
 from keras_ddl.cut.shards import row_order, table_operations
 from keras_ddl.cut.shards.gathered_weights import GatheredWeights
-from keras_ddl.cut.shards.shard_plan import Plan, is_operand, reduces_all
+from keras_ddl.cut.shards.joined_rows import JoinedRows
+from keras_ddl.cut.shards.shard_plan import Plan, adds_up_rows, is_operand, reduces_all
 from keras_ddl.cut.shards.table_rows import TableRows
 from keras_ddl.cut.values.flat_shards import refusal
 from keras_ddl.cut.values.layouts import Layout
@@ -38,16 +49,22 @@ class NewWeight(NamedTuple):
 class Sharding:
     """The variables in flat shards of one context, and the weights that are updated from them.
 
-    apply_rules: builds an operation whose operands are not in flat shards.
+    apply_rules: builds an operation whose operands are not in flat shards. keep: places an output that was built.
     Attributes: is_on: whether anything of this context is in flat shards.
     """
 
-    def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        apply_rules: Callable[[Node], PlacedOutputs],
+        keep: Callable[[Value, tf.Tensor, Placement], None],
+    ) -> None:
         self._b = context
         self._apply_rules = apply_rules
         self._weights: set[Value] = set()
         self._gathered = GatheredWeights(context, apply_rules)
         self._rows = TableRows(context)
+        self._joined = JoinedRows(context, self._rows, apply_rules, keep)
         self._handles: set[Value] = set()
         self.is_on = False
         self._plan: Plan | None = None
@@ -64,6 +81,10 @@ class Sharding:
         """Makes a variable in flat shards be gathered temporarily wherever a complete one is needed."""
         self._weights.add(handle)
 
+    def lend_joined(self, value: Value, outer: Value, around: Sharding, lend: Callable[[Value, Value], None]) -> None:
+        """Lets `value` stand for joined rows of the graph around this one; see `JoinedRows.lend`."""
+        self._joined.lend(value, outer, around._joined, lend)
+
     def is_weight(self, handle: Value) -> bool:
         return handle in self._weights
 
@@ -75,7 +96,9 @@ class Sharding:
     @property
     def plan(self) -> Plan:
         if self._plan is None:
-            self._plan = Plan(self._b.program, self._handles)
+            b = self._b
+            numbers = {each: if_certain(b.extents.constants, each) for each in b.program.placeholders}
+            self._plan = Plan(b.program, self._handles, {k: v for k, v in numbers.items() if v is not None})
         return self._plan
 
     # ---- one operation
@@ -114,6 +137,8 @@ class Sharding:
                 return self._look_up(node)
             result = self._of_rows(node)
             if result is None:
+                if kind_of(node) is not Kind.FORWARD:
+                    self._joined.build(node.inputs)
                 result = self._of_chunks(node)
             if result is not None:
                 self._gathered.hold_outputs(node, result)
@@ -185,11 +210,11 @@ class Sharding:
         if kind is Kind.REDUCTION and (has_shards or parts and not spec_of(node).linear.at):
             return self._reduced(node) if reduces_all(node) else self._reduced_rows(node) if has_shards else None
         output = node.outputs[0] if len(node.outputs) == 1 else None
-        if output is None or not has_shards and output not in self.plan.towards and not parts:
-            return None
-        if node.type == "Fill" and output in self.plan.only:
+        if output is not None and node.type == "Fill" and (output in self.plan.only or output in self.plan.reduced):
             count = b.layout(output).chunk(b.collectives.rank)[1]
             return [(tf.fill([count], b.replicated(node.inputs[1])), FLAT_SHARD)]
+        if output is None or not has_shards and output not in self.plan.towards and not parts:
+            return None
         if kind is not Kind.ENTRYWISE or not _is_entrywise(node):
             return None
         are_replicated = all(each == REPLICATED for each in placements)
@@ -243,10 +268,10 @@ class Sharding:
         handle, indices, updates = node.inputs
         shape = tf_compat.variable_shape(handle.tensor)
         assert shape is not None
-        width = shape.num_elements() // shape.as_list()[0]
-        sent = self._rows.to_owners(node, indices, updates, shape)
-        if sent is not None:
-            entries, rows = row_order.entries(sent[0], width), sent[1]
+        width, layout = shape.num_elements() // shape.as_list()[0], self._rows.layout_of(shape)
+        arrived = None if layout is None else self._joined.arrived(node, indices, updates, layout)
+        if arrived is not None:
+            entries, rows = row_order.entries(arrived.places, width), arrived.rows
         else:
             b.all_replicated([indices, updates])
             first, count = Layout(tuple(shape.as_list()), b.collectives.size).chunk(b.collectives.rank)
@@ -263,8 +288,16 @@ class Sharding:
 
     def _of_rows(self, node: Node) -> PlacedOutputs | None:
         """Looks up rows of a table in flat shards, or adds up rows on their way to one, where the rows are."""
-        if node.type in table_operations.SUMS and node.outputs[0] in self.plan.only:
-            return table_operations.add_up(self._b, self._rows, node)
+        table = self.plan.rows.get(node.outputs[0]) if len(node.outputs) == 1 else None
+        if table is not None:
+            made = self._joined.join(node, table)
+            if made is not None:
+                return made
+        if node.type in table_operations.TOWARDS_TABLES:
+            goes_on = node.outputs[0] in self.plan.only or node.outputs[0] in self.plan.reduced
+            return table_operations.add_up(self._b, self._rows, self._joined, node) if goes_on else None
+        if adds_up_rows(node) and self._b.placement(node.inputs[0]) == JOINED:
+            return self._joined.added_up(node)
         if node.inputs and self._b.placement(node.inputs[0]) == FLAT_SHARD:
             return table_operations.look_up(self._b, self._rows, node, node.inputs[0])
         return None

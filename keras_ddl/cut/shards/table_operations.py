@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import if_certain
-from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.placements import FLAT_SHARD, JOINED, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
-from keras_ddl.cut.shards.table_rows import TableRows, is_added_to_a_part, sharding_of_rows
+from keras_ddl.cut.shards.joined_rows import JoinedRows
+from keras_ddl.cut.shards.shard_plan import SCATTER_INTO, expands_indices
+from keras_ddl.cut.shards.table_rows import Arrived, TableRows, is_added_to_a_part
 from keras_ddl.cut.values.layouts import Layout
 
 _COMBINED = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _SEGMENTS = (*_COMBINED, *(f"{each}WithNumSegments" for each in _COMBINED))
 _GRADIENTS = tuple(f"{each}Grad" for each in _COMBINED)
-SUMS = ("UnsortedSegmentSum", *_GRADIENTS)
+# They put rows into a table, in the order of the rows.
+TOWARDS_TABLES = ("UnsortedSegmentSum", SCATTER_INTO, *_GRADIENTS)
 
 
 def look_up(b: Context, rows: TableRows, node: Node, table: Value) -> PlacedOutputs | None:
@@ -63,27 +66,40 @@ def _segments(b: Context, rows: TableRows, node: Node) -> PlacedOutputs | None:
     return [(b.make(node, [found, order, *map(b.replicated, others)])[0], REPLICATED)]
 
 
-def add_up(b: Context, rows: TableRows, node: Node) -> PlacedOutputs | None:
+def add_up(b: Context, rows: TableRows, joined: JoinedRows, node: Node) -> PlacedOutputs | None:
     """Builds a sum of rows by index on its way to a table: each rank adds up the rows that it has of the table."""
     layout = rows.layout_of(node.outputs[0].shape)
     if layout is None or is_added_to_a_part(b, node.outputs[0]):
         return None
     if node.type in _GRADIENTS:
         return _gradient_of_segments(b, rows, node, layout)
-    data, ids, count = node.inputs
-    number, placement = layout.rows_of(b.collectives.rank)[1], if_certain(sharding_of_rows, b, ids, data)
-    if placement is not None:
-        if b.placement(count) != REPLICATED or not rows.moves_less(ids, layout, data.dtype):
+    number = layout.rows_of(b.collectives.rank)[1]
+    if node.type == SCATTER_INTO:
+        table, expanded, data = node.inputs
+        if not expands_indices(expanded.node):
             return None
-        places, summed = rows.at_owners(node, ids, data, placement, layout)
-    elif any(isinstance(b.placement(each), Sharded) for each in node.inputs):
+        arrived = _arrived(b, rows, joined, node, expanded.node.inputs[0], data, layout)
+        if arrived is None:
+            return None
+        chunk = tf.reshape(b.redistributed(table, FLAT_SHARD), [number, layout.unit])
+        return _chunk(b, tf.tensor_scatter_nd_update(chunk, arrived.places[:, tf.newaxis], arrived.rows))
+    data, ids, count = node.inputs
+    arrived = _arrived(b, rows, joined, node, ids, data, layout) if b.placement(count) == REPLICATED else None
+    if arrived is None:
         return None
-    else:
-        b.all_replicated([data, ids])
-        at, summed = tf.reshape(b.replicated(ids), [-1]), tf.reshape(b.replicated(data), [-1, layout.unit])
-        # Negative ones are left out, and one that is too large is an error.
-        places = tf.where(at < 0, at, rows.own_places(at, layout, others=-1, outside=number))
-    return _chunk(b, tf.math.unsorted_segment_sum(summed, places, number))
+    # As in one process, rows with a negative index are left out, and an index that is too large is an error.
+    return _chunk(b, tf.math.unsorted_segment_sum(arrived.rows, arrived.places, number))
+
+
+def _arrived(
+    b: Context, rows: TableRows, joined: JoinedRows, node: Node, ids: Value, data: Value, layout: Layout
+) -> Arrived | None:
+    """Returns rows at their owners; None: they cannot go there, or would take more bytes than the table."""
+    placements = [b.placement(each) for each in (ids, data)]
+    are_sharded = JOINED not in placements and any(isinstance(each, Sharded) for each in placements)
+    if are_sharded and not rows.moves_less(ids, layout, data.dtype):
+        return None
+    return joined.arrived(node, ids, data, layout)
 
 
 def _gradient_of_segments(b: Context, rows: TableRows, node: Node, layout: Layout) -> PlacedOutputs:
@@ -91,7 +107,10 @@ def _gradient_of_segments(b: Context, rows: TableRows, node: Node, layout: Layou
     number = layout.rows_of(b.collectives.rank)[1]
     tensors = dict(zip(node.inputs, b.all_replicated(node.inputs)))
     # The rows of other ranks are added up in one row more, because the number of rows of a segment counts.
-    places = rows.own_places(tensors[indices], layout, others=number, outside=-1)
+    at = rows.own_places(tensors[indices], layout)
+    last, outside = (tf.constant(each, at.dtype) for each in (number, -1))
+    has_row = (tensors[indices] >= 0) & (at < number)
+    places = tf.where(has_row, tf.where(at < 0, last, at), outside)
     count = tf.constant(number + 1, others[-1].dtype)
     return _chunk(b, b.make(node, [tensors[gradient], places, tensors[others[0]], count])[0][:number])
 

@@ -12,11 +12,11 @@ a loop, which can have no collective.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.dims import ONE, if_certain
+from keras_ddl.cut.analysis.dims import ONE, Dim, if_certain
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Pending, PlacedOutputs, Placement, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
@@ -28,6 +28,7 @@ from keras_ddl.cut.values.row_exchange import SentRows
 
 # Where extents are open: the lines of a batch, and the bytes of rows whose number does not follow from these lines.
 USUAL_LINES, USUAL_BYTES = 4096, 4 << 20
+_ID_BYTES = 8  # at most
 
 
 class _Moved(NamedTuple):
@@ -37,6 +38,13 @@ class _Moved(NamedTuple):
     ids: Value
     route: Route
     layout: Layout
+
+
+class Arrived(NamedTuple):
+    """Rows of a table at the rank that owns them. `places`: of the rows in the rank's chunk."""
+
+    places: tf.Tensor
+    rows: tf.Tensor
 
 
 class TableRows:
@@ -94,15 +102,21 @@ class TableRows:
         b.ran(result.op)
         return [(result, placement if isinstance(placement, Sharded) else REPLICATED)]
 
-    def to_owners(
-        self, node: Node, indices: Value, rows: Value, shape: tf.TensorShape
-    ) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """Returns the rows of a table of this shape that ranks have for this rank, after their places in its chunk;
-        None: the rows are not sharded."""
-        layout, placement = self.layout_of(shape), if_certain(sharding_of_rows, self._b, indices, rows)
-        if layout is None or placement is None:
+    def arrived(self, node: Node, ids: Value, rows: Value, layout: Layout) -> Arrived | None:
+        """Returns the rows that ranks have for this rank, in the order of the batch; None: they are sharded in another
+        way than their indices."""
+        b = self._b
+        placement = if_certain(sharding_of_rows, b, ids, rows)
+        if placement is not None:
+            return self._at_owners(node, ids, rows, placement, layout)
+        if any(isinstance(b.placement(each), Sharded) for each in (ids, rows)):
             return None
-        return self.at_owners(node, indices, rows, placement, layout)
+        b.all_replicated([ids, rows])
+        at, rows_of_all = tf.reshape(b.replicated(ids), [-1]), tf.reshape(b.replicated(rows), [-1, layout.unit])
+        places = self.own_places(_as_index(at), layout)
+        # An index that no row has stays one, so that it is an error on all ranks where one process raises it.
+        mine = tf.where((places >= 0) | (at < 0))
+        return Arrived(tf.gather_nd(places, mine), tf.gather_nd(rows_of_all, mine))
 
     # ---- whether
 
@@ -115,13 +129,21 @@ class TableRows:
 
     def moves_less(self, indices: Value, layout: Layout, dtype: tf.DType) -> bool:
         """Whether rows at some indices, with the indices, take fewer bytes than what a rank lacks of a table."""
-        count = if_certain(self._b.extents.size, indices)
-        width = layout.unit * dtype.size
-        if count is not None and all(each.kind == "rows" for each in count.unknowns):
-            moved: int = count.factor * USUAL_LINES ** len(count.unknowns) * (width + indices.dtype.size)
-        else:
-            moved = USUAL_BYTES
-        others = layout.size - 1 if isinstance(self._b.placement(indices), Sharded) else 1  # each rank needs a share
+        is_sharded = isinstance(self._b.placement(indices), Sharded)
+        return self.takes_less([if_certain(self._b.extents.size, indices)], layout, dtype, is_sharded=is_sharded)
+
+    def takes_less(
+        self, counts: Sequence[Dim | None], layout: Layout, dtype: tf.DType, *, is_sharded: bool = True
+    ) -> bool:
+        """Whether these numbers of rows, with their indices, take fewer bytes than what a rank lacks of a table."""
+        row = layout.unit * dtype.size + _ID_BYTES
+        moved = 0
+        for count in counts:
+            if count is not None and all(each.kind == "rows" for each in count.unknowns):
+                moved += count.factor * USUAL_LINES ** len(count.unknowns) * row
+            else:
+                moved += USUAL_BYTES
+        others = layout.size - 1 if is_sharded else 1  # each rank needs a share
         return moved < others * layout.bytes(dtype)
 
     # ---- ways
@@ -138,10 +160,7 @@ class TableRows:
             self._asked[key] = Asked(sent.counts, self._places(ids, layout), counts)
         return self._asked[key]
 
-    def at_owners(
-        self, node: Node, ids: Value, rows: Value, placement: Sharded, layout: Layout
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows that ranks have for this rank, after their places in this rank's chunk."""
+    def _at_owners(self, node: Node, ids: Value, rows: Value, placement: Sharded, layout: Layout) -> Arrived:
         b = self._b
         key = b.origin(ids), placement, layout.rows
         if key not in self._routes:
@@ -151,7 +170,8 @@ class TableRows:
             else:
                 self._routes[key] = self._route(key, node, ids, placement, layout)
         route = self._routes[key]
-        return route.places, self._arrived_rows(_Moved(node, ids, route, layout), b.origin(rows), placement)
+        moved = _Moved(node, ids, route, layout)
+        return Arrived(route.places, self._arrived_rows(moved, b.origin(rows), placement))
 
     def _route(self, key: Hashable, node: Node, ids: Value, placement: Sharded, layout: Layout) -> Route:
         """Returns the way of rows with these indices, whose owners do not know them."""
@@ -173,7 +193,7 @@ class TableRows:
 
     def _is_in_rows(self, value: Value) -> bool:
         """Whether each rank has the entries of its rows of the batch, which lie along the first axis."""
-        placement = self._b.placement(value)
+        placement = self._b.placement(value) if self._b.is_placed(value) else None
         return isinstance(placement, Sharded) and placement.axis == 0 and placement.blocks == ONE
 
     # ---- rows
@@ -198,12 +218,14 @@ class TableRows:
             elif is_here and self._repeats(rows, moved.layout):
                 self._arrived[key] = self._arrived_once(key, moved, rows)
             else:
-                self._arrived[key] = b.requests.exchange(key, lambda: self._sent(moved, rows, placement)).rows
+                received = b.requests.exchange(key, lambda: self._sent(moved, rows, placement))
+                self._arrived[key] = tf.cast(received.rows, rows.dtype)
         return self._arrived[key]
 
     def _sent(self, moved: _Moved, rows: Value, placement: Placement) -> SentRows:
         local = tf.reshape(self._b.redistributed(rows, placement), [-1, moved.layout.unit])
         in_order, route, total = tf.gather(local, moved.route.order), moved.route, moved.layout.bytes(rows.dtype)
+        in_order = tf.cast(in_order, tf.uint8) if rows.dtype == tf.bool else in_order
         return SentRows(in_order, route.sent, route.received, moved.node, rows, rows.dtype.size, total)
 
     def _arrived_once(self, key: Hashable, moved: _Moved, rows: Value) -> tf.Tensor:
@@ -256,16 +278,16 @@ class TableRows:
             return None
         operands = {b.origin(each) for each in node.inputs if each.rank != 0}
         before = operands.pop() if len(operands) == 1 else None
-        if before is None or before.rank is None or before.dtype.size > rows.dtype.size:
+        if before is None or before.rank is None or before.dtype.size > rows.dtype.size or not b.is_placed(before):
             return None
         is_there = b.placement(before) in (REPLICATED, placement) and before.dtype.is_floating
         return before if is_there and b.dims(before) == b.dims(rows) else None
 
-    def own_places(self, ids: tf.Tensor, layout: Layout, *, others: int, outside: int) -> tf.Tensor:
-        """Returns the places of rows in this rank's chunk; `others`: of other ranks' rows. `outside`: of no row."""
+    def own_places(self, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """Returns the places of rows in this rank's chunk: -1 for rows of other ranks and negative indices, and a place
+        behind the chunk for indices that are too large."""
         first, count = layout.rows_of(self._b.collectives.rank)
-        exists = (ids >= 0) & (ids < layout.rows)
-        other = tf.where(exists, tf.constant(others, ids.dtype), tf.constant(outside, ids.dtype))
+        other = tf.where(ids < layout.rows, tf.constant(-1, ids.dtype), tf.constant(count, ids.dtype))
         return tf.where((ids >= first) & (ids < first + count), ids - first, other)
 
     def _places(self, ids: tf.Tensor, layout: Layout) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Operations that compute each entry by itself."""
+"""Specs of operations that compute each entry independently."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LINEAR = {
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), Linear(together=True, adds=True)),
 }
 # Operations on strings: on each entry of the first operand (the others are numbers and patterns), or of several.
-_OF_FIRST = (
+_FIRST_STRING_OPS = (
     "StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "
     "RegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode UnicodeScript Bucketize"
 )
-_OF_SEVERAL = "StringJoin Substr"
+_SEVERAL_STRING_OPS = "StringJoin Substr"
 
 
-def _of_first(known: Extents, node: Node) -> Factors:
+def _entrywise_on_first(known: Extents, node: Node) -> Factors:
     labels = labels_of(known.dims(node.inputs[0]))
     return Factors([labels, *[None] * (len(node.inputs) - 1)], [labels])
 
@@ -39,11 +39,11 @@ def _broadcast(known: Extents, node: Node) -> Factors:
 
 
 for _type in UNARY:
-    spec(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_of_first)
+    spec(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_entrywise_on_first)
 for _type in (*BINARY, "AddN"):
     spec(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_broadcast)
-spec(*_OF_FIRST.split())(_of_first)
-spec(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadcast)
+spec(*_FIRST_STRING_OPS.split())(_entrywise_on_first)
+spec(*_SEVERAL_STRING_OPS.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadcast)
 
 
 @spec("Bitcast")
@@ -74,9 +74,8 @@ def _first_extents(known: Extents, node: Node) -> ResultExtents:
 # ---- integers in shapes
 
 
-def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> NumbersRule:
-    """Returns a function for the integer results of a binary operation; `apply` returns None if a result is not
-    certain."""
+def _binary_numbers(apply: Callable[[Dim, Dim], Dim | None]) -> NumbersRule:
+    """Returns a function for the integer results of a binary operation. `apply` returns None for uncertain results."""
 
     def rule(known: Extents, node: Node) -> ResultNumbers:
         a, b = map(known.numbers, node.inputs)
@@ -89,13 +88,15 @@ def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> NumbersRule:
     return rule
 
 
-numbers("Mul")(_of_two(lambda a, b: a * b))
-numbers("Add", "AddV2")(_of_two(lambda a, b: a + b))
-numbers("Sub")(_of_two(lambda a, b: a - b))
-numbers("Maximum")(_of_two(lambda a, b: a.larger_of(b)))
-numbers("Minimum")(_of_two(lambda a, b: a.smaller_of(b)))
-numbers("FloorDiv")(_of_two(lambda a, b: None if b == 0 else a.floor_divided_by(b)))
-numbers("FloorMod")(_of_two(lambda a, b: Dim(a.number % b.number) if a.number is not None and b.number else None))
+numbers("Mul")(_binary_numbers(lambda a, b: a * b))
+numbers("Add", "AddV2")(_binary_numbers(lambda a, b: a + b))
+numbers("Sub")(_binary_numbers(lambda a, b: a - b))
+numbers("Maximum")(_binary_numbers(lambda a, b: a.larger_of(b)))
+numbers("Minimum")(_binary_numbers(lambda a, b: a.smaller_of(b)))
+numbers("FloorDiv")(_binary_numbers(lambda a, b: None if b == 0 else a.floor_divided_by(b)))
+numbers("FloorMod")(
+    _binary_numbers(lambda a, b: Dim(a.number % b.number) if a.number is not None and b.number else None)
+)
 
 
 @numbers("Cast")

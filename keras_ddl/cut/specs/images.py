@@ -1,7 +1,8 @@
-"""Convolutions, pooling, resizing: images are independent; gradients of filters are sums over images.
+"""Specs of convolutions, pooling and resizing. Images are independent; gradients of filters are sums over images.
 
-Channels are a factor where they are taken one by one (pools, resizes, depthwise filters) or contracted (convolutions):
-filters [..., i, o] cut along o give channels that are cut, and along i parts of a sum. Height and width are replicated.
+Channels are a factor if they are independent (pools, resizes, depthwise filters) or contracted (convolutions). Filters
+[..., i, o] that are cut along o give channels that are cut; if they are cut along i, they give parts of a sum. Height
+and width are replicated.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _extents_of(known: Extents, value: Value) -> Dims:
 
 
 def _image(node: Node, rank: int, space: str, channel: str) -> str:
-    """Returns the labels of images: `a` for one of them, one of `space` for each axis of an image, and `channel`."""
+    """Returns the labels of images: `a` for the images, one of `space` for each axis of an image, and `channel`."""
     return f"a{channel}{space[: rank - 2]}" if _is_first(node) else f"a{space[: rank - 2]}{channel}"
 
 
@@ -49,7 +50,7 @@ def _channel(node: Node, dims: Dims) -> Dim:
 
 
 def _shape(known: Extents, node: Node, place: int, labels: str) -> ShapeOf:
-    """Returns the operand that is the shape of the result. Raises: Uncertain: it is height and width alone."""
+    """Returns the operand that is the result's shape. Raises: Uncertain: it consists only of height and width."""
     if len(known.numbers(node.inputs[place])) != len(labels):
         raise Uncertain
     return ShapeOf(labels)
@@ -62,7 +63,7 @@ _ChannelsOf = Callable[[Dim, Dims], _Channels]
 
 
 def _contracted(channels: Dim, filters: Dims) -> _Channels:
-    """Filters of groups of channels take only some channels: then channels are replicated."""
+    """Channels are contracted with filters, but replicated if filters take groups of channels."""
     return ("i", "i", "o", "o") if channels == filters[-2] else ("I", "J", "O", "O")
 
 
@@ -87,22 +88,22 @@ def _convolution(types: str, channels: _ChannelsOf, combine: str | None) -> None
         images, filters, made = labels(node, len(dims), channels(_channel(node, dims), known.dims(node.inputs[1])))
         return Factors([images, filters], [made])
 
-    def of_images(known: Extents, node: Node) -> Factors:
+    def image_gradient(known: Extents, node: Node) -> Factors:
         shape, filters = known.numbers(node.inputs[0]), known.dims(node.inputs[1])
         if len(shape) != len(filters):
             raise Uncertain
         images, kernel, made = labels(node, len(shape), channels(_channel(node, shape), filters))
         return Factors([ShapeOf(images), kernel, made], [images])
 
-    def of_filters(known: Extents, node: Node) -> Factors:
+    def filter_gradient(known: Extents, node: Node) -> Factors:
         dims, filters = _extents_of(known, node.inputs[0]), known.numbers(node.inputs[1])
         images, kernel, made = labels(node, len(dims), channels(_channel(node, dims), filters))
         return Factors([images, _shape(known, node, 1, kernel), made], [kernel])
 
-    name, of_input, of_filter = types.split()
+    name, input_type, filter_type = types.split()
     _specs(name, forward, combine)
-    _specs(of_input, of_images, combine)
-    _specs(of_filter, of_filters, "sum")
+    _specs(input_type, image_gradient, combine)
+    _specs(filter_type, filter_gradient, "sum")
 
 
 _convolution("Conv2D Conv2DBackpropInput Conv2DBackpropFilter", _contracted, "sum")
@@ -134,8 +135,8 @@ def _pool_gradient(known: Extents, node: Node) -> Factors:
     """Operands: images, the results of a pool, and a gradient of either."""
     rank, channel = len(_extents_of(known, node.inputs[0])), _pooled(node)
     images, made = _image(node, rank, _IN, channel), _image(node, rank, _OUT, channel)
-    of_gradient = node.type.endswith("GradGrad")
-    return Factors([images, made, images if of_gradient else made], [made if of_gradient else images])
+    is_second_gradient = node.type.endswith("GradGrad")
+    return Factors([images, made, images if is_second_gradient else made], [made if is_second_gradient else images])
 
 
 def _average_gradient(known: Extents, node: Node) -> Factors:
@@ -153,7 +154,7 @@ _specs("AvgPoolGrad AvgPool3DGrad", _average_gradient)
 
 
 def _each(known: Extents, node: Node) -> Factors:
-    """Channels are computed of one another, or of height and width."""
+    """For operations that mix channels, or mix them with height and width."""
     return Factors(["aXYC", *[None] * (len(node.inputs) - 1)], ["a" + NEW * 3])
 
 
@@ -180,11 +181,11 @@ _specs("ResizeBilinearGrad ResizeBicubicGrad", _resize_gradient)
 
 @spec("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def _transformed(known: Extents, node: Node) -> Factors:
-    """One transform for every image, or one for all."""
+    """There is one transform for each image, or one for all images."""
     images, transforms = known.dims(node.inputs[0]), known.dims(node.inputs[1])
     size = if_certain(known.numbers, node.inputs[2])
     one = transforms[0] == Dim(1) and images[0] != 1
-    # Height and width of the result are the numbers of the third operand, not a shape that a rank would change.
+    # The result's height and width are numbers in the third operand, which a rank must not adapt as it adapts a shape.
     known_size = size is not None and len(size) == 2
     operands: list[Operand] = ["aBCd", "1E" if one else "aE", *[None] * (len(node.inputs) - 2)]
     if known_size:

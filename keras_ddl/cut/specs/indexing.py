@@ -1,4 +1,4 @@
-"""Looking up by index, counting, and the extents of sums by index."""
+"""Specs of look-ups by index and counts, and the extents of sums by index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras_ddl.cut.operations.factors import LABELS, NEW, Factors, Linear, label
 
 @spec("GatherV2", linear=Linear(at=(0,), moves=True))
 def _gather(known: Extents, node: Node) -> Factors:
-    """`batch...before K after..., batch...at -> batch...before at after...`: K is looked up in."""
+    """`batch...before K after..., batch...at -> batch...before at after...`: `at` are indices into axis K."""
     table, at, axis = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.constants(node.inputs[2])
     if len(table) + len(at) > len(LABELS):
         raise Uncertain
@@ -35,7 +35,7 @@ def _gather_nd(known: Extents, node: Node) -> Factors:
 
 @spec("LowerBound", "UpperBound")
 def _bounds(known: Extents, node: Node) -> Factors:
-    """Places in sorted rows, with one row of values for each sorted row."""
+    """Finds positions in sorted rows; there is one row of values for each sorted row."""
     return Factors(["rA", "rb"], ["rb"])
 
 
@@ -57,7 +57,7 @@ def _one_hot(known: Extents, node: Node) -> Factors:
 
 @spec("DenseBincount", combine="sum")
 def _bincount(known: Extents, node: Node) -> Factors:
-    """Counts in each row [rows, n], or in all entries [n]; or only whether a value occurs."""
+    """Counts the values of each row [rows, n] or of all entries [n], or finds only whether a value occurs."""
     value, size, weights = node.inputs
     labels, weight_dims = labels_of(known.dims(value)), known.dims(weights)
     unweighted = any(each == 0 for each in weight_dims)

@@ -52,7 +52,7 @@ def _spectra(known: Extents, node: Node) -> Factors:
 
 
 @spec("MatrixDiagV3")
-def _of_diagonals(known: Extents, node: Node) -> Factors:
+def _matrix_diag(known: Extents, node: Node) -> Factors:
     """Only for one diagonal per matrix; several diagonals would be a matrix themselves."""
     if node.inputs[1].rank != 0:
         raise Uncertain

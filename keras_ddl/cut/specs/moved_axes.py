@@ -1,4 +1,4 @@
-"""Operations that move entries and compute nothing, so parts stay parts, however they are combined."""
+"""Specs of operations that only move entries. Partial values stay partial, for any operation that combines them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _reverse_sequence(known: Extents, node: Node) -> Factors:
 
 
 def _squeezed_axes(dims: Dims, node: Node) -> list[int]:
-    """Returns the axes that a Squeeze takes from a tensor of extents `dims`."""
+    """Returns the axes that a Squeeze removes from a tensor of extents `dims`."""
     named = [axis % len(dims) for axis in node.attr("squeeze_dims", list)]
     return named or [axis for axis, each in enumerate(dims) if certain(each.number) == 1]
 
 
 def _make_squeeze(b: Context, node: Node, local: LocalOperands) -> list[tf.Tensor]:
-    # With explicit axes, because a rank may have one row of a batch that has more.
+    # The axes are explicit, because a rank may have one row of a batch that has more.
     axes = _squeezed_axes(b.dims(node.inputs[0]), node)
     return [tf.squeeze(local.tensors[0], axes) if axes else tf.identity(local.tensors[0])]
 

@@ -47,7 +47,7 @@ def _stitched(known: Extents, node: Node) -> ResultNumbers:
 
 @numbers("ConcatOffset")
 def _offsets(known: Extents, node: Node) -> ResultNumbers:
-    """Where the parts of a concatenation begin."""
+    """Returns the positions at which the parts of a concatenation begin."""
     (axis,), shapes = known.constants(node.inputs[0]), [known.numbers(each) for each in node.inputs[1:]]
     if not 0 <= axis < len(shapes[0]):
         raise Uncertain

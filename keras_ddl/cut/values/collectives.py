@@ -12,7 +12,7 @@ from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.analysis.program import Node, Value
 
 GATHER = "gather"
-_OF_SUM = ("tensor_name", "T", "reduction", "compression", "feedback")
+_SUM_ATTRIBUTES = ("tensor_name", "T", "reduction", "compression", "feedback")
 # Dtypes that ranks can combine (ops.all_reduce), bools as uint8. Values of other dtypes are never parts.
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
@@ -48,7 +48,12 @@ class Depths(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How tensors are reduced. Attributes: depths: None if unknown. compressed: rounded to 16 bits between hosts."""
+    """The options of a reduction.
+
+    Attributes:
+        depths: None if unknown.
+        compressed: whether values are rounded to 16 bits between hosts.
+    """
 
     depths: Depths | None = None
     compressed: bool = False
@@ -90,8 +95,7 @@ class Collectives:
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str, depths: Depths | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and how many came from
-        each."""
+        """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and their numbers."""
         raise NotImplementedError
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
@@ -267,5 +271,5 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
 
 def _agreed(operation: tf.Operation) -> str:
     """Returns the properties of a planned collective on which ranks must agree."""
-    attrs = _OF_SUM if operation.type == "DdlAllReduceN" else ("tensor_name", "T")
+    attrs = _SUM_ATTRIBUTES if operation.type == "DdlAllReduceN" else ("tensor_name", "T")
     return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"

@@ -1,7 +1,7 @@
-"""How the entries of a variable are distributed over ranks: in flat shards, in slices along an axis, or in both.
+"""Layouts, which distribute the entries of a variable over ranks: in flat shards, in slices along an axis, or in both.
 
-`boxes(rank)` gives a rank's part as boxes of the global tensor. All other methods describe the same part in the form in
-which a rank holds it.
+`boxes(rank)` returns a rank's part as boxes of the global tensor. All other methods describe the same part in the form
+in which a rank holds it.
 """
 
 from __future__ import annotations
@@ -155,8 +155,9 @@ class Slices:
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """Distributes a variable over all ranks of a mesh: slices over model ranks, and each slice in flat shards over data
-    ranks. Rank r has the data position r // model.
+    """Distributes a variable over a mesh: slices over model ranks, and each slice in flat shards over data ranks.
+
+    Rank r has the data position r // model.
 
     Attributes: shape: of the global tensor. axis: the axis that is cut. data, model: the extents of the mesh.
     """

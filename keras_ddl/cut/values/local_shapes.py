@@ -129,8 +129,7 @@ class LocalShapes:
         return self._once(("total", *map(_key, numbers)), lambda: functools.reduce(operator.add, numbers))
 
     def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns the same tensor when asked again, because a step uses the shapes of a few tensors thousands of
-        times."""
+        """Returns the same tensor for repeated requests, because a step uses a few shapes thousands of times."""
         key = tf.compat.v1.get_default_graph(), key
         if key not in self._integers:
             with no_dependencies():

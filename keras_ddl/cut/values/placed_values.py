@@ -68,10 +68,10 @@ class PlacedValues(LocalShapes):
         self.rows_by_extent = True
         self.extents = Extents(self.rows)
         self.requests = Requests(self.collectives, self.report, self.scope)
-        self.node: Node | None = None  # which is being built
+        self.node: Node | None = None  # the node that is being built
         self._placed: dict[Value, PlacedTensor] = {}
         self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # in further placements
-        self._forwarded: dict[Value, Value] = {}  # outputs of Identity and the like, by the value that they forward
+        self._forwarded: dict[Value, Value] = {}  # outputs of Identity and similar -> the value that they forward
         self._materializers: dict[Value, Materializer] = {}
         self._replicators: dict[Value, Callable[[], tf.Tensor]] = {}
         self._batch_dependent: set[Value] = set()
@@ -126,7 +126,7 @@ class PlacedValues(LocalShapes):
         return value in self._materializers
 
     def earlier_kind(self, node: Node) -> str | None:
-        """Returns which collective of the earlier axis an operation is, or None."""
+        """Returns the kind of collective, if an operation is one of the earlier axis, else None."""
         return None if self.earlier is None else self.earlier.kind_of(node)
 
     # ---- placing values
@@ -159,15 +159,14 @@ class PlacedValues(LocalShapes):
         self.cache_replicated(value, tensor)
 
     def new_value(self, node: Node, like: tf.Tensor, tensor: tf.Tensor, placement: Placement) -> Value:
-        """Places a tensor that is not a value of the program. It belongs to `node` and has the global shape of
-        `like`."""
+        """Places a tensor that is not a value of the program, but belongs to `node`. `like`: has its global shape."""
         value = Value(like, node, -1)
         self._placed[value] = PlacedTensor(tensor, placement)
         return value
 
     @contextlib.contextmanager
     def placed_as(self, placed: Mapping[Value, PlacedTensor]) -> Iterator[None]:
-        """Inside, these values have the given placements."""
+        """Gives these values other tensors and placements within the block."""
         before = {value: self._placed[value] for value in placed}
         self._placed.update(placed)
         try:
@@ -190,8 +189,7 @@ class PlacedValues(LocalShapes):
         self._replicators[value] = replicator
 
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
-        """Lets a rank build its shard of a replicated value alone. The global tensor is then computed only if it is
-        read.
+        """Lets a rank build its shard of a replicated value alone. The global tensor is only computed if it is read.
 
         materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
         """
@@ -207,10 +205,11 @@ class PlacedValues(LocalShapes):
             before = self._placed[value]
             if placement == FLAT_SHARD and before.placement == PARTIAL:
                 self._redistributed[value, PARTIAL] = before.tensor
-        self._replace(placed)
+        self.place_again(placed)
         self._redistributed.update({(value, REPLICATED): tensor for value, tensor in gathered.items()})
 
-    def _replace(self, placed: Mapping[Value, PlacedTensor]) -> None:
+    def place_again(self, placed: Mapping[Value, PlacedTensor]) -> None:
+        """Changes the placements of values, and of the values that forward them."""
         self._placed.update(placed)
         for value, origin in self._forwarded.items():
             if origin in placed and value in self._placed:
@@ -235,7 +234,7 @@ class PlacedValues(LocalShapes):
         return self.redistributed(value, REPLICATED)
 
     def request(self, value: Value, placement: Placement) -> bool:
-        """Redistributes a value, or requests the collective that this takes. Returns: whether the result is there."""
+        """Redistributes a value, or requests the collective that this needs. Returns: whether the result is ready."""
         try:
             self.redistributed(value, placement)
         except Pending:
@@ -309,10 +308,10 @@ class PlacedValues(LocalShapes):
                 )
             self.requests.add(placement.op, value, tensor, self.node)
             raise Pending
-        assert isinstance(placement, (Sharded, TensorList))
         with no_dependencies():
             if value in self._replicators:
                 return self._replicators[value]()
+            assert isinstance(placement, (Sharded, TensorList)), f"{value} is {placement}"
             result = self._all_gather(value, tensor, placement)
         self.report.gathered(value, self.node)
         return result
@@ -346,7 +345,7 @@ class PlacedValues(LocalShapes):
         if self.placement(value) == REPLICATED:  # built again from sums rather than gathered
             return
         self._redistributed[origin, FLAT_SHARD] = self.local(value)
-        self._replace({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
+        self.place_again({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
 
     def sum_over_ranks(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a sum that is not a value of the program, for the rule of `node`. Raises: Pending.
@@ -360,7 +359,7 @@ class PlacedValues(LocalShapes):
     ) -> dict[str, tf.Tensor]:
         """Returns, by name, combinations of ranks' parts that are not values of the program, for the rule of `node`.
 
-        parts: functions that build this rank's parts, called once. Raises: Pending, when all parts are requested.
+        parts: functions that build this rank's parts, called once. Raises: Pending, after requesting all parts.
         """
         values = self._parts_of_rules.setdefault(node, {})
         for name, part in parts.items():

@@ -65,11 +65,11 @@ def all_gather(
         gathered: list[tf.Tensor] = []
         start: Scalar = 0
         for place, number in enumerate(placement.rows):
-            batch, of_one = shapes.batches[number], replace(placement, rows=(number,))
+            batch, single_placement = shapes.batches[number], replace(placement, rows=(number,))
             own = rows(shapes, seen, axis + 1, start, batch.local)
-            own = tf.reshape(own, shapes.vector([*front, shapes.local_extent(of_one), *back]))
-            own.set_shape(shapes.static_local_shape(local.shape, of_one))
-            whole = all_gather(shapes, collectives, f"{name}/{place}", own, of_one, extent)
+            own = tf.reshape(own, shapes.vector([*front, shapes.local_extent(single_placement), *back]))
+            own.set_shape(shapes.static_local_shape(local.shape, single_placement))
+            whole = all_gather(shapes, collectives, f"{name}/{place}", own, single_placement, extent)
             gathered.append(tf.reshape(whole, shapes.vector([*front, blocks, batch.total, unit, *back])))
             start = shapes.total([start, batch.local])
         return tf.reshape(tf.concat(gathered, axis + 1), shapes.vector([*front, shapes.extent(placement), *back]))

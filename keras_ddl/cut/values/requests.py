@@ -1,7 +1,6 @@
-"""Requests for sums over ranks, reduce-scatters, all-gathers and rows of tables: collected until nothing else can be
-built.
+"""Collects requests for sums, reduce-scatters, all-gathers and rows of tables until nothing else can be built.
 
-Values that are requested together do not depend on one another's results, so they travel in buckets, in the order in
+Values that are requested together do not depend on one another's results, so they are sent in buckets, in the order in
 which they become ready.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+from keras_ddl.communicator import step_names
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.placements import FLAT_SHARD, REPLICATED, Pending, PlacedTensor
 from keras_ddl.cut.analysis.program import Node, Value
@@ -20,12 +20,12 @@ from keras_ddl.cut.values.collectives import Collectives, Depths, Reduction
 from keras_ddl.cut.values.row_exchange import ReceivedRows, SentRows
 
 REDUCE_SCATTER, ALL_GATHER = "reduce_scatter", "all_gather"
-_ALONE = 4 << 20  # bytes from which a flat shard travels alone, because concatenating it with others would copy it
+_ALONE = 4 << 20  # bytes from which a flat shard is sent alone, because concatenating it with others would copy it
 
 
 class _Request(NamedTuple):
     tensor: tf.Tensor  # this rank's part
-    reader: Node | None  # which needs the result
+    reader: Node | None  # the node that needs the result
 
 
 class Requests:
@@ -51,9 +51,9 @@ class Requests:
         self._by_kind.setdefault(kind, {}).setdefault(value, _Request(tensor, reader))
 
     def exchange(self, key: Hashable, rows: Callable[[], SentRows]) -> ReceivedRows:
-        """Returns what this rank receives when all ranks send rows. `rows`: called once.
+        """Returns the rows that this rank receives when all ranks send rows. `rows`: makes its own; called once.
 
-        Raises: Pending: they are yet to travel, together with rows that are requested until then.
+        Raises: Pending: the rows will be sent later, together with rows that are requested until then.
         """
         if key not in self._received:
             if key not in self._sent:
@@ -68,15 +68,14 @@ class Requests:
         return bool(self._by_kind or self._sent)
 
     def make(self, rounds: int) -> tuple[dict[Value, PlacedTensor], dict[Value, tf.Tensor]]:
-        """Makes the collectives; if rows are to travel, only theirs, so that more sums come together. COLLECTIVE.
+        """Makes the collectives; if rows must be sent, only these, so that more sums come together. COLLECTIVE.
 
         rounds: number of rounds of earlier collectives that these may wait for.
         Returns: (parts that were replicated or scattered; flat shards that were gathered).
         """
         if not self:
             raise AssertionError("the cut does not finish: no value is requested, and nodes are left")
-        # The names show in a timeline which collectives may have waited for others (observe/timeline/waits.py).
-        prefix = f"{self._scope}after_{rounds}/" if rounds else self._scope
+        prefix = step_names.after(self._scope, rounds)
         if self._sent:
             self._move_rows(prefix)
             return {}, {}
@@ -142,9 +141,9 @@ class Requests:
                     self._collectives, list(some.values()), self._name(prefix, "all_to_all"), depths
                 )
             self._received.update(zip(some, received))
-            self._tell(list(some.values()))
+            self._report_rows(list(some.values()))
 
-    def _tell(self, sent: Sequence[SentRows]) -> None:
+    def _report_rows(self, sent: Sequence[SentRows]) -> None:
         shapes = [each.of.shape for each in sent]
         is_known = all(each.is_fully_defined() for each in shapes)
         bytes_ = sum(n.num_elements() * each.entry_bytes for n, each in zip(shapes, sent)) if is_known else None

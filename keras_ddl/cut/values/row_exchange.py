@@ -31,7 +31,7 @@ class SentRows(NamedTuple):
 
     @property
     def kind(self) -> tuple[tf.DType, tuple[int | None, ...], bool]:
-        """What rows that travel together have in common."""
+        """The key of rows that can be sent together."""
         return self.rows.dtype, tuple(self.rows.shape.as_list()[1:]), self.received is None
 
 

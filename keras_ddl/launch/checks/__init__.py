@@ -1,1 +1,1 @@
-"""What is looked at on each host before the programs start."""
+"""Checks of each host before the programs start."""

@@ -1,4 +1,4 @@
-"""The GPUs of this host: what the kernel, NVIDIA's driver and TensorFlow see, and why TensorFlow sees none."""
+"""Checks which GPUs of this host the kernel, NVIDIA's driver and TensorFlow see, and why TensorFlow sees none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from keras_ddl import packages
 from keras_ddl.launch.checks.finding import Finding, Severity
 
-# TensorFlow's build for CUDA loads them when it looks for GPUs, and sees none if one is not there.
+# TensorFlow's CUDA build loads these libraries when it looks for GPUs, and sees no GPU if one library is missing.
 _LIBRARIES = ("cudart", "cublas", "cublasLt", "cufft", "cusolver", "cusparse", "cudnn")
 _DRIVER = "libcuda.so.1"
 _IN_CONTAINERS = "If this is a container, start it with its GPUs: docker run --gpus all."
@@ -23,9 +23,9 @@ _OWN_MESSAGE = (
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver's library answers. `problem`: why it answers nothing, or "".
+    """The driver library's facts about the GPUs that this process may use.
 
-    `cuda`: the newest CUDA that it runs, as (12, 8). `names` and `ids` are those of the GPUs that this process may use.
+    `problem`: why there are no facts, or "". `cuda`: the newest CUDA that it runs, as (12, 8).
     """
 
     problem: str = ""
@@ -40,7 +40,7 @@ def device_files(root: Path = Path("/")) -> list[Path]:
 
 
 def ask_driver() -> Driver:
-    """Asks NVIDIA's driver for the GPUs, which takes no memory on them."""
+    """Asks NVIDIA's driver for the GPUs, without using memory on them."""
     try:
         cuda = ctypes.CDLL(_DRIVER)
     except OSError as error:
@@ -65,7 +65,7 @@ def ask_driver() -> Driver:
 
 
 def identity_of(index: int) -> str:
-    """Returns what tells GPU `index` of this process from all others, also where processes see different GPUs."""
+    """Returns a unique name of this process's GPU `index`, even if processes see different GPUs."""
     ids = ask_driver().ids
     return ids[index] if index < len(ids) else f"{index} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
 
@@ -106,7 +106,7 @@ def check_tensorflow(names: list[str]) -> Finding | None:
     """Returns `check_host`'s finding, or why TensorFlow sees no GPU although the driver does.
 
     Args:
-        names: what `names_in_tensorflow` has returned.
+        names: the result of `names_in_tensorflow`.
     """
     found = check_host()
     if names or found is None or found.severity is not Severity.OK:

@@ -102,7 +102,7 @@ def check_shared_memory(hosts: Sequence[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def compare(ranks: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Returns what is not OK about the ranks' hosts, worst first. `ranks`: the facts that each rank reported."""
+    """Returns the problems of the ranks' hosts, worst first. `ranks`: the facts that each rank reported."""
     hosts = list({facts["host"]: facts for facts in reversed(ranks)}.values())[::-1]
     findings = [*compare_versions(hosts), *check_shared_memory(hosts), *compare_clocks(hosts)]
     return sorted((each for each in findings if each.severity > Severity.OK), key=lambda each: -each.severity)

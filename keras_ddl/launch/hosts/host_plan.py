@@ -1,4 +1,4 @@
-"""Tracks which ranks run on which host, and plans which start or leave when the host file changes."""
+"""Tracks which ranks run on which host, and plans which ranks start or leave when the host file changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from keras_ddl.launch.hosts import Host
 
-MAX_LOSSES = 3  # of a host that still takes processes in place of lost ones
+MAX_LOSSES = 3  # lost processes after which a host gets no replacements
 
 
 class HostPlan:
@@ -16,7 +16,7 @@ class HostPlan:
     Args:
         hosts: hosts at the start; ranks fill one after the other.
         num_ranks: number of ranks at the start; spares follow them.
-        min_ranks: ranks that stay whatever the file says.
+        min_ranks: ranks that stay, independently of the file.
         max_ranks: upper limit on ranks; None: as many as the hosts have slots for.
     """
 
@@ -27,12 +27,12 @@ class HostPlan:
         names = [host.name for host in hosts for _ in range(host.slots)][: num_ranks + spares]
         self._host_of = dict(enumerate(names))  # of living processes
         self._local_rank_of = {rank: names[:rank].count(name) for rank, name in enumerate(names)}
-        self.spares = set(range(num_ranks, num_ranks + spares))  # of them, those that wait
+        self.spares = set(range(num_ranks, num_ranks + spares))  # living processes that wait
         self._min_ranks, self._max_ranks = min_ranks, max_ranks
         self._gone: set[str] = set()  # hosts that were lost, or where nothing could be started
         self._losses: Counter[str] = Counter()
         self.takes_newcomers = True
-        """Whether processes are started in place of lost ones, and on new hosts."""
+        """Whether processes are started to replace lost ones, and on new hosts."""
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -47,9 +47,9 @@ class HostPlan:
         return [self._local_rank_of[rank] for rank in ranks], self._slots[self._host_of[ranks[0]]]
 
     def change(self, hosts: Iterable[Host]) -> None:
-        """Notes that the file now names `hosts`."""
+        """Records that the file now names `hosts`."""
         slots = {host.name: host.slots for host in hosts}
-        # They keep their places. One that the file has left out in between is as good as new.
+        # Known hosts keep their places. A host that the file omitted in between counts as new.
         order = [name for name in self._slots if name in slots] + [name for name in slots if name not in self._slots]
         self._gone &= slots.keys()
         for name in self._losses.keys() - slots.keys():
@@ -68,15 +68,15 @@ class HostPlan:
             self._gone.add(name)
 
     def is_exhausted(self, name: str) -> bool:
-        """Whether a host has lost so many ranks that it gets no more."""
+        """Whether a host has lost too many ranks to get more."""
         return self._losses[name] >= MAX_LOSSES
 
     def lose_host(self, name: str) -> None:
-        """Notes that no process can be started on this host until the file has omitted it once."""
+        """Records that no process can be started on this host until the file has omitted it once."""
         self._gone.add(name)
 
     def surplus(self, members: Iterable[int]) -> list[int]:
-        """Returns the members of the job without a slot in the file, as many as may leave."""
+        """Returns the members of the job that have no slot in the file, limited to as many as may leave."""
         members = [rank for rank in members if rank in self._host_of]
         left, surplus = Counter(self._slots), list[int]()
         for rank in members:
@@ -86,7 +86,7 @@ class HostPlan:
         return surplus
 
     def needless(self, members: Iterable[int]) -> list[int]:
-        """Returns the spares and newcomers, which are not members yet, without a slot in the file."""
+        """Returns the spares and newcomers (not yet members) that have no slot in the file."""
         left, needless = Counter(self._slots), []
         for rank in members:
             left[self._host_of.get(rank, "")] -= 1

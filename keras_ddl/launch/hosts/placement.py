@@ -85,7 +85,7 @@ class Placement:
         fixed: the hosts of the command line; empty: this host, or the hosts of the resource manager.
         discovery: a script that names the hosts instead.
         lost: names of lost hosts, which are left out as long as the others have enough slots.
-        order: names of all hosts so far, which keep this order when a script names them in another.
+        order: names of all hosts so far, which keep this order even if a script prints them in another.
     """
 
     wanted: int | None

@@ -27,7 +27,7 @@ _OUTER_JOB = re.compile(
 )
 # For a job on one host: otherwise Open MPI's ranks listen on all interfaces, although no other host connects.
 ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
-# Debian's home of nobody. Not a directory that others may write to: Open MPI and Python load code from HOME.
+# Debian's home of nobody. Other users cannot write to it, because Open MPI and Python load code from HOME.
 _NO_HOME = "/nonexistent"
 ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
@@ -47,8 +47,9 @@ class Mpirun:
 
 
 def find(path: str | None = None) -> Mpirun:
-    """Returns the mpirun to use: `path` (or the program of this name), else KERAS_DDL_MPIRUN, else that of the site's
-    MPI for which keras_ddl was built, else the one beside python, else the first in PATH.
+    """Returns the mpirun to use: `path` (or the program of this name), else KERAS_DDL_MPIRUN, else the first found.
+
+    It looks for the mpirun of the site's MPI for which keras_ddl was built, then beside python, then in PATH.
 
     Raises: LaunchError: there is no mpirun, or it is of an unknown family.
     """

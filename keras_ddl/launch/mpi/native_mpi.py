@@ -31,8 +31,9 @@ print(json.dumps({{key: native_library.mpi_text(name) for key, name in {_FUNCTIO
 
 @functools.cache
 def describe(family: str = "") -> dict[str, str]:
-    """Returns family, version, path and site_launcher ("" unless built for a site's MPI) of the MPI, or
-    {"problem": why} if it cannot be loaded.
+    """Returns the MPI's family, version, path and site_launcher ("" unless built for a site's MPI).
+
+    If it cannot be loaded, returns {"problem": why}.
 
     `family`: "Open MPI" or "MPICH", preferred if the native library supports several MPIs.
 

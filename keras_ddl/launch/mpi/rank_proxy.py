@@ -1,9 +1,9 @@
-"""What mpirun starts for each rank: a proxy, whose child is the rank's wrapper.
+"""The proxy that mpirun starts for each rank. Its child is the rank's wrapper.
 
     python -P -m keras_ddl.launch.mpi.rank_proxy -- python train.py ...
 
-The wrapper has a process group of its own: MPICH sends SIGKILL to all ranks when one aborts, and the wrapper must
-survive to end the program and report. It gets no session of its own: Linux divides a core between sessions first
+The wrapper has its own process group, because MPICH sends SIGKILL to all ranks when one aborts, and the wrapper must
+survive to end the program and report. It gets no separate session, because Linux divides a core between sessions first
 (autogroup), so a communication thread's priority would not count against other ranks, and a polling thread of another
 rank could delay it by seconds.
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 # Ranks are seconds apart while they load TensorFlow.
 _WAIT_SECONDS = 5.0
-# How long, and for how many lines, the source line that ends a Python warning is waited for.
+# A Python warning ends with a source line. It must arrive within this time and after at most this many lines.
 _REST_SECONDS = 0.2
 _MESSAGE_LINES = 20
 _PYTHON = re.compile(rb"\S.*:\d+: \w*Warning: ")
@@ -52,7 +52,7 @@ class Split:
         return parts
 
     def tick(self) -> list[tuple[bool, list[bytes]]]:
-        """Returns pieces that have waited long enough for their rest."""
+        """Returns pieces that have waited long enough to be complete."""
         return self.flush() if self._lines and time.monotonic() - self._since > _REST_SECONDS else []
 
     def flush(self) -> list[tuple[bool, list[bytes]]]:
@@ -73,14 +73,14 @@ def key_of(lines: list[bytes]) -> bytes:
 
 
 def without_python_warnings(text: bytes) -> bytes:
-    """Returns `text` without warnings of Python, absl and logging. Doubtful text stays."""
+    """Returns `text` without warnings of Python, absl and logging. Text that may be something else stays."""
     split = Split(message_lines=1)
     parts = [*split.feed(text.split(b"\n")), *split.flush()]
-    kept = [line for is_warning, lines in parts if not is_warning or _of_tensorflow(lines) for line in lines]
+    kept = [line for is_warning, lines in parts if not is_warning or _is_from_tensorflow(lines) for line in lines]
     return b"\n".join(kept)
 
 
-def _of_tensorflow(lines: list[bytes]) -> bool:
+def _is_from_tensorflow(lines: list[bytes]) -> bool:
     match = _ONE_LINE.match(lines[0])
     return match is not None and match["head"] is not None
 
@@ -100,11 +100,11 @@ class RepeatedWarnings:
         self._counts: dict[int, Counter[bytes]] = {}
         self._waiting: dict[tuple[bytes, int], _Waiting] = {}
 
-    def of_rank_0(self, lines: list[bytes]) -> None:
+    def count_rank_0(self, lines: list[bytes]) -> None:
         """Counts a warning that is shown; the same warning of other ranks is dropped."""
         self._waiting.pop(self._count(0, key_of(lines)), None)
 
-    def of_other_rank(self, rank: int, lines: list[bytes]) -> None:
+    def count_other_rank(self, rank: int, lines: list[bytes]) -> None:
         """Takes a warning of another rank, which is shown later unless rank 0 also has it."""
         key, number = self._count(rank, key_of(lines))
         if number > self._counts.get(0, Counter())[key]:

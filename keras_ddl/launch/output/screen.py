@@ -283,9 +283,9 @@ class RankOutput:
         for is_warning, lines in parts:
             if self._is_first:
                 if is_warning:
-                    self._screen.warnings.of_rank_0(lines)
+                    self._screen.warnings.count_rank_0(lines)
             elif is_warning:
-                self._screen.warnings.of_other_rank(self._number, lines)
+                self._screen.warnings.count_other_rank(self._number, lines)
             else:
                 others += lines
         self._show_lines("err", others)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Protocol, TextIO
 
-_OF_A_LOST_TERMINAL = (errno.EIO, errno.ENXIO, errno.ENODEV)
+_LOST_TERMINAL_ERRORS = (errno.EIO, errno.ENXIO, errno.ENODEV)
 
 
 class Sink(Protocol):
@@ -81,7 +81,7 @@ class LastingSink:
         except BrokenPipeError:
             self.lost = signal.SIGPIPE
         except (OSError, ValueError) as error:  # ValueError: of a text stream that was closed
-            hung_up = self.terminal and getattr(error, "errno", None) in _OF_A_LOST_TERMINAL
+            hung_up = self.terminal and getattr(error, "errno", None) in _LOST_TERMINAL_ERRORS
             if hung_up and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
                 self.lost = signal.SIGHUP
             elif not self._had_problem:
@@ -90,8 +90,9 @@ class LastingSink:
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null as stdin, stdout or stderr if this process was started without them: otherwise the next opened
-    file would take their descriptor.
+    """Opens /dev/null as stdin, stdout or stderr if this process was started without them.
+
+    Otherwise the next opened file would take their descriptor.
     """
     for fd in (0, 1, 2):
         try:

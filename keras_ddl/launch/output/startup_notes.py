@@ -109,7 +109,7 @@ def _filter(source: int, over: int) -> NoReturn:
             os.write(2, notes.feed(data) if data else notes.flush())
             if not data:
                 os._exit(0)
-        # Others may keep this stderr, such as multiprocessing's resource tracker: a process of its own copies it.
+        # A separate process copies stderr, because others may keep it open, such as multiprocessing's resource tracker.
         if os.fork() == 0:
             while data := os.read(source, 1 << 16):
                 os.write(2, data)

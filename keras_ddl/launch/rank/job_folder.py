@@ -1,6 +1,7 @@
-"""The directories of a job on one host. The last of its ranks there removes them.
+"""The directories of a job on one host. The host's last rank to end removes them.
 
-A rank's wrapper locks the directory of its rank. If it is killed, the lock is free, and others remove that directory.
+A rank's wrapper locks the rank's directory. If the wrapper is killed, that frees the lock, and another rank removes the
+directory.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pathlib import Path
 from keras_ddl.errors import LaunchError
 from keras_ddl.files.private import private_directory
 
-_TRIES = 20  # ranks of this host that have ended remove what they take for empty
+_TRIES = 20  # an ending rank may remove a directory before this rank has put anything into it
 PREFIX = "keras_ddl-"
-SOCKETS = f"{PREFIX}sockets"  # in the job's directory, of all its ranks on the host
+SOCKETS = f"{PREFIX}sockets"  # in the job's directory, for all of its ranks on the host
 _RANK = "rank-"
 
 
@@ -32,7 +33,7 @@ def on_this_host(secret: str) -> Path:
     command lines and sockets there, cannot guess the name on another.
 
     Args:
-        secret: Job.id or Job.kept, which processes of the job get only over the launcher's connections.
+        secret: JobSpec.id or JobSpec.kept, which processes of the job get only over the launcher's connections.
     """
     name = hashlib.blake2b(socket.gethostname().encode(), key=secret.encode(), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"{PREFIX}{name}"
@@ -90,7 +91,7 @@ def _locked(path: Path, how: int) -> int | None:
 
 
 def _remove_if_its_wrapper_ended(path: Path) -> bool:
-    """Returns whether a rank's directory is gone."""
+    """Removes a rank's directory if nobody locks it. Returns whether it is gone."""
     descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if descriptor is None:
         return not path.exists()
@@ -110,7 +111,7 @@ def remove_job_folder(folder: Path, patience: float) -> None:
     """Removes the job's directory and the ranks' shared files, if this is the last rank on this host.
 
     Args:
-        patience: seconds after which it is removed even if other ranks still have files in it; 0: it then stays.
+        patience: seconds after which it is removed even if other ranks still have files in it; 0: never remove it then.
     """
     deadline = time.monotonic() + patience
     while True:

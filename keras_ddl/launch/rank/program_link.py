@@ -19,14 +19,14 @@ Frame = tuple[Kind, "bytes | dict[str, Any]"]
 TO_PROGRAM = (Kind.CALL, Kind.HOSTS_CHANGED, Kind.ANSWER, Kind.BOARD, Kind.ENDED, Kind.RECORD)
 
 
-class ProgramLink:
-    """Passes frames on between the program and the launcher. Never blocks: the owner's loop serves `sources`.
+class WrapperLink:
+    """Forwards frames between the program and the launcher. Never blocks, because the owner's loop serves `sources`.
 
-    A program has one connection, and its child processes may have more of them, such as one that reports an error.
+    A program has one connection, and its child processes may have more, for example to report an error.
     """
 
     def __init__(self, run_dir: Path, of_job: Mapping[str, Any]) -> None:
-        """`of_job`: what the program learns about its job."""
+        """`of_job`: facts about the job, for the program."""
         self._listener = listen_here(run_dir / SOCKET)
         self._welcome = {**of_job, "has_question": False, "admit_at": 0, "hosts_changed": False}
         self._channels: list[Channel] = []
@@ -34,7 +34,7 @@ class ProgramLink:
         self._unshown: int | None = None  # the admit_at that is on its way to the program
 
     def sources(self, report: Callable[[Iterable[Frame]], None]) -> Iterator[Source]:
-        """Yields what the loop waits for. `report`: takes frames for the launcher."""
+        """Yields the sources for the loop. `report`: sends frames to the launcher."""
         yield self._listener.fileno(), READ, self._accept
         self._channels = [each for each in self._channels if not each.closed]
         for channel in self._channels:
@@ -55,13 +55,13 @@ class ProgramLink:
         yield from self._show()
 
     def drain(self) -> Iterator[Frame]:
-        """Yields what the ended program has sent."""
+        """Yields the last frames of the ended program."""
         for channel in self._channels:
             while not channel.closed and channel.is_ready(READ, 0):
                 yield from self._serve(channel)
 
     def take(self, kind: Kind, payload: bytes) -> Iterator[Frame]:
-        """Passes a frame on to the program; yields those that answer it."""
+        """Forwards a frame to the program; yields the answers."""
         if kind is Kind.HOSTS_CHANGED:
             self._welcome["hosts_changed"] = True
         if kind is Kind.BOARD:

@@ -14,8 +14,10 @@ from keras_ddl.topology import tf_config
 from keras_ddl.topology.launcher import find_launcher
 
 # The process manager sets these per rank or per host: the launcher's own values would be wrong.
-_OF_MPI = re.compile(r"(OMPI_|OPAL_|PMIX_|PMI_|PRTE_|MPI_LOCAL|MPIR_|MPICH_|HYDI?_|HYDRA_|I_MPI_|SLURM_|UCX_|FI_)")
-_OF_THE_HOST = re.compile(
+_MPI_VARIABLES = re.compile(
+    r"(OMPI_|OPAL_|PMIX_|PMI_|PRTE_|MPI_LOCAL|MPIR_|MPICH_|HYDI?_|HYDRA_|I_MPI_|SLURM_|UCX_|FI_)"
+)
+_HOST_VARIABLES = re.compile(
     r"(HOSTNAME|HOST|PWD|OLDPWD|SHLVL|SHELL|HOME|USER|LOGNAME|MAIL|TMPDIR|TMP|TEMP|DISPLAY|SSH_.*|XDG_.*|DBUS_.*|_|KERAS_DDL_RACK)$"
 )
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
@@ -23,7 +25,7 @@ _NO_MPI = "this rank was started without MPI; use keras-ddl run --mpirun mpirun"
 _HUGE_PAGES, _ARENAS = "glibc.malloc.hugetlb", "glibc.malloc.arena_max"
 _THREADS_PER_ARENA = 4  # cores per rank up to which one malloc arena is enough
 # For the wrapper itself, not for the program.
-_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "KERAS_DDL_JOB_ID", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
+_WRAPPER_VARIABLES = ("KERAS_DDL_LAUNCHER", "KERAS_DDL_JOB_ID", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
@@ -44,11 +46,11 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
         own: the wrapper's environment, made by mpirun (and by the login on another host).
         wanted: the environment of `keras-ddl run`, with the variables of --env.
     """
-    result = {name: value for name, value in own.items() if name not in _OF_THE_WRAPPER}
+    result = {name: value for name, value in own.items() if name not in _WRAPPER_VARIABLES}
     for name, value in wanted.items():
-        if name in own and _OF_MPI.match(name):
+        if name in own and _MPI_VARIABLES.match(name):
             continue
-        if not same_host and _OF_THE_HOST.match(name):
+        if not same_host and _HOST_VARIABLES.match(name):
             continue
         if name in _PATHS and name in own:
             # mpirun puts its own libraries in front; keep them there.
@@ -78,8 +80,9 @@ def tune_malloc(environment: dict[str, str], ranks: int) -> None:
 
 
 def set_task(environment: dict[str, str], rank: int, size: int) -> None:
-    """Sets this rank's task in TF_CONFIG. Removes a TF_CONFIG without one task per rank, in which all ranks would be
-    the same task.
+    """Sets this rank's task in TF_CONFIG.
+
+    Removes a TF_CONFIG without one task per rank, in which all ranks would be the same task.
     """
     text = tf_config.of_rank(environment.pop(tf_config.NAME, ""), rank, size)
     if text:
@@ -89,7 +92,7 @@ def set_task(environment: dict[str, str], rank: int, size: int) -> None:
 def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     """Sets the variables of Open MPI's mpirun for a rank started without it, and makes MPI fail to start there.
 
-    Otherwise each rank would be alone in an MPI job of its own. mpi4py's error shows the name of the missing library,
+    Otherwise each rank would be alone in a separate MPI job. mpi4py's error shows the name of the missing library,
     which says what to do. MPICH has no such setting. host_ranks.py sets the variables of the rank on its host.
     """
     for name, value in (("RANK", rank), ("SIZE", size)):
@@ -100,8 +103,9 @@ def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
 
 
 def prepare_start(environment: dict[str, str], *, is_spare: bool) -> None:
-    """Makes a rank's Python import large packages faster (rank_start), and a spare's Python import ahead and wait until
-    it is needed before it runs its program (spare_start).
+    """Makes a rank's Python import large packages faster (rank_start).
+
+    A spare's Python imports them early, and then waits until it is needed (spare_start).
     """
     here = Path(__file__).parent
     paths = [str(here / "spare_start")] if is_spare else []

@@ -2,8 +2,8 @@
 
 The program's output goes to the launcher over the rank's connection. If the launcher's own output is a terminal, rank 0
 writes to a pseudo-terminal, and so do all ranks of a job that may continue without rank 0. When the program ends, the
-wrapper kills processes that the program left, and sends the exit status. It ends the program when the launcher, or what
-started the rank, orders it to, or when the launcher is gone.
+wrapper kills processes that the program left behind, and sends the exit status. It ends the program when the launcher
+or the rank's starter (mpirun or host_ranks.py) orders it to, or when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.output import startup_notes
 from keras_ddl.launch.rank import job_folder, rank_environment
 from keras_ddl.launch.rank.processes import die_with_parent, kill_marked
-from keras_ddl.launch.rank.program_link import TO_PROGRAM, Frame, ProgramLink
+from keras_ddl.launch.rank.program_link import TO_PROGRAM, Frame, WrapperLink
 from keras_ddl.launch.rank.rank_program import RankProgram, require_directory
 from keras_ddl.link.channel import Channel
 from keras_ddl.link.handshake import Impostor, introduce
@@ -39,8 +39,8 @@ from keras_ddl.link.loop import READ, WRITE, Source, serve
 
 _LOSS = "the loss of the launcher"
 _BACKLOG_BYTES = 1 << 20
-_LINK_BACKLOG_BYTES = 4 << 20  # more: what the program sends is rare, or the result of a call
-# For the program, but Slurm and mpirun send them to the processes that they know.
+_LINK_BACKLOG_BYTES = 4 << 20  # larger, because the program's frames are rare, or the result of a call
+# Signals for the program. Slurm and mpirun send them to the wrapper, because they do not know the program.
 FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -48,23 +48,23 @@ class RankProcess:
     """One rank: its connection, its program, and the loop that serves both. The loop waits only in poll."""
 
     def __init__(self, rank: int, size: int, address: Address, command: list[str], signals: Interrupts) -> None:
-        """`signals`: those for the program."""
+        """`signals`: receives signals for the program."""
         self.rank, self.size, self.command, self._signals = rank, size, command, signals
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # On one host there is nothing to compare.
+        # On one host there is nothing to compare, so no facts are collected.
         self._facts = None if address.path else host_facts.facts()
-        # A SIGTERM before this has been done ends this process: nothing is there to be cleaned up.
+        # A SIGTERM before this point just ends this process, because there is nothing to clean up yet.
         self._channel, self._welcome = self._introduce(address)
         self._run_dir = Path()
         self._job_dir: Path | None = None
         self._keep_job_dir = False
         self._mark = ""
         self._program: RankProgram | None = None
-        self._link: ProgramLink | None = None  # with the program
+        self._link: WrapperLink | None = None  # with the program
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
-        self._survived = False  # the other ranks go on without this one
+        self._survived = False  # whether the other ranks continue without this one
         self._terminated = False
         self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -75,7 +75,7 @@ class RankProcess:
             own = {"rank": self.rank, "size": self.size, "host": socket.gethostname(), "pid": os.getpid()}
             return own if self._facts is None else own | {"facts": {**self._facts, "clock": time.time()}}
 
-        seconds = iter([Seconds.CONNECT])  # later, it is gone, or wants no more ranks
+        seconds = iter([Seconds.CONNECT])  # only once: later the launcher is gone, or takes no more ranks
         try:
             return introduce(lambda: connect(address, timeout=next(seconds, 0.0)), address.token, hello, Seconds.ADMIT)
         except Impostor:
@@ -84,7 +84,8 @@ class RankProcess:
             raise LaunchError(f"The launcher must admit a rank's process. Received: {error}.") from None
 
     def _on_sigterm(self, *_: object) -> None:
-        # On several hosts a job that goes on does so without what has started the rank, too: the launcher decides.
+        # On several hosts, a job that continues without lost ranks may also continue without the rank's starter, so the
+        # launcher decides.
         self._terminated = not self._welcome["regroups"] or self._facts is None
 
     def run(self) -> int:
@@ -97,13 +98,13 @@ class RankProcess:
             if self._program is not None:
                 status = self._watch(self._program)
         finally:
-            if self._mark:  # the directory is there
+            if self._mark:  # the directory exists
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
-                # If the launcher is gone, nobody else removes it: then wait for mpirun, which is about to end.
+                # If the launcher is gone, nobody else removes the folder, so wait for mpirun, which is about to end.
                 patience = Seconds.MPIRUN_END if self._stopped_by == _LOSS else 0.0
                 job_folder.remove_job_folder(self._run_dir.parent, patience)
-                # A launcher that is gone does not restart the job; one that cannot be reached may.
+                # A launcher that is gone does not restart the job; a launcher that cannot be reached may.
                 if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
                     shutil.rmtree(self._job_dir, ignore_errors=True)
         return status if status >= 0 else 128 - status
@@ -120,16 +121,16 @@ class RankProcess:
         self._report(self._link.drain())
         self._channel.send(Kind.EXIT, {"status": status, "stopped_by": self._stopped_by})
         self._wait_for_bye()
-        return 0 if self._survived else status  # what started the wrapper ends the others otherwise
+        return 0 if self._survived else status  # a failure would make the starter end the other ranks
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def _serve(self, timeout: float) -> None:
         """Waits for one thing to happen, or `timeout` seconds, and handles it."""
         program, channel = self._program, self._channel
-        sources: list[Source] = [(self._signals.fileno(), READ, bool)]  # of all signals
+        sources: list[Source] = [(self._signals.fileno(), READ, bool)]
         if not channel.closed:
-            sources.append((channel.fileno(), channel.events, self._hear))
+            sources.append((channel.fileno(), channel.events, self._receive))
         if self._link is not None and channel.backlog < _LINK_BACKLOG_BYTES:
             sources += self._link.sources(self._report)
         if program is not None and channel.backlog < _BACKLOG_BYTES:
@@ -145,13 +146,13 @@ class RankProcess:
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, Seconds.MPIRUN_GRACE, self._starter)
         if self._channel.closed and self._stopped_by is None:
-            self._say_that_it_is_outside()
+            self._report_lost_launcher()
             self._stop(signal.SIGTERM, Seconds.MPIRUN_GRACE, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         self._channel.write()
         for kind, payload in () if self._channel.closed else self._channel.read():
             self._handle(kind, payload)
@@ -164,10 +165,10 @@ class RankProcess:
     def _feed(self, program: RankProgram) -> None:
         self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
 
-    def _say_that_it_is_outside(self) -> None:
+    def _report_lost_launcher(self) -> None:
         if not self._welcome["regroups"] or self._facts is None:
             return
-        with contextlib.suppress(OSError):  # whoever would show it may be gone, too
+        with contextlib.suppress(OSError):  # the reader of stderr may be gone, too
             print(
                 f"keras-ddl: rank {self.rank} on host {socket.gethostname()} has lost its connection with the "
                 "launcher. This rank ends. If the launcher is still running, the other ranks continue without this "
@@ -199,12 +200,12 @@ class RankProcess:
     def _prepare(self, welcome: dict[str, Any]) -> None:
         folder = job_folder.on_this_host(welcome["job"])
         self._run_dir = job_folder.make_for_rank(folder, self.rank)
-        self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
-        if (joined := config.get("HOST_RANK")) is not None:  # the last rank before may just have removed it
+        self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # ends with \0, so that rank-1 does not match rank-10
+        if (joined := config.get("HOST_RANK")) is not None:  # the last earlier rank may just have removed the folder
             job_folder.make(Path(joined[2]))
         if welcome["kept"]:
             self._job_dir = job_folder.make(job_folder.on_this_host(welcome["kept"]))
-        self._link = ProgramLink(self._run_dir, welcome["of_job"])
+        self._link = WrapperLink(self._run_dir, welcome["of_job"])
 
     def _start(self) -> None:
         welcome, host = self._welcome, socket.gethostname()
@@ -224,7 +225,7 @@ class RankProcess:
                 self.command,
                 environment,
                 require_directory(welcome["directory"], host),
-                # Where rank 0 may be lost, any rank may have to take its place on the screen.
+                # If rank 0 may be lost, any rank may have to replace it on the screen.
                 screen=welcome["terminal"] if self.rank == 0 or welcome["regroups"] else {},
                 reads_stdin=self.rank == 0 and welcome["stdin"],
             )
@@ -255,15 +256,15 @@ class RankProcess:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def _drain(self, program: RankProgram) -> None:
-        """Forwards the rest in the pipes, for a limited time: processes left behind may keep them open."""
+        """Forwards the rest of the output, for a limited time, because processes left behind may keep pipes open."""
         deadline = time.monotonic() + Seconds.DRAIN
         while program.sources and time.monotonic() < deadline and not self._channel.closed:
             self._serve(Seconds.DRAIN)
             if self._channel.backlog >= _BACKLOG_BYTES:
-                deadline = time.monotonic() + Seconds.DRAIN  # a slow reader, not an open pipe
+                deadline = time.monotonic() + Seconds.DRAIN  # the reason is a slow reader, not an open pipe
 
     def _wait_for_bye(self) -> None:
-        # The others may take their time to find that this rank is lost, and go on.
+        # The other ranks may need some time to find that this rank is lost, and to continue.
         deadline = time.monotonic() + (float("inf") if self._welcome["regroups"] else Seconds.GOODBYE)
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)

@@ -45,7 +45,7 @@ class ChangingHosts:
         self._patience = patience
         self._changed: tuple[Host, ...] | None = None
         self._expected: dict[int, float] = {}  # newcomers that have not connected -> until when
-        self._given_up: set[str] = set()  # hosts that have lost too many, said once
+        self._given_up: set[str] = set()  # hosts that have lost too many ranks, as reported
         self._is_ending = False
 
     def differs(self, hosts: tuple[Host, ...]) -> bool:
@@ -69,7 +69,7 @@ class ChangingHosts:
             return  # it has left, or was given up
         if rank in self._regrouping.membership.members and not outcome.gives_up:
             self._is_ending |= not is_lost
-        elif not is_lost and self.plan.takes_newcomers:  # what one cannot do, no other could
+        elif not is_lost and self.plan.takes_newcomers:  # other newcomers would fail in the same way
             self.plan.takes_newcomers = False
             self._job.say(f"no more ranks are started until {self._name} changes.")
         if self.plan.is_exhausted(host) and host not in self._given_up:

@@ -8,7 +8,7 @@ is killed, so that no rank counts as dead and then comes back.
     epoch 1: ranks 0, 2             rank 0 is killed while they meet; rank 2 asks
     epoch 2: rank 2
 
-A newcomer is a process that the launcher has started to take the place of a lost rank. It becomes a member when all
+A newcomer is a process that the launcher has started to replace a lost rank. It becomes a member when all
 members ask to admit it, which they do between two steps.
 """
 
@@ -17,18 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Membership:
+class MembershipTable:
     """The members of a job.
 
     Args:
         ranks: the members of the first epoch.
-        min_members: with fewer the job ends.
+        min_members: the smallest number of members with which the job continues.
         patience: seconds that a member has to ask after the first member has asked.
         epoch: number of the first epoch; -1 if the ranks also ask for the first membership.
 
     Attributes:
-        min_members: as above.
-        epoch: counts memberships.
+        min_members: see above.
+        epoch: number of this membership.
         members: members of this epoch, the oldest first, including those lost since.
     """
 
@@ -37,10 +37,10 @@ class Membership:
         self.members = tuple(sorted(ranks))
         self.min_members, self._patience = min_members, patience
         self._asking: set[int] = set()
-        self._admitting: set[int] = set()  # of those that ask
-        self._admitted: set[int] = set()  # newcomers that they name
+        self._admitting: set[int] = set()  # asking members that accept newcomers
+        self._admitted: set[int] = set()  # newcomers that the asking members name
         self._joining: set[int] = set()
-        self._leaving: set[int] = set()  # of those that ask
+        self._leaving: set[int] = set()  # asking members that leave the job
         self._ended: set[int] = set()
         self._ended_well: set[int] = set()
         self._first_asked_at: float | None = None
@@ -48,10 +48,10 @@ class Membership:
     def ask(
         self, rank: int, epoch: int, now: float, admits: Iterable[int] | None = None, *, leaves: bool = False
     ) -> None:
-        """A rank of membership `epoch` asks for the next one. A rank that has been left out never gets it.
+        """Records that a rank of membership `epoch` asks for the next one, which a rank that was left out never gets.
 
-        admits: newcomers that the rank names (it also accepts those that others name); None: it accepts none.
-        leaves: the rank will not be a member of the next one, unless no other is left.
+        admits: newcomers that the rank names (it also accepts newcomers that others name); None: it accepts none.
+        leaves: the rank will not be a member of the next one, unless no other rank is left.
         """
         if epoch == self.epoch and rank in self.members and rank not in self._ended:
             self._asking.add(rank)
@@ -63,16 +63,16 @@ class Membership:
             self._first_asked_at = now if self._first_asked_at is None else self._first_asked_at
 
     def join(self, rank: int) -> None:
-        """A newcomer is ready to become a member."""
+        """Records that a newcomer is ready to become a member."""
         if rank not in self.members and rank not in self._ended:
             self._joining.add(rank)
 
     def give_up_joining(self, rank: int) -> None:
-        """A newcomer is no longer ready, because the members now do something else."""
+        """Records that a newcomer is no longer ready, because the members now do something else."""
         self._joining.discard(rank)
 
     def end(self, rank: int, *, is_lost: bool = True) -> None:
-        """The program of a rank has ended, or its host is lost. `is_lost`: it had not done its part."""
+        """Records that the program of a rank has ended, or its host is lost. `is_lost`: it had not done its part."""
         self._ended.add(rank)
         if not is_lost:
             self._ended_well.add(rank)

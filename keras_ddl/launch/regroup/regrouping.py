@@ -1,4 +1,4 @@
-"""Lets a job continue without lost ranks: answers ranks that ask who is left (membership.py), and starts spares."""
+"""Lets a job continue without lost ranks: tells ranks which ranks are left (membership.py), and starts spares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_ddl.config import Seconds
 from keras_ddl.launch.rank_link import RankLink
-from keras_ddl.launch.regroup.membership import Membership
+from keras_ddl.launch.regroup.membership import MembershipTable
 from keras_ddl.launch.regroup.questions import Questions
 from keras_ddl.link.kinds import RANK_BYTES, Kind
 
@@ -22,12 +22,12 @@ class Regrouping:
     """The memberships of one job.
 
     Args:
-        links: links of its ranks, then of its spares.
+        links: links of the job's ranks, then of its spares.
         num_ranks: number of ranks.
         patience: seconds to wait for a living rank.
         say: shows a line.
         event: reports an event to the job's watchers (watchers.py).
-        several_hosts: the ranks also ask for the first membership, and are told each other's doors.
+        several_hosts: the ranks also ask for the first membership, and learn each other's addresses.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class Regrouping:
         event: Callable[..., None] = lambda *_, **__: None,
         several_hosts: bool = False,
     ) -> None:
-        self.membership = Membership(range(num_ranks), min_ranks, patience, epoch=-1 if several_hosts else 0)
+        self.membership = MembershipTable(range(num_ranks), min_ranks, patience, epoch=-1 if several_hosts else 0)
         self._secret = secrets.token_hex(32) if several_hosts else None
         self._links, self._patience, self._say, self._event = links, patience, say, event
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
-        self._last: dict[str, Any] | None = None  # answer
-        self._is_ending = False  # a rank has failed by itself
-        self.spares = list(range(num_ranks, len(links)))  # those that wait, in the order in which they will start
+        self._last: dict[str, Any] | None = None  # the last answer
+        self._is_ending = False  # whether a rank has failed by itself
+        self.spares = list(range(num_ranks, len(links)))  # waiting spares, in the order in which they will start
         self._leaving: dict[int, str] = {}  # ranks that leave, and why
         self._asked_to_leave: frozenset[int] = frozenset()
         self._waiting: set[int] = set()  # newcomers that ask whether they may start
         self._questions = Questions(lambda rank, kind, message: links[rank].send(kind, message))
 
     def take(self, rank: int, kind: Kind, payload: bytes) -> None:
-        """Takes a frame that a rank's program has sent: QUESTION, RECORD or SHOWN."""
+        """Handles a frame of a rank's program: QUESTION, RECORD or SHOWN."""
         if kind is Kind.RECORD:
             to = int.from_bytes(payload[:RANK_BYTES])
             self._questions.pass_record(to, payload[RANK_BYTES:])
@@ -64,16 +64,16 @@ class Regrouping:
             self.ask(rank, json.loads(payload))
 
     def ask(self, rank: int, question: Mapping[str, Any]) -> None:
-        """Takes a question of a rank's program (communicator/transports/membership.py)."""
+        """Handles a question of a rank's program (communicator/transports/membership.py)."""
         if self._questions.take(rank, question, [each for each in self.membership.members if self._is_there(each)]):
             return
-        door = question.get("door")  # where its program can be reached by other hosts
+        door = question.get("door")  # the address at which other hosts can reach its program
         if door is not None and not self._links[rank].open_door(door):
             return  # its connection has just ended
         if "start" in question:
             self._waiting.add(rank)
         elif "join" in question and question["join"] and rank in self.membership.members and self._last is not None:
-            self._links[rank].send(Kind.ANSWER, self._last)  # it has missed this answer
+            self._links[rank].send(Kind.ANSWER, self._last)  # the rank has missed this answer
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
@@ -115,13 +115,13 @@ class Regrouping:
                 self._say(f"rank {rank} failed by itself; the others would continue only if it had been killed.")
             self._is_ending |= not link.outcome.done
             return False
-        elif not link.outcome.gives_up:  # what one newcomer cannot do, no other could
+        elif not link.outcome.gives_up:  # another newcomer would fail in the same way
             self._replace(rank)
         self.answer()
         return True
 
     def _miss_vanished(self) -> None:
-        """Marks ranks that ended with status 0 as missed: others wait for them, and too few are left."""
+        """Marks ranks that ended with status 0 as missed, because others wait for them and too few are left."""
         for link in self._links:
             outcome = link.outcome
             if outcome.has_vanished and outcome.rank in self.membership.members and not outcome.survived:
@@ -144,7 +144,7 @@ class Regrouping:
         self._links[rank].send(Kind.BYE, {"last": False, "survived": True})
 
     def end_spares(self) -> None:
-        """Ends the processes that have not become members, when all members have ended."""
+        """Ends processes that have not become members, after all members have ended."""
         for link in self._links:
             if link.outcome.rank not in self.membership.members and not link.over:
                 link.outcome.survived = True
@@ -180,7 +180,7 @@ class Regrouping:
                 self._event("rank_left", rank=rank, ranks=len(members), reason=why)
                 self._links[rank].send(Kind.ANSWER, {"left": True})
                 self._links[rank].stop(_NO_SIGNAL, Seconds.LEAVING)
-                if rank not in self._asked_to_leave:  # a mesh has no place for it, until others join
+                if rank not in self._asked_to_leave:  # else the mesh has no place for the rank until others join
                     self._replace(rank)
             elif outcome.is_lost:
                 outcome.survived = True
@@ -211,7 +211,7 @@ def _continuing(number: int) -> str:
 
 
 def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
-    """Returns by rank the addresses of the ranks' doors: the addresses from which they reached the launcher.
+    """Returns rank -> address of its door, with the address from which the rank reached the launcher.
 
     Ranks on the launcher's own host connected through its loopback interface. Other ranks know that host by the address
     at which they reached the launcher.

@@ -34,8 +34,10 @@ READY = encoded(Kind.READY)
 
 @dataclass(frozen=True)
 class Part:
-    """The processes of this host, one for each of `local_ranks`, numbered from `first`. Numbers from `size` on are
-    spares and newcomers. `local_size`: ranks on this host. `directory`: the directory of the sockets.
+    """The processes of this host, one for each of `local_ranks`, numbered from `first`.
+
+    Numbers from `size` on are spares and newcomers. `local_size`: ranks on this host. `directory`: the directory of the
+    sockets.
     """
 
     first: int
@@ -48,8 +50,9 @@ class Part:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["-np", number, "--", program, arguments...], with ["--spares", number] before "--" if
-    there are spares; or ["--from-stdin"].
+    """Runs the command. `argv`: ["-np", number, "--", program, arguments...], or ["--from-stdin"].
+
+    If there are spares, ["--spares", number] comes before "--".
 
     Returns the first nonzero status, or 0.
     """
@@ -108,7 +111,7 @@ def _run(part: Part) -> int:
             running.discard(pid)
             status = os.waitstatus_to_exitcode(status)
             first = first or (status if status >= 0 else 128 - status)
-            # One that was killed had reached the launcher, most probably, which may go on without it.
+            # A rank that was killed had probably reached the launcher, which may continue without it.
             if status > 0 and end_at == float("inf"):
                 end_at = time.monotonic() + Seconds.AFTER_FAILURE
         elif (left := end_at - time.monotonic()) > 0:

@@ -1,13 +1,13 @@
-"""Starts the ranks of a job on several hosts without mpirun: host_ranks.py on each, on other hosts by ssh.
+"""Starts the ranks of a job on several hosts without mpirun, by running host_ranks.py on each (on other hosts by ssh).
 
     python -P -m keras_ddl.launch.starters.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
 
-Spares take the slots after the ranks. With --more, stdin is a connection with the launcher, which may have processes
-started later (Kind.START_ON_HOST).
+Spares take the slots after the ranks. With --more, stdin is a connection to the launcher, over which it can ask for
+more processes later (Kind.START_ON_HOST).
 
-It takes mpirun's place. The loss of a host ends no ranks on other hosts: those belong to processes of their own hosts,
-and the launcher, to which every rank is connected, decides what continues. The settings for host_ranks go to its stdin,
-where nobody else can read them.
+This program replaces mpirun. The loss of a host ends no ranks on other hosts: each host has its own process for its
+ranks, and the launcher, to which every rank is connected, decides what continues. The settings for host_ranks go to its
+stdin, where nobody else can read them.
 
 A fault-tolerant MPI (ULFM, in Open MPI 5) would not do: its mpirun ends the job when one of its daemons is lost, it
 aborts a process whose daemon is gone, and it does not notice a death behind shared memory.
@@ -34,7 +34,7 @@ from keras_ddl.link.channel import Channel
 from keras_ddl.link.kinds import Kind
 from keras_ddl.link.loop import READ, Source, serve
 
-_FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH")  # what the python of another host may need
+_FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH")  # variables that Python on another host may need
 _OUTPUT_BYTES = 1 << 16
 
 
@@ -44,7 +44,7 @@ class _OnHost:
     def __init__(self, name: str, message: dict[str, object], *, may_fail: bool) -> None:
         self.name, self.may_fail = name, may_fail
         self.is_ready = False
-        self._head = b""  # of the output, before it is ready
+        self._head = b""  # the output until it is ready
         self.process = subprocess.Popen(
             command_on(name, os.environ),
             stdin=subprocess.PIPE,
@@ -57,7 +57,7 @@ class _OnHost:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, which its status tells
+            pass  # it has ended; its exit status says why
 
     def pass_on(self) -> bool:
         """Passes output on. Returns False at its end."""
@@ -79,7 +79,7 @@ class _Running:
         self.hosts: list[_OnHost] = []
         self.orders: Channel | None = None
         self.has_failed = False  # the job cannot start
-        self.status = 0  # the first one other than 0 of host_ranks on a host that has not been lost
+        self.status = 0  # the first exit status other than 0 of host_ranks on a host that was not lost
         self._common = {
             "launcher": os.environ[config.VARIABLES["LAUNCHER"].environment_name],
             "job": config.get("JOB_ID"),
@@ -111,7 +111,7 @@ class _Running:
         self.hosts.remove(host)
         ended = host.process.wait()
         if host.is_ready:
-            # ssh fails when its host is lost. Statuses of ranks go to the launcher.
+            # ssh fails when its host is lost. The launcher gets the ranks' exit statuses itself.
             self.status = self.status or max(0, ended if ended != 255 else 0)
             return
         starter, remedy = "host_ranks", ""
@@ -128,7 +128,7 @@ class _Running:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point. Returns the first status other than 0 of host_ranks on a host that has not been lost, or 0."""
+    """Starts the ranks and waits. Returns the first status other than 0 of host_ranks on a host that was not lost."""
     end = argv.index("--")
     options = dict(zip(argv[: end - end % 2 : 2], argv[1:end:2]))
     hosts, size, spares = parse_hosts(options["--hosts"]), int(options["-np"]), int(options.get("--spares", 0))

@@ -1,4 +1,4 @@
-"""What ranks agree on around training: the model, its variables, and when to stop.
+"""Makes ranks agree, before and after steps, on the model, its variables, and when to stop.
 
 Everything here is COLLECTIVE, blocks, and runs between steps, so plain NumPy arrays and Python objects suffice.
 """
@@ -54,8 +54,10 @@ def build_optimizers_as_rank_0(model: keras.Model) -> None:
 
 
 def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
-    """Returns, for each built optimizer, the positions of its trained variables among the model's variables. None
-    stands for a variable that is not the model's."""
+    """Returns, for each built optimizer, the positions of its trained variables among the model's variables.
+
+    None stands for a variable that is not the model's.
+    """
     place = {id(variable): number for number, variable in enumerate(model.variables)}
     return {
         name: [place.get(id(variable)) for variable in trained]
@@ -81,8 +83,10 @@ def descriptions(model: keras.Model) -> list[str]:
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of the model and of all its optimizers, each once. Variables of metrics are left out,
-    because they differ between ranks."""
+    """Returns the variables of the model and of all its optimizers, each once.
+
+    Variables of metrics are left out, because they differ between ranks.
+    """
     optimizers = [variable for each in optimizers_of(model) for variable in each.variables]
     return list({id(v): v for v in [*model.variables, *optimizers]}.values())
 

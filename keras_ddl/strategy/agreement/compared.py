@@ -19,13 +19,11 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import as_array, tf
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.shards import laid_out, sharded_slots
 
 
 class Digests(NamedTuple):
-    """Digests of what all ranks have, of this rank's slices, and of what was assigned to variables in shards or
-    slices."""
+    """Digests of state that all ranks have, of this rank's slices, and of assignments to divided variables."""
 
     common: int
     slices: int
@@ -60,8 +58,7 @@ class Compared:
         return Digests(*map(digest_of_numbers, (common, slices, assigned)))
 
     def checksums(self) -> dict[str, int]:
-        """Returns name -> checksum of what is equal on all ranks: variables that all have, and what was assigned to the
-        others."""
+        """Returns name -> checksum of variables that all ranks have, and of values assigned to other variables."""
         equal = [(each, own) for each, own in zip(self.variables, self.sums) if laid_out.slice_of(each) is None]
         assigned = [(each, hash(each.assignments)) for each in self._parts]
         sums: dict[str, int] = {}
@@ -76,8 +73,7 @@ class Compared:
         return bool(self._parts)
 
     def differing(self, name: str) -> tuple[list[list[tuple[str, int]]], list[tuple[int, range]]]:
-        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE under the name
-        `name`."""
+        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE as `name`."""
         named = [(name_of(each), number) for each, number in zip(self.variables, self.sums)]
         gathered = communicator.all_gather_object(named, name=name)
         where = [

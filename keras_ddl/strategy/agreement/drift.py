@@ -61,8 +61,7 @@ class DriftCheck:
             self._check(everything=False)
 
     def after_epoch(self) -> None:
-        """Compares all weights and state of optimizers. COLLECTIVE. Raises: DriftError: the ranks differ; on every
-        rank."""
+        """Compares all weights and optimizer state. COLLECTIVE. Raises: DriftError, on every rank: the ranks differ."""
         if self._time_fraction:
             self._check(everything=True)
 
@@ -75,8 +74,7 @@ class DriftCheck:
             self.require_equal(compared, communicator.all_gather_object(compared.digests(), name=name))
 
     def require_equal(self, compared: Compared, gathered: Sequence[Digests]) -> None:
-        """Raises DriftError if these digests of the ranks differ. COLLECTIVE in that case. compared: this rank's
-        variables."""
+        """Raises DriftError if the ranks' digests differ. COLLECTIVE in that case. compared: this rank's variables."""
         if self._time_fraction and differ(gathered, self._job):
             self._explain(compared, models.steps_taken(models.optimizers_of(self._model)) or 0)
 
@@ -101,7 +99,7 @@ class DriftCheck:
         if differ(digests, self._job):
             self._explain(compared, step)
         self._last_equal = step
-        # Computed from shared numbers, so all ranks agree. The shortest gather waited for nobody and shows the cost.
+        # Computed from shared numbers, so all ranks agree. The shortest gather did not wait, so it shows the cost.
         if 0 < min(steps) < math.inf:
             seconds = max(costs) + min(gathers)
             self._interval = min(max(1, math.ceil(seconds / (self._time_fraction * min(steps)))), _AT_MOST)
@@ -118,9 +116,9 @@ class DriftCheck:
             received = "assignments on some ranks only, to variables of which each rank has a part"
         else:
             i, ranks = differing[0]
-            of_ranks = [gathered[rank][i] for rank in ranks]
-            value = max(of_ranks, key=of_ranks.count)  # the majority's value; in a tie the first
-            right = ranks[of_ranks.index(value)]
+            values_by_rank = [gathered[rank][i] for rank in ranks]
+            value = max(values_by_rank, key=values_by_rank.count)  # the majority's value; in a tie the first
+            right = ranks[values_by_rank.index(value)]
             others = [rank for rank in ranks if gathered[rank][i] != value]
             first = compared.variables[i]
             looks = communicator.all_gather_object(self._look(first, right, name), name=f"{name}_looks")
@@ -139,8 +137,7 @@ class DriftCheck:
         )
 
     def _look(self, variable: Any, right: int, name: str) -> str:
-        """Returns how many elements of this rank's variable differ from rank `right`'s, and the first of them.
-        COLLECTIVE."""
+        """Returns how many elements of a variable differ from rank `right`'s, and the first one. COLLECTIVE."""
         mine = np.asarray(values(variable), order="C")
         theirs = communicator.broadcast_object(mine, root=right, name=f"{name}_value")
         if mine.shape != theirs.shape:

@@ -22,8 +22,7 @@ def are_equal(values: Iterable[tf.Tensor], name: str) -> bool:
 
 
 def description(values: Iterable[tf.Tensor]) -> bytes:
-    """Returns bytes that differ if dtypes, shapes or bits of the tensors differ. Cost: reads each tensor once, in
-    place."""
+    """Returns bytes that differ if tensors' dtypes, shapes or bits differ. Cost: reads each tensor once, in place."""
     return "\n".join(f"{each.dtype.name}{each.shape.as_list()} {fingerprint(each).hex()}" for each in values).encode()
 
 

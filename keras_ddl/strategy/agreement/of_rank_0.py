@@ -122,8 +122,7 @@ def _received(compared: Compared, checksums: list[list[Any]], differing: Sequenc
 
 
 def weights(model: Any, job: Job) -> list[Any]:
-    """Returns the variables of a model that must be equal on all ranks: all but statistics that each rank keeps for
-    itself."""
+    """Returns a model's variables that must be equal on all ranks: all except each rank's own statistics."""
     left_out: set[int] = set()
     if job.settings.batch_statistics == "rank":
         trained = models.weights_made_trainable(model)

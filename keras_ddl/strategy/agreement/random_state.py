@@ -31,8 +31,7 @@ def seed_offset(rank: int) -> int:
 
 
 class RandomState:
-    """Keeps the random states of all ranks equal, because each rank takes its rows from batches that it shuffles
-    itself.
+    """Keeps the random states of all ranks equal, because each rank shuffles batches before it takes its rows.
 
     Python's and NumPy's generators follow rank 0. TensorFlow's global seed is the script's if it has set one on all
     ranks; else this class sets a fresh seed, equal on all ranks ("own"). Under a global seed Keras shuffles arrays in
@@ -56,8 +55,8 @@ class RandomState:
         """Makes the random states of all ranks equal to rank 0's."""
         if self.size == 1 and not history.takes_newcomers():
             return
-        states, of_rank_0 = communicator.as_one(self._exchange)
-        _follow(of_rank_0)
+        states, rank_0_states = communicator.as_one(self._exchange)
+        _follow(rank_0_states)
         seeds = [state[2] for state in states]
         if seeds[0] is None:
             own = self._shuffles.randrange(1, 2**31)

@@ -93,8 +93,7 @@ def _collect_accumulated_gradients(model: Any, rank: int) -> None:
 
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
-    """Inside the block, all ranks have the same state of layers, for a checkpoint; afterwards each rank has its
-    own again.
+    """Gives all ranks the same state of layers within the block, for a checkpoint; later each rank has its own again.
 
     So taking a checkpoint changes nothing, except that accumulated sums stay combined. Yields key -> array of each
     rank's differing states. COLLECTIVE.
@@ -119,8 +118,7 @@ def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def agree(model: keras.Model, size: int) -> None:
-    """Makes the state of layers equal on all ranks; states that are already equal keep their bits. COLLECTIVE,
-    blocking.
+    """Makes the state of layers equal on all ranks; equal states keep their bits. COLLECTIVE, blocking.
 
     By the variable's aggregation: "mean" averages, "only_first_replica" takes rank 0's, and "none" averages floats.
     Seeds become rank 0's.

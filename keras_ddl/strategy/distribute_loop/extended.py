@@ -60,7 +60,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         self._warned_of_updates = False
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    # ---- who and where
+    # ---- ranks and devices
     @property
     def rank(self) -> int:
         return self._job.rank
@@ -130,8 +130,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return tf.constant(array, dtype=value.dtype)
 
     def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
-        """Returns an initializer for a variable made while a function is traced; it returns rank 0's value when it
-        runs."""
+        """Returns an initializer, for a variable made while a function is traced, that returns rank 0's value."""
 
         def agreed() -> Any:
             value = initial_value() if callable(initial_value) else initial_value
@@ -149,8 +148,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return agreed
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[Any]:
-        """Returns an empty context, because this process uses one device. Keras's optimizers call this even outside of
-        a scope."""
+        """Returns an empty context, because there is one device. Keras's optimizers call this outside scopes, too."""
         return contextlib.nullcontext()
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_ddl.communicator.step_names import ROWS
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order, row_count
-
-_NAME = "rows"
 
 
 class RowShare:
@@ -25,8 +24,7 @@ class RowShare:
             self._counts = tf.Variable(tf.ones([size], tf.int64), trainable=False, name="keras_ddl_rows")
 
     def begin_step(self, batch: Any) -> Any:
-        """Sends the other ranks the rows of `batch`, and digests of recent batches (data/order.py). COLLECTIVE;
-        asynchronous in a graph.
+        """Sends the rows of `batch` and digests of recent batches (data/order.py). COLLECTIVE; asynchronous in a graph.
 
         In a step without a batch, every rank counts as one row.
         Returns: `batch`, for use in the step; if the batch is compared, it waits for the result.
@@ -36,7 +34,7 @@ class RowShare:
             if rows is None:
                 counts = tf.ones([self.size], tf.int64)
             else:
-                counts, batch, _ = order.exchange_step_header(rows, batch, _NAME)
+                counts, batch, _ = order.exchange_step_header(rows, batch, ROWS)
             self._counts.assign(counts)
         return batch
 

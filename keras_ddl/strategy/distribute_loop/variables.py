@@ -6,9 +6,9 @@ of `run` it reads as the sum, the mean or rank 0's value, and reading is COLLECT
 default) takes only values that are equal on all ranks. They are compared when the step runs, and the error names the
 variable.
 
-Of Keras's variables only metrics' variables follow these rules. What ranks add to them in `strategy.run` is summed at
-once, so on every rank a metric's result covers all rows, in `run` and outside. Optimizers take care of all other
-variables.
+Of Keras's variables, only metrics' variables follow these rules. Values that ranks add to them in `strategy.run` are
+summed immediately, so on every rank a metric's result covers all rows, inside and outside of `run`. Optimizers take
+care of all other variables.
 
 Steps that see the global batch (strategy.function, fit) work as in one process and use none of this.
 """
@@ -25,7 +25,7 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import tracing
-from keras_ddl.strategy.variable_origin import of_keras
+from keras_ddl.strategy.variable_origin import created_by_keras
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
@@ -46,7 +46,7 @@ updating = Setting("updating", False)
 
 def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
     """Raises ConfigError for a variable whose arguments cannot be honoured."""
-    if of_keras.get():
+    if created_by_keras.get():
         return
     if synchronization == tf.VariableSynchronization.NONE:
         _refuse("A variable under a Strategy must not have synchronization NONE.", name, rank, "Leave it out")
@@ -61,26 +61,25 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
 
 
 def adopt(variable: tf.Variable) -> tf.Variable:
-    """Gives a new variable the behaviour for several ranks, unless it belongs to one of Keras's layers or
-    optimizers."""
+    """Gives a new variable the behaviour for several ranks, unless it belongs to a Keras layer or optimizer."""
     kind: Any = type(variable)
-    if not of_keras.get():
+    if not created_by_keras.get():
         variable.__class__ = _class_for(kind)
     elif variable.synchronization == _ON_READ and variable.aggregation != _NONE:
-        variable.__class__ = _class_of_metric(kind)
+        variable.__class__ = _metric_class_for(kind)
     return variable
 
 
-_Mixin: Any = object  # mixed into classes of variables, to which `super()` refers
+_Mixin: Any = object  # for type checkers: the classes below are mixed into variable classes, which `super()` calls
 
 
 @functools.cache
-def _class_of_metric(base: type) -> type:
-    return type(base.__name__, (_OfMetric, base), {"__module__": base.__module__})
+def _metric_class_for(base: type) -> type:
+    return type(base.__name__, (_MetricVariable, base), {"__module__": base.__module__})
 
 
-class _OfMetric(_Mixin):
-    """A metric's variable. Every rank holds the sum of what all ranks have added."""
+class _MetricVariable(_Mixin):
+    """The behaviour of a metric's variable. Every rank holds the sum over all ranks."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_replica() is not None:
@@ -116,11 +115,11 @@ def _class_for(base: type) -> type:
         return scatter
 
     methods = {name: refused(name) for name in _SCATTERS if hasattr(base, name)}
-    return type(base.__name__, (_OfSeveralRanks, base), {"__module__": base.__module__, **methods})
+    return type(base.__name__, (_ProgramVariable, base), {"__module__": base.__module__, **methods})
 
 
-class _OfSeveralRanks(_Mixin):
-    """The behaviour of a tf.Variable of several ranks."""
+class _ProgramVariable(_Mixin):
+    """The behaviour of the program's own tf.Variable on several ranks."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign(_assigned(self, value), *args, **kwargs)
@@ -138,7 +137,7 @@ class _OfSeveralRanks(_Mixin):
         return _aggregated(self, value) if outside and not is_own else value
 
     def __repr__(self) -> str:
-        with updating(True):  # printing must not be collective: maybe only one rank does it
+        with updating(True):  # printing must not be collective, because maybe only one rank prints
             return str(super().__repr__())
 
 

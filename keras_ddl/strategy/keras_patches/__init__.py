@@ -1,20 +1,18 @@
 """Lists what a Strategy replaces in Keras: how fit reads data, calls callbacks and saves, but no mathematics.
 
-A patch is a function of Keras's original and of the arguments of a call, or a class in place of Keras's. Patches are
-installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy and
-otherwise does what Keras does. A version of Keras that the patches were not written for gives a warning; a version that
-lacks something that they replace is refused. No patch changes what is computed: losses, metrics, optimizers and layers
-stay as Keras made them.
+A patch is a function of Keras's original and of the arguments of a call, or a class that replaces Keras's. Patches are
+installed when the first Strategy is made. For a model without a keras_ddl.Strategy, each patch calls Keras's original.
+A version of Keras that the patches were not written for gives a warning; a version that lacks something that they
+replace is refused. No patch changes a computed value: losses, metrics, optimizers and layers stay as Keras made them.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from keras_ddl.communicator.reporting import stack_position
+from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import (
     TESTED,
     BaseOptimizer,
@@ -30,7 +28,6 @@ from keras_ddl.compat.keras import (
     saving_lib,
     tf_trainer,
 )
-from keras_ddl.errors import DependencyError
 from keras_ddl.strategy.keras_patches import (
     adopting,
     callbacks,
@@ -65,38 +62,16 @@ def _install() -> None:
             f"keras_ddl was tested with Keras {', '.join(TESTED)} and changes private parts of Keras. Received: "
             f"Keras {keras.__version__}. Compare a short run with a run on one rank, or install a tested version."
         )
-    _replace(_table())
-    other_files.install()
-    TFTrainer.stop_training = trainer.STOP_TRAINING
+    replacing.replace([*_table(), *other_files.table()])
+    TFTrainer.stop_training = trainer.STOP_TRAINING  # Keras has no such property
 
 
 @functools.cache
 def _install_shards() -> None:
-    _replace(_table_of_shards())
+    replacing.replace(_table_of_shards())
 
 
-def _replace(table: list[tuple[Any, str, Any]]) -> None:
-    for owner, name, _ in table:
-        if not hasattr(owner, name):
-            where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
-            raise DependencyError(
-                f"keras_ddl must replace {where}.{name} of Keras. Received: Keras {keras.__version__}, which does "
-                f"not have it. Install Keras {TESTED[-1]}."
-            )
-    for owner, name, patch in table:
-        setattr(owner, name, patch if isinstance(patch, type) else _patched(getattr(owner, name), patch))
-
-
-def _patched(original: Callable[..., Any], patch: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return patch(original, *args, **kwargs)
-
-    return replacement
-
-
-def _table() -> list[tuple[Any, str, Any]]:
-    """Returns (owner, attribute, patch) for every patch."""
+def _table() -> replacing.Table:
     return [
         (TFLayer, "__init__", adopting.init_layer),
         (cloning, "_clone_functional_model", adopting.clone),
@@ -120,9 +95,8 @@ def _table() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _table_of_shards() -> list[tuple[Any, str, Any]]:
-    """Returns the same for a Strategy with shards or a layout: how variables that are spread over ranks are made and
-    finished."""
+def _table_of_shards() -> replacing.Table:
+    """Returns the patches for a Strategy with shards or a layout, for variables that are spread over ranks."""
     return [
         (BaseOptimizer, "build", variables.build),
         (TFVariable, "_initialize_with_initializer", variables.initialize_with_initializer),

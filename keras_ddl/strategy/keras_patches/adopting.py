@@ -4,7 +4,7 @@ A model is trained on all ranks if it or any part of it, a layer or a model insi
 of such a model. An optimizer joins the Strategy when a model is compiled with it, or when fit begins. Each rank has
 made these variables alone, so they get rank 0's values when fit begins, and each rank keeps all of them.
 
-A model without any part from the scope stays outside: each rank may train it alone, in its own time.
+A model without any part from the scope stays outside: each rank may train it alone, at any time.
 
 Patched: keras/src/backend/tensorflow/layer.py, models/cloning.py (3.15.1).
 """
@@ -51,8 +51,10 @@ def _strategy_of_part(part: Any) -> BaseStrategy | None:
 
 
 def adopt_model(model: Any) -> BaseStrategy | None:
-    """Returns the Strategy that trains a model, or None. A model that has only parts from a scope joins that Strategy
-    here. Cost: a look at each layer of a model that has no Strategy yet.
+    """Returns the Strategy that trains a model, or None.
+
+    A model that has only parts from a scope joins that Strategy here. Cost: a look at each layer of a model that has no
+    Strategy yet.
 
     Raises: ConfigError: parts of the model were made under several Strategies.
     """

@@ -17,17 +17,19 @@ from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat import models
+from keras_ddl.compat import models, replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import accumulation, agreement, figures, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import hushed_writers, progress
+from keras_ddl.strategy.keras_patches import progress
+from keras_ddl.strategy.keras_patches.model_saves import Saves
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
-from keras_ddl.strategy.keras_patches.standby import Saves, Standby, become_writer, hush, standby_of, standing_in
+from keras_ddl.strategy.keras_patches.standby import StandIn, silence
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
 
@@ -39,12 +41,8 @@ _BATCH_HOOKS = {
 _KerasList: Any = keras_compat.CallbackList
 
 
-class _Silent(keras.callbacks.Callback):
-    """Stands in for a writer on ranks other than 0."""
-
-
 def adopted(callbacks: Any) -> Any:
-    """Returns the program's `callbacks`, in which a Keras CallbackList becomes this module's CallbackList."""
+    """Returns the program's `callbacks`, and turns a Keras CallbackList into this module's CallbackList."""
     if type(callbacks) is _KerasList:
         callbacks.__class__ = CallbackList
         if callbacks.model is not None:
@@ -58,8 +56,8 @@ def _hook(
     *,
     before: Callable[[CallbackList], None] = lambda _: None,
 ) -> Callable[..., None]:
-    """Returns a hook in which callbacks may make variables on one rank, for example when rank 0 loads a model. In a
-    scope making a variable is otherwise COLLECTIVE. before, then: run on all ranks.
+    """Returns a hook in which callbacks may make variables on one rank, for example when rank 0 loads a model. Outside
+    of such a hook, making a variable in a scope is COLLECTIVE. `before` and `then` run on all ranks.
     """
     original = getattr(_KerasList, name)
 
@@ -78,13 +76,14 @@ class CallbackList(_KerasList):
 
     callbacks: list[Any]
     # Class attributes, because `adopted` turns existing Keras lists into this class.
-    _drift: DriftCheck | None = None  # these two: set while a fit on several ranks trains
+    _drift: DriftCheck | None = None  # set while a fit on several ranks trains, like _saves
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
     _figures: figures.FitFigures | None = None  # if someone watches the job
     position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last batch
     _is_beginning = False  # the ranks have not agreed yet on the state that fit starts from
     _model_saves: Sequence[Saves] = ()
+    stand_ins: Sequence[StandIn] = ()  # of the callbacks that write, on ranks other than 0
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
     on_batch_begin = _hook("on_batch_begin")
@@ -93,7 +92,7 @@ class CallbackList(_KerasList):
     on_predict_batch_begin = _hook("on_predict_batch_begin")
     on_test_end = _hook("on_test_end", lambda self: self.flush(), before=lambda self: self._finish_step("test_end"))
     on_predict_end = _hook("on_predict_end", before=lambda self: self._finish_step("predict_end"))
-    # Ranks agree whether to ask each other after each batch and whether any rank wants to stop. All get rank 0's model.
+    # The ranks agree whether any of them may ask to stop after a batch, and all get rank 0's model.
     on_test_begin = _hook("on_test_begin", lambda self: self._begin_loop("test", "evaluate begins"))
     on_predict_begin = _hook("on_predict_begin", lambda self: self._begin_loop("predict", "predict begins"))
     on_test_batch_end = _hook(
@@ -116,67 +115,56 @@ class CallbackList(_KerasList):
         return contextlib.nullcontext() if self._strategy is None else of_one_rank(True)
 
     def set_model(self, model: Any) -> None:
-        """On ranks other than 0, replaces callbacks that write. Callbacks that save the state of others go last."""
+        """Leaves writing to rank 0. Callbacks that save the state of others go last."""
         strategy = strategy_of_ranks(model)
-        for callback in self.callbacks:  # it may have been used by another rank's list or another model
-            hushed_writers.let_write(callback)
-        self._model_saves = [] if strategy is None else self._leave_writing_to_rank_0(strategy)
-        for saves in self._model_saves:
-            saves.share()
-        is_other = strategy is not None and strategy.rank != 0
-        # Callbacks that save the run's state also save the other callbacks' state, so they run last.
-        self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
+        self.callbacks.sort(key=_runs_last)
         for callback in self.callbacks:
-            if getattr(callback, "runs_last", False):
+            replacing.restore(callback)  # it may have been used by another rank's list or another model
+            if _runs_last(callback):
                 callback.others = self.callbacks
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
                 keras_callbacks.replace_swap(callback, functools.partial(_swap_gathered, callback))
-            if not self._model_saves and (own := Saves.of(callback)) is not None:
-                own.leave_to_rank_0(is_other)
+        self._model_saves = self.stand_ins = ()
+        if strategy is not None:
+            self._leave_writing_to_rank_0(strategy)
         super().set_model(model)
 
-    def _leave_writing_to_rank_0(self, strategy: BaseStrategy) -> list[Saves]:
+    def _leave_writing_to_rank_0(self, strategy: BaseStrategy) -> None:
         is_other, goes_on = strategy.rank != 0, strategy.job.goes_on
+        finished = strategy.resilience.finished if goes_on else None
         if goes_on or not is_other:
             for callback in self.callbacks:
                 progress.adopt(callback)
+        saves = [each for each in map(Saves.of, self.callbacks) if each is not None]
+        self._model_saves = saves if goes_on else ()
+        for save in saves:
+            if goes_on:
+                save.share()
+            elif is_other:
+                save.leave_to_rank_0()
         if is_other:
-            self.callbacks = [self._stand_in(one, strategy) for one in self.callbacks]
+            silenced = [silence(each, finished) for each in self.callbacks]
+            self.stand_ins = [each for each in silenced if each is not None]
         loop = trainer_calls.innermost()
         if goes_on and isinstance(loop, trainer_calls.Loop) and self not in loop.followers:
             loop.followers.append(self)
-        return [saves for one in self.callbacks if (saves := Saves.of(one)) is not None] if goes_on else []
-
-    def _stand_in(self, callback: Any, strategy: BaseStrategy) -> Any:
-        """Returns the object that runs in place of a callback on a rank other than 0."""
-        kind = writers.writing_class(callback)
-        finished = strategy.resilience.finished if strategy.job.goes_on else None
-        if kind is None:
-            return callback
-        if writers.only_writes(callback) or isinstance(callback, progress.JobBar):
-            return _Silent() if finished is None else standby_of(callback, finished)
-        if kind is not keras.callbacks.ProgbarLogger:  # a bar draws nothing here, because `verbose` is 0
-            hush(callback, kind, finished)
-        return callback
 
     def set_params(self, params: Any) -> None:
-        """Hides `verbose` from ranks other than 0, except from standbys in a job that continues without a lost rank."""
+        """Hides `verbose` from ranks other than 0 in a job that continues without a lost rank."""
         super().set_params(params)
         strategy = self._strategy
         if params and strategy is not None and strategy.job.goes_on and strategy.rank != 0:
             for callback in self.callbacks:
-                if not isinstance(callback, Standby):
-                    callback.set_params({**params, "verbose": 0})
+                callback.set_params({**params, "verbose": 0})
 
     def become_first(self, *, may_lack_last: bool) -> None:
         """Called when this rank becomes rank 0: its writers write from now on."""
         keras_callbacks.finish_batch_hooks(self)
+        stand_ins, self.stand_ins = {id(each.writer): each for each in self.stand_ins}, ()
         with of_one_rank(True):
-            for number, callback in enumerate(self.callbacks):
-                if (standby := standing_in(callback)) is not None:
-                    self.callbacks[number] = become_writer(
-                        standby, callback, may_lack_last=may_lack_last, has_begun=not self._is_beginning
-                    )
+            for callback in self.callbacks:
+                if (stand_in := stand_ins.get(id(callback))) is not None:
+                    stand_in.become_writer(self.params, may_lack_last=may_lack_last, has_begun=not self._is_beginning)
                 elif self.params:
                     callback.set_params(self.params)
             for saves in self._model_saves:
@@ -200,7 +188,7 @@ class CallbackList(_KerasList):
     def on_train_begin(self, logs: Any = None) -> None:
         """After all callbacks, checks that ranks have one model, and gives all ranks rank 0's first epoch and values.
 
-        This comes last, so that it includes what a callback has restored on rank 0.
+        It runs after them because a callback may restore an earlier state on rank 0.
         """
         with sharded_slots.deferring_restored_values(True):
             self._begin_training(logs)
@@ -230,10 +218,10 @@ class CallbackList(_KerasList):
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
         self.position = (keras_callbacks.initial_epoch(model) or 0, 0, None)
-        strategy.resilience.begin_fit(self)
+        strategy.resilience.joining.begin_fit(self)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Ends admission, so that no rank can join any more."""
+        """After all callbacks, gives all ranks rank 0's weights, and lets no more ranks join."""
         with self._of_one_rank():
             super().on_train_end(logs)
         self._follow_rank_0()
@@ -253,7 +241,7 @@ class CallbackList(_KerasList):
     def _end_joining(self) -> None:
         strategy = strategy_of(self.model)  # also if only one rank is left
         if strategy is not None and fits.is_outermost(self.model):
-            strategy.resilience.end_fit()
+            strategy.resilience.joining.end_fit()
 
     def agreed_state(self) -> list[Any]:
         """Returns the objects whose plain attributes hold what the ranks have agreed on in this fit."""
@@ -271,7 +259,7 @@ class CallbackList(_KerasList):
         self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
             return
-        if strategy.resilience.begin_epoch():  # a joining rank: the others have done the rest
+        if strategy.resilience.joining.begin_epoch():  # a joining rank: the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -283,7 +271,7 @@ class CallbackList(_KerasList):
         """After all callbacks, compares the ranks' weights, and stops on all ranks if any rank wants to stop."""
         self._finish_step("epoch_end")
         strategy = self._strategy
-        if strategy is not None and strategy.resilience.has_newcomers:
+        if strategy is not None and strategy.resilience.joining.has_newcomers:
             self.compare()  # before callbacks change weights that no step has used yet
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
@@ -292,7 +280,7 @@ class CallbackList(_KerasList):
             self._figures.end_epoch(epoch, logs)
         self.flush()
         if strategy is not None:
-            strategy.resilience.prove(self)
+            strategy.resilience.joining.prove(self)
         if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()
@@ -306,8 +294,8 @@ class CallbackList(_KerasList):
         self._step_begin = time.monotonic() if recording.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Before the callbacks, gathers what rank 0 is about to save. After them, stops on all ranks if any rank wants
-        to stop, if a callback could ask for it.
+        """Before the callbacks, gathers what rank 0 is about to save. After them, if a callback could have asked to
+        stop, stops on all ranks if any rank wants to.
         """
         if self._step_begin is not None:
             recording.add_span(f"step {batch}", self._step_begin)
@@ -318,7 +306,7 @@ class CallbackList(_KerasList):
             return
         self.position = (self.position[0], batch + 1, logs)
         due, may_stop = self._saves.before_batch_end(batch), "train" in self._ask_to_stop
-        if may_stop:  # such a callback may do anything, including reading variables
+        if may_stop:  # a callback that can stop can also read variables
             self._finish_step("train_batch_end")
             accumulation.combine(self.model)
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
@@ -330,8 +318,8 @@ class CallbackList(_KerasList):
             self._agree_to_stop_training()
 
     def _finish_step(self, moment: str) -> None:
-        """Ends the step in a job that continues without a lost rank. A rank that is behind gets what the step wrote
-        from another rank. Callbacks must not have changed it yet, because they will run on the rank that is behind.
+        """Ends the step in a job that continues without a lost rank. A rank that is behind gets the step's results from
+        another rank. Callbacks must not have changed them yet, because they will also run on the rank that is behind.
         """
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
@@ -378,7 +366,7 @@ class CallbackList(_KerasList):
 
 
 def _swap_gathered(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
-    """Exchanges weights and averages, even those in shards. COLLECTIVE if some are in shards."""
+    """Swaps weights and their averages, even those in shards. COLLECTIVE if some are in shards."""
     with gathered_slots.gathered(gathered_slots.slots_of(callback.model)):
         keras_callbacks.original_swap(callback, *functions)
 
@@ -389,7 +377,8 @@ def _agree_on_global_seed(model: keras.Model) -> None:
     mine = None if generator is None else generator.state.numpy()
     state = communicator.broadcast_object(mine, name=agreement.name_of(model, "global_seed"))
     if communicator.rank() != 0 and state is None:
-        keras_compat.forget_global_seed_generator()  # a new one is seeded by Python's random state, which is equal
+        # A new generator is seeded by Python's random state, which is equal on all ranks.
+        keras_compat.forget_global_seed_generator()
     elif communicator.rank() != 0:
         keras_compat.make_global_seed_generator().state.assign(state)
 
@@ -408,18 +397,22 @@ def _agree_on_steps(callbacks: CallbackList) -> None:
 
 
 def _rates_and_step(model: Any) -> tuple[list[float], int]:
-    """Returns the learning rates that are numbers, and the steps made with them."""
+    """Returns the learning rates that are numbers rather than schedules, and the steps taken so far."""
     optimizers = models.optimizers_with_rates(model)
     rates = [learning_rate_variable(each) for each in optimizers]
     return [float(rate.numpy()) for rate in rates if rate is not None], models.steps_taken(optimizers) or 0
 
 
 def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
-    """Warns that all ranks will use rank 0's learning rates, unless only rank 0 has restored an earlier training."""
+    """Warns that all ranks will use rank 0's learning rates, unless only rank 0 has restored an earlier run."""
     rates, steps = zip(*gathered)
     if rank == 0 and any(each != rates[0] for each in rates) and len(set(steps)) == 1:
         received = (f"{', '.join(f'{rate:g}' for rate in each)} on rank {other}" for other, each in enumerate(rates))
         stack_position.warn(agreement.ONE_LEARNING_RATE.format(", ".join(received)))
+
+
+def _runs_last(callback: Any) -> bool:
+    return isinstance(callback, JobCallback) and callback.runs_last
 
 
 def _may_stop(callbacks: Any, kind: str) -> bool:
@@ -427,15 +420,12 @@ def _may_stop(callbacks: Any, kind: str) -> bool:
     base = keras.callbacks.Callback
     never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint)
     for callback in callbacks.callbacks:
-        if (
-            type(callback) in never
-            or writers.only_writes(callback)
-            or getattr(callback, "never_stops_within_epoch", False)
-        ):
+        own = replacing.class_of(callback)
+        if own in never or writers.only_writes(callback) or getattr(callback, "never_stops_within_epoch", False):
             continue
         kinds = (base, writers.writing_class(callback) or base)
         for hook in _BATCH_HOOKS[kind]:
             inherited = [getattr(each, hook) for each in kinds]
-            if hook in vars(callback) or getattr(type(callback), hook, None) not in inherited:
+            if hook in vars(callback) or getattr(own, hook, None) not in inherited:
                 return True
     return False

@@ -42,7 +42,7 @@ def compile_model(
     _refuse_xla(bound, model, f"under a keras_ddl.Strategy (rank {strategy.rank})")
     with strategy.scope():
         returned = original(model, optimizer, *args, **kwargs)
-    if strategy.is_several:  # saves before the first step are compared with this
+    if strategy.is_several:  # saves before the first step are compared with this digest
         of_rank_0.remember(model, of_rank_0.Held(model, strategy.job).digest)
     return returned
 
@@ -113,8 +113,7 @@ def warn_if_alone(model: Any) -> None:
 
 
 def _trains_unreduced(model: Any) -> bool:
-    """Whether Keras's own step would apply this rank's unreduced gradients in a program that reduces gradients
-    elsewhere."""
+    """Whether Keras's own step would apply unreduced gradients in a program that reduces gradients elsewhere."""
     parts = models.optimizers_in(getattr(model, "optimizer", None))
     if not parts or not models.has_keras_train_step(model):
         return False

@@ -7,6 +7,7 @@ looks for such functions in the packages and fails if one is in neither table.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_ddl.compat import replacing
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -26,7 +28,7 @@ from keras_ddl.strategy.agreement.compared import Compared
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.keras_patches import saving
-from keras_ddl.strategy.keras_patches.save_records import Call
+from keras_ddl.strategy.save_records import Call
 
 
 @dataclass(frozen=True)
@@ -96,21 +98,22 @@ LEFT: dict[str, str] = {
 }
 
 
-def install() -> None:
-    """Replaces the functions in `ONCE`, under every public name that they have."""
+def table() -> replacing.Table:
+    """Returns the replacements of the functions in `ONCE`, under every public name that they have."""
+    rows: dict[tuple[int, str], tuple[Any, str, Any]] = {}  # several classes may inherit one function
     for name, how in ONCE.items():
         package, *parts = name.split(".")
         owner: Any = keras if package == "keras" else tf
         for part in parts[:-1]:
             owner = getattr(owner, part)
-        original = inspect.getattr_static(owner, parts[-1])
-        replacement = _replacing(original, name.partition(".")[2], how)
         if inspect.isclass(owner):
-            defining = next(kind for kind in owner.__mro__ if parts[-1] in vars(kind))
-            setattr(defining, parts[-1], replacement)
+            homes = [next(kind for kind in owner.__mro__ if parts[-1] in vars(kind))]
         else:
-            for home in _homes_of(original, parts[-1]):
-                setattr(home, parts[-1], replacement)
+            homes = _homes_of(getattr(owner, parts[-1]), parts[-1])
+        patch = functools.partial(_write_once, name.partition(".")[2], how)
+        for home in homes:
+            rows.setdefault((id(home), parts[-1]), (home, parts[-1], patch))
+    return list(rows.values())
 
 
 def _homes_of(function: Any, name: str) -> list[Any]:
@@ -118,46 +121,34 @@ def _homes_of(function: Any, name: str) -> list[Any]:
     return [each for each in modules if inspect.ismodule(each) and vars(each).get(name) is function]
 
 
-def _replacing(original: Any, name: str, how: Writing) -> Any:
-    if getattr(original, "keras_ddl_writes", False):  # inherited from a class whose function is replaced already
-        return original
-    signature = inspect.signature(original)
-
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        strategy = _strategy()
-        if strategy is None or saving.is_saving.get():
+def _write_once(name: str, how: Writing, original: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = _strategy()
+    if strategy is None or saving.is_saving.get():
+        return original(*args, **kwargs)
+    try:
+        bound = inspect.signature(original).bind(*args, **kwargs)
+    except TypeError:
+        return original(*args, **kwargs)  # raises the TypeError
+    bound.apply_defaults()
+    path = _path(bound.arguments, how)
+    if path is None:
+        return original(*args, **kwargs)
+    if how.in_turn:
+        with strategy.saves.in_turn(f"keras_ddl {name} {path}"):
             return original(*args, **kwargs)
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return original(*args, **kwargs)  # raises the TypeError
-        bound.apply_defaults()
-        path = _path(bound.arguments, how)
-        if path is None:
-            return original(*args, **kwargs)
-        if how.in_turn:
-            with strategy.saves.in_turn(f"keras_ddl {name} {path}"):
-                return original(*args, **kwargs)
 
-        def write(staged: str) -> Any:
-            if how.is_whole:
-                bound.arguments[how.path[0]] = staged
-            return original(*bound.args, **bound.kwargs)
+    def write(staged: str) -> Any:
+        if how.is_whole:
+            bound.arguments[how.path[0]] = staged
+        return original(*bound.args, **bound.kwargs)
 
-        call = Call(name, _content_of(bound.arguments, strategy))
-        is_checkpoint = name.endswith("._write")
-        appears_as = f"{path}.index" if is_checkpoint else None
-        made, returned = saving.write_once(strategy, path, call, write, is_whole=how.is_whole, appears_as=appears_as)
-        if not made and is_checkpoint:
-            tf_compat.after_checkpoint(path, bound.arguments["options"])
-        return returned if made or not how.returns_path else path
-
-    replacement.__dict__.update(vars(original))
-    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
-        setattr(replacement, attribute, getattr(original, attribute))
-    replacement.__wrapped__ = original  # type: ignore[attr-defined]
-    replacement.keras_ddl_writes = True  # type: ignore[attr-defined]
-    return replacement
+    call = Call(name, _content_of(bound.arguments, strategy))
+    is_checkpoint = name.endswith("._write")
+    appears_as = f"{path}.index" if is_checkpoint else None
+    made, returned = saving.write_once(strategy, path, call, write, is_whole=how.is_whole, appears_as=appears_as)
+    if not made and is_checkpoint:
+        tf_compat.after_checkpoint(path, bound.arguments["options"])
+    return returned if made or not how.returns_path else path
 
 
 def _strategy() -> BaseStrategy | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
+from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.keras_patches import first_job
 
@@ -24,16 +25,11 @@ class _Rows(float):
         return f"{float(self):,.0f}" if self >= 10 else f"{float(self):.2g}"
 
 
-class JobBar(keras.callbacks.ProgbarLogger):
+class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
     """Keras's bar, with "rows/s" before the logs of training. The first step does not count, as in Keras's time per
     step."""
 
-    never_stops_within_epoch = True
-    of_this_process = (
-        "verbose",
-        "_fit_began",
-        "_first_step",
-    )  # attributes that a joining rank does not get from the others
+    of_this_process = ("verbose", "_fit_began", "_first_step")
     # Class attributes, because `adopt` turns existing Keras bars into this class.
     _begin: tuple[float, int] = (0.0, 0)  # when counting began, and the rows trained before
     _looked = 0.0

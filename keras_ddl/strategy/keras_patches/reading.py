@@ -47,8 +47,7 @@ def rows_of(iterator: tf.data.Iterator) -> BatchRows:
 
 
 def learn_rows(iterator: tf.data.Iterator, counts: Sequence[Sequence[int | None]]) -> BatchRows:
-    """Returns what is known about the batches of an iterator, completed by the rows of the first batch
-    (BatchRows.learn)."""
+    """Returns the facts about an iterator's batches, completed by the first batch's rows (BatchRows.learn)."""
     rows = rows_of(iterator).learn(counts)
     reader = _readers[iterator]() if iterator in _readers else None
     if reader is not None:
@@ -170,8 +169,9 @@ class EpochIterator(_KerasIterator):
     def _rows_of_arrays(
         self, adapter: Any, strategy: BaseStrategy, rank: int, size: int, number: int
     ) -> tf.data.Dataset:
-        """Reads this rank's rows only. Shuffles equally on all ranks and differently in each epoch, even if the script
-        has set no seed.
+        """Reads this rank's rows only.
+
+        Shuffles equally on all ranks and differently in each epoch, even if the script has set no seed.
 
         With only a global seed, Keras would draw the same permutation in every epoch. If the script itself has set a
         seed, Keras's order is kept.

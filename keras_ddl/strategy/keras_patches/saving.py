@@ -22,7 +22,7 @@ from keras_ddl.strategy import accumulation, agreement, one_per_job
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.base import BaseStrategy, strategy_of_ranks
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.keras_patches.save_records import Call
+from keras_ddl.strategy.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.variable_origin import of_one_rank
 
@@ -129,6 +129,5 @@ class MidEpochSaves:
 
     def _savers(self, within: bool = False) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-        callbacks = (getattr(each, "writer", each) for each in self._callbacks.callbacks)  # including a standby's
-        savers = [each for each in callbacks if isinstance(each, kinds)]
+        savers = [each for each in self._callbacks.callbacks if isinstance(each, kinds)]
         return [each for each in savers if not within or each.save_freq != "epoch"]

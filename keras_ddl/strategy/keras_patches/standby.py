@@ -1,83 +1,123 @@
-"""Replaces writing callbacks on ranks that may become rank 0, in a job that continues when a rank is lost.
+"""Silences callbacks that write, on ranks other than 0, and lets a rank that becomes rank 0 continue their output.
 
-A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next rank 0 bring their
-writers to the state of the lost writers, and continue their files. Output since the last call that all ranks have
-finished may be missing, so it is written again: CSVLogger's file is made equal to the rows that it should have, and
-TensorBoard's points may appear twice, with equal values. Models are saved while all ranks wait, because other callbacks
-change models.
+A callback stays in the list of callbacks, but the hooks that it inherits from the class that writes go to a stand-in
+(compat/replacing.py). Code of a class that a program derives runs on every rank: it may add to the logs, change a rate,
+or stop.
+
+In a job that continues without a lost rank, the stand-ins of the next rank 0 bring their writers to the state of the
+lost writers, and continue their files. Output since the last call that all ranks have finished may be missing, so it is
+written again: CSVLogger's file is made equal to the rows that it should have, and TensorBoard's points may appear
+twice, with equal values. Models are saved while all ranks wait (model_saves.py), because other callbacks change models.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat import callbacks as keras_callbacks
+from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.files.durable import sweep_temporaries
 from keras_ddl.strategy import writers
-from keras_ddl.strategy.keras_patches import hushed_writers
 from keras_ddl.strategy.keras_patches.progress import JobBar
 
 _Call = tuple[str, tuple[Any, ...]]
 
 
-class Standby(keras.callbacks.Callback):
-    """Follows the training in place of `writer`, or of the hooks that a callback inherits (hushed_writers.py).
+class StandIn:
+    """Receives the hooks that `writer` inherits from `kind`, the class that writes. This one, for a job in which rank 0
+    cannot be lost, does nothing.
 
-    Args:
-        finished: returns how many calls this rank has finished together with all others.
+    is_own: all hooks of the writer, because its class is not one that a program derives.
     """
 
-    never_stops_within_epoch = True
+    def __init__(self, writer: Any, kind: Any, *, is_own: bool) -> None:
+        self.writer, self._kind, self._before = writer, kind, type(writer)
+        base: Any = keras.callbacks.Callback
+        methods: dict[str, Any] = {
+            hook: _hearing(self, hook)
+            for hook in writers.HOOKS
+            if is_own or getattr(kind, hook) is not getattr(base, hook)
+        }
+        if kind is keras.callbacks.TensorBoard:
+            methods |= keras_callbacks.SILENT_TENSORBOARD
+        elif kind.set_model is not base.set_model:  # it may write a description of the model
+            methods["set_model"] = base.set_model
+        replacing.replace_on(writer, methods, inherited_from=None if is_own else kind)
 
-    def __init__(self, writer: Any, finished: Callable[[], int]) -> None:
-        super().__init__()
-        self.writer = writer
-        self.runs_last = getattr(writer, "runs_last", False)
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        """Receives a call of a hook in this rank's training."""
+        if self._kind is keras.callbacks.TensorBoard:
+            keras_callbacks.follow_tensorboard(self.writer, hook)
+
+    def begin_late(self) -> None:
+        """Called when this rank joins a running training. Rank 0 has written the earlier part."""
+
+    def become_writer(self, params: Any, *, may_lack_last: bool, has_begun: bool) -> None:
+        """Lets the writer write from now on.
+
+        Args:
+            params: of the list of callbacks, as `set_params` gets them; may be empty.
+            may_lack_last: write again the output since the last call that all ranks have finished.
+            has_begun: whether ranks have agreed on the state that training starts from; else the writer starts itself.
+        """
+        replacing.restore(self.writer, self._before)
+
+    def _replay(self, calls: Iterable[_Call]) -> None:
+        for hook, args in list(calls):  # the program's own code has already run
+            getattr(self._kind, hook)(self.writer, *args)
+
+
+def _hearing(stand_in: StandIn, hook: str) -> Callable[..., None]:
+    names = ("epoch", "logs") if "epoch" in hook else ("batch", "logs") if "batch" in hook else ("logs",)
+
+    def method(writer: Any, *args: Any, **kwargs: Any) -> None:  # Keras passes the logs of batches by name
+        stand_in.hear(hook, tuple(args[n] if n < len(args) else kwargs.get(name) for n, name in enumerate(names)))
+
+    return method
+
+
+class Standby(StandIn):
+    """Follows the training in place of `writer`.
+
+    finished: returns how many calls this rank has finished together with all others.
+    """
+
+    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_own: bool) -> None:
+        super().__init__(writer, kind, is_own=is_own)
         self._finished = finished
         self._last: list[_Call] = []  # hooks since the last call that all ranks have finished
         self._last_at = 0
         self._open: dict[str, tuple[Any, ...]] = {}  # earlier "begin" hooks whose "end" is still to come
         self._is_over = False
-        self._kind: Any = None if writers.only_writes(writer) else writers.writing_class(writer)
 
-    def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
-        """Returns the writer, in the state that the training has reached on this rank.
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        if self._last_at != self._finished():
+            self._settle()
+            self._last_at = self._finished()
+        self._last.append((hook, args))
 
-        Args:
-            may_lack_last: write again the output since the last call that all ranks have finished.
-            has_begun: whether ranks have agreed on the state that training starts from; else the writer starts itself.
-        """
+    def become_writer(self, params: Any, *, may_lack_last: bool, has_begun: bool) -> None:
+        super().become_writer(params, may_lack_last=may_lack_last, has_begun=has_begun)
         if not may_lack_last or self._last_at != self._finished():
             self._settle()
+        self._continue(params, has_begun)
+
+    def _continue(self, params: Any, has_begun: bool) -> None:
         if self._is_over:
-            return self.writer
-        if self.params:
-            self.writer.set_params(self.params)
+            return
+        if params:
+            self.writer.set_params(params)
         if has_begun and self._open:
             self._bring_up()
         else:
             self._set_model()
             self._replay(self._open.items())
         self._replay(self._last)
-        return self.writer
-
-    def begin_late(self) -> None:
-        """Called when this rank joins a running training. Rank 0 has written the earlier part."""
-
-    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
-        """Receives a call of a hook in this rank's training."""
-        if self._last_at != self._finished():
-            self._settle()
-            self._last_at = self._finished()
-        self._last.append((hook, args))
 
     def _bring_up(self) -> None:
         """Brings the writer to the end of the last call that all ranks have finished."""
@@ -85,14 +125,15 @@ class Standby(keras.callbacks.Callback):
         self._replay(self._open.items())
 
     def _set_model(self) -> None:
-        (self._kind or type(self.writer)).set_model(self.writer, self.model)
+        self._kind.set_model(self.writer, self.writer.model)
 
     def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
         """Notes a hook that the writer on rank 0 has run."""
         if hook.endswith("_begin"):
             self._open[hook] = args
             return
-        if self._open.pop(hook.removesuffix("_end") + "_begin", None) is not None:  # a hushed one gets few begins
+        # Of a derived class the stand-in hears few begins.
+        if self._open.pop(hook.removesuffix("_end") + "_begin", None) is not None:
             self._is_over = not self._open
 
     def _settle(self) -> None:
@@ -100,28 +141,9 @@ class Standby(keras.callbacks.Callback):
             self._follow(hook, args)
         self._last = []
 
-    def _replay(self, calls: Iterable[_Call]) -> None:
-        for hook, args in list(calls):
-            if self._kind is None:
-                getattr(self.writer, hook)(*args)
-            else:  # the program's own code has already run
-                with hushed_writers.writing(self.writer):
-                    getattr(self._kind, hook)(self.writer, *args)
-
-
-def _hearing(hook: str) -> Callable[..., None]:
-    def method(self: Standby, *args: Any, **kwargs: Any) -> None:  # Keras passes the logs of batches by name
-        self.hear(hook, hushed_writers.arguments_of(hook, args, kwargs))
-
-    return method
-
-
-for _hook in writers.HOOKS:
-    setattr(Standby, _hook, _hearing(_hook))
-
 
 class _Backup(Standby):
-    """The standby of BackupAndRestore, which restores only when training begins. Its saves are `Saves` on all ranks."""
+    """The stand-in of BackupAndRestore, which restores only when training begins. All ranks take part in its saves."""
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         if hook in ("on_epoch_end", "on_train_batch_end"):
@@ -129,23 +151,19 @@ class _Backup(Standby):
         elif hook in ("on_train_begin", "on_train_end"):
             super().hear(hook, args)
 
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self.writer.set_model(model)
-
     def _bring_up(self) -> None:
         pass
 
 
 class _OwnBackup(Standby):
-    """The standby of a program's subclass of BackupAndRestore. Only its hooks are known."""
+    """The stand-in of a program's subclass of BackupAndRestore. Only its hooks are known."""
 
     def _bring_up(self) -> None:
         self._set_model()
 
 
 class _TensorBoard(Standby):
-    """The standby of TensorBoard, which counts batches and has already written a description of the model."""
+    """The stand-in of TensorBoard, which counts batches and has already written a description of the model."""
 
     def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
         super()._follow(hook, args)
@@ -165,10 +183,10 @@ class _TensorBoard(Standby):
 
 
 class _Rows(Standby):
-    """The standby of CSVLogger: keeps the rows in memory, and later makes the file equal to them."""
+    """The stand-in of CSVLogger: keeps the rows in memory, and later makes the file equal to them."""
 
-    def __init__(self, writer: Any, finished: Callable[[], int]) -> None:
-        super().__init__(writer, finished)
+    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_own: bool) -> None:
+        super().__init__(writer, kind, finished, is_own=is_own)
         self._text: io.StringIO | None = None  # None before training begins
         self._begin = 0  # size of the file at that time, if appending
 
@@ -185,14 +203,13 @@ class _Rows(Standby):
         self._text = io.StringIO()
         self._begin = keras_callbacks.begin_late_rows(self.writer, self._text)
 
-    def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
+    def _continue(self, params: Any, has_begun: bool) -> None:
         self._set_model()
         if self._text is not None:
             _make_equal(self.writer.filename, self._begin, self._text.getvalue().encode())
             keras_callbacks.continue_rows(self.writer)
             if self._is_over:
                 self._replay([("on_train_end", (None,))])
-        return self.writer
 
 
 def _make_equal(path: str, begin: int, text: bytes) -> None:
@@ -214,81 +231,18 @@ def _make_equal(path: str, begin: int, text: bytes) -> None:
 
 
 class _Bar(Standby):
-    """The standby of the progress bar, which is drawn on every rank but hidden here."""
-
-    def set_params(self, params: Any) -> None:
-        super().set_params(params)
-        self.writer.set_params({**params, "verbose": 0})
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self.writer.set_model(model)
+    """The stand-in of the progress bar, which is drawn on every rank but hidden here."""
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         super().hear(hook, args)
         self._replay([(hook, args)])
 
-    def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
-        if not may_lack_last or self._last_at != self._finished():
-            self._settle()
-        self.writer.show(self.params)
+    def _continue(self, params: Any, has_begun: bool) -> None:
+        self.writer.show(params)
         self._replay(self._last)
-        return self.writer
 
 
-def standby_of(writer: Any, finished: Callable[[], int]) -> Standby:
-    """Returns the stand-in for a writing callback."""
-    if type(writer) in _KINDS and not (set(writers.HOOKS) & set(vars(writer))):
-        return _KINDS[type(writer)](writer, finished)
-    kind = next((standby for kind, standby in _KINDS_OF_OTHERS.items() if isinstance(writer, kind)), Standby)
-    return kind(writer, finished)
-
-
-class _Forever(Standby):
-    """The stand-in in a job in which rank 0 cannot be lost, so no rank takes its place."""
-
-    def __init__(self, writer: Any) -> None:
-        super().__init__(writer, lambda: 0)
-
-    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
-        if isinstance(self.writer, keras.callbacks.TensorBoard):
-            keras_callbacks.follow_tensorboard(self.writer, hook)
-
-
-def hush(writer: Any, kind: type, finished: Callable[[], int] | None) -> None:
-    """Makes a callback whose class a program derives from `kind` run only the program's code.
-
-    finished: as in `standby_of`; None: rank 0 cannot be lost.
-    """
-    if issubclass(kind, keras.callbacks.CSVLogger):
-        follower: Standby = _Rows(writer, finished or (lambda: 0))
-    elif finished is None:
-        follower = _Forever(writer)
-    else:
-        follower = standby_of(writer, finished)
-    hushed_writers.hush(writer, kind, follower)
-
-
-def standing_in(callback: Any) -> Standby | None:
-    """Returns the stand-in for a callback, or for its inherited hooks, on this rank, or None."""
-    standby = callback if isinstance(callback, Standby) else hushed_writers.follower_of(callback)
-    return standby if isinstance(standby, Standby) else None
-
-
-def writers_of(callbacks: Iterable[Any]) -> list[Any]:
-    """Returns the program's own callbacks, equal on all ranks: each standby is replaced by its writer."""
-    return [each.writer if isinstance(each, Standby) else each for each in callbacks]
-
-
-def become_writer(standby: Standby, callback: Any, **options: bool) -> Any:
-    """Returns the object that writes from now on in place of `callback`. options: as in `Standby.become_writer`."""
-    if callback is not standby:
-        hushed_writers.let_write(callback)
-        standby.set_model(callback.model)
-    return standby.become_writer(**options)
-
-
-# The standbys of Keras's own classes; programs' subclasses follow.
+# The stand-ins of Keras's own classes; programs' subclasses follow.
 _KINDS: dict[type, type[Standby]] = {
     keras.callbacks.BackupAndRestore: _Backup,
     keras.callbacks.CSVLogger: _Rows,
@@ -301,55 +255,18 @@ _KINDS_OF_OTHERS: dict[type, type[Standby]] = {
 }
 
 
-class Saves:
-    """The saves of a ModelCheckpoint or a BackupAndRestore: all ranks take part in each save, and rank 0 makes it."""
+def silence(callback: Any, finished: Callable[[], int] | None) -> StandIn | None:
+    """Silences a callback that writes, until `replacing.restore`, and returns its stand-in. None: it does not write.
 
-    def __init__(self, callback: Any) -> None:
-        self._callback = callback
-
-    @classmethod
-    def of(cls, callback: Any) -> Saves | None:
-        """Returns the Saves of a callback or of its stand-in, or None."""
-        callback = callback.writer if isinstance(callback, Standby) else callback
-        is_saver = isinstance(callback, keras.callbacks.ModelCheckpoint)
-        return cls(callback) if is_saver or type(callback) is keras.callbacks.BackupAndRestore else None
-
-    def share(self) -> None:
-        """Makes the callback save by `save`, on all ranks."""
-        keras_callbacks.replace_save(self._callback, self.save)
-
-    def leave_to_rank_0(self, is_other: bool) -> None:
-        """Lets the callback save by itself, if rank 0 cannot be lost or is the only rank. is_other: this is another
-        rank."""
-        decides = is_other and isinstance(self._callback, keras.callbacks.ModelCheckpoint)
-        keras_callbacks.replace_save(
-            self._callback, functools.partial(decide_only, self._callback) if decides else None
-        )
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Replaces the callback's own save. COLLECTIVE."""
-        made = []
-
-        def save() -> None:
-            made.append(True)
-            keras_callbacks.original_save(self._callback, *args, **kwargs)
-
-        on_first_rank(save, "keras_ddl/save")
-        if not made and isinstance(self._callback, keras.callbacks.ModelCheckpoint):
-            decide_only(self._callback, *args, **kwargs)
-
-    def become_first(self) -> None:
-        """Called when this rank becomes rank 0: removes what the lost rank 0 has not completed."""
-        path = keras_callbacks.path_of_saves(self._callback)
-        sweep_temporaries(path.parent)
-        sweep_temporaries(path)
-
-
-def decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
-    """Replaces saving on ranks other than 0: the best value is tracked on all ranks, but only rank 0 writes the
-    file."""
-    verbose, checkpoint.verbose = checkpoint.verbose, 0
-    try:
-        keras_callbacks.note_best(checkpoint, epoch, batch, logs)
-    finally:
-        checkpoint.verbose = verbose
+    finished: as in Standby; None: rank 0 cannot be lost.
+    """
+    kind, is_bar = writers.writing_class(callback), isinstance(callback, JobBar)
+    if kind is None or (kind is keras.callbacks.ProgbarLogger and not is_bar):  # which draws nothing: `verbose` is 0
+        return None
+    is_own = writers.only_writes(callback) or is_bar
+    if finished is None and (is_own or not issubclass(kind, keras.callbacks.CSVLogger)):
+        return StandIn(callback, kind, is_own=is_own)
+    standby = _KINDS.get(replacing.class_of(callback)) if is_own else None
+    if standby is None:
+        standby = next((each for of, each in _KINDS_OF_OTHERS.items() if issubclass(kind, of)), Standby)
+    return standby(callback, kind, finished or (lambda: 0), is_own=is_own)

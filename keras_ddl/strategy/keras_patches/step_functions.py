@@ -34,7 +34,7 @@ from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller, CommonTrace
 
-_ENDED, _FAILED = "ended", "failed"  # sent in place of the first batch's rows
+_ENDED, _FAILED = "ended", "failed"  # sent instead of the first batch's rows
 _OWN_DATA = "data of which each rank reads its own part"
 _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes its own rows"
 
@@ -81,7 +81,7 @@ class _KerasFunction(Caller):
         return tf.nest.map_structure(lambda leaf: take_chunk(leaf, self._job.rank, self._job.size), batch)
 
     def _execution(self, kind: BatchKind, rows: BatchRows, **options: bool) -> Execution:
-        rows = rows.of_kind(kind.specs)
+        rows = rows.for_kind(kind.specs)
         key = (kind, rows, *options.items())
         if key not in self._executions:
             self._executions[key] = Execution(self._model, self._step, rows, kind, **options)
@@ -123,10 +123,9 @@ class IteratorFunction(_KerasFunction):
         self._by_iterator: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, iterator: Any) -> Any:
-        """Executes steps. COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of
-        one batch."""
+        """Executes steps. COLLECTIVE. iterator: a tf.data.Iterator, or a generator of one batch in train_on_batch."""
         if self._step == "train_step" and fits.is_outermost(self._model):
-            self._resilience.between_steps(self)
+            self._resilience.joining.between_steps(self)
         try:
             if not isinstance(iterator, tf.data.Iterator):
                 return self._call(lambda: self._run(iterator), _OWN_BATCH)
@@ -139,8 +138,10 @@ class IteratorFunction(_KerasFunction):
             raise
 
     def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
-        """Executes steps on global batches. Each batch is kept until its step has ended, because the step may run again
-        on other rows."""
+        """Executes steps on global batches.
+
+        Each batch is kept until its step has ended, because the step may run again on other rows.
+        """
         returned = None
         for number in range(self._model.steps_per_execution):
             try:
@@ -154,7 +155,7 @@ class IteratorFunction(_KerasFunction):
                 raise
 
             if self._step == "train_step":
-                self._resilience.check_batch(tf.nest.flatten(batch))
+                self._resilience.joining.check_batch(tf.nest.flatten(batch))
             if rows.may_differ:
                 rows = reading.learn_rows(iterator, [component_rows(batch)])
 
@@ -208,7 +209,7 @@ class IteratorFunction(_KerasFunction):
                 looked_into, rows = self._looked_into(iterator, rows)
             kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
             execution = self._execution(kind, rows, accumulates_parts=in_parts)
-            own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
+            own_rows = execution.rows.rows_of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
             self._by_iterator[iterator] = execution, None if typed is iterator else typed
             if looked_into is not None:  # once; then `iterator` continues after the first batch
@@ -217,8 +218,7 @@ class IteratorFunction(_KerasFunction):
         return execution, iterator if typed is None else typed
 
     def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator | None, BatchRows]:
-        """Reads the first batch to learn its rows. Returns an iterator that still yields this batch, and the rows.
-        COLLECTIVE.
+        """Reads the first batch to learn its rows. Returns an iterator that still yields it, and the rows. COLLECTIVE.
 
         Raises: RankMismatchError, on all ranks: the data of some ranks has ended.
         """
@@ -232,16 +232,16 @@ class IteratorFunction(_KerasFunction):
             pass
         except Exception as error:
             failure, rows_or_end = error, _FAILED
-        of_ranks = communicator.all_gather_object(rows_or_end, name="keras_ddl/first_batch/rows")
+        rows_by_rank = communicator.all_gather_object(rows_or_end, name="keras_ddl/first_batch/rows")
         if failure is not None:  # the other ranks fail in the step
             raise failure
-        ended = [rank for rank, each in enumerate(of_ranks) if each == _ENDED]
-        if ended and len(ended) < len(of_ranks) and _FAILED not in of_ranks:
+        ended = [rank for rank, each in enumerate(rows_by_rank) if each == _ENDED]
+        if ended and len(ended) < len(rows_by_rank) and _FAILED not in rows_by_rank:
             raise RankMismatchError(
                 f"All ranks must have the same number of batches. Received: no batch on rank(s) {ended}, but at "
                 f"least one on the other ranks (rank {self._job.rank}). Give every rank the same data."
             )
-        counts = [each for each in of_ranks if isinstance(each, list)]
+        counts = [each for each in rows_by_rank if isinstance(each, list)]
         if rows_or_end == _ENDED:  # the step will also meet the end
             return None, rows
         return continued(first, iterator), reading.learn_rows(iterator, counts)
@@ -315,7 +315,7 @@ class PredictFunction(_KerasFunction):
 
 
 def name_of_step(model: Any, function: Any) -> str:
-    """Returns the name of the step that a function is, even if the program has replaced the method."""
+    """Returns the name of a step's method, given the function, even if the program has replaced the method."""
     for name in ("train_step", "test_step"):
         if function == getattr(model, name):  # bound methods are equal but not identical
             return name

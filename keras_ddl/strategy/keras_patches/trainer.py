@@ -113,7 +113,7 @@ def _end_together(strategy: BaseStrategy) -> None:
 def _bind(
     original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: BaseStrategy
 ) -> inspect.BoundArguments:
-    """Binds the arguments; whatever `verbose` says, only rank 0 shows the progress bar."""
+    """Binds the arguments. Only rank 0 shows the progress bar, for any `verbose`."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     if strategy.rank != 0 and not strategy.job.goes_on:  # else the callbacks do it: this may become rank 0
         bound.arguments["verbose"] = 0
@@ -137,8 +137,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: A
 
 
 def make_function(original: Callable[..., Any], model: Any, step_function: Any) -> Any:
-    """Makes train_function or test_function for several ranks: the step is traced on the rows that one process would
-    see."""
+    """Makes train_function or test_function for several ranks: traces the step on the rows of one process."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
         function = original(model, step_function)

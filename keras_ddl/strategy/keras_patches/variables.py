@@ -1,4 +1,4 @@
-"""Patches of the functions that create Keras's variables, for their owners and for slots in shards (sharded_slots.py).
+"""Patches of the functions that create Keras's variables, for their owners and for slots in shards (slot_creation.py).
 
 Patched: keras/src/optimizers/base_optimizer.py, backend/tensorflow/core.py, backend/tensorflow/optimizer.py (3.15.1).
 """
@@ -11,14 +11,20 @@ from typing import Any
 from keras_ddl.compat import models
 from keras_ddl.compat.optimizers import averaged_weights
 from keras_ddl.strategy import observing
-from keras_ddl.strategy.mesh import laid_out, mesh_slots, undecided
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
-from keras_ddl.strategy.variable_origin import of_keras
+from keras_ddl.strategy.shards import (
+    gathered_slots,
+    laid_out,
+    mesh_slots,
+    sharded_weights,
+    slot_creation,
+    undecided,
+)
+from keras_ddl.strategy.variable_origin import created_by_keras
 
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Makes the tf.Variable of a keras.Variable, marked as not made by the program (distribute_loop/variables.py)."""
-    with of_keras(True):
+    with created_by_keras(True):
         value = laid_out.initial_value(variable, value)
         value = undecided.initial_value(variable, value)
         result = original(variable, sharded_weights.initial_value(variable, value))
@@ -35,7 +41,7 @@ def initialize_with_initializer(original: Callable[..., Any], variable: Any, ini
     if made is None:
         made = sharded_weights.from_initializer(variable, initializer)
     if made is None:
-        made = sharded_slots.from_initializer(variable, initializer)
+        made = slot_creation.from_initializer(variable, initializer)
     if made is None:
         original(variable, initializer)
     else:
@@ -44,7 +50,7 @@ def initialize_with_initializer(original: Callable[..., Any], variable: Any, ini
 
 def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
     """Refuses optimizers that are not known to compute each entry of a slot independently."""
-    sharded_slots.check_entrywise(optimizer)
+    slot_creation.check_entrywise(optimizer)
     return original(optimizer, variables)
 
 
@@ -52,17 +58,16 @@ def add_variable_from_reference(
     original: Callable[..., Any], self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
 ) -> Any:
     """Shards a slot as soon as it is made, so that no rank ever has all slots in full."""
-    is_in_shards = mesh_slots.making_in_shards(sharded_slots.is_in_shards(self, reference_variable, name))
-    creating = sharded_slots.creating_slot(self, reference_variable, name)
+    is_in_shards = mesh_slots.making_in_shards(slot_creation.is_in_shards(self, reference_variable, name))
+    creating = slot_creation.creating_slot(self, reference_variable, name)
     with laid_out.following(reference_variable), is_in_shards, creating:
         variable = original(self, reference_variable, name=name, initializer=initializer)
-    sharded_slots.shard_slot(self, reference_variable, variable, name, initializer)
+    slot_creation.shard_slot(self, reference_variable, variable, name, initializer)
     return variable
 
 
 def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_list: Any) -> Any:
-    """Copies averages of weights, which are slots, into the weights at the end of fit. COLLECTIVE if the averages are
-    in shards."""
+    """Copies averages of weights (slots) into the weights after fit. COLLECTIVE if the averages are in shards."""
     averages = averaged_weights(optimizer)
     if not gathered_slots.slots_in(averages):
         return original(optimizer, var_list)

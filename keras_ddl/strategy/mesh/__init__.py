@@ -9,7 +9,7 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.topology import Topology
 
 
@@ -40,7 +40,7 @@ def device_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "mod
     return keras.distribution.DeviceMesh(shape, axis_names, devices=[f"rank:{each}" for each in range(topology.size)])
 
 
-def layout_of(layout: Any, data_layout: Sequence[str | None] | None, topology: Topology) -> Layout | None:
+def layout_of(layout: Any, data_layout: Sequence[str | None] | None, topology: Topology) -> VariableLayout | None:
     """Returns the layout that `Strategy(layout=...)` asks for; None: every rank has all variables.
 
     Args:
@@ -50,11 +50,11 @@ def layout_of(layout: Any, data_layout: Sequence[str | None] | None, topology: T
     if layout is None or (isinstance(layout, int) and 1 in (layout, topology.size)):
         return None
     if not isinstance(layout, int):
-        return Layout(layout, topology.size, topology.rank, data_layout=data_layout)
+        return VariableLayout(layout, topology.size, topology.rank, data_layout=data_layout)
     if topology.size % layout:
         raise ConfigError(
             f"Strategy: the number of model ranks must divide the number of ranks ({topology.size}). Received: "
             f"layout={layout} (rank {topology.rank}). Start a multiple of {layout} ranks, or choose a divisor."
         )
     mesh = device_mesh((topology.size // layout, layout))
-    return Layout(keras.distribution.LayoutMap(mesh), topology.size, topology.rank, is_to_choose=True)
+    return VariableLayout(keras.distribution.LayoutMap(mesh), topology.size, topology.rank, is_to_choose=True)

@@ -41,11 +41,12 @@ class DataLayout:
     def describe(self) -> str:
         return f"data_layout {self._axes}"
 
-    def of_arguments(
+    def axes_of_arguments(
         self, values: Sequence[tf.Tensor], placements: Sequence[cut.Placement], model_size: int, step: str
     ) -> list[int | None]:
-        """Returns for each argument of a step the axis along which model ranks cut it, or None. Rank 0 warns, once for
-        each step, if no argument is cut.
+        """Returns, for each argument of a step, the axis along which model ranks cut it, or None.
+
+        Rank 0 warns, once for each step, if no argument is cut.
         """
         axes = [
             self.axis if isinstance(placement, cut.Sharded) and self._divides(value.shape, model_size) else None
@@ -69,15 +70,16 @@ class DataLayout:
         return bool(extent) and extent % model_size == 0
 
 
-class Layout:
+class VariableLayout:
     """A layout of variables over a mesh with a batch axis and a model axis.
 
     Keys are looked up as the installed version of Keras does: a key that is the path of the variable, else a regular
     expression that matches the path, at most one.
 
     Args:
-        layout_map: a keras.distribution.LayoutMap. size, rank: those of this job, for checks and messages.
-        is_to_choose: the layout_map is empty, and choice.py chooses the axis along which each new variable is cut.
+        layout_map: a keras.distribution.LayoutMap. size, rank: the job's size and this rank, for checks and messages.
+        is_to_choose: the layout_map is empty, and shards/layout_choice.py chooses the axis along which each new
+            variable is cut.
         data_layout: as in Strategy, or None.
     Attributes:
         data: which arguments are also cut; None: no argument is.
@@ -119,7 +121,7 @@ class Layout:
         self.data = None if data_layout is None else DataLayout(data_layout, names[0], self.model_axis, rank)
         self._check_axes(names)
         self._unmatched = list(layout_map)
-        self._paths: list[str] = []  # the first that were looked up, for messages
+        self._paths: list[str] = []  # the first paths that were looked up, for messages
         self._is_resized = False
 
     @property
@@ -128,11 +130,11 @@ class Layout:
 
     @property
     def wanted_model_size(self) -> int:
-        """The extent of the model axis that the program asked for, whatever mesh the ranks form now."""
+        """The extent of the model axis that the program asked for, which the current mesh may not have."""
         return int(self._map.device_mesh.shape[1]) if self.model_axis else 1
 
-    def resized(self, data_size: int, model_size: int, rank: int) -> Layout:
-        """Returns this layout over another mesh, after ranks were lost or have joined. `rank`: of this process, there.
+    def resized(self, data_size: int, model_size: int, rank: int) -> VariableLayout:
+        """Returns this layout over another mesh, after ranks were lost or have joined. `rank`: this process's new rank.
 
         A new variable is replicated, with a warning, if the number of model ranks does not divide its extent.
         """
@@ -157,11 +159,11 @@ class Layout:
             )
 
     def _check_axes(self, names: Sequence[str]) -> None:
-        of_variables = {key: tuple(layout.axes) for key, layout in self._map.items() if not _is_of_output(key)}
-        for key, axes in of_variables.items():
+        axes_of_variables = {key: tuple(layout.axes) for key, layout in self._map.items() if not _names_output(key)}
+        for key, axes in axes_of_variables.items():
             named = [each for each in axes if each is not None]
             unknown = [each for each in named if each not in names]
-            if unknown:  # a TensorLayout with a mesh of its own: others are checked by Keras
+            if unknown:  # a TensorLayout with its own mesh; Keras checks others
                 raise self._error(
                     f"a layout names axes of the mesh, {', '.join(map(repr, names))}, or None",
                     f"{axes!r} for {key!r}, with unknown axes {unknown}",
@@ -173,8 +175,8 @@ class Layout:
                     f"{axes!r} for {key!r}",
                     "Replace all but one by None.",
                 )
-        is_used = any(self.model_axis in axes for axes in of_variables.values())
-        if self.model_size > 1 and of_variables and not is_used and self.data is None:
+        is_used = any(self.model_axis in axes for axes in axes_of_variables.values())
+        if self.model_size > 1 and axes_of_variables and not is_used and self.data is None:
             raise self._error(
                 f"the second axis of the mesh, here {self.model_axis!r} of {self.model_size} ranks, cuts variables; "
                 f"the first, {self._batch_axis!r}, shares out the batch",
@@ -229,8 +231,8 @@ class Layout:
 
         Raises: ConfigError: no key has matched.
         """
-        unmatched = [key for key in self._unmatched if not _is_of_output(key)]
-        of_outputs = [key for key in self._unmatched if _is_of_output(key)]
+        unmatched = [key for key in self._unmatched if not _names_output(key)]
+        output_keys = [key for key in self._unmatched if _names_output(key)]
         if self._unmatched and len(self._unmatched) == len(self._map):
             raise self._error(
                 "keys must match the paths of variables that are made under strategy.scope()",
@@ -240,17 +242,17 @@ class Layout:
             )
         if unmatched and self._rank == 0:
             stack_position.warn(f"layout: these keys match no variable, and have no effect: {unmatched}.")
-        if of_outputs and self._rank == 0:
+        if output_keys and self._rank == 0:
             stack_position.warn(
                 "layout: keys for outputs of layers have no effect, because the layout of variables determines "
-                f"them. Received: {of_outputs}. Leave them out."
+                f"them. Received: {output_keys}. Leave them out."
             )
         self._unmatched = []
 
     def along_batch(self) -> list[str]:
         """Returns the keys that also name the batch axis, along which variables are not cut."""
         along = [key for key, layout in self._map.items() if self._batch_axis in layout.axes]
-        return [key for key in along if not _is_of_output(key)]
+        return [key for key in along if not _names_output(key)]
 
     def _has(self, key: str, path: str) -> bool:
         alone = keras.distribution.LayoutMap(None)
@@ -264,8 +266,7 @@ class Layout:
         return [mesh, *keys, *([] if self.data is None else [self.data.describe()])]
 
     def refuse_made_outside(self, path: str, shape: Sequence[int | None]) -> None:
-        """Raises ConfigError if a key should cut this variable, which is not cut because it was made outside of the
-        scope."""
+        """Raises ConfigError if a key should cut a variable that was made outside of the scope, and so is not cut."""
         if self.axis_of(path, shape) is not None:
             raise self._error(
                 "a variable that a key cuts must be made under the scope of the Strategy",
@@ -278,7 +279,7 @@ class Layout:
         return ConfigError(f"layout: {rule}. Received: {received} (rank {self._rank}). {remedy}")
 
 
-def _is_of_output(key: str) -> bool:
+def _names_output(key: str) -> bool:
     """Whether a key names a layer's output, as in Keras: the layer's path and "/output"."""
     return key.endswith("/output")
 

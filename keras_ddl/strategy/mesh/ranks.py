@@ -10,7 +10,7 @@ from keras_ddl.communicator import Communicator
 from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.communicator.newcomers import history
 from keras_ddl.communicator.reporting import stack_position
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.topology import Topology
 
 _MODEL, _BATCH = "model axis", "batch axis"  # names of communicators
@@ -26,17 +26,17 @@ class Mesh:
             model axis.
     """
 
-    layout: Layout
+    layout: VariableLayout
     data: Communicator
     model: Communicator
 
     def row_ranks(self) -> range:
-        """Returns the ranks of the job with the same rows as this one: those of its model axis."""
+        """Returns the ranks of this rank's model axis, which have the same rows."""
         first = self.data.rank * self.model.size
         return range(first, first + self.model.size)
 
 
-def make(layout: Layout, topology: Topology) -> Mesh | None:
+def make(layout: VariableLayout, topology: Topology) -> Mesh | None:
     """Returns the mesh of a job; None if nothing is cut along a model axis. COLLECTIVE.
 
     Raises: RankMismatchError: the layouts of the ranks differ.
@@ -64,18 +64,18 @@ def _first_difference(of_rank_0: list[str], of_other: list[str], other: int) -> 
     return f"entry {place} is {one!r} on rank 0 and {another!r} on rank {other}"
 
 
-def _without_peers(layout: Layout, topology: Topology) -> Mesh | None:
-    """Returns the mesh as a newcomer sees it before it joins: with its place, but nobody to communicate with."""
+def _without_peers(layout: VariableLayout, topology: Topology) -> Mesh | None:
+    """Returns a newcomer's mesh before it joins: it has its place, but no ranks to communicate with."""
     if layout.model_size == 1:
         return None
     rank, size = topology.rank, layout.model_size
     first = rank // size * size
-    of_data, of_model = range(rank % size, topology.size, size), range(first, first + size)
+    data_ranks, model_ranks = range(rank % size, topology.size, size), range(first, first + size)
     comm = communicator.communicator_of(None)
-    return Mesh(layout, comm.without_peers(of_data, name=_BATCH), comm.without_peers(of_model, name=_MODEL))
+    return Mesh(layout, comm.without_peers(data_ranks, name=_BATCH), comm.without_peers(model_ranks, name=_MODEL))
 
 
-def connect(layout: Layout, topology: Topology) -> Mesh | None:
+def connect(layout: VariableLayout, topology: Topology) -> Mesh | None:
     """Makes the communicators of a mesh that all ranks agree on; returns None as `make` does. COLLECTIVE."""
     errors.name_positions(None)
     if layout.model_size == 1:
@@ -90,7 +90,7 @@ def connect(layout: Layout, topology: Topology) -> Mesh | None:
     return Mesh(layout, data, model)
 
 
-def _warn(layout: Layout, topology: Topology) -> None:
+def _warn(layout: VariableLayout, topology: Topology) -> None:
     """Warns about costs and limits of a mesh that a reader of the layout may not expect."""
     keys = layout.along_batch()
     warn_of_hosts(layout, topology)
@@ -101,7 +101,7 @@ def _warn(layout: Layout, topology: Topology) -> None:
         )
 
 
-def warn_of_hosts(layout: Layout, topology: Topology) -> None:
+def warn_of_hosts(layout: VariableLayout, topology: Topology) -> None:
     """Warns about a model axis that spans several hosts."""
     size = layout.model_size
     hosts = topology.hosts

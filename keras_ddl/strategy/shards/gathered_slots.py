@@ -39,9 +39,7 @@ def spread_in(variables: Iterable[Any]) -> list[ShardedVariable]:
 
 
 def slots_of(owner: Any) -> list[ShardedVariable]:
-    """Returns the slots in shards of an optimizer or of a model's optimizers; for a model also the variables that a
-    layout cuts.
-    """
+    """Returns the slots in shards of an optimizer, or of a model's optimizers with the variables that a layout cuts."""
     is_one = isinstance(owner, keras.optimizers.Optimizer)
     variables = [v for each in ([owner] if is_one else models.optimizers_of(owner)) for v in each.variables]
     variables += [] if is_one else owner.variables
@@ -71,8 +69,9 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
 
 
 def require_same_assignments(slots: Sequence[ShardedVariable]) -> None:
-    """Checks, before slots are gathered, that all ranks have assigned them the same values outside of steps. Otherwise
-    the chunks would not belong together. COLLECTIVE if there are slots.
+    """Checks, before slots are gathered, that all ranks have assigned them the same values outside of steps.
+
+    Otherwise the chunks would not belong together. COLLECTIVE if there are slots.
 
     Raises: DriftError, on every rank.
     Cost: one exchange of a few bytes per slot.
@@ -196,5 +195,5 @@ def _spread(slot: ShardedVariable, root: int) -> None:
 
 
 def _name(slot: ShardedVariable, collective: str) -> str:
-    own = slot.name.partition(":")[0].rpartition("/")[2]  # before it are scopes, of where the optimizer was built
+    own = slot.name.partition(":")[0].rpartition("/")[2]  # without the scopes in which the optimizer was built
     return f"keras_ddl/slots/{plain_name(own)}/{collective}"

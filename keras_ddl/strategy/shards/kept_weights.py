@@ -170,8 +170,9 @@ def _are_alike(one: Share, other: Share) -> bool:
 
 
 def part_of(variable: Any, value: np.ndarray) -> Any:
-    """Returns this rank's part of an array, as `get_weights` would for the variable; or the array, if each rank has the
-    complete variable. Call it on all ranks.
+    """Returns this rank's part of an array, as `get_weights` would for the variable. Call it on all ranks.
+
+    If each rank has the complete variable, returns the array.
     """
     slot = sharded_variable(variable)
     if slot is None:

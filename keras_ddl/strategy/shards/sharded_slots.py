@@ -10,9 +10,8 @@ usual, and the cut computes with the chunks. Any other read is refused unless th
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,6 @@ import numpy as np
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
-from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut.values.layouts import Distribution, Layout, MeshLayout
 from keras_ddl.errors import ConfigError
@@ -29,20 +27,12 @@ from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding
 from keras_ddl.state.plan import Holding
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.first_values import FirstValue, recipe_of
+from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 
-_ENTRYWISE = tuple(
-    getattr(keras.optimizers, name)
-    for name in ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"]
-)
-_ACCUMULATOR = "gradient_accumulator"  # Keras's name for sums that each rank keeps without communication
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
 # Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.
 deferring_restored_values = Setting("deferring_slots", False)
-
-
-_job_of_slot: Setting[Job | None] = Setting("job_of_slot", None)  # while a slot that will be in shards is made
 
 
 class _Numbering:
@@ -61,11 +51,13 @@ _numbering = _Numbering()
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one rank stores of a slot under one distribution of the slot over ranks.
+    """One rank's part of a slot, under one distribution of the slot over ranks.
 
     Attributes:
-        layout: which rank has which entries. rank: the rank with this `chunk`. offset: of mirrors: rank r's chunk is
-            also in the mirror of rank (r + offset) % layout.size; 0: there are no mirrors.
+        layout: which rank has which entries.
+        rank: the rank with this `chunk`.
+        offset: distance to the mirror: rank r's chunk is also in the mirror of rank (r + offset) % layout.size; 0:
+            there are no mirrors.
         chunk, mirror: variables; None if one rank has all entries, which are then in the slot itself.
         generation: how many redistributions preceded this one.
     """
@@ -153,7 +145,7 @@ class ShardedVariable(UninitializedVariable):
         return self.share.chunk
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
-        """Stores this rank's share of a complete value, like that of a new slot."""
+        """Stores this rank's share of a complete value, as for a new slot."""
         self._store(self.share_of(value, job))
 
     def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
@@ -165,8 +157,11 @@ class ShardedVariable(UninitializedVariable):
         return share
 
     def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
-        """Returns how ranks share the variable, and which part the rank at a place has. Here: data ranks share it, and
-        on a mesh ranks of other model positions hold the same parts, so they need no mirrors."""
+        """Returns how ranks share the variable, and which part the rank at a place has.
+
+        Here: data ranks share it, and on a mesh ranks of other model positions hold the same parts, so they need no
+        mirrors.
+        """
         own = place.batch if place.model.size == 1 else place.batch._replace(offset=0)
         return Layout(tuple(self.shape.as_list()), own.size), own
 
@@ -204,7 +199,7 @@ class ShardedVariable(UninitializedVariable):
         return holding(self.layout, self.share.place)
 
     def held_by_all(self) -> tuple[Holding, ...]:
-        """Returns what each rank of the job holds. Ranks with the same model position hold the same slices."""
+        """Returns each rank's holding. Ranks with the same model position hold the same slices."""
         return tuple(self.wanted(self.job.place_of(rank)) for rank in range(self.job.size))
 
     def values(self) -> list[np.ndarray]:
@@ -220,7 +215,7 @@ class ShardedVariable(UninitializedVariable):
     def make_next(self, place: MeshPlace, arrays: Sequence[np.ndarray | int], generation: int) -> None:
         self.next_share = None
         layout, own = self.shared_at(place)
-        if self.is_complete and layout.size == 1:
+        if self.is_complete and layout.size == 1 and isinstance(arrays[0], int):
             return
         before = self.share.variables
         with tf.device(self.job.device):
@@ -283,11 +278,11 @@ class ShardedVariable(UninitializedVariable):
         return self
 
     def note_assignment(self, content: np.ndarray) -> None:
-        """Counts an assignment outside of steps. `content`: describes what was assigned, equal on all ranks."""
+        """Counts an assignment outside of steps. `content`: describes the value, equally on all ranks."""
         self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def note_restored(self, source: str) -> None:
-        """Counts an assignment of what was restored from `source`, equal on all ranks."""
+        """Counts an assignment of a value that was restored from `source`, equally on all ranks."""
         self.note_assignment(np.frombuffer(source.encode(), np.uint8))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
@@ -372,8 +367,10 @@ def numbers_in(variables: Iterable[Any]) -> tuple[list[int | None], int]:
 
 
 def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int]) -> bool:
-    """Numbers slots in a newcomer as `numbers_in` returned on another rank. Returns False if the newcomer has other
-    slots."""
+    """Numbers slots in a newcomer as `numbers_in` returned on another rank.
+
+    Returns False if the newcomer has other slots.
+    """
     slots = list(map(slot_of, variables))
     of_others, _numbering.next = numbers
     places = [[place for place, each in enumerate(some) if each is not None] for some in (slots, of_others)]
@@ -389,82 +386,6 @@ def local_variables(variable: Any) -> list[Any]:
     """Returns the variables in which this rank stores `variable`: its chunk and a mirror, or the complete variable."""
     slot = sharded_variable(variable)
     return [variable] if slot is None else slot.share.variables
-
-
-# ---- where Keras creates them
-
-
-def _sharding_job(optimizer: Any) -> Job | None:
-    """Returns the job that has an optimizer's slots in shards, or None. The optimizer was made under the job's
-    Strategy, or is first used in one of its steps.
-    """
-    strategy = keras_compat.strategy_of(optimizer)
-    job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
-    if job is None or job.shards_from_elements is None:
-        return None
-    return job if job.size > 1 or job.goes_on else None  # one rank may become several
-
-
-def check_entrywise(optimizer: Any) -> None:
-    """Raises ConfigError for an optimizer that is not known to compute each entry of a slot independently."""
-    job = _sharding_job(optimizer)
-    if job is None or type(optimizer) in _ENTRYWISE or len(models.optimizers_in(optimizer)) > 1:
-        return
-    names = ", ".join(each.__name__ for each in _ENTRYWISE)
-    raise ConfigError(
-        "Strategy(sharding='optimizer') needs an optimizer of Keras that updates each entry of a weight independently: "
-        f"{names}. Received: {type(optimizer).__name__} {optimizer.name!r} (rank {job.rank}). Use one of these "
-        "optimizers, or make the Strategy without sharding."
-    )
-
-
-@contextlib.contextmanager
-def creating_slot(optimizer: Any, reference: Any, name: str | None) -> Iterator[None]:
-    """The context in which to create a slot for the weight `reference`. A slot that will be in shards is created at
-    once, even while a step is traced, because tracing would create all complete slots together at its end.
-    """
-    job = _sharding_job(optimizer)
-    if job is None or not is_in_shards(optimizer, reference, name):
-        yield
-        return
-    with tf.init_scope(), _job_of_slot(job if job.mesh is None else None):
-        yield
-
-
-def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
-    """Makes the value of a new slot in shards of which all entries are equal, without ever having all of them. Returns
-    None for other variables, and on a mesh (mesh/mesh_slots.py)."""
-    shape, job = models.declared_shape(variable), _job_of_slot.get()
-    if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
-        return None
-    recipe = recipe_of(initializer) if getattr(initializer, "seed", None) is None else None
-    value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
-    if value is None or not value.is_possible or not value.is_constant:
-        return None
-    return ShardedVariable(value, variable.name, job, lambda: value)
-
-
-def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
-    """Whether a slot for the weight `reference`, of its shape, is to be in shards."""
-    job = _sharding_job(optimizer)
-    return job is not None and name != _ACCUMULATOR and is_large(job, tuple(reference.shape))
-
-
-def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
-    """Replaces the value of a large slot that Keras has just created for the weight `reference` by a ShardedVariable.
-    On a mesh, mesh/mesh_slots.py has already done this."""
-    job, shape = _sharding_job(optimizer), tuple(variable.shape)
-    is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
-    if slot_of(variable) is not None:
-        return
-    if job is not None and job.mesh is None and is_slot and is_in_shards(optimizer, reference, name):
-        is_made = tf.executing_eagerly()  # else the traced function initializes it
-        with tf.init_scope():
-            first, dtype = keras.initializers.get(initializer), variable.dtype
-            made = models.inner_variable(variable)
-            value = made.read_value() if is_made else first(shape, dtype=dtype)
-            slot = ShardedVariable(value, made.name.partition(":")[0], job, lambda: first(shape, dtype=dtype))
-            models.replace_inner_variable(variable, slot)
 
 
 def is_large(job: Job, shape: tuple[int, ...]) -> bool:

@@ -1,13 +1,13 @@
 """Large weights in shards: Strategy(sharding='weights'), which is stage 3 of ZeRO.
 
-When Keras makes such a weight, its value becomes a `ShardedWeight`: for Keras a variable of the full shape, which has
-no memory of its own, and beside it this rank's chunk, as for a slot. A step that is traced on the global batch reads
-and assigns it as usual, and the cut gathers the weight where an operation needs all of it
+When Keras makes such a weight, its value becomes a `ShardedWeight`. Keras sees a variable of the full shape that has no
+memory, and this rank's chunk is kept beside it, as for a slot. A step that is traced on the global batch reads and
+assigns the variable as usual, and the cut gathers the weight where an operation needs all of it
 (cut/shards/gathered_weights.py). Outside of steps the weight can be read if it has been gathered (gathered_slots.py),
 and assigned with the same value on all ranks.
 
-A rank makes only its chunk of the value of one of Keras's initializers (first_values.py). Values of other initializers
-are made in full and reduced to a chunk one by one, so no rank ever has two of them.
+With one of Keras's initializers, a rank makes only its chunk of the value (first_values.py). With other initializers,
+values are made in full and reduced to a chunk one by one, so no rank ever has two full values.
 """
 
 from __future__ import annotations
@@ -75,8 +75,11 @@ class ShardedWeight(ShardedVariable):
 
 
 def from_initializer(variable: Any, initializer: Any) -> ShardedWeight | None:
-    """Makes the value of a new Keras variable with rank 0's initializer. Returns None if it is not a large weight or
-    its chunks cannot be made separately. COLLECTIVE if it is a large weight."""
+    """Makes the value of a new Keras variable with rank 0's initializer.
+
+    Returns None if it is not a large weight or its chunks cannot be made separately. COLLECTIVE if it is a large
+    weight.
+    """
     shape, job = models.declared_shape(variable), _job(variable)
     if job is None or shape is None or not is_large(job, shape):
         return None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_ddl.communicator import step_names
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.cut.analysis.dims import Dim
 from keras_ddl.cut.analysis.extents import Extents
@@ -116,7 +117,7 @@ class Arguments:
         self.types = repr((self._structure, composites))
 
     @property
-    def _of_tensors(self) -> list[_Leaf]:
+    def _tensor_leaves(self) -> list[_Leaf]:
         return [each for each in self._leaves if each.spec is not None]
 
     @property
@@ -124,13 +125,13 @@ class Arguments:
         """The placement of each component."""
         return [
             Sharded(0, rows=(each.batch,)) if each.is_sharded else REPLICATED
-            for each in self._of_tensors
+            for each in self._tensor_leaves
             for _ in range(each.first, each.last)
         ]
 
-    def key(self, of_constant: Callable[[Any], Hashable]) -> Hashable:
+    def key(self, constant_key: Callable[[Any], Hashable]) -> Hashable:
         """Returns what two calls must have in common, besides the components' shapes, for one trace to serve both."""
-        constants = [None if each.spec is not None else (of_constant(each.constant),) for each in self._leaves]
+        constants = [None if each.spec is not None else (constant_key(each.constant),) for each in self._leaves]
         return self.types, tuple(constants), tuple((each.dtype, each.shape.rank) for each in self.tensors)
 
     def without_tensors(self) -> Arguments:
@@ -146,16 +147,15 @@ class Arguments:
 
         of_batch: types of all tensors; those with the rows of the batch are used.
         """
-        specs = [each.spec_of_all(rows) for each in self._of_tensors]
+        specs = [each.spec_of_all(rows) for each in self._tensor_leaves]
         if of_batch is None:
             return specs
-        return [other if each.has_rows else own for each, own, other in zip(self._of_tensors, specs, of_batch)]
+        return [other if each.has_rows else own for each, own, other in zip(self._tensor_leaves, specs, of_batch)]
 
     def shapes(self, specs: Sequence[Any]) -> list[tuple[int | None, ...]]:
-        """Returns the shapes of the components of tensors of these types; extents that change with every batch are
-        open."""
+        """Returns the shapes of tensors' components, given their types; extents that change by batch are open."""
         shapes: list[Any] = []
-        for each, spec in zip(self._of_tensors, specs):
+        for each, spec in zip(self._tensor_leaves, specs):
             spec = with_rows(spec, None) if each.is_composite and each.has_rows else spec
             shapes += [part.shape for part in tf.nest.flatten(spec, expand_composites=True)]
         return [shape if shape.rank is None else tuple(shape) for shape in shapes]
@@ -168,13 +168,13 @@ class Arguments:
         leaves, structure, types = self._leaves, self._structure, list(specs)
 
         @do_not_convert
-        def of_components(*tensors: tf.Tensor) -> Any:
+        def components_of(*tensors: tf.Tensor) -> Any:
             left = iter(types)
             values = [each.constant if each.spec is None else each.packed(tensors, next(left)) for each in leaves]
             args, kwargs = tf.nest.pack_sequence_as(structure, values)
             return step(*args, **kwargs)
 
-        return of_components
+        return components_of
 
     # ---- what this rank's graph is built on
 
@@ -186,12 +186,14 @@ class Arguments:
 
     def replicated(self) -> list[tf.Tensor]:
         """Returns the components that every rank uses in full, as they were passed."""
-        used = [each for each in self._of_tensors if not each.has_rows and not each.is_gathered]
+        used = [each for each in self._tensor_leaves if not each.has_rows and not each.is_gathered]
         return [tensor for each in used for tensor in self.tensors[each.first : each.last]]
 
     def rows_in(self, tensors: Sequence[tf.Tensor]) -> int | tf.Tensor | None:
         """Returns the number of this rank's rows in components of a graph; None: no argument has rows."""
-        dense_first = sorted((each for each in self._of_tensors if each.has_rows), key=lambda each: each.is_composite)
+        dense_first = sorted(
+            (each for each in self._tensor_leaves if each.has_rows), key=lambda each: each.is_composite
+        )
         return next((rows_of(each.packed(tensors, each.spec_of_all(None))) for each in dense_first), None)
 
     def gathered(self, tensors: Sequence[tf.Tensor], rank: int, scope: str, report: Report) -> list[tf.Tensor]:
@@ -200,7 +202,9 @@ class Arguments:
         for place, each in enumerate(self._leaves):
             if each.is_gathered:
                 own = each.packed(tensors, each.spec_of_all(None))
-                parts = tf.nest.flatten(gather_rows(own, rank, name=f"{scope}/batch_{place}"), expand_composites=True)
+                parts = tf.nest.flatten(
+                    gather_rows(own, rank, name=step_names.argument(scope, place)), expand_composites=True
+                )
                 components[each.first : each.last] = parts
                 report.gathered_argument(_REPORTED.get(type(own), "whole"), len(parts))
         return components
@@ -211,7 +215,7 @@ class Arguments:
         values: values of the components. Returns: the values that were declared.
         """
         declared: list[Value] = []
-        for each in self._of_tensors:
+        for each in self._tensor_leaves:
             if each.has_rows and each.is_composite:
                 _declare_rows(extents, each.spec, values[each.first : each.last])
                 declared += values[each.first : each.last]

@@ -1,8 +1,8 @@
 """Sorts global batches into kinds, and traces a step once for each kind, as often as one process does.
 
 Keras wraps its steps in `tf.function(reduce_retracing=True)`, which decides by the types of a batch whether an earlier
-trace serves it. By the types of one rank's rows it would decide differently: the program's Python would run more or
-less often than in one process, and kernels that count their draws would restart. So this module makes the same decision
+trace serves it. Given only one rank's rows, tf.function would decide differently: the program's Python would run more
+or less often than in one process, and kernels that count their draws would restart. So this module makes that decision
 for global batches, identically on all ranks.
 """
 
@@ -23,7 +23,7 @@ class BatchKind:
     Attributes:
         structure: structure of the batch, with its non-tensor values. specs: its tensors' specs, with all ranks' rows.
         traces: traces of the step for this kind, one for each position among the steps of an execution.
-        built: the pairs (position, is_single of the execution) that have been built into graphs of this rank.
+        built: pairs (position, is_single of the execution) for which this rank has built a graph.
     """
 
     def __init__(self, structure: str, specs: tuple[tf.TypeSpec, ...]) -> None:
@@ -37,7 +37,7 @@ class BatchKind:
 
 
 class BatchKinds:
-    """The kinds of the batches that one step has met."""
+    """The kinds of the batches that one step has had so far."""
 
     def __init__(self) -> None:
         self._kinds: list[BatchKind] = []
@@ -62,8 +62,8 @@ class BatchKinds:
     def of(self, batch: Any) -> BatchKind:
         """Returns the kind of a batch. `batch`: its structure, with the type specs of the global batch for tensors.
 
-        As in tf.function(reduce_retracing=True), this is the most specific kind that serves the batch, or else a new
-        kind in which extents are open that differ from earlier kinds.
+        As in tf.function(reduce_retracing=True), this is the most specific kind that serves the batch. If there is
+        none, it is a new kind, which leaves open the extents that differ from earlier kinds.
         """
         leaves = tf.nest.flatten(batch)
         specs = tuple(leaf for leaf in leaves if is_spec_of_tensor(leaf))
@@ -82,7 +82,7 @@ class BatchKinds:
 
 
 def trace_for_all(function: Any, batch: Any, kind: BatchKind) -> None:
-    """Traces a tf.function of this rank's part of a batch for all batches of a kind, whatever their numbers of rows."""
+    """Traces a tf.function of this rank's part of a batch for all batches of a kind, with any numbers of rows."""
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         parts = _parts(tf.nest.flatten(global_batch(batch, None)), kind, itertools.repeat(None))
         function.get_concrete_function(tf.nest.pack_sequence_as(batch, parts))

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from keras_ddl import cut
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import choice, laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
-from keras_ddl.strategy.shards import sharded_slots, sharded_weights
+from keras_ddl.strategy.shards import laid_out, layout_choice, sharded_slots, sharded_weights
 from keras_ddl.strategy.shards.sharded_slots import sharded_variable_of_handle
 
 Plan = Callable[[Sequence[int], Sequence[str]], list[list[int]]]
@@ -79,8 +78,7 @@ def on_mesh(
     snapshots: cut.Snapshots,
     options: Mapping[str, Any],
 ) -> tuple[list[tf.Tensor], tf.types.experimental.ConcreteFunction]:
-    """Like `along_batch`, but also returns what was cut along the model axis, which must stay alive as long as the
-    graph.
+    """Like `along_batch`, but also returns the first cut, along the model axis, which must live as long as the graph.
 
     Ranks of one model axis share rows, although each has read its own copy of the batch.
     """
@@ -89,17 +87,19 @@ def on_mesh(
     laid_out.refuse_made_outside(job, laid_out.made_outside(outers))
     mesh.layout.check_effects()
     if mesh.layout.is_to_choose:
-        choice.decide(mesh, program, placements, step, job.rank)
+        layout_choice.decide(mesh, program, placements, step, job.rank)
     if not options.get("inputs_are_whole"):
         tensors = [
-            _of_rows(axes.model.gather(each, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else each
+            _with_static_rows(axes.model.gather(each, f"rows_{place}"), batch)
+            if isinstance(placement, cut.Sharded)
+            else each
             for place, (each, placement) in enumerate(zip(tensors, placements))
         ]
     data_layout = mesh.layout.data
     inputs = [each.tensor for each in program.inputs]
-    input_axes = [] if data_layout is None else data_layout.of_arguments(inputs, placements, mesh.model.size, step)
+    input_axes = [] if data_layout is None else data_layout.axes_of_arguments(inputs, placements, mesh.model.size, step)
     # One data rank computes all rows of the batch.
-    of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
+    batch_placements = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
     spread = [sharded_variable_of_handle(outer) for outer in outers] if job.goes_on else []
     mirrors = [_mirror(each.share) for each in spread if each is not None]
     place = job.place_of(job.rank)
@@ -110,7 +110,7 @@ def on_mesh(
     report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
     report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
     with tf.device(job.device):
-        of_model = cut.cut_along_model(
+        model_part = cut.cut_along_model(
             program,
             axes.model,
             laid_out.local_part,
@@ -119,28 +119,26 @@ def on_mesh(
             report=report.earlier,
             seed=seed,
         )
-        of_rank = of_model.program()
+        rank_program = model_part.program()
         outputs = cut.build_step(
-            of_rank,
+            rank_program,
             tensors,
-            of_batch,
+            batch_placements,
             batch,
             axes.data,
             captured=lambda outer: outer if (chunk := chunk_of(outer)) is None else chunk,
-            shards=[outer for _, outer in of_rank.captured if chunk_of(outer) is not None],
+            shards=[outer for _, outer in rank_program.captured if chunk_of(outer) is not None],
             snapshots=snapshots,
             earlier=axes.model,
             everyone=axes.everyone,
             mirrors=cut.Mirrors(mirrors, offset, mirror_axis) if mirrors else None,
             **{**options, "parts": parts},
         )
-    return outputs, of_model.function
+    return outputs, model_part.function
 
 
 def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | None]:
-    """Returns a function from the handle of a captured slice to the handle of this rank's chunk of it, or None if
-    the slice is not divided between data ranks.
-    """
+    """Returns a function from a captured slice's handle to this rank's chunk's; None for slices that have no chunks."""
     chunks = {}
     for outer in outers:
         slot = sharded_variable_of_handle(outer)
@@ -163,7 +161,7 @@ def _mirror(share: sharded_slots.Share) -> cut.Mirror:
     return cut.Mirror(share.chunk.handle, mirror, layout, share.chunk.dtype)
 
 
-def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
+def _with_static_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
     """Returns a gathered argument with a static number of rows if the batch has one."""
     tensor.set_shape([batch.local if isinstance(batch.local, int) else None, *tensor.shape[1:]])
     return tensor

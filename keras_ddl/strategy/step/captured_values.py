@@ -76,7 +76,7 @@ def reads_of(step: str, program: cut.Program, places: Mapping[int, int], rank: i
         else:
             kind = f"{dtype.name}{_extents(tf_compat.variable_shape(value.tensor))}"
             is_agreed = sharded_variable_of_handle(outer) is not None or id(outer) in agreed and dtype != tf.string
-            reads.append(_of_variable(outer, dtype, kind, places.get(id(outer)), is_agreed, _line(program, value)))
+            reads.append(_variable_read(outer, dtype, kind, places.get(id(outer)), is_agreed, _line(program, value)))
     return reads
 
 
@@ -88,7 +88,7 @@ def _read(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, r
     line = _line(program, value)
     kind = f"{value.dtype.name}{_extents(value.tensor.shape)}"
     if value.dtype == tf.resource:
-        return _of_resource(step, program, value, outer, line, rank)
+        return _resource_read(step, program, value, outer, line, rank)
     if not tf_compat.is_eager(outer):
         raise _refusal(step, "a tensor of a function around the step", line, rank, "Pass it as an argument.")
     if value.dtype == tf.string and cut.has_no_result(value, program):
@@ -105,7 +105,7 @@ def _read(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, r
     return Read(_digest(kind, content), kind, outer, line, lambda: "other values")
 
 
-def _of_variable(
+def _variable_read(
     outer: tf.Tensor, dtype: tf.DType, kind: str, place: int | None, is_agreed: bool, line: Callable[[], str]
 ) -> Read:
     """is_agreed: the variable gets rank 0's value, or each rank has its own part of it."""
@@ -119,19 +119,21 @@ def _of_variable(
     return Read(_digest(kind, fingerprint(read())), kind, outer, line, lambda: _some(read()))
 
 
-def _of_resource(
+def _resource_read(
     step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, line: Callable[[], str], rank: int
 ) -> Read:
     operations = cut.uses(program, value)
     if not operations:
         raise _refusal(step, "a resource that the step passes on", line, rank, _OUTSIDE)
-    if all(each.type in cut.OF_RESOURCES and not is_inside for each, is_inside in operations.items()):
+    if all(each.type in cut.RESOURCE_OPERATIONS and not is_inside for each, is_inside in operations.items()):
         return Read(_digest("of rank 0"), "a resource", outer, line, lambda: "a resource")
     if all(each.type.startswith("LookupTable") for each in operations):
-        return _of_table(_types_in([*operations]), outer, line)
+        return _table_read(_types_in([*operations]), outer, line)
     if (types := _types_found_in(outer)) is not None:  # a table read by another package's operation
-        return _of_table(types, outer, line)
-    other, is_inside = next(each for each in operations.items() if each[0].type not in cut.OF_RESOURCES or each[1])
+        return _table_read(types, outer, line)
+    other, is_inside = next(
+        each for each in operations.items() if each[0].type not in cut.RESOURCE_OPERATIONS or each[1]
+    )
     where = " in a branch or a loop" if is_inside else ""
     raise _refusal(step, f"a resource that {other.type} reads{where}", line, rank, _OUTSIDE)
 
@@ -156,7 +158,7 @@ def _types_found_in(resource: tf.Tensor) -> tuple[tf.DType, tf.DType] | None:
     return None
 
 
-def _of_table(types: tuple[tf.DType, tf.DType] | None, table: tf.Tensor, line: Callable[[], str]) -> Read:
+def _table_read(types: tuple[tf.DType, tf.DType] | None, table: tf.Tensor, line: Callable[[], str]) -> Read:
     size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
     if types is None:  # the step reads only the number of entries
         return Read(_digest("table", size.to_bytes(8)), "table", table, line, lambda: f"{size} entries", _TABLE_REMEDY)
@@ -186,8 +188,8 @@ def _unordered(keys: tf.Tensor, values: tf.Tensor) -> bytes:
         each = [
             tf.raw_ops.Fingerprint(data=tf.reshape(rows, [count, -1]), method="farmhash64") for rows in (keys, values)
         ]
-        of_pairs = tf.raw_ops.Fingerprint(data=tf.concat(each, 1), method="farmhash64").numpy()
-    return count.to_bytes(8) + int(np.add.reduce(of_pairs.view(np.uint64), axis=None)).to_bytes(8)
+        pair_fingerprints = tf.raw_ops.Fingerprint(data=tf.concat(each, 1), method="farmhash64").numpy()
+    return count.to_bytes(8) + int(np.add.reduce(pair_fingerprints.view(np.uint64), axis=None)).to_bytes(8)
 
 
 def _digest(kind: str, content: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""Exchanges the numbers of rows of a batch's components, and tells along which batches a step is cut.
+"""Exchanges the numbers of rows of a batch's components, and determines the batches along which a step is cut.
 
 A Keras batch may consist of several batches with different numbers of rows, such as many unlabelled and few labelled
 images. The rows of each are divided between all ranks. data/rows.py determines which components belong together before
@@ -28,7 +28,7 @@ class ComponentRows:
         self._rows, self._step = rows, step
         self._batches = _batches_of_components(structure, rows, step)
         self._exchanged = [(0, count)]  # (batch, rows) of each component with an unknown number of rows
-        gathered = rows.of_others - {*self._batches}
+        gathered = rows.other_components - {*self._batches}
         for place, leaf in enumerate(tf.nest.flatten(structure)):
             if place in gathered or not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
                 continue
@@ -100,7 +100,7 @@ class ComponentRows:
 
 def arguments_by_component(structure: Any, rows: BatchRows, step: CutStep) -> Arguments:
     """Returns the arguments of a step, with this rank's rows; the components of all batches are sharded."""
-    others, batches = rows.of_others, _batches_of_components(structure, rows, step)
+    others, batches = rows.other_components, _batches_of_components(structure, rows, step)
     return Arguments(
         structure,
         has_rows=lambda place, leaf: bool(leaf.shape.rank) and (place not in others or place in batches),
@@ -111,8 +111,7 @@ def arguments_by_component(structure: Any, rows: BatchRows, step: CutStep) -> Ar
 
 
 def _batches_of_components(structure: Any, rows: BatchRows, step: CutStep) -> dict[int, int]:
-    """Returns place -> batch for dense components that do not belong to the first batch. All other components are
-    gathered.
+    """Returns place -> batch for dense components of batches other than the first. Other components are gathered.
 
     The step's arguments are one batch, so the places in `rows` are also places among the arguments.
     """

@@ -22,8 +22,7 @@ from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import observing
 from keras_ddl.strategy.agreement.equal_values import description
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards import gathered_slots, laid_out, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import chunk_of_handle
 from keras_ddl.strategy.step import building, notices, same_step
 from keras_ddl.strategy.step.eager_copies import EagerCopies
@@ -97,8 +96,7 @@ class CutStep:
         return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
     def why_not_again(self) -> str | None:
-        """Returns why the other ranks cannot repeat this step when a rank is lost (rule, received, remedy), or None if
-        they can."""
+        """Returns why other ranks cannot repeat this step if a rank is lost (rule, received, remedy), or None."""
         if self.rows_of_ranks:
             return (
                 "A step can be repeated after a rank is lost only if every rank can read the whole batch. Received: "
@@ -153,7 +151,7 @@ class CutStep:
         self.eager_copies.forget()
 
     def forget_graphs(self) -> None:
-        """Forgets what was built for earlier ranks; traces stay."""
+        """Forgets the graphs for earlier ranks; keeps traces."""
         self._snapshots.clear()
         self._staging.clear()
         self._without_batch.clear()
@@ -176,8 +174,9 @@ class CutStep:
         self.reports.clear()
 
     def trace_digest(self, concrete: ConcreteFunction, variables: Iterable[tf.Variable]) -> tuple[bytes, bytes]:
-        """Returns two digests, of the trace and of what it reads besides variables, which are equal on ranks with the
-        same step. variables: known to all ranks, in the same order.
+        """Returns two digests, of the trace and of what it reads besides variables; equal on ranks with the same step.
+
+        variables: known to all ranks, in the same order.
         """
         places = {each.handle.ref(): place for place, each in enumerate(variables)}
         program = self.program_of(concrete)
@@ -191,8 +190,7 @@ class CutStep:
         return same_step.TracedStep(self.name, program, concrete.graph.structured_outputs, owners, self.rank)
 
     def keep_only(self, concrete: ConcreteFunction) -> list[tf.Variable]:
-        """Forgets all traces except one that all ranks have. Returns the variables that must have the same value on all
-        ranks."""
+        """Forgets all traces except one that all ranks have. Returns the variables that must be equal on all ranks."""
         self.reports.clear()
         self._programs = {key: each for key, each in self._programs.items() if key == id(concrete)}
         self._traced, self._used, self._known, self._trained, self._unrepeatable = [], [], set(), set(), {}
@@ -294,11 +292,11 @@ class CutStep:
                 has_mirror=lambda outer: bool(offset) and chunk_of_handle(outer) is not None,
             )
         axes = building.Axes.of(self._job, mesh, scope, self._plan)
-        of_model = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.local_part)
-        self._traced.append(of_model.function)
+        model_part = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.local_part)
+        self._traced.append(model_part.function)
         outers = [outer for outer, _ in concrete.graph.captures]
         return cut.writes_without_batch(
-            of_model.function.graph,
+            model_part.function.graph,
             axes.data,
             chunk_of=building.chunks_of(outers),
             has_mirror=building.mirrored_slices(outers),
@@ -321,7 +319,7 @@ class CutStep:
 
         Args:
             local: this rank's part of each argument, with placement.
-            report: records what is built.
+            report: records the operations that are built.
             begins_with: the result of the all_gather that begins the step, which becomes the first collective of its
                 plan.
             options: as `cut.build_step` takes them.
@@ -336,10 +334,10 @@ class CutStep:
             axes = building.Axes.of(self._job, mesh, scope, self._plan)
             if begins_with is not None:
                 axes.everyone.begin_with(begins_with)
-            outputs, of_model_rank = building.on_mesh(
+            outputs, model_rank_function = building.on_mesh(
                 self._job, mesh, self.name, program, arguments, axes, self._snapshots[-1], options
             )
-            self._traced.append(of_model_rank)
+            self._traced.append(model_rank_function)
             for each in axes:
                 each.follow_plan()
         else:
@@ -378,8 +376,7 @@ class CutStep:
         return cut.Batch(total, end - first, first)
 
     def batch_of_counts(self, counts: Any, total: int | None = None) -> cut.Batch:
-        """Returns a batch with given numbers of rows per rank: numbers, or a tensor ([ranks] int64) of the step's
-        graph."""
+        """Returns a batch with given rows per rank: numbers, or a tensor ([ranks] int64) of the step's graph."""
         add = tf.reduce_sum if tf.is_tensor(counts) else sum
         ranks = self._row_ranks
         own = counts[self.rank] if len(ranks) == 1 else add(counts[ranks[0] : ranks[-1] + 1])

@@ -25,7 +25,7 @@ from keras_ddl.strategy.trainer_calls import TrainerCall
 
 @dataclass(eq=False)
 class Execution(TrainerCall):
-    """What `Strategy.run` must know about the execution in which Keras calls it.
+    """The facts about an execution that `Strategy.run` must know when Keras calls it.
 
     Attributes:
         model, step: the model, and which of its steps runs: "train_step", "test_step" or "predict_step", whatever the
@@ -52,8 +52,7 @@ class Execution(TrainerCall):
     _graph: weakref.ref[Any] | None = field(default=None, init=False)  # graph of the function that was traced last
 
     def run(self, data: Any, make_function: Callable[[Execution, Any], Callable[[Any], Any]]) -> Any:
-        """Executes the steps on this rank's `data`. `make_function`: makes the function that does this, from the first
-        data.
+        """Executes the steps on this rank's `data`. `make_function`: makes the function for this, given the first data.
 
         In the function only Keras calls `Strategy.run`; the program's code runs as in one process (tracing.py).
         """
@@ -65,26 +64,27 @@ class Execution(TrainerCall):
                 return self._function(data)
 
     def begin_step(self) -> None:
-        """Called when a step is traced. If TensorFlow traces the function again, counting restarts at its first
-        step."""
+        """Called when a step is traced. If TensorFlow traces a function again, counting restarts at its first step."""
         graph = tf_compat.outermost_graph()
         if self._graph is None or self._graph() is not graph:
             self._graph, self.traces, self.steps_traced = weakref.ref(graph), [], 0
 
     def written(self) -> list[Any]:
-        """Returns all variables that its steps may write, in the same order on all ranks: for traced steps all
-        variables that the traces use, whoever made them; for eager steps, which each rank undoes and redoes by itself
-        (eager_copies.py), the variables of the model.
+        """Returns all variables that its steps may write, in the same order on all ranks.
+
+        For traced steps these are all variables that the traces use. For eager steps, which each rank undoes and redoes
+        separately (eager_copies.py), they are the model's variables.
         """
         if not self.traces:
             return models.written_by_steps(self.model)
         return list({id(each): each for concrete in self.traces for each in variables_of(concrete)}.values())
 
     def specs_of_steps(self, tensors: int) -> list[Sequence[Any]]:
-        """Returns the types of the `tensors` tensors of the step that is being traced, as its kind has them, and of the
-        following steps of the execution; [] if they are unknown.
+        """Returns the types of the `tensors` tensors of the step being traced, and of the execution's later steps.
+
+        The types are those of its kind; [] if they are unknown.
         """
         if self.kind is None or tensors == 0 or len(self.kind.specs) % tensors:
             return []
-        of_steps = range(self.steps_traced * tensors, len(self.kind.specs), tensors)
-        return [self.kind.specs[first : first + tensors] for first in of_steps]
+        step_offsets = range(self.steps_traced * tensors, len(self.kind.specs), tensors)
+        return [self.kind.specs[first : first + tensors] for first in step_offsets]

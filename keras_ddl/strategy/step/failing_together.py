@@ -12,7 +12,6 @@ that still runs, and raises the alarm.
 from __future__ import annotations
 
 import pickle
-import re
 import threading
 import time
 import weakref
@@ -36,13 +35,13 @@ from keras_ddl.errors import (
     RankLostError,
     RankMismatchError,
     StepCancelledError,
+    are_alike,
 )
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
 
 _CHECK_SECONDS = 0.05
-_NUMBER = re.compile(r"\d+")
-# Errors that every rank raises by itself, or that leave no rank to agree with.
-_OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
+# Errors that every rank raises anyway, or that leave no rank to agree with.
+_ERRORS_OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
 # All ranks reach the end of the data together.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 
@@ -65,8 +64,10 @@ class CommonTrace(NamedTuple):
 
 
 class Caller:
-    """Base class of callers of one step on all ranks. Before a failed call raises, variables that it has written are
-    restored, and traces that not all ranks have are forgotten.
+    """Base class of callers of one step on all ranks.
+
+    Before a failed call raises, variables that it has written are restored, and traces that not all ranks have are
+    forgotten.
     """
 
     def __init__(self, cut_step: CutStep) -> None:
@@ -75,8 +76,7 @@ class Caller:
         _callers.add(self)
 
     def may_have_traced(self, is_python: bool) -> bool:
-        """Whether this call has traced, or was tracing when it failed. `is_python`: it failed with an error of Python
-        code."""
+        """Whether this call has traced, or was tracing when it failed. `is_python`: it failed with a Python error."""
         return self.cut_step.traces != self._traces_before
 
     def forget_traces(self) -> None:
@@ -91,8 +91,7 @@ class Caller:
         return None
 
     def together(self, call: Callable[[], _T]) -> _T:
-        """Returns `call()`. COLLECTIVE: all ranks make the same calls, and an exception of one rank is raised on
-        all."""
+        """Returns `call()`. COLLECTIVE: all ranks make the same calls, and one rank's exception is raised on all."""
         self._traces_before = self.cut_step.traces
         self.cut_step.begin()
         return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)
@@ -194,14 +193,13 @@ class _Report:
 
     def is_like(self, other: _Report) -> bool:
         """Whether both ranks failed by themselves with equal errors, apart from numbers in the texts."""
-        mine, theirs = (_NUMBER.sub("0", each.text) for each in (self, other))
-        return self.kind == other.kind and self.kind is not None and mine == theirs
+        return self.kind == other.kind and self.kind is not None and are_alike(self.text, other.text)
 
 
 def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     """Returns the error that this rank raises."""
     caller.cut_step.restore()
-    if isinstance(error, _OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
+    if isinstance(error, _ERRORS_OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
         return error
     comm = communicator.communicator_of(None)
     try:
@@ -218,7 +216,7 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     rank = next((r for r, each in enumerate(reports) if each.kind is not None), None)
     if rank is None or rank == comm.rank or reports[rank] == reports[comm.rank]:
         return error
-    return _of_rank(rank, reports[rank], is_alike=reports[rank].is_like(reports[comm.rank]))
+    return _error_of_rank(rank, reports[rank], is_alike=reports[rank].is_like(reports[comm.rank]))
 
 
 def _report(error: Exception, caller: Caller) -> _Report:
@@ -233,7 +231,7 @@ def _report(error: Exception, caller: Caller) -> _Report:
     return _Report(kind, str(error), caller.may_have_traced(is_python=True))
 
 
-def _of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
+def _error_of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
     """Returns another rank's error with its text, and with its class if that can be made here.
 
     `is_alike`: this rank had the same error, which its report for the launcher says.

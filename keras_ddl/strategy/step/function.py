@@ -1,7 +1,7 @@
 """`Strategy.function`: runs your own training step on any number of ranks with the result of one process.
 
-The step is traced as one process would trace it, on the global batch, and its graph is cut into ranks (keras_ddl/cut).
-No part of Keras is changed for it.
+The step is traced as one process would trace it, on the global batch, and keras_ddl/cut splits its graph between the
+ranks. This changes no part of Keras.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ class StepFunction(Caller):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: the result of one process, on every rank."""
-        used = list[Any]()
+        used: list[Any] = []
         if sees_global_batch() or not tf.executing_eagerly():
             return self._run(args, kwargs, used)
-        observer, of_job = observing.observer(), figures.of_job()
+        observer, job_figures = observing.observer(), figures.of_job()
         if observer is not None:
             observer.begin_step(self.__name__, None)
-        if of_job is not None:
-            of_job.begin_step()
+        if job_figures is not None:
+            job_figures.begin_step()
         returned = self._run(args, kwargs, used)
-        if of_job is not None:
+        if job_figures is not None:
             if self.cut_step.size == 1:
                 self._rows = float(next(filter(None, map(rows_of, tf.nest.flatten((args, kwargs)))), 0.0))
-            of_job.rows += self._rows
-            if of_job.end_step():
-                of_job.write()
+            job_figures.rows += self._rows
+            if job_figures.end_step():
+                job_figures.write()
         if observer is not None:
             if self.cut_step.size == 1:
                 used = variables_of(self._function.get_concrete_function(*args, **kwargs))
@@ -92,21 +92,21 @@ class StepFunction(Caller):
         return returned
 
     def _run(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
-        """Runs the step. used: receives the variables that a step of several ranks uses."""
+        """Runs the step, and puts the variables that it uses on several ranks into `used`."""
         if self.cut_step.size == 1 or sees_global_batch():  # called within another step
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             raise ConfigError(
                 f"{self.__name__}: a step of Strategy.function is itself a tf.function, and must be called outside of "
-                f"other tf.functions. Received: a call while another function is traced (rank {self.rank}). Leave out "
-                "the tf.function around it, or put strategy.function in its place."
+                f"other tf.functions. Received: a call while another function is traced (rank {self.rank}). Remove "
+                "the tf.function around it, or replace it with strategy.function."
             )
         self._calls += 1  # counted on all ranks, even if the call fails
 
         def call() -> Any:
             if self.cut_step.size == 1:
                 return self._function(*args, **kwargs)
-            if self._epoch != self._strategy.job.epoch:  # the ranks have changed: build again, keep the traces
+            if self._epoch != self._strategy.job.epoch:  # the ranks have changed: rebuild, but keep the traces
                 self._epoch = self._strategy.job.epoch
                 self.cut_step.forget_graphs()
                 for each in self._traced.values():
@@ -158,16 +158,16 @@ class StepFunction(Caller):
         return "\n\n".join(f"{report.text()}\n{lost}" for report in self.cut_step.reports)
 
     def _compare(self, arguments: Arguments) -> None:
-        """Checks, as often as batches are compared, that the arguments of all ranks are the same."""
+        """Checks that all ranks pass the same arguments, as often as DATA_CHECK_BATCHES says."""
         call, every = self._calls - 1, config.get("DATA_CHECK_BATCHES")
         if not every or not (call < order.FIRST or call % every == 0):
             return
-        look: Any = [(each.dtype.name, each.shape.as_list()) for each in arguments.tensors]
+        compared: Any = [(each.dtype.name, each.shape.as_list()) for each in arguments.tensors]
         if self._batches == "global":
-            look = [look, order.digest(arguments.tensors).numpy().tolist()]
+            compared = [compared, order.digest(arguments.tensors).numpy().tolist()]
         else:
-            others = order.digest(arguments.replicated()).numpy().tolist()
-            look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look], others]
+            values = order.digest(arguments.replicated()).numpy().tolist()
+            compared = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in compared], values]
         same = "the same global batch"
         if self._batches == "rank":
             same = (
@@ -175,7 +175,7 @@ class StepFunction(Caller):
                 "tensors that are not part of the batch"
             )
         comparison.require_equal(
-            look,
+            compared,
             f"{self._scope}/arguments",
             f"{self.__name__}: all ranks must call a step with {same}.",
             "Read the same data in the same order on every rank. If each rank has its own rows, use "
@@ -200,8 +200,10 @@ class StepFunction(Caller):
         return self._traced[key]
 
     def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
-        """Finds a trace for the global batch as tf.function(reduce_retracing=True) does. If each rank passes its own
-        rows, the first trace already leaves their number open, so that calls need not exchange it.
+        """Finds a trace for the global batch as tf.function(reduce_retracing=True) does.
+
+        If each rank passes its own rows, the first trace already leaves their number open, so that calls need not
+        exchange it.
         """
         specs = arguments.specs(None if self._batches == "rank" else rows)
         kind = self._kinds.setdefault(key, BatchKinds()).of(specs)
@@ -234,7 +236,7 @@ class StepFunction(Caller):
             self._batch(rows, batch.counts, report),
             report,
             inputs_are_whole=self._batches == "global",
-            tell=arguments.declare_rows,
+            declare_rows=arguments.declare_rows,
         )
 
     def _batch(self, rows: Any, counts: tuple[int, ...], report: cut.Report) -> cut.Batch:
@@ -250,7 +252,7 @@ class StepFunction(Caller):
 
 
 class _TracedBatch(NamedTuple):
-    """The batches that a trace takes: shapes of components and, if known, this rank's rows and all ranks' counts."""
+    """The batches that a trace accepts: shapes of components and, if known, the rows of this rank and of every rank."""
 
     shapes: tuple[tuple[int | None, ...], ...]
     rows: int | None = None
@@ -260,7 +262,9 @@ class _TracedBatch(NamedTuple):
 class _Traced:
     """The step, traced for arguments of one kind.
 
-    Attributes: batch: the batches it takes. variables: variables that the step uses, in the same order on all ranks.
+    Attributes:
+        batch: the batches that the trace accepts.
+        variables: variables that the step uses, in the same order on all ranks.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from typing import Any
 from keras_ddl import communicator, config, cut, device
 from keras_ddl.communicator import comparison
 from keras_ddl.communicator.reporting import stack_position
+from keras_ddl.communicator.step_names import COMMIT, NEEDED_ROWS, ROWS, argument
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.names import plain_name
@@ -22,10 +23,10 @@ from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import gather_rows, row_count
 from keras_ddl.errors import ConfigError, RankMismatchError
-from keras_ddl.strategy import trainer_calls
+from keras_ddl.strategy import accumulation, trainer_calls
 from keras_ddl.strategy.agreement.equal_values import description
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.shards import laid_out
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.component_rows import ComponentRows, arguments_by_component
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
@@ -35,7 +36,6 @@ from keras_ddl.strategy.tracing import as_one_process, sees_global_batch
 _STEPS = ("train_step", "test_step", "predict_step")
 # Names of the exchange that begins a step. The timeline learns from them when the batch arrived, and whether the step
 # must wait for the counts.
-_NAME, _NAME_OF_NEEDED = "rows", "needed_rows"
 
 
 class RowsTrained:
@@ -126,13 +126,13 @@ class KerasSteps:
                 f"{step.name} runs eagerly: every rank computes all rows of every batch. That is correct, but no "
                 "faster than in one process. Leave out run_eagerly=True to share the work."
             )
-        rows, counts = row_count(arguments, execution.rows.of_others), None
+        rows, counts = row_count(arguments, execution.rows.other_components), None
         if rows is not None:
-            counts, arguments, _ = order.exchange_step_header(rows, arguments, _NAME)
+            counts, arguments, _ = order.exchange_step_header(rows, arguments, ROWS)
         leaves = tf.nest.flatten(arguments)
         for place, leaf in enumerate(leaves):
             if is_tensor(leaf) and leaf.shape.rank:
-                leaves[place] = gather_rows(leaf, rank, name=f"{execution.step}/batch_{place}")
+                leaves[place] = gather_rows(leaf, rank, name=argument(execution.step, place))
         args, kwargs = tf.nest.pack_sequence_as(arguments, leaves)
         device.compute_alike(self._job.device)
         with step.eager_copies.taken(), as_one_process():
@@ -144,15 +144,17 @@ class KerasSteps:
         return outputs
 
     def _commit_eagerly(self, execution: Execution, step: CutStep, outputs: Any) -> None:
-        """Ends a step that has run eagerly. COLLECTIVE. In the first steps and now and then, ranks compare what the
-        step wrote and returned, because there is no graph that shows what it read.
+        """Ends a step that has run eagerly.
+
+        COLLECTIVE. In the first steps and now and then, ranks compare what the step wrote and returned, because there
+        is no graph that shows what it read.
 
         Cost: a barrier; with what is compared, 32 bytes per rank, and each variable is read once.
         """
         every = config.get("DATA_CHECK_BATCHES")
         number, step.runs_eagerly = step.runs_eagerly, step.runs_eagerly + 1
         if not every or not (number < order.FIRST or number % every == 0):
-            communicator.barrier(name=f"{step.scope}/commit")
+            communicator.barrier(name=f"{step.scope}/{COMMIT}")
             return
         tensors = [each for each in tf.nest.flatten(outputs, expand_composites=True) if tf.is_tensor(each)]
         parts = {"what it returns": description(each for each in tensors if each.dtype != tf.variant)}
@@ -171,11 +173,11 @@ class KerasSteps:
 
     def _run_cut(self, execution: Execution, function: Callable[..., Any], structure: Any) -> Any:
         step, rows, report = self.step_of(execution.model, execution.step), execution.rows, cut.Report()
-        count, counts, begins_with = row_count(structure, rows.of_others), None, None
+        count, counts, begins_with = row_count(structure, rows.other_components), None, None
         is_known = rows.is_chunked and rows.total is not None
         of_components = None
         if count is not None:
-            name, of_components = _NAME if is_known else _NAME_OF_NEEDED, ComponentRows(structure, count, rows, step)
+            name, of_components = ROWS if is_known else NEEDED_ROWS, ComponentRows(structure, count, rows, step)
             gathered, structure, begins_with = order.exchange_step_header(of_components.exchanged, structure, name)
             report.gathered_counts(step.size * order.header_bytes(gathered.shape[1]))
             counts = of_components.check(gathered)
@@ -199,7 +201,7 @@ class KerasSteps:
             begins_with=begins_with,
             keeps_rows=is_rank0s and step.rank != 0,
             parts=[each.handle for each in _accumulators(execution)],
-            tell=arguments.declare_rows,
+            declare_rows=arguments.declare_rows,
             **({"further": further} if further else {}),
         )
         if counts is not None and execution.step == "train_step" and step.rank == 0:
@@ -260,7 +262,7 @@ class KerasSteps:
 
 def _accumulators(execution: Execution) -> list[tf.Variable]:
     """Returns the variables in which each rank accumulates its part of gradients between updates."""
-    return [each.value for each in models.accumulators_of(execution.model)] if execution.accumulates_parts else []
+    return [each.value for each in accumulation.of_parts(execution.model)] if execution.accumulates_parts else []
 
 
 def _as_tensor(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Shows messages about a newly traced step: what it moves, what is slow in it, and what it must not contain."""
+"""Shows messages about a newly traced step: its communication, its slow parts, and forbidden operations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 
 
 def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
-    """Warns if a trace is built into a second graph of this rank, for batches in another form. Kernels that store the
-    state of their random numbers restart there, but would continue in one process.
+    """Warns if a trace is built into a second graph of this rank, for batches in another form.
+
+    Kernels that store the state of their random numbers restart there, but would continue in one process.
     """
     drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
     if drawing is not None:
@@ -43,7 +44,7 @@ def warn_of_what_is_slow(name: str, report: cut.Report) -> None:
             "but no faster than in one process."
         )
     for each in report.large_gathers(_LARGE):
-        open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
+        open_size = f"at least {each.few_rows_bytes:,} bytes (of {cut.FEW_ROWS} rows)"
         size = open_size if each.bytes is None else f"{each.bytes:,} bytes"
         stack_position.warn(
             f"{name}: {size} are gathered in each step, because {each.reason}"

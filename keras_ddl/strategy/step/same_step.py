@@ -21,7 +21,7 @@ from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.step.captured_values import Read, reads_of
 
-_TRACE_REMEDY = "Remove whatever depends on the rank; code that uses keras_ddl.rank() belongs outside the step."
+_TRACE_REMEDY = "Remove everything that depends on the rank; code that uses keras_ddl.rank() belongs outside the step."
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -60,7 +60,7 @@ class TracedStep:
         return hashlib.sha256(b"".join(each.digest for each in self._reads)).digest()
 
     def digest_of_trace(self) -> bytes:
-        """Like `digest`, for what was traced."""
+        """Like `digest`, for a traced function."""
         return hashlib.sha256(cut.trace_digest(self._program) + self._returned.encode()).digest()
 
     def explain(self, scope: str) -> RankMismatchError:
@@ -139,8 +139,7 @@ def _holds(value: Any, tensor: tf.Tensor) -> bool:
 
 
 def _names_of(function: Any) -> Mapping[str, Any]:
-    """Returns the names that a function can use: variables around it and of its module, and attributes of its
-    object."""
+    """Returns the names that a function can use: enclosing variables, its module's, and its object's attributes."""
     function = getattr(function, "python_function", function)
     owner = getattr(function, "__self__", None)
     names = dict(getattr(owner, "__dict__", {}))

@@ -1,4 +1,4 @@
-// The real coordinator (control/coordinator.h), to which every rank announces itself.
+// Runs the real coordinator (control/coordinator.h), to which every rank announces its collectives.
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -35,7 +35,7 @@ class Coordinated {
         Must({verdict.decision.code, verdict.decision.message});
         if (verdict.ranks.size() != static_cast<size_t>(size_)) Must({DDL_INTERNAL, "not decided for all"});
         const std::string decided = ddl::EncodeDecision(verdict.decision);
-        std::vector<std::string> sent(static_cast<size_t>(size_ - 1), decided);  // a copy each, as the channel has
+        std::vector<std::string> sent(static_cast<size_t>(size_ - 1), decided);  // one copy per rank, as in the channel
         Count(decided);
       }
       cpu_ += CpuSeconds() - began;
@@ -48,13 +48,13 @@ class Coordinated {
   }
 
  private:
-  // One such message from or to each of the others.
+  // Counts one such message from or to each of the other ranks.
   void Count(const std::string& bytes) {
     messages_ += static_cast<uint64_t>(size_ - 1);
     bytes_ += static_cast<uint64_t>(size_ - 1) * bytes.size();
   }
 
-  // As the engine of rank 0 does.
+  // Like rank 0's engine.
   void Handle(int from, const std::string& bytes) {
     if (ddl::TypeOf(bytes) == ddl::MessageType::kAnnounce) {
       coordinator_->Announce(from, ddl::DecodeAnnouncement(bytes), 0);

@@ -1,4 +1,4 @@
-// Runs the control plane of very many ranks in one process and one thread: the real code, with transports in memory.
+// Runs the control plane of a great many ranks in one process and one thread: the real code, with transports in memory.
 // Called by benchmarks/scale.py.
 //
 //   scale RANKS RANKS_PER_HOST BUCKETS   prints one JSON object

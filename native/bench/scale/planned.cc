@@ -17,7 +17,7 @@ void RunPlanned(World& world, const StepOf& step_of, const char* label) {
     std::unique_ptr<ddl::PlanLane> lane;
     size_t ran = 0;
   };
-  world.network.blocks.clear();  // of lanes that are no more
+  world.network.blocks.clear();  // of lanes that no longer exist
   std::vector<Rank> ranks(static_cast<size_t>(world.size));
   uint64_t fallbacks = 0;
   for (size_t r = 0; r < ranks.size(); ++r) {

@@ -20,8 +20,8 @@ struct Operation {
 
 namespace {
 
-// Gives receives, in the order in which they were posted, the oldest messages of their senders. What was sent in this
-// round is on its way.
+// Completes receives, in the order in which they were posted, with the oldest messages of their senders. Messages sent
+// in this round have not arrived yet.
 void Match(const End& me, int tag) {
   Network::Channel& channel = me.network->channels[static_cast<size_t>(me.rank)][tag];
   auto& receives = channel.receives;

@@ -1,8 +1,9 @@
-// ddl_device.h: what the core needs of a device whose memory the host cannot read, as a table of functions. A library
+// ddl_device.h: a table of the functions that the core needs for a device whose memory the host cannot read. A library
 // for one kind of device fills it in (native/cuda); the core knows no other way to a device.
 //
-// All functions may be called from any thread, several at a time, unless said otherwise. Those that return int return a
-// ddl_code; `last_error` then says why. None waits for the device or for another rank, unless said otherwise.
+// All functions may be called from any thread, several at a time, unless their comment says otherwise. Functions that
+// return int return a ddl_code; `last_error` then says why. No function waits for the device or for another rank,
+// unless its comment says so.
 #ifndef KERAS_DDL_DDL_DEVICE_H_
 #define KERAS_DDL_DDL_DEVICE_H_
 
@@ -18,7 +19,7 @@ typedef struct ddl_device_copy {
   uint64_t bytes;
 } ddl_device_copy;
 
-// One collective of the device's library; its memory lies on the device. Several buffers are reduced together.
+// One collective of the device's library, on device memory. Several buffers are reduced together.
 typedef struct ddl_device_collective {
   uint32_t
       kind;  // ddl_kind: DDL_ALL_REDUCE, DDL_BROADCAST; DDL_REDUCE_SCATTER, DDL_ALL_GATHER: `count` is a rank's share
@@ -29,7 +30,7 @@ typedef struct ddl_device_collective {
   const ddl_buffer* buffers;
 } ddl_device_collective;
 
-#define DDL_DEVICE_ID_BYTES 128  // of what `make_id` makes
+#define DDL_DEVICE_ID_BYTES 128  // bytes of an id that `make_id` makes
 
 typedef struct ddl_device {
   uint32_t abi_version;
@@ -39,23 +40,23 @@ typedef struct ddl_device {
   char name[96];            // for people: the device, and the version of its library of collectives
   void* self;
 
-  // Memory of the host that the device reads and writes at full speed, from a pool. `release` gives it back.
+  // Host memory from a pool, which the device reads and writes at full speed. `release` gives it back.
   int (*reserve)(void* self, uint64_t bytes, void** memory);
   void (*release)(void* self, void* memory);
-  // Events. `mark`: all work that `stream` has so far. `test`: *done when it is done. An event is given back by
-  // `forget`, done or not.
+  // Events. `mark` makes an event for all work that `stream` has so far. `test` sets *done when that work is done.
+  // `forget` gives an event back, done or not.
   int (*mark)(void* self, void* stream, void** event);
   int (*test)(void* self, void* event, int* done);
   void (*forget)(void* self, void* event);
-  // Starts copies, between memory of the host (from `reserve`) and of the device, once `after` is done. *event: they
-  // are. Copies in one direction are made one after another, beside those in the other.
+  // Starts copies between host memory (from `reserve`) and device memory once `after` is done. *event is done when the
+  // copies are. Copies in one direction run one after another, and at the same time as copies in the other direction.
   int (*copy)(void* self, int to_host, void* after, const ddl_device_copy* copies, uint32_t num_copies, void** event);
 
-  // Collectives of the device's library (NCCL). All NULL where it is not there. By one thread at a time.
-  // `make_id`: the id of a new group of ranks, on one of them. `connect` begins to connect this rank. `run` starts a
-  // collective once `after` is done. After both, `poll` sets *ready once the next call may follow, and fails when the
-  // group has failed; `finish` then gives the event that all collectives so far are done. `disconnect` leaves: what
-  // runs is ended at once if `abort`, and may take a second otherwise.
+  // Collectives of the device's library (NCCL). All are NULL without the library. One thread at a time. `make_id` makes
+  // the id of a new group of ranks, on one of them. `connect` begins to connect this rank. `run` starts a collective
+  // once `after` is done. After either, `poll` sets *ready once the next call may follow, and fails if the group has
+  // failed; `finish` then gives an event that is done when all collectives so far are. `disconnect` leaves the group:
+  // running collectives end at once with `abort`, and may take a second otherwise.
   int (*make_id)(void* self, void* id);
   int (*connect)(void* self, const void* id, int rank, int size);
   int (*run)(void* self, const ddl_device_collective* collective, void* after);

@@ -43,9 +43,9 @@ class Network:
         """
         rng = np.random.default_rng([seed, 1])
         labels = rng.integers(0, CLASSES, size=count)
-        of_row = labels.reshape(-1, *(1 for _ in self.shape))
+        row_labels = labels.reshape(-1, *(1 for _ in self.shape))
         if self.tokens:
-            own = of_row + CLASSES * rng.integers(0, _TOKENS_OF_CLASS, size=(count, *self.shape))
+            own = row_labels + CLASSES * rng.integers(0, _TOKENS_OF_CLASS, size=(count, *self.shape))
             other = rng.integers(0, self.tokens, size=own.shape)
             return np.where(rng.random(own.shape) < _OWN_TOKENS, own, other).astype("int32"), labels
         means = np.random.default_rng(2).normal(size=(CLASSES, *self.shape)).astype("float32")

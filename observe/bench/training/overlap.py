@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import keras_ddl
 from keras_ddl import parts
 from keras_ddl.communicator import recording
+from keras_ddl.communicator.step_names import COMMIT
 
 if TYPE_CHECKING:
     from keras_ddl import timeline
@@ -58,22 +59,21 @@ def traffic(path: Path) -> Traffic:
     """Returns the traffic in one rank's timeline file; zeros if it has no step with gradients."""
     from keras_ddl import timeline
 
-    sums = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
-    gradients = [one for one in sums if not one.name.endswith("/commit")]  # ends a step, not a sum
-    of_steps = []
+    gradients = [one for one in timeline.collectives(path) if one.role.trains and one.role.kind != COMMIT]
+    traffic_by_step = []
     for event in timeline.read(path):
         if event.get("cat") != "step":
             continue
         begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
         step = [one for one in gradients if begin <= one.submitted <= end]
         if step:
-            of_steps.append(_of_step(step))
-    if not of_steps:
+            traffic_by_step.append(_traffic_of_step(step))
+    if not traffic_by_step:
         return Traffic(*(0.0 for _ in Traffic._fields))
-    return Traffic(*(statistics.median(column) for column in zip(*of_steps)))
+    return Traffic(*(statistics.median(column) for column in zip(*traffic_by_step)))
 
 
-def _of_step(step: list[timeline.Collective]) -> Traffic:
+def _traffic_of_step(step: list[timeline.Collective]) -> Traffic:
     backward_ends = max(one.submitted for one in step)
     total = sum(one.bytes for one in step)
     runs = [(one.started, one.finished) for one in step]

@@ -24,7 +24,7 @@ class Row:
         batch: rows of all ranks together.
         step: seconds of a step on the slowest rank.
         rows_per_second: rows of all ranks per second.
-        efficiency: 1 for one rank. Weak scaling: step of one rank / step. Strong scaling: that / ranks.
+        efficiency: 1 for one rank. Weak scaling: step of one rank / step. Strong scaling: the same / ranks.
         communication, exposed, waiting, lead: as in overlap.Traffic; None on one rank.
         wire: share of the gradients' bytes that were reduced before the backward pass ended; None on one rank.
         sharers: ranks that share a core; 1 if each has as many cores as it uses.

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import keras
-
 import keras_ddl
+from keras_ddl.state.callback_state import JobCallback
 
 
-class StepTimes(keras.callbacks.Callback):
+class StepTimes(JobCallback):
     """Records the seconds of each step and of the epoch, as the script sees them.
 
     meet: count a step as ended when all ranks have ended it.
     """
-
-    never_stops_within_epoch = True  # otherwise the ranks would agree on stopping after every step
 
     def __init__(self, meet: bool = False) -> None:
         super().__init__()

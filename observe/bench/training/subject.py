@@ -75,7 +75,7 @@ def make(name: str, batch: int, *, learnable: bool, rate: float = 0.01) -> Subje
     """
     network = NETWORKS.get(name)
     if network is None:
-        return _of_user(name, batch)
+        return _user_subject(name, batch)
     import keras
 
     model = network.make()
@@ -91,7 +91,7 @@ def make(name: str, batch: int, *, learnable: bool, rate: float = 0.01) -> Subje
     return Subject(model, _endless(data, batch), data, validation)
 
 
-def _of_user(name: str, batch: int) -> Subject:
+def _user_subject(name: str, batch: int) -> Subject:
     module, _, function = name.partition(":")
     add_folder()
     try:

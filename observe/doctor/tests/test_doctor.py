@@ -53,11 +53,11 @@ def test_doctor_compares_hosts():
 
 def test_doctor_says_which_rank_has_which_gpu():
     missing = Finding(Severity.WARNING, "GPUs", "TensorFlow sees none", "install")
-    of_ranks = [("h0", "GPU 0 (H100)", "a", None), ("h0", "GPU 1 (H100)", "b", None), ("h1", "", "", missing)]
-    own, other = ranks.compare_gpus([*of_ranks, of_ranks[2]])
+    gpus_by_rank = [("h0", "GPU 0 (H100)", "a", None), ("h0", "GPU 1 (H100)", "b", None), ("h1", "", "", missing)]
+    own, other = ranks.compare_gpus([*gpus_by_rank, gpus_by_rank[2]])
     assert own == Finding(Severity.OK, "GPUs of ranks", "rank 0: GPU 0 (H100), rank 1: GPU 1 (H100)", "", "h0")
     assert other.host == "h1" and other.found == missing.found
-    (shared,) = ranks.compare_gpus([of_ranks[0], of_ranks[0]])
+    (shared,) = ranks.compare_gpus([gpus_by_rank[0], gpus_by_rank[0]])
     assert shared.severity is Severity.WARNING and "one rank for each GPU" in shared.remedy
 
 

@@ -72,7 +72,7 @@ def test_judge_of_runs_that_do_different_things() -> None:
     one, other = Made(training(), ["a", "a", "b", "a"]), Made(training(), ["a", "a", "c", "a"])
     found = compare.judge(one, other, one, EPSILON)
     assert found.verdict == "different"
-    assert found.first_beyond.ranks.apart == "training step of c in place of training step of b"
+    assert found.first_beyond.ranks.apart == "training step of c instead of training step of b"
 
 
 def test_integers_must_be_equal_and_names_the_same() -> None:

@@ -62,6 +62,34 @@ def test_verify_of_a_program_that_is_equal(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["made.json", "train.py"]
 
 
+TABLES = """
+import os
+import keras, keras_ddl
+import numpy as np
+os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "1000"
+draw = np.random.default_rng(0)
+words, y = draw.zipf(1.5, (100, 3)) % 5000, draw.normal(size=(100, 1)).astype("float32")
+strategy = keras_ddl.Strategy(sharding="weights")
+with strategy.scope():
+    ids = keras.Input((3,), dtype="int64")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(5000, 8, name="table")(ids))
+    model = keras.Model(ids, keras.layers.Dense(1, name="last")(rows))
+    model.compile(keras.optimizers.Adam(), "mse")
+model.fit(words, y, batch_size=25, epochs=2)
+assert keras_ddl.size() == 1 or "rows of tables" in strategy.explain(model)
+np.save("predicted.npy", model.predict(words))
+"""
+
+
+@pytest.mark.long
+def test_verify_of_a_program_with_tables_in_shards(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TABLES)
+    words = ("--precision", "float64", "--epoch-steps", "0", "--", "python", "train.py")
+    status, made, text = verify(tmp_path, *words)
+    assert (status, made.get("verdict")) == (0, "equal"), text
+    assert made["precisions"][0]["ranks_from_one_process"] < 1e-12
+
+
 @pytest.mark.long
 def test_verify_names_step_and_variable_of_a_program_that_cheats(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)

@@ -56,6 +56,7 @@ SMALLEST = {
 TRANSLATION = "tests/project/examples/test_translation_"
 DDL = "integrations/ddl/tests/test_ddl_examples.py"
 TORCH = "integrations/torch/tests/test_example.py"
+WORKS_WITH = "tests/project/works_with/test_works_with.py"
 GPU = "integrations/torch/tests/test_gpu_check.py"
 EXAMPLES = "tests/project/examples/test_examples.py"
 ELSEWHERE = {
@@ -72,6 +73,8 @@ ELSEWHERE = {
     "examples/images/train.py": "tests/project/examples/test_images.py::test_training_scales_the_rate_with_the_batch",
     "examples/predict_client.py": "serving/tests/test_clients.py::test_the_client_to_copy_answers",
     "examples/predict_saved_model.py": f"{EXAMPLES}::test_demo_trains_exports_and_predicts",
+    "examples/recommender/dlrm.py": f"{WORKS_WITH}::test_recommenders_with_tables_in_shards_equal_one_process",
+    "examples/recommender/two_tower.py": f"{WORKS_WITH}::test_recommenders_with_tables_in_shards_equal_one_process",
     "examples/torch/digits.py": f"{TORCH}::test_digits_learns_on_two_ranks",
     "examples/torch/keras_digits.py": f"{TORCH}::test_keras_on_two_ranks_trains_as_alone",
     "examples/translation/__main__.py": f"{TRANSLATION}serving.py::test_the_command_answers_in_a_process_of_its_own",

@@ -206,7 +206,7 @@ def test_a_corpus_that_is_there_is_not_replaced(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["corpus", str(tmp_path), "--train", "2", "--dev", "1", "--test", "1"])
     with pytest.raises(SystemExit):
         corpus.main()
-    assert "give --force" in capsys.readouterr().err and (tmp_path / "train.en").read_text() == "my own\n"
+    assert "use --force" in capsys.readouterr().err and (tmp_path / "train.en").read_text() == "my own\n"
 
 
 def test_scores():

@@ -3,6 +3,7 @@
 Each rank writes FOLDER/<rank>.pickle: the weights of the program's `model`, its `history`, `outputs` and `written`.
 """
 
+import contextlib
 import pickle
 import runpy
 import sys
@@ -17,9 +18,12 @@ left = runpy.run_path(program, run_name="__main__")
 
 import keras_ddl  # noqa: E402
 
-model, history = left.get("model"), left.get("history")
+model, history, strategy = (left.get(name) for name in ("model", "history", "strategy"))
+are_in_shards = model is not None and getattr(strategy, "job", None) is not None
+with strategy.whole_model(model) if are_in_shards else contextlib.nullcontext():
+    weights = None if model is None else [(each.path, each.numpy()) for each in model.weights]
 seen = {
-    "weights": None if model is None else [(each.path, each.numpy()) for each in model.weights],
+    "weights": weights,
     "history": None if history is None else history.history,
     **{name: left.get(name) for name in ("outputs", "written")},
 }

@@ -22,6 +22,7 @@ from works_with import environments
 from keras_ddl.compat.tensorflow import tf
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[2] / "examples"
 TOLERANCE = 1e-12  # relative; of sums of float64 in another order
 pytestmark = [pytest.mark.long, pytest.mark.parallel]
 
@@ -44,7 +45,8 @@ def python() -> Path:
 def run(python: Path, folder: Path, np: int, program: str, *words: str, status: int = 0) -> Run:
     """Runs a program on `np` ranks, 1 for without a launcher; fails the test unless it ends with `status`."""
     folder.mkdir(exist_ok=True)
-    observed = [python, HERE / "observe.py", folder, HERE / "programs" / f"{program}.py", *words]
+    file = EXAMPLES / program if program.endswith(".py") else HERE / "programs" / f"{program}.py"
+    observed = [python, HERE / "observe.py", folder, file, *words]
     launcher = [python, "-m", "keras_ddl.cli", "run", "-np", np] if np > 1 else []
     done = subprocess.run(
         [str(word) for word in (*launcher, *observed)],
@@ -93,6 +95,15 @@ def check_close(mine: Any, one: Any, name: str) -> None:
 @pytest.mark.parametrize("program", ["hub_bert", "hub_gpt2", "hub_detection", "rs_ranking", "rs_tables", "grain_input"])
 def test_training_equals_one_process(python: Path, tmp_path: Path, program: str) -> None:
     check_equal_to_one_process(python, tmp_path, program)
+
+
+@pytest.mark.parametrize(("program", "result"), [("dlrm", "held-out AUC 0."), ("two_tower", "are of the user's kind")])
+def test_recommenders_with_tables_in_shards_equal_one_process(
+    python: Path, tmp_path: Path, program: str, result: str
+) -> None:
+    words = ("--rows", "1500", "--epochs", "2")
+    ours = check_equal_to_one_process(python, tmp_path, f"recommender/{program}.py", *words)
+    assert "rows of tables of" in ours.output and result in ours.output, ours.output
 
 
 # ---- KerasTuner

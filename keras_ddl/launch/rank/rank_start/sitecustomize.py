@@ -1,7 +1,7 @@
 """Runs before the program of a rank: turns garbage collection off while TensorFlow, Keras or PyTorch is imported.
 
-Such an import makes a million lasting objects, which Python's garbage collector scans again and again in vain: for 0.8
-of the 2.9 s that `import keras` takes, on every rank at once.
+Such an import creates a million lasting objects, which Python's garbage collector scans again and again without
+result. This takes 0.8 of the 2.9 s of `import keras`, on every rank at the same time.
 """
 
 from __future__ import annotations  # a program may start other, older Pythons
@@ -22,7 +22,7 @@ def _without(paths: list[str]) -> list[str]:
 
 
 class _LargeImports:
-    """A finder before all others that changes once how each of a few modules is executed."""
+    """A finder before all others that changes how a few modules are executed, once per module."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names
@@ -34,7 +34,7 @@ class _LargeImports:
             return None
         self._names.discard(name)
         try:
-            spec = importlib.util.find_spec(name)  # of the other finders
+            spec = importlib.util.find_spec(name)  # asks the other finders
         finally:
             self._names.add(name)  # a program that asks whether a module is installed may import it later
         loader = None if spec is None else spec.loader
@@ -47,16 +47,16 @@ class _LargeImports:
     ) -> Callable[[ModuleType], None]:
         def execute_quickly(module: ModuleType) -> None:
             self._names.discard(module.__name__)
-            del vars(loader)["exec_module"]  # in favour of that of its class
+            del vars(loader)["exec_module"]  # so that its class's is used
             was_enabled = gc.isenabled()
             gc.disable()
             try:
                 execute(module)
             finally:
                 if was_enabled:
-                    if not gc.get_freeze_count():  # else the program itself has frozen some
-                        # All objects are old now, without a look at them: else the next collection of young ones
-                        # has one.
+                    if not gc.get_freeze_count():  # else the program itself has frozen objects
+                        # Makes all objects old without scanning them. Otherwise the next collection of young objects
+                        # would scan them.
                         gc.freeze()
                         gc.unfreeze()
                     gc.enable()
@@ -66,12 +66,12 @@ class _LargeImports:
 
 sys.meta_path.insert(0, _LargeImports({"tensorflow", "keras", "torch"}))
 
-# Neither the program nor its child processes are to find this module.
+# The program and its child processes should not find this module.
 sys.path[:] = _without(sys.path)
 os.environ["PYTHONPATH"] = os.pathsep.join(_without(os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 if not os.environ["PYTHONPATH"]:
     del os.environ["PYTHONPATH"]
-# The one that would have run.
+# The sitecustomize that would have run without this one.
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
 if _spec is not None and _spec.loader is not None:
     _spec.loader.exec_module(importlib.util.module_from_spec(_spec))

@@ -1,5 +1,5 @@
-// The C ABI over Engine. It only translates, and keeps in what C cannot catch: every function that may allocate does so
-// in one of base/guard.h.
+// The C ABI over Engine. It only translates calls. C cannot catch exceptions, so every function that may allocate uses
+// the guards of base/guard.h.
 #include "ddl.h"
 
 #include <pthread.h>
@@ -31,8 +31,7 @@ struct ddl_work {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  ddl_failure failure = {DDL_OK,          0,  nullptr,
-                         "out of memory", "", -1};  // refers to `copy` where there was memory for it
+  ddl_failure failure = {DDL_OK, 0, nullptr, "out of memory", "", -1};  // points into `copy` unless memory was short
   const ddl::FailureCopy* copy = nullptr;
   std::vector<char> data;
   std::vector<uint64_t> rows;
@@ -51,11 +50,11 @@ struct ddl_work {
 
 namespace {
 
-// Lookup and hold are one step: in between, the creator could free the communicator.
+// Guards lookup and hold together: in between, the creator could free the communicator.
 std::mutex published_mutex;
 std::map<int64_t, ddl_comm*> published;
-// A forked child finds the lock free, whatever other threads were doing.
-void KeepPublishedOverForks() {
+// A forked child must find the lock free, even if other threads held it.
+void UnlockPublishedInForkedChildren() {
   static const int kept = pthread_atfork([] { published_mutex.lock(); }, [] { published_mutex.unlock(); },
                                          [] { published_mutex.unlock(); });
   static_cast<void>(kept);
@@ -110,7 +109,7 @@ void FinishWork(void* user, const ddl_failure* failure) {
     const std::lock_guard<std::mutex> lock(work->mutex);
     if (failure != nullptr) {
       work->failure.code = failure->code;
-      // The code alone says what is needed, where memory is short.
+      // If memory is short, the code alone is enough.
       if (ddl::Completes([&] { work->copy = new ddl::FailureCopy(*failure); })) work->failure = *work->copy;
     }
     work->done = true;
@@ -124,7 +123,7 @@ int Report(const ddl::Status& status, char* error, size_t error_bytes) {
   return status.code();
 }
 
-// Submits `request`, whose `done` is called exactly once whatever happens.
+// Submits `request`, whose `done` is called exactly once in any case.
 void Submit(ddl_comm* comm, const ddl_request& request, bool result_on_host = false) {
   const ddl::Status submitted = ddl::GuardedStatus([&] {
     comm->engine->Submit(request, result_on_host);
@@ -196,9 +195,9 @@ void ddl_count(const ddl_comm* comm, ddl_counters* counters) { *counters = comm-
 int ddl_wait_for_position_query(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
 void ddl_reply_position(ddl_comm* comm, const char* text) {
   std::string reply;
-  // "": not known, where memory is short.
+  // If memory is short, "" says that the position is not known.
   if (ddl::Completes([&] { reply = text; })) {
-    // What waits in another communicator may let the program go on.
+    // A request that waits in another communicator may be what the program needs to continue.
     const std::lock_guard<std::mutex> lock(published_mutex);
     const bool elsewhere = std::any_of(published.begin(), published.end(), [&](const auto& other) {
       return other.second != comm && other.second->engine->HasOutstanding();
@@ -212,7 +211,7 @@ void ddl_reply_position(ddl_comm* comm, const char* text) {
 void ddl_submit(ddl_comm* comm, const ddl_request* request) { Submit(comm, *request); }
 
 int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us) {
-  // It may throw before it has begun, and not afterwards.
+  // TryRun throws only before it has begun.
   return ddl::GuardMemory([&] { return comm->engine->TryRun(*request, patience_us); },
                           [](const std::exception&) { return 0; });
 }
@@ -257,10 +256,10 @@ const uint64_t* ddl_work_rows(const ddl_work* work) { return work->rows.data(); 
 void ddl_work_free(ddl_work* work) { work->Release(); }
 
 void ddl_publish(int64_t id, ddl_comm* comm) {
-  KeepPublishedOverForks();
+  UnlockPublishedInForkedChildren();
   const std::lock_guard<std::mutex> lock(published_mutex);
   if (comm != nullptr) {
-    // Where memory is short it is not found, as before.
+    // If memory is short, the communicator cannot be found, as before this call.
     (void)ddl::Completes([&] { published[id] = comm; });
   } else {
     published.erase(id);

@@ -1,5 +1,5 @@
-// ddl_add_device: ranks tell each other what devices they have, by collectives of the communicator itself, and agree on
-// whether the devices' library can connect them.
+// ddl_add_device: ranks exchange their devices with collectives of the communicator itself, and agree on whether the
+// devices' library can connect them.
 #include "ddl_device.h"
 
 #include <algorithm>
@@ -63,7 +63,7 @@ Status Gather(ddl_comm* comm, const char* name, const void* data, size_t bytes, 
   return status;
 }
 
-// Whether the library can connect these ranks; why not, for people, otherwise. The same on all ranks.
+// Whether the library can connect these ranks; if not, the reason in words. The same on all ranks.
 bool CanConnect(const std::vector<DeviceRecord>& records, std::string* why) {
   std::vector<int> without;
   std::set<std::array<uint8_t, 16>> uuids;

@@ -12,12 +12,12 @@
 
 namespace {
 
-// Of one failing step only the first few are ever looked up.
+// Only the first few failures of a step are ever looked up.
 constexpr size_t kMaxKept = 4096;
 
 struct Kept {
   std::mutex mutex;
-  std::deque<std::pair<uint64_t, const ddl::FailureCopy*>> failures;  // the newest last, numbered one after another
+  std::deque<std::pair<uint64_t, const ddl::FailureCopy*>> failures;  // oldest first, with consecutive numbers
   uint64_t next = 0;
 };
 
@@ -27,7 +27,7 @@ Kept& KeptFailures() {
   return *kept;
 }
 
-// Begins at random, so that the number of another process's failure is none of ours. 48 bits are 12 digits.
+// Returns a random number, so that numbers of different processes differ. 48 bits are 12 hexadecimal digits.
 uint64_t FirstNumber() {
   std::random_device random;
   return ((uint64_t{random()} << 32 | random()) & ((uint64_t{1} << 48) - 1)) | 1;

@@ -1,4 +1,4 @@
-// The C ABI over HostTransport. It only translates, and keeps in exceptions, as ddl.cc does.
+// The C ABI over HostTransport. Like ddl.cc, it only translates calls and lets no exception out.
 #include "ddl_host.h"
 
 #include <cstdio>

@@ -30,7 +30,7 @@ inline void CallDone(void (*done)(void* user, const ddl_failure* failure), void*
 // A copy of a ddl_failure, shared by its holders.
 class FailureCopy : public ddl_failure {
  public:
-  // May throw where memory is short.
+  // May throw if memory is short.
   explicit FailureCopy(const ddl_failure& from)
       : ddl_failure(from), ranks_(from.ranks, from.ranks + from.num_ranks), message_(from.message), name_(from.name) {
     ranks = ranks_.data();

@@ -11,10 +11,10 @@
 
 namespace ddl {
 
-// Every rank's `mine`, by rank. COLLECTIVE over the ranks of the transport.
+// Stores every rank's `mine` in `all`, by rank. COLLECTIVE over the ranks of the transport.
 template <typename T>
 Status Gather(const ddl_transport& transport, const T& mine, std::vector<T>* all) {
-  static_assert(std::is_trivially_copyable_v<T>, "travels as bytes");
+  static_assert(std::is_trivially_copyable_v<T>, "sent as bytes");
   all->resize(static_cast<size_t>(transport.size));
   if (transport.all_gather(transport.self, &mine, all->data(), sizeof mine) == DDL_OK) return {};
   return {DDL_INTERNAL,

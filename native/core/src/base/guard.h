@@ -1,7 +1,7 @@
-// The one rule for exceptions. Nothing in the core throws but the standard library, where memory is short:
-// std::bad_alloc, or std::length_error for a size that no machine has. Whoever must not throw, or must tidy up before
-// an exception goes on, runs what may allocate in GuardMemory; nothing else in the core catches (but for the system's
-// refusal of a thread, see communication_thread.cc).
+// The one rule for exceptions. Only the standard library throws in the core, when memory is short: std::bad_alloc, or
+// std::length_error for a size that no machine has. Code that must not throw, or must clean up before an exception
+// propagates, runs whatever may allocate in GuardMemory. Nothing else in the core catches exceptions, except
+// communication_thread.cc if the system refuses to start a thread.
 #ifndef KERAS_DDL_CORE_BASE_GUARD_H_
 #define KERAS_DDL_CORE_BASE_GUARD_H_
 
@@ -11,8 +11,8 @@
 
 namespace ddl {
 
-// Returns what `work` returns or, if it throws, what `when_short(exception)` returns. `when_short` may rethrow
-// (`throw;`), and allocates nothing otherwise.
+// Returns the result of `work` or, if it throws, of `when_short(exception)`. `when_short` may rethrow (`throw;`), and
+// must not allocate otherwise.
 template <typename Work, typename WhenShort>
 auto GuardMemory(Work work, WhenShort when_short) -> decltype(work()) {
   try {
@@ -22,7 +22,7 @@ auto GuardMemory(Work work, WhenShort when_short) -> decltype(work()) {
   }
 }
 
-// So short that std::string keeps the message without allocating.
+// The message is short enough that std::string does not allocate.
 inline Status OutOfMemory() { return {DDL_INTERNAL, "out of memory"}; }
 
 // The status that `work` returns, or OutOfMemory.
@@ -31,7 +31,7 @@ Status GuardedStatus(Work work) {
   return GuardMemory([&]() -> Status { return work(); }, [](const std::exception&) { return OutOfMemory(); });
 }
 
-// Runs `work`; whether it did so to its end.
+// Runs `work`, and returns whether it completed.
 template <typename Work>
 bool Completes(Work work) {
   return GuardMemory(

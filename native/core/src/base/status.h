@@ -1,4 +1,4 @@
-// Status: what every internal function that can fail returns. Nothing in the core throws.
+// Status, the return value of every internal function that can fail. Nothing in the core throws.
 #ifndef KERAS_DDL_CORE_BASE_STATUS_H_
 #define KERAS_DDL_CORE_BASE_STATUS_H_
 
@@ -13,7 +13,7 @@ namespace ddl {
 // The ranks that a failure concerns, and how.
 using FailedRanks = std::vector<ddl_failed_rank>;
 
-// `ranks`, all in one role.
+// Returns `ranks`, all in one role.
 inline FailedRanks InRole(ddl_rank_role role, const std::vector<int>& ranks) {
   FailedRanks failed;
   for (const int rank : ranks) failed.push_back({rank, role});
@@ -31,7 +31,7 @@ class [[nodiscard]] Status {
   const std::string& message() const { return message_; }
   const FailedRanks& ranks() const { return ranks_; }
 
-  // The same failure with another message, and more ranks.
+  // Returns the same failure with another message, and more ranks.
   Status Reworded(std::string message, const FailedRanks& more = {}) const {
     Status status(code_, std::move(message), ranks_);
     status.ranks_.insert(status.ranks_.end(), more.begin(), more.end());

@@ -26,7 +26,7 @@ std::string Truncate(const std::string& text, size_t limit) {
   return text.substr(0, end) + "...";
 }
 
-// The code, runs of successive ranks in one role such as "2:4-5,", a separator, and the message.
+// The code, ranges of successive ranks in one role such as "2:4-5,", a separator, and the message.
 std::string EncodeReason(const Status& status, size_t limit) {
   const bool kept = status.code() == DDL_UNAVAILABLE || status.code() == DDL_DEADLINE_EXCEEDED;
   std::string reason(1, static_cast<char>(kept ? status.code() : DDL_ABORTED));

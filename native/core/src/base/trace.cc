@@ -101,7 +101,7 @@ void Complete(Writer& writer, int line, std::string_view name, double begin, dou
       ",\"ts\":" + Microseconds(begin + writer.wall_minus_monotonic) + ",\"dur\":" + Microseconds(end - begin) + rest);
 }
 
-// Waits of different collectives overlap, so each is a line of its own: a pair of "async" events.
+// Waits of different collectives overlap, so each wait has its own line: a pair of "async" events.
 void Wait(Writer& writer, const char* why, double begin, double end) {
   const std::string id = ",\"cat\":\"wait\",\"id\":" + std::to_string(writer.waits) + ",\"ts\":";
   Event(writer, 'b', kCommunicationLine, why, id + Microseconds(begin + writer.wall_minus_monotonic));

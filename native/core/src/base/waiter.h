@@ -1,5 +1,5 @@
-// Waiter: how the thread that runs a collective waits for other ranks: it spins at first, then yields its core, then
-// sleeps; and it never waits for a rank that has died.
+// Waiter: how the thread that runs a collective waits for other ranks. It spins at first, then yields its core, then
+// sleeps. It never waits for a rank that has died.
 #ifndef KERAS_DDL_CORE_BASE_WAITER_H_
 #define KERAS_DDL_CORE_BASE_WAITER_H_
 
@@ -39,14 +39,14 @@ class Waiter {
   // How many times to poll before the first sched_yield.
   int spins() const { return spins_; }
 
-  // After `after_s` seconds without progress `warn(waits_for, seconds)` is called; it returns after how many seconds in
-  // total to call it again.
+  // After `after_s` seconds without progress `warn(waits_for, seconds)` is called. It returns the total seconds after
+  // which to call it again.
   void SetWarning(double after_s, std::function<double(const std::string&, double)> warn) {
     warn_after_s_ = after_s;
     warn_ = std::move(warn);
   }
-  // While this thread waits, it also calls `progress`, which does what it can without blocking and sets its argument if
-  // it did anything. An error ends the wait. Null: nothing to do.
+  // While this thread waits, it also calls `progress`, which works without blocking and sets its argument if it did
+  // anything. An error ends the wait. Null: nothing to do.
   void SetProgress(std::function<Status(bool* moved)> progress) { progress_ = std::move(progress); }
 
   // Waits until ready() returns true. `waits_for`: called for the message when the deadline passes.
@@ -80,8 +80,7 @@ class Waiter {
       // while a quick answer is unlikely, and sleeping leaves the core to TensorFlow.
       if (moved) continue;
       if (progress_) {
-        // The network is slow compared with the pauses, several messages are in flight, and the other ranks need the
-        // core.
+        // The network is slow compared with the pauses, several messages are in flight, and other ranks need the core.
         const double pause_s = std::clamp((now - start) / 8, kMinPauseSeconds, kMaxPauseSeconds);
         const timespec pause{0, static_cast<long>(pause_s * 1e9)};
         nanosleep(&pause, nullptr);
@@ -108,7 +107,7 @@ class Waiter {
   static constexpr double kShortSleepSeconds = 20e-3;
   static constexpr double kHealthSeconds = 1e-3;
   static constexpr double kMaxUncheckedSeconds = 0.1;
-  // Waits that end at once read the clock only once in this many, so small ones pay almost nothing.
+  // Waits that end at once only read the clock once in this many, so that they cost almost nothing.
   static constexpr uint32_t kShortWaitsPerCheck = 16;
   static constexpr double kMinPauseSeconds = 10e-6;
   static constexpr double kMaxPauseSeconds = 200e-6;

@@ -10,7 +10,7 @@
 namespace ddl {
 namespace {
 
-// Longer messages travel in pieces, several of which fit into a mailbox: one is read while the next is written.
+// Longer messages are sent in pieces. Several pieces fit into a mailbox, so one is read while the next is written.
 constexpr size_t kMailPieceBytes = kMailboxBytes / 4;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Carries control messages between this rank and the coordinator (rank 0): through mailboxes in shared memory where
-// both are in one group, otherwise as messages of the transport. Used by the communication thread only.
+// Carries control messages between this rank and the coordinator (rank 0): through mailboxes in shared memory if both
+// are in one group, otherwise as messages of the transport. Used by the communication thread only.
 #ifndef KERAS_DDL_CORE_CONTROL_CHANNEL_H_
 #define KERAS_DDL_CORE_CONTROL_CHANNEL_H_
 
@@ -18,7 +18,7 @@
 
 namespace ddl {
 
-// How many messages, and their bytes; read by any thread.
+// Counts messages and their bytes. Any thread may read it.
 struct MessageCount {
   std::atomic<uint64_t> messages{0};
   std::atomic<uint64_t> bytes{0};
@@ -38,15 +38,15 @@ class ControlChannel {
   void SendAbort(const std::string& bytes);
 
   using Received = OwnedMessages::Finished;
-  // Sends what is queued, and appends what has arrived. PollAborts receives abort messages only, as a rank does during
-  // a collective. Neither blocks: a large message whose sender stops half-way never arrives, and the sender counts as
-  // missing as if it had sent nothing.
+  // Sends queued messages, and appends messages that have arrived. PollAborts, for use during a collective, only
+  // receives abort messages. Neither blocks: if a sender stops in the middle of a large message, the message never
+  // arrives, and the sender counts as missing.
   Status Poll(std::vector<Received>* received);
   Status PollAborts(std::vector<Received>* received);
   // Cancels messages in flight. Required before the transport is destroyed.
   void Cancel();
 
-  // Writes what waits for room in a mailbox; true when nothing is left.
+  // Writes messages that wait for room in a mailbox. Returns whether none is left.
   bool Flush();
 
   const MessageCount& sent() const { return sent_; }

@@ -1,6 +1,6 @@
-// The coordinator: rank 0's record of which rank is ready for which collective, and of which ranks have joined, that
-// is, submit nothing more and count as ready for every collective. Pure logic: no threads, no I/O, no clock of its
-// own (tests drive it directly).
+// The coordinator: rank 0's record of which rank is ready for which collective, and of which ranks have joined. A rank
+// that has joined submits nothing more and counts as ready for every collective. Pure logic: no threads, no I/O and no
+// clock, so that tests can drive it directly.
 #ifndef KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
 #define KERAS_DDL_CORE_CONTROL_COORDINATOR_H_
 
@@ -21,14 +21,14 @@
 
 namespace ddl {
 
-// What a rank has announced; ranks that announce the same by its id share one object.
+// An announcement of a rank. Ranks that announce the same collective by its id share one object.
 struct Submission {
   int rank;
   std::shared_ptr<const Announcement> announcement;
   uint64_t step;
 };
 
-// One decision and the ranks it is sent to. The decision on a failed collective may go to some ranks only: those that
+// One decision and the ranks that it is sent to. The decision on a failed collective may only go to the ranks that
 // submitted it.
 struct Verdict {
   Decision decision;
@@ -56,22 +56,22 @@ class Coordinator {
   // second while anything is pending. Before it warns or fails, it asks the missing ranks where they are and waits a
   // moment for their reports.
   void Tick(double now);
-  // The ranks to ask for their position, since the last call. Pass each reply to OnPositionReport.
+  // Returns the ranks to ask for their position since the last call. Pass each reply to OnPositionReport.
   std::vector<int> TakePositionQueries();
   // Rank `rank` is alive. `last`: no further report follows. `text`: that of a Position (message.h).
   void OnPositionReport(int rank, const std::string& text, bool last);
 
   // True while some rank may still submit a collective that failed without it, or more of a failed step.
   bool HasTombstones(double now);
-  // While this is true, every request must go through the coordinator: some rank takes part without submitting anything
-  // itself.
+  // While this is true, every request must go through the coordinator, because some rank takes part without submitting
+  // anything itself.
   bool AnyJoined() const { return num_joined_ > 0; }
 
-  // What was decided, in order, since the last call.
+  // The decisions since the last call, in order.
   std::vector<Verdict> TakeVerdicts();
   // Warnings for the user since the last call.
   std::vector<std::string> TakeWarnings();
-  // How many ranks have been looked at so far: the cost of matching is proportional to it.
+  // The number of ranks that matching has looked at so far, which is proportional to its cost.
   uint64_t ranks_looked_at() const { return ranks_looked_at_; }
 
  private:
@@ -83,8 +83,8 @@ class Coordinator {
   struct Entry {
     std::vector<std::list<Waiting>> by_rank;  // FIFO per rank; a list, because an empty one takes no memory
     int present = 0;                          // ranks that have submitted it
-    int missing = 0;                          // ranks that are waited for
-    double since = 0;                         // nothing that waits came before
+    int missing = 0;                          // ranks that it waits for
+    double since = 0;                         // when the oldest waiting request came
     double warn_age = 0;                      // age at which to warn next; 0: not warned yet
   };
   // What a rank has replied since it was asked for its position.
@@ -95,7 +95,7 @@ class Coordinator {
     Position position;
   };
   // Marks a collective that failed without this rank: until `until`, a late submission of it fails with the original
-  // error. Of collectives that failed together, the rank can submit only one: submitting it removes the rank's other
+  // error. If several collectives failed together, the rank can submit only one of them, which removes its other
   // tombstones of the same `failure`.
   struct Tombstone {
     int rank;
@@ -118,7 +118,7 @@ class Coordinator {
   void Match(Entries::iterator at);
   // Takes the oldest request of `rank`, which has one.
   Waiting Take(Entry& entry, int rank);
-  // Assigns an id (known_collectives.h) to what all ranks have announced alike for the second time.
+  // Assigns an id (known_collectives.h) to a collective that all ranks have announced identically for the second time.
   void AssignId(const std::vector<Submission>& all, Decision* decision);
   // Decides every collective that has become complete or impossible. Entries may be erased.
   void MatchAll();
@@ -132,8 +132,8 @@ class Coordinator {
   void Fail(Entries::iterator at, const Status& status);
   // Each of `late` gets `decision` if it still submits the collective.
   void AddTombstones(const std::vector<int>& late, const Decision& decision, double now, uint64_t failure);
-  // coordinator_steps.cc. Fails what is waiting of the steps in failing_, and remembers them as failed. Entries may be
-  // erased.
+  // coordinator_steps.cc. Fails the waiting requests of the steps in failing_, and remembers these steps as failed.
+  // Entries may be erased.
   void FailSteps();
   // Fails an announcement of a failed step; false: its step has not failed.
   bool FailIfStepFailed(int rank, const std::string& name, uint64_t step);
@@ -150,7 +150,7 @@ class Coordinator {
   // Fails the collectives of ranks that wait for one another in different ones.
   void FailDeadlocked(double now);
   std::vector<WaitSet> WaitSets(double now) const;
-  // Removes the wait sets of which a collective may yet complete.
+  // Removes the wait sets in which a collective may still complete.
   void KeepDeadlocked(std::vector<WaitSet>* sets) const;
   // Whether the rank is known to do nothing but wait. Asks the rank if necessary.
   bool IsIdle(int rank, double now);
@@ -171,7 +171,7 @@ class Coordinator {
   const double deadline_s_;
   Entries waiting_;
   KnownCollectives known_;
-  std::unordered_set<uint64_t> seen_;  // hashes of what came once
+  std::unordered_set<uint64_t> seen_;  // hashes of collectives that came once
   mutable uint64_t ranks_looked_at_ = 0;
   std::vector<bool> left_;
   std::set<int> ranks_left_;
@@ -199,18 +199,18 @@ std::string Label(const Announcement& announcement);
 // Why it fails when rank `rank` has left.
 Status HasLeft(const Announcement& announcement, int rank, const RankLocations& locations);
 
-// Compares the submissions of one collective, in the order of the ranks, at least one. OK when they agree; else its
-// message names every field that differs, the ranks on each side and both values.
+// Compares the submissions of one collective, in the order of the ranks; there is at least one. Returns OK if they
+// agree, else a message that names every field that differs, the ranks on each side and both values.
 Status Mismatch(const std::vector<Submission>& submissions);
 
 // splits.cc, for an all_to_all. Whether all `splits` are 0 or more and add up to `rows`.
 bool SplitsAreValid(const int64_t* splits, size_t num_splits, uint64_t rows);
-// For an all_to_all on which ranks otherwise agree. OK when every rank's splits are valid; else its message names the
-// ranks where they are not, and the values.
+// For an all_to_all on which ranks otherwise agree. Returns OK if every rank's splits are valid, else a message that
+// names the ranks with invalid splits, and their values.
 Status WrongSplits(const std::vector<Submission>& submissions);
-// One verdict per rank: `decision` with the rows that the rank receives from each. That is P numbers to each of P
-// ranks, where one message for all would carry P * P to each. Rank 0, which delivers them, comes last, because it
-// starts the collective at once. REQUIRES: submissions of all ranks, in rank order, whose splits are valid.
+// Returns one verdict per rank: `decision` with the rows that the rank receives from each rank. So each of P ranks gets
+// P numbers, while one message for all ranks would have P * P. Rank 0, which delivers the verdicts, comes last, because
+// it starts the collective at once. REQUIRES: submissions of all ranks, in rank order, whose splits are valid.
 std::vector<Verdict> AllToAllVerdicts(const Decision& decision, const std::vector<Submission>& submissions);
 
 }  // namespace ddl

@@ -1,9 +1,9 @@
 // Detects deadlocks: ranks that wait for one another in different collectives, none of which can complete.
 //
 // A rank that waits in the collective X cannot submit another one before X ends if its main thread is blocked in X, or
-// if its process is known to be idle: then no thread is left that could submit anything. Of several such ranks, a
-// collective that one of them waits in and another has not submitted never completes. Ranks that compute, or whose
-// state is unknown, prove nothing, however long they take.
+// if its process is known to be idle, because then no thread is left that could submit anything. If one such rank waits
+// in a collective that another such rank has not submitted, the collective never completes. Ranks that compute, or
+// whose state is unknown, prove nothing, however long they take.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -20,8 +20,8 @@ namespace {
 constexpr double kLookSeconds = 0.2;
 // The pause only gives time to a rank that is between two calls from other threads.
 constexpr double kBlockedGraceSeconds = 1.0;
-// How long a rank must have been idle. It is asked when its collectives have not changed for a while; its second reply
-// has the time since the first in which nothing has happened.
+// How long a rank must have been idle. It is asked when its collectives have not changed for a while. Its second reply
+// has the idle time since the first reply.
 constexpr double kIdleSeconds = 4.0;
 constexpr double kSettledSeconds = 1.0;
 constexpr double kAskAgainSeconds = kIdleSeconds + 0.2;
@@ -90,7 +90,7 @@ size_t Coordinator::NumWaiting(int rank) const {
 bool Coordinator::IsIdle(int rank, double now) {
   if (!PositionsKnown({rank}, now - kAskAgainSeconds, now)) return false;
   const PositionReport& report = position_reports_[static_cast<size_t>(rank)];
-  // Else something that it has submitted is not here yet, or has been decided and runs.
+  // Otherwise a request that it has submitted has not arrived yet, or was decided and is running.
   return report.last && report.position.idle_s >= kIdleSeconds && report.position.pending == NumWaiting(rank);
 }
 
@@ -132,7 +132,7 @@ void Coordinator::FailDeadlocked(double now) {
   message +=
       ". None of these can complete, because each waits for a rank that waits in another. Every rank must run the same "
       "script, build the same model and have as many batches.";
-  // Ranks that wait in none of these may still submit one; the others get their verdict now.
+  // Ranks that wait in none of these collectives may still submit one. The others get their verdict now.
   ++num_failures_;
   for (const std::string& name : names) {
     const auto at = waiting_.find(name);

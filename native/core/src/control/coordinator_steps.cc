@@ -54,7 +54,7 @@ void Coordinator::FailSteps() {
 
 bool Coordinator::FailIfStepFailed(int rank, const std::string& name, uint64_t step) {
   if (step == 0 || failed_steps_.empty()) return false;
-  // A verdict is for the oldest request of its name: one of another step that still waits must be left alone.
+  // A verdict is for the oldest request of its name, so a waiting request of another step must be left alone.
   const auto at = waiting_.find(name);
   if (at != waiting_.end() && !at->second.by_rank[static_cast<size_t>(rank)].empty()) return false;
   const auto failed = failed_steps_.find({rank, step});

@@ -1,4 +1,4 @@
-// How the coordinator handles missing ranks: which ranks it asks, what it reports, and when it fails a collective.
+// The coordinator's handling of missing ranks: which ranks it asks, what it reports, and when it fails a collective.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -129,7 +129,7 @@ std::string Coordinator::DescribePositions(const std::vector<int>& ranks) const 
     } else if (!report.position.where.empty()) {
       facts.push_back("is at " + report.position.where);
     }
-    // The collective it waits in instead: that of its main thread, if it waits in one.
+    // The collective in which it waits instead; if its main thread waits in one, that one.
     const Announcement* elsewhere = nullptr;
     for (const auto& [name, entry] : waiting_) {
       const auto& queue = entry.by_rank[static_cast<size_t>(rank)];

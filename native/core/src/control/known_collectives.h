@@ -1,7 +1,7 @@
-// KnownCollectives: collectives that come again and again, and the short ids by which ranks and coordinator then name
-// them. When all ranks have announced exactly the same for the second time, the coordinator's decision assigns an id,
-// which every rank keeps. From then on an announcement is 13 bytes. What comes once, such as a collective of a numbered
-// name, takes no id.
+// KnownCollectives: collectives that are repeated, and the short ids by which ranks and coordinator then name them.
+// When all ranks have announced exactly the same collective for the second time, the coordinator's decision assigns an
+// id, which every rank keeps. From then on an announcement is 13 bytes. A collective that comes once, such as one with
+// a numbered name, takes no id.
 #ifndef KERAS_DDL_CORE_CONTROL_KNOWN_COLLECTIVES_H_
 #define KERAS_DDL_CORE_CONTROL_KNOWN_COLLECTIVES_H_
 
@@ -15,7 +15,7 @@
 
 namespace ddl {
 
-// All of an announcement but its step, as bytes.
+// Returns an announcement without its step, as bytes.
 std::string ContentsOf(const Announcement& announcement);
 
 class KnownCollectives {

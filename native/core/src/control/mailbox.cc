@@ -6,7 +6,7 @@
 namespace ddl {
 namespace {
 
-// In the length of a piece: another piece of the message follows.
+// A flag in the length of a piece: another piece of the message follows.
 constexpr uint32_t kMorePieces = 1u << 31;
 
 void RingCopyIn(Mailbox& box, uint64_t at, const void* from, size_t bytes) {

@@ -31,7 +31,7 @@ bool MailboxPut(Mailbox& box, const MailboxPiece& piece);
 // Appends what has arrived of the oldest message to `message`; true when it is complete.
 bool MailboxTake(Mailbox& box, std::string* message);
 
-// Those of one rank.
+// The mailboxes of one rank.
 struct Mailboxes {
   Mailbox to_coordinator;
   Mailbox from_coordinator;

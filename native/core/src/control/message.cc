@@ -11,7 +11,7 @@
 namespace ddl {
 namespace {
 
-// In the number of values: one follows, which is that of all.
+// A flag in the number of values: only one value follows, because all are equal.
 constexpr uint32_t kAllEqual = 1u << 31;
 // Between the parts of a Position.
 constexpr char kUnitSeparator = '\x1f';
@@ -37,7 +37,7 @@ class Writer {
     for (const T& value : values) Put(value);
     return *this;
   }
-  // One value where all are equal.
+  // Writes one value if all are equal.
   Writer& PutAlike(const std::vector<uint64_t>& values) {
     const auto differs = [&](uint64_t value) { return value != values[0]; };
     if (values.size() < 2 || std::any_of(values.begin(), values.end(), differs)) return Put(values);

@@ -1,9 +1,8 @@
 // The messages of the control plane and their encoding.
 //
-// Every collective is announced to the coordinator (rank 0) by each rank with an Announcement; when all have arrived,
-// the coordinator answers every rank with one Decision. Decisions are executed in the order in which they were made,
-// which is the same on all ranks. That order, not the order of submission, is what makes matching by name free of
-// deadlocks.
+// Each rank announces every collective to the coordinator (rank 0) with an Announcement. When all have arrived, the
+// coordinator answers every rank with one Decision. Ranks execute Decisions in the order in which they were made, which
+// is the same on all ranks. This order, unlike the order of submission, makes matching by name free of deadlocks.
 #ifndef KERAS_DDL_CORE_CONTROL_MESSAGE_H_
 #define KERAS_DDL_CORE_CONTROL_MESSAGE_H_
 
@@ -19,12 +18,12 @@
 
 namespace ddl {
 
-// Longest text a message carries; longer ones are truncated with an ellipsis.
+// The longest texts in messages; longer texts are truncated with an ellipsis.
 constexpr size_t kMaxName = 1023;
 constexpr size_t kMaxDetail = 1023;
 constexpr size_t kMaxError = 6000;
 
-// "I am ready for this collective": all that ranks must agree on, and what an error shows.
+// "I am ready for this collective", with all facts that ranks must agree on, and details for errors.
 struct Announcement : Terms {
   uint64_t step = 0;            // differs between ranks
   std::vector<int64_t> splits;  // DDL_ALL_TO_ALL: rows for each rank; differ between ranks
@@ -32,20 +31,20 @@ struct Announcement : Terms {
   std::string detail;
 };
 
-// What every rank does next with the oldest request of `name`; without a name, with its join.
+// Tells every rank what to do next with its oldest request of `name`, or with its join if there is no name.
 struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
-  std::string name;        // empty where there is an id instead
+  std::string name;        // empty if there is an id instead
   std::string message;
-  FailedRanks ranks;           // that `message` names
-  std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank; DDL_ALL_TO_ALL: those it sends to this rank
+  FailedRanks ranks;           // the ranks that `message` names
+  std::vector<uint64_t> rows;  // DDL_ALL_GATHER: each rank's rows; DDL_ALL_TO_ALL: its rows for this rank
   int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
-  // Ranks that take part without a request of their own, because they have joined, and what the others have submitted.
+  // Ranks that take part without their own request, because they have joined, and the request of the others.
   std::vector<int32_t> joined;
   std::optional<Announcement> submitted;  // set if any rank has joined
   std::optional<Scheme> scheme;           // DDL_ALL_REDUCE at an inline rendezvous: see ShmAllReduce; not sent
-  uint32_t id = 0;                        // of known_collectives.h; 0: none
-  bool gives_id = false;                  // `id` stands for what this request has announced from now on, on all ranks
+  uint32_t id = 0;                        // see known_collectives.h; 0: none
+  bool gives_id = false;                  // from now on `id` stands for this request's announcement, on all ranks
   double agreed = 0;                      // when it arrived here, if a trace is being written; not sent
 
   Status status() const { return {code, message, ranks}; }
@@ -62,7 +61,7 @@ struct Position {
   double idle_s = 0;     // how long its process has certainly done nothing but wait
   uint64_t pending = 0;  // its requests that wait, or are under way
 
-  // As text; what ddl_reply_position takes is the same without `pending`.
+  // Converts to and from text. The text that ddl_reply_position takes is the same without `pending`.
   std::string Encode() const;
   static Position Decode(const std::string& text);
 };

@@ -1,4 +1,4 @@
-// DescribeMismatch: how ranks' disagreement is reported.
+// DescribeMismatch: the report of a disagreement between ranks.
 #include <set>
 #include <string>
 #include <vector>

@@ -1,4 +1,5 @@
-// The splits of an all_to_all. Only the coordinator knows those of every rank.
+// Checks the splits of an all_to_all, and tells each rank how many rows it receives. Only the coordinator knows every
+// rank's splits.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -9,7 +10,7 @@
 namespace ddl {
 
 bool SplitsAreValid(const int64_t* splits, size_t num_splits, uint64_t rows) {
-  uint64_t left = rows;  // counted down: a sum of wrong splits may be beyond 64 bits
+  uint64_t left = rows;  // counted down, because a sum of wrong splits may overflow 64 bits
   for (size_t i = 0; i < num_splits; ++i) {
     if (splits[i] < 0 || static_cast<uint64_t>(splits[i]) > left) return false;
     left -= static_cast<uint64_t>(splits[i]);

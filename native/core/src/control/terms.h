@@ -1,5 +1,5 @@
-// Terms: what must be equal on all ranks in a collective. This is the only list of it, for what is compared at a
-// rendezvous, in a plan and by the coordinator, and for what an error names.
+// Terms: the values of a collective that must be equal on all ranks. This is the only list of them. A rendezvous, a
+// plan and the coordinator compare these values, and errors name them.
 #ifndef KERAS_DDL_CORE_CONTROL_TERMS_H_
 #define KERAS_DDL_CORE_CONTROL_TERMS_H_
 
@@ -14,7 +14,8 @@
 
 namespace ddl {
 
-// In Terms.flags, beside those of ddl_request: this rank's buffers lie on a device whose library is to run it.
+// A flag in Terms.flags, in addition to the flags of ddl_request: this rank's buffers are on a device whose library is
+// to run the collective.
 constexpr uint32_t kFlagByLibrary = 1u << 31;
 
 struct Terms {
@@ -36,7 +37,7 @@ constexpr bool HasFreeRows(uint32_t kind) { return kind == DDL_ALL_GATHER || kin
 constexpr bool Reduces(uint32_t kind) { return kind == DDL_ALL_REDUCE || kind == DDL_REDUCE_SCATTER; }
 constexpr bool HasData(uint32_t kind) { return kind != DDL_BARRIER; }
 
-// How a value reads in an error. `detail`: the caller's description of shapes or plan.
+// The text of a value in an error. `detail`: the caller's description of shapes or plan.
 std::string KindText(const Terms& terms, const std::string& detail);
 std::string DtypeText(const Terms& terms, const std::string& detail);
 std::string OpText(const Terms& terms, const std::string& detail);
@@ -53,7 +54,7 @@ std::string ToleranceText(const Terms& terms, const std::string& detail);
 struct Term {
   const char* name;
   int bits;                         // of `value`
-  uint64_t (*value)(const Terms&);  // what is compared; 0 where the kind does not read it
+  uint64_t (*value)(const Terms&);  // the value to compare; 0 if the kind does not use it
   std::string (*text)(const Terms&, const std::string& detail);
 };
 
@@ -85,8 +86,8 @@ inline constexpr Term kTerms[] = {
 };
 constexpr size_t kNumTerms = sizeof kTerms / sizeof kTerms[0];
 
-// All values of the list, the narrow ones together in the first word: with what else a rendezvous exchanges they fill
-// one cache line. That of the tolerance comes last.
+// All values of the list, with the narrow ones together in the first word and the tolerance last. Together with the
+// other values that a rendezvous exchanges they fill one cache line.
 constexpr size_t kTermWords = 6;
 using TermWords = std::array<uint64_t, kTermWords>;
 

@@ -128,7 +128,7 @@ Status Device::Run(const ddl_device_collective& collective, const DeviceEvent& a
   Status status = As(table_.run(table_.self, &collective, after.get()), "a collective");
   if (status.ok()) status = Finish(waiter, &event);
   if (status.ok()) return {};
-  // What runs there must not write to memory that the caller then has back.
+  // Running work on the device must not write to memory that the caller then has back.
   Disconnect(true);
   (void)event.Settle();
   return status;

@@ -1,4 +1,4 @@
-// Device: a ddl_device with Status and owners. Memory on it is only ever named here, never read.
+// Device: a ddl_device with Status and owners. Its memory is only passed on here, never read.
 #ifndef KERAS_DDL_CORE_DEVICE_DEVICE_H_
 #define KERAS_DDL_CORE_DEVICE_DEVICE_H_
 
@@ -34,11 +34,11 @@ class DeviceEvent {
 
   void* get() const { return event_; }
   void Forget();
-  // *done: whether it is. Not OK: the device has failed.
+  // *done: whether the event is done. Not OK: the device has failed.
   Status Test(bool* done);
   // Waits for the device with the health of `waiter`. `waits_for`: for messages.
   Status Wait(Waiter& waiter, const char* waits_for);
-  // Waits a second or two at most, whatever happens. False: it is not done, and memory that it stands for is in use.
+  // Waits for at most a second or two. False: the event is not done, and its memory is still in use.
   bool Settle();
 
  private:
@@ -56,7 +56,7 @@ class PinnedMemory {
 
   Status Reserve(Device& device, uint64_t bytes);
   void Release();
-  // It stays in use until the process ends.
+  // Keeps the memory until the process ends, because it stays in use.
   void Leak() { memory_ = nullptr; }
   char* data() const { return static_cast<char*>(memory_); }
 
@@ -90,8 +90,8 @@ class Device {
   Status Mark(void* stream, DeviceEvent* event);
   Status Copy(bool to_host, const DeviceEvent& after, const std::vector<ddl_device_copy>& copies, DeviceEvent* event);
 
-  // The library's, by one thread at a time. Connect: begins to. WaitUntilReady: *ready once the next call may follow,
-  // or not after `limit_s` (0: no limit). Run: COLLECTIVE, leaves the group when it fails.
+  // Functions of the library, for one thread at a time. Connect: begins to connect. WaitUntilReady: *ready is true once
+  // the next call may follow, or false after `limit_s` (0: no limit). Run: COLLECTIVE, leaves the group when it fails.
   Status Connect(int rank, int size);
   Status WaitUntilReady(Waiter& waiter, const char* what, double limit_s, bool* ready);
   Status Run(const ddl_device_collective& collective, const DeviceEvent& after, Waiter& waiter);

@@ -22,10 +22,10 @@
 namespace ddl {
 namespace {
 
-// How often waiting requests, other processes and deadlines are checked.
+// Seconds between checks of waiting requests, other processes and deadlines.
 constexpr double kCheckPendingSeconds = 0.02;
 constexpr double kCheckIdleSeconds = 0.1;
-// How long the thread spins for what is usually a microsecond away.
+// How long the thread spins before it sleeps, because work usually arrives within a microsecond.
 constexpr double kSpinSeconds = 20e-6;
 
 }  // namespace
@@ -36,7 +36,7 @@ Status CommunicationThread::Start() {
   std::promise<bool> go;
   try {
     thread_ = std::thread([this, start = go.get_future()]() mutable {
-      // A broken promise is a no: what follows here has thrown, for lack of memory.
+      // A broken promise counts as false: Start has thrown after the try block, for lack of memory.
       if (GuardMemory([&] { return start.get(); }, [](const std::exception&) { return false; })) Loop();
     });
   } catch (const std::system_error& failure) {
@@ -82,7 +82,7 @@ void CommunicationThread::Loop() {
   RankBlock& own = endpoint_.memory().own();
   const LifeLock alive(own);
   while (!endpoint_.submissions().stopped()) {
-    // Read before looking for work: what arrives later changes it, and Idle returns at once.
+    // Read before looking for work, because later arrivals change it and make Idle return at once.
     const uint32_t seen = BellCount(own);
     bool worked = queue_.TakeSubmissions();
     worked = queue_.TakeMessages() || worked;

@@ -13,7 +13,7 @@ namespace ddl {
 
 class CommunicationThread {
  public:
-  // `queue` is that of `endpoint`; both must outlive this.
+  // `queue` belongs to `endpoint`; both must outlive this.
   CommunicationThread(Endpoint& endpoint, Queue& queue) : endpoint_(endpoint), queue_(queue) {}
   ~CommunicationThread() { Close(); }
   CommunicationThread(const CommunicationThread&) = delete;
@@ -22,7 +22,7 @@ class CommunicationThread {
   // Starts it on every rank or on none. COLLECTIVE.
   Status Start();
   // Stops the submissions, lets the queue leave, ends the thread, and closes the endpoint. Closing again changes
-  // nothing. By one thread, which is not this.
+  // nothing. Only one other thread may call it.
   void Close();
 
  private:

@@ -29,7 +29,7 @@ void CoordinatedQueue::Add(std::unique_ptr<Request> request) {
                       {{endpoint_.rank(), DDL_RANK_NAMED}}});
     return;
   }
-  // A second join, as after a Ctrl-C in the first, waits with the one that is announced already.
+  // A second join, for example after a Ctrl-C in the first, waits with the join that was already announced.
   if (!HasJoined()) Announce(request->announcement);
   request->announced = Now();
   pending_[request->announcement.name].push_back(std::move(request));
@@ -62,7 +62,7 @@ void CoordinatedQueue::Handle(int peer, const std::string& bytes) {
         coordinator_->Leave(peer);
         break;
       }
-      // What rank 0 decided came before this message, and is finished first: see FailWithoutCoordinator.
+      // Rank 0's decisions came before this message, and are finished first: see FailWithoutCoordinator.
       coordinator_left_ = true;
       leave_reason_ = DecodeText(bytes);
       break;
@@ -92,14 +92,15 @@ bool CoordinatedQueue::Progress() {
 bool CoordinatedQueue::DeliverVerdicts() {
   if (coordinator_ == nullptr) return false;
   for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
-  // Before the verdicts are sent: a rank that has learned of a failure must not meet one that has not at a rendezvous.
+  // Stored before verdicts are sent, so that a rank that knows of a failure cannot meet one that does not at a
+  // rendezvous.
   const bool all_come_here = coordinator_->HasTombstones(Now()) || coordinator_->AnyJoined();
   OwnBlock(endpoint_.memory()).no_rendezvous.store(all_come_here ? 1 : 0, std::memory_order_relaxed);
   bool any = false;
   while (!outbox_.empty()) {
     SendVerdict();
-    // This rank starts a collective only when no message about it waits for room in a mailbox: nobody empties mailboxes
-    // during a collective, and this rank would wait for a rank that does not know of it.
+    // This rank starts a collective only when no message about it waits for room in a mailbox. Nobody empties mailboxes
+    // during a collective, so this rank would wait for a rank that does not know about the collective.
     if (!endpoint_.channel().Flush()) break;
     const Verdict& verdict = outbox_.front();
     if (std::find(verdict.ranks.begin(), verdict.ranks.end(), 0) != verdict.ranks.end()) Decided(verdict.decision);
@@ -147,14 +148,13 @@ void CoordinatedQueue::RunDecision(const Decision& decision) {
     return;
   }
   if (std::find(decision.joined.begin(), decision.joined.end(), endpoint_.rank()) != decision.joined.end()) {
-    // Unless an abort has overtaken the decision. A failure of the request alone is reported to those that submitted
-    // it.
+    // Not if an abort has overtaken the decision. If only the request fails, the ranks that submitted it report that.
     if (endpoint_.broken().ok()) (void)endpoint_.RunJoined(decision);
     return;
   }
   const bool by_id = coordinator_ == nullptr && decision.id != 0 && !decision.gives_id;
   const auto at = pending_.find(by_id ? known_.At(decision.id)->name : decision.name);
-  // Everything pending may have been failed by an abort that overtook the decision.
+  // An abort that overtook the decision may have failed all pending requests.
   if (at == pending_.end()) return;
   const std::unique_ptr<Request> request = std::move(at->second.front());
   at->second.pop_front();
@@ -241,7 +241,7 @@ void CoordinatedQueue::ExchangePositions() {
   if (!stack_position_.TakeReply(&reply)) return;
   Position position = Position::Decode(reply);
   position.pending = num_pending_;
-  // What was submitted there may yet fall back to this queue.
+  // Requests in the planned queue may still fall back to this queue.
   PlannedQueue* const planned = planned_.load(std::memory_order_acquire);
   if (planned != nullptr && planned->HasOutstanding()) position.idle_s = 0;
   SendPosition(MessageType::kPosition, position.Encode());
@@ -262,7 +262,7 @@ void CoordinatedQueue::SendPosition(MessageType type, const std::string& text) {
 int64_t CoordinatedQueue::SleepUs(double idle_s) const {
   const ControlChannel& channel = endpoint_.channel();
   if (num_pending_ == 0 && channel.Idle() && channel.NothingArriving()) return 100'000;
-  // Messages from other hosts do not ring the bell, nor does a mailbox that has room again.
+  // Neither messages from other hosts nor a mailbox that has room again ring the bell.
   return channel.NeedsPolling() || !channel.Idle() ? PollUs(idle_s) : 20'000;
 }
 

@@ -1,7 +1,7 @@
-// CoordinatedQueue: runs what was submitted in the order that the coordinator (rank 0) decides. Each rank announces its
-// requests; when all have announced a collective, the coordinator sends them the decision to run it, or why it fails.
+// CoordinatedQueue: runs requests in the order that the coordinator (rank 0) decides. Each rank announces its requests.
+// When all ranks have announced a collective, the coordinator sends them the decision to run it, or why it fails.
 //
-// A rank that has joined takes part in what the others submit, and submits nothing until all have joined.
+// A rank that has joined takes part in the other ranks' collectives, and submits none until all ranks have joined.
 #ifndef KERAS_DDL_CORE_ENGINE_COORDINATED_QUEUE_H_
 #define KERAS_DDL_CORE_ENGINE_COORDINATED_QUEUE_H_
 
@@ -49,7 +49,7 @@ class CoordinatedQueue : public Queue {
   static constexpr const char* kJoin = "";
 
   void Announce(const Announcement& announcement);
-  // Rank 0: sends what the coordinator has decided to the other ranks, and to this one.
+  // Rank 0: sends the coordinator's decisions to the other ranks, and to this one.
   bool DeliverVerdicts();
   // Sends the first of the outbox, once, to the ranks that have not left.
   void SendVerdict();

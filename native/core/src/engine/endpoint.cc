@@ -101,7 +101,7 @@ bool Endpoint::TakeMessages(const std::function<void(int peer, const std::string
   return !received.empty();
 }
 
-// During a collective messages stay unread, and a kLeave may be among them: they are read now and handled later.
+// During a collective messages stay unread, and a kLeave may be among them. So they are read here and handled later.
 bool Endpoint::HasLeft(int rank) {
   if (left(rank)) return true;
   if (!channel_.Poll(&deferred_messages_).ok()) return false;

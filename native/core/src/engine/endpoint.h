@@ -1,7 +1,7 @@
 // Endpoint: one rank's end of a communicator: its transport and shared memory, the failure detection, and collectives
-// over them, one at a time. In which order is decided by queue.h.
+// over them, one at a time. queue.h decides their order.
 //
-// Used by one communication thread, which owns the transport, and by a calling thread while that is inside
+// Used by one communication thread, which owns the transport, and by a calling thread while it is inside
 // (submissions.h). Methods that other threads may call are marked.
 #ifndef KERAS_DDL_CORE_ENGINE_ENDPOINT_H_
 #define KERAS_DDL_CORE_ENGINE_ENDPOINT_H_
@@ -34,7 +34,7 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // Destroys the transport, once. REQUIRES: Drain, where anything was sent.
+  // Destroys the transport, once. REQUIRES: Drain, if anything was sent.
   void Close();
 
   int rank() const { return transport_.rank; }
@@ -58,58 +58,59 @@ class Endpoint {
   // Marks the calling thread as a communication thread, for Health and warnings. Once per thread.
   static void EnterCommunicationThread();
 
-  // COLLECTIVE. Runs a request, or this rank's part in one of others after it has joined, and returns its status. When
-  // the ranks fall out of step the communicator breaks.
+  // COLLECTIVE. Runs a request, or if this rank has joined, its part in another rank's request. Returns its status. If
+  // the ranks fall out of step, the communicator breaks.
   Status Run(const Request& request, const Decision& decision);
   Status RunJoined(const Decision& decision);
 
-  // Calls `handle` with each control message that has arrived, but acts on aborts itself. False: none has.
+  // Calls `handle` with each control message that has arrived, except aborts, which it handles itself. Returns whether
+  // any has arrived.
   bool TakeMessages(const std::function<void(int peer, const std::string& bytes)>& handle);
   // Rank `rank` has announced that it leaves.
   void MarkLeft(int rank) { left_[static_cast<size_t>(rank)] = true; }
   bool left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
-  // endpoint_health.cc. Not OK: a rank is lost, or the communicator is broken or stopped. To be called many times a
-  // second, also while a collective runs: it shows the others that this rank is alive. On a calling thread: what
-  // OnCallingThread has set.
+  // endpoint_health.cc. Not OK: a rank is lost, or the communicator is broken or stopped. Call it many times a second,
+  // also while a collective runs, because it shows the other ranks that this rank is alive. On a calling thread it
+  // returns the `health` of OnCallingThread.
   Status Health();
-  // The same of the other ranks of this host alone. On the communication thread.
+  // Like Health, but checks only the other ranks of this host. On the communication thread.
   Status CheckPeers() { return peer_watch_.Check(); }
-  // While a calling thread is inside it waits with this `health`, and is named by `running` in warnings.
+  // While a calling thread is inside, it waits with this `health`, and warnings name its collective by `running`.
   void OnCallingThread(std::function<Status()> health, std::function<std::string()> running);
   // DDL_NOT_FOUND when this communicator was stopped a while ago and a collective still runs. Any thread.
   Status CheckStopped() const;
 
-  // Once not OK, every request fails with it.
+  // If not OK, every request fails with this status.
   const Status& broken() const { return broken_; }
-  // Gives the communicator up on all ranks: notifies them, and calls OnBroken. Only the first time.
+  // Breaks the communicator on all ranks: notifies them, and calls the function of OnBroken. Only the first call acts.
   void Break(const Status& status);
-  // On this rank only, without calling OnBroken.
+  // Breaks the communicator on this rank only, without calling the function of OnBroken.
   void SetBroken(const Status& status) { broken_ = status; }
   void OnBroken(std::function<void(const Status&)> fail) { on_broken_ = std::move(fail); }
-  // Shows the ranks of the group, and a calling thread, that this one has broken, and why. Only the first time: they
-  // may read why at any time from then on.
+  // Shows the ranks of the group, and a calling thread, that this rank has broken, and why. Only the first call counts,
+  // because they may read the reason at any time from then on.
   void PublishBroken(const Status& status);
   void PublishLeft();
 
   void Warn(const std::string& message) const;
   // Whether this rank is the one that warns for all of its group that wait: usually the lowest.
   bool WarnsForGroup(double seconds);
-  // The ranks that show no sign of life, for people; "" for none. `ranks`: receives them, too; may be NULL.
+  // Describes the ranks that show no sign of life, for messages; "" for none. `ranks`: also receives them; may be NULL.
   std::string DescribeSuspects(FailedRanks* ranks = nullptr) const;
-  // The same status, with the suspects if a collective made no progress.
+  // Returns `status`, and adds DescribeSuspects if a collective made no progress.
   Status WithSuspects(const Status& status) const;
   // " It fails after 300 s."; "" without a deadline.
   std::string DescribeDeadline() const;
 
-  // Sends what is queued, for a while, then cancels messages in flight. Required before Close.
+  // Sends queued messages for a while, then cancels messages in flight. Required before Close.
   void Drain();
 
  private:
   Endpoint(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
            RankLocations locations, const std::vector<int>& group);
   bool HasLeft(int rank);
-  // As the other ranks see it: one that was stopped is lost to them.
+  // Returns the status for the other ranks: for them, a rank that was stopped is lost.
   Status ForOthers(const Status& status) const;
   double WarnStalled(const std::string& waits_for, double seconds);
   template <typename Execute>

@@ -102,10 +102,10 @@ void Engine::Submit(const ddl_request& from, bool result_on_host) {
   lane->queue.Submit(std::move(request));
 }
 
-// What the device's library is not going to run is copied to the host while it waits for its turn.
+// Copies a request's data to the host while it waits for its turn, unless the device's library is going to run it.
 void Engine::Stage(std::shared_ptr<Device> device, const ddl_request& from, Request* request) const {
   const DeviceLibrary::State state = device->library().state;
-  // The same on all ranks, whether or not they know already that the library could not connect.
+  // The same on all ranks, even if only some know already that the library could not connect.
   const bool by_library = state != DeviceLibrary::kNone && LibraryCanRun(from, request->result_on_host, size());
   if (by_library) request->announcement.flags |= kFlagByLibrary;
   request->staging = std::make_shared<Staging>(std::move(device), from.stream);
@@ -118,7 +118,7 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (lane != nullptr && lane->queue.HasSmall()) return 0;
   const int ran = coordinated_.inline_path.TryRun(request, patience_us);
   if (ran != 0 && lane != nullptr) {
-    // It ran, whatever happens here. A run of the plan that lacks the marker falls back to the coordinator.
+    // The request has run in any case. A run of the plan without the marker falls back to the coordinator.
     (void)Completes([&] { lane->queue.Skip({request.plan, request.plan_run, request.plan_index, request.plan_size}); });
   }
   return ran;

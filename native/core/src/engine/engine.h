@@ -1,13 +1,13 @@
-// Engine: one rank's end of a communicator. A request goes one of three ways:
+// Engine: one rank's end of a communicator. A request takes one of three paths:
 //
-//   inline_path.h        the calling threads run it themselves, where those of all ranks meet in shared memory
-//   planned_queue.h      it has a place in a plan, whose order all ranks follow
-//   coordinated_queue.h  anything else: rank 0 decides when it runs, on all ranks
+//   inline_path.h        the calling threads of all ranks meet in shared memory and run it themselves
+//   planned_queue.h      it has a place in a plan, and all ranks follow the plan's order
+//   coordinated_queue.h  any other request: rank 0 decides when all ranks run it
 //
-// What lies on a device goes the last two ways, with a Staging (staging.h).
+// A request on device memory takes one of the last two paths, with a Staging (staging.h).
 //
-// Each queue has an endpoint (endpoint.h: transport, memory, watch over the others) and a communication thread of its
-// own. What cannot go the first two ways falls back to the third.
+// Each queue has its own communication thread and its own endpoint (endpoint.h: transport, memory, watch over the other
+// ranks). A request that cannot take the first two paths falls back to the third.
 #ifndef KERAS_DDL_CORE_ENGINE_ENGINE_H_
 #define KERAS_DDL_CORE_ENGINE_ENGINE_H_
 
@@ -32,22 +32,22 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Where it throws, for lack of memory, `done` was not called and is not going to be.
-  // `result_on_host`: see Request.
+  // If it throws, for lack of memory, `done` was not called and will not be. `result_on_host`: see Request.
   void Submit(const ddl_request& request, bool result_on_host = false);
-  // This rank's device, once, and whether the ranks use its library, in the state that all have agreed on. Any thread.
+  // Sets this rank's device in the state that all ranks have agreed on, including whether they use its library. Call it
+  // once. Any thread.
   void SetDevice(std::shared_ptr<Device> device) { std::atomic_store(&device_, std::move(device)); }
   std::shared_ptr<Device> device() const { return std::atomic_load(&device_); }
   // See ddl_try_run.
   int TryRun(const ddl_request& request, uint32_t patience_us);
   // Adds the queue that follows plans. COLLECTIVE, once; owns the transport as Create does.
   Status AddLane(const ddl_transport& transport, const ddl_options& options);
-  // Leaves in an orderly way; see ddl_close. Submit refuses everything from then on.
+  // Leaves in an orderly way (see ddl_close). Submit refuses every request from then on.
   void Close();
   // See ddl_wait_for_position_query and ddl_reply_position.
   StackPosition& stack_position() { return coordinated_.queue.stack_position(); }
   void OnPositionKnown() { coordinated_.endpoint->submissions().Ring(); }
-  // Whether any request but planned ones has not ended yet. Any thread.
+  // Whether any request that is not planned has not ended yet. Any thread.
   bool HasOutstanding() { return coordinated_.endpoint->submissions().HasOutstanding(); }
 
   int rank() const { return coordinated_.endpoint->rank(); }
@@ -78,13 +78,13 @@ class Engine {
   // nullptr: there is no planned queue.
   Planned* planned() const { return running_planned_.load(std::memory_order_acquire); }
   void Stage(std::shared_ptr<Device> device, const ddl_request& from, Request* request) const;
-  // Whether this is a forked child of the process that made this: it must not touch memory shared with other ranks.
+  // Whether this process is a forked child of the engine's process, and must not touch memory shared with other ranks.
   bool Forked() const;
 
   Coordinated coordinated_;
   std::unique_ptr<Planned> planned_;
-  std::atomic<Planned*> running_planned_{nullptr};  // the same, once it runs
-  std::shared_ptr<Device> device_;                  // atomic
+  std::atomic<Planned*> running_planned_{nullptr};  // planned_ once it runs
+  std::shared_ptr<Device> device_;                  // accessed atomically
   std::string description_;
   uint32_t forks_at_creation_ = 0;
 };

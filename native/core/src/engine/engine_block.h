@@ -17,7 +17,7 @@ struct RendezvousRecord {
   uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (shm/scheme.h)
 };
 
-// What a rank runs next of a plan, or the posts of several ranks combined; see plan_lane.h.
+// The collective of a plan that a rank runs next, or the posts of several ranks combined; see plan_lane.h.
 struct PlanPost {
   uint64_t equal;    // 0: a rank has nothing to run, or they differ
   uint64_t number;   // of the run; the largest
@@ -29,9 +29,10 @@ constexpr size_t kEagerBytes = 64 * 1024;
 
 // Zero is a valid initial state of every field.
 struct EngineBlock {
-  // Requests of this rank that were submitted and have not ended: while there are any, it takes part in no rendezvous.
+  // Requests of this rank that were submitted and have not ended. While there are any, it takes part in no rendezvous.
   alignas(64) std::atomic<uint32_t> outstanding;
-  // Requests with small data that wait in this rank's plan: meanwhile it comes to no rendezvous, either.
+  // Requests with small data that wait in this rank's plan. While there are any, it takes part in no rendezvous,
+  // either.
   std::atomic<uint32_t> small_planned;
   // In rank 0's block: set while the coordinator remembers collectives that failed without some rank, and while some
   // rank has joined. A rendezvous would never complete then.
@@ -40,8 +41,8 @@ struct EngineBlock {
   alignas(64) std::atomic<uint64_t> rendezvous;
   alignas(64) RendezvousRecord records[2];
   alignas(64) char eager[2][kEagerBytes];
-  // Rounds in which this rank has posted, and the last two posts. In the leader's block, where there are several
-  // groups: rounds that it knows to have begun in other groups, rounds that have ended, and the last two outcomes.
+  // Rounds in which this rank has posted, and the last two posts. In the leader's block, if there are several groups:
+  // rounds that it knows to have begun in other groups, rounds that have ended, and the last two outcomes.
   alignas(64) std::atomic<uint64_t> plan_posted;
   std::atomic<uint64_t> plan_begun;
   std::atomic<uint64_t> plan_decided;

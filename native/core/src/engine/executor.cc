@@ -17,7 +17,7 @@
 namespace ddl {
 namespace {
 
-// How long the library may take to connect, and after how long ranks tell each other how far they are.
+// The library's time limit for connecting, and the interval at which ranks exchange whether it has connected.
 constexpr double kConnectSeconds = 120.0;
 constexpr double kConnectSliceSeconds = 0.1;
 constexpr double kLostRankSeconds = 2.0;
@@ -30,7 +30,7 @@ std::vector<Range> RowRanges(uint64_t rows, uint64_t row_count, int size) {
   return ranges;
 }
 
-// Consecutive ranges of so many rows each.
+// Consecutive ranges with the given numbers of rows.
 template <typename T>
 std::vector<Range> RangesOf(const std::vector<T>& rows, uint64_t row_count) {
   std::vector<Range> ranges;
@@ -42,7 +42,7 @@ std::vector<Range> RangesOf(const std::vector<T>& rows, uint64_t row_count) {
   return ranges;
 }
 
-// Allocates the request's output, for this many rows of each rank.
+// Allocates the request's output. `rows`: numbers of rows by rank.
 Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out) {
   *out = static_cast<char*>(request.allocate(request.user, rows.data(), static_cast<int>(rows.size())));
   const uint64_t count = RangesOf(rows, request.announcement.row_count).back().end;
@@ -100,7 +100,7 @@ Status Executor::RunWithMemory(const Request& request, const Decision& decision)
 
 Status Executor::RunOnDevice(const Request& request, const Decision& decision) {
   Staging& staging = *request.staging;
-  // A rank that has joined has no memory on a device: then the others' data passes through the host, too.
+  // A rank that has joined has no device memory, so all ranks send their data through the host.
   const bool all_submitted = decision.joined.empty();
   const std::vector<uint64_t>& rows = decision.rows;
   const bool equal_rows = std::all_of(rows.begin(), rows.end(), [&](uint64_t n) { return n == rows.front(); });
@@ -113,13 +113,13 @@ Status Executor::RunOnDevice(const Request& request, const Decision& decision) {
                      [&](const Request& on_host) { return RunWithMemory(on_host, decision); });
 }
 
-// Ranks agree on whether all of them could connect; else all go on without the library.
+// Ranks agree whether all of them could connect. If not, all continue without the library.
 Status Executor::ConnectLibrary(Device& device) {
   DeviceLibrary& library = device.library();
   const double start = Now();
   Status connected = device.Connect(transport_.rank, transport_.size);
   enum : int32_t { kDone, kUnderWay, kFailed } state = kUnderWay;
-  // A rank that waits in the library does not learn there of one that has failed.
+  // The library does not tell a waiting rank that another rank has failed.
   for (int32_t worst = kUnderWay; worst == kUnderWay;) {
     bool ready = false;
     if (connected.ok()) connected = device.WaitUntilReady(waiter_, "connecting", kConnectSliceSeconds, &ready);
@@ -156,7 +156,7 @@ Status Executor::RunByLibrary(const Request& request, const Decision& decision) 
                                          buffers.data()};
   Device& device = request.staging->device();
   const Status status = device.Run(collective, request.staging->ready(), waiter_);
-  // The library notices a rank that has died, but not which. The host finds out, too, within a moment.
+  // The library notices that a rank has died, but does not name it. The host's own checks name it a moment later.
   for (const double start = Now(); !status.ok() && Now() - start < kLostRankSeconds; usleep(kLostRankPollUs)) {
     DDL_RETURN_IF_ERROR(waiter_.Health());
   }
@@ -185,7 +185,7 @@ Status Executor::AllReduce(const Request& request, const View& in, const View& o
   return status;
 }
 
-// The sum of narrow integers need not fit where their mean does: summed as int64.
+// The sum of narrow integers may not fit into their type although their mean does, so they are summed as int64.
 Status Executor::IntegerMean(const View& in, const View& out, ddl_dtype dtype) {
   const size_t bytes = DtypeSize(dtype);
   std::vector<int64_t> wide(in.count());
@@ -223,7 +223,7 @@ Status Executor::CheckedAllReduce(const Request& request, const View& in, const 
   const auto dtype = static_cast<ddl_dtype>(a.dtype);
   std::vector<char> expected(in.bytes());
   const View expected_view(in.element_bytes(), expected.data(), in.count());
-  // First, because the own all-reduce may overwrite its input.
+  // The baseline runs first, because this all-reduce may overwrite its input.
   DDL_RETURN_IF_ERROR(PlainAllReduce(in, expected_view, dtype, static_cast<ddl_op>(a.op)));
   Request own = request;
   own.announcement.flags &= ~DDL_FLAG_CHECK;

@@ -1,5 +1,5 @@
-// Executor: runs one collective that all ranks have agreed on, whichever way: on a communication thread, or inline on a
-// calling thread.
+// Executor: runs one collective that all ranks have agreed on, either on a communication thread or inline on a calling
+// thread.
 #ifndef KERAS_DDL_CORE_ENGINE_EXECUTOR_H_
 #define KERAS_DDL_CORE_ENGINE_EXECUTOR_H_
 
@@ -25,9 +25,9 @@ class Executor {
       : transport_(transport), collectives_(collectives), waiter_(waiter), feedback_(feedback_bytes) {}
 
   // COLLECTIVE. After a failure the ranks are out of step and the communicator must be given up, except after
-  // DDL_DATA_LOSS (a failed `check`), which only this request gets, on every rank.
+  // DDL_DATA_LOSS (a failed `check`), with which only this request fails, on every rank.
   Status Run(const Request& request, const Decision& decision);
-  // The same on a rank that has joined: its part in what the others have submitted.
+  // The same on a rank that has joined: its part in a collective of the other ranks.
   Status RunJoined(const Decision& decision);
   // Returns and clears a warning about the collectives so far; "" for none.
   std::string TakeWarning() { return std::exchange(warning_, {}); }

@@ -1,6 +1,6 @@
 // Feedback: keeps the rounding errors of compressed sums, under a key, from one sum of the same tensors to the next
-// (error feedback; hierarchy/hierarchical_collectives.h: Compressed). Local to a rank: results are equal on all ranks
-// whatever each of them keeps. One thread at a time: the executor's.
+// (error feedback; hierarchy/hierarchical_collectives.h: Compressed). It is local to a rank: results are equal on all
+// ranks whatever each rank keeps. One thread at a time: the executor's.
 #ifndef KERAS_DDL_CORE_ENGINE_FEEDBACK_H_
 #define KERAS_DDL_CORE_ENGINE_FEEDBACK_H_
 
@@ -19,8 +19,8 @@ class Feedback {
   // The errors under `key` of sums of `count` elements; empty at first, and when the count has changed. Valid until the
   // next call.
   std::vector<float>* Find(const std::string& key, uint64_t count);
-  // Frees the least recently used until the rest is within the limit, but never the result of the last Find. Returns a
-  // warning when it first frees any, else "".
+  // Frees the least recently used entries until the rest is within the limit, but never the result of the last Find.
+  // Returns a warning the first time that it frees an entry, else "".
   std::string Trim();
 
  private:

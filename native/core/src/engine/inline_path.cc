@@ -21,15 +21,15 @@ namespace {
 
 // After this long, a rank that has outstanding requests is assumed not to come to the rendezvous.
 constexpr double kAbsentPatienceSeconds = 10e-6;
-// How often a running collective checks for an interrupt, and how long it then has to finish: one that makes progress
-// ends within this time, and is not broken by a Ctrl-C.
+// How often a running collective checks for an interrupt, and how long it then has to finish. A collective that makes
+// progress ends within this time, so Ctrl-C does not break it.
 constexpr double kInterruptCheckSeconds = 0.1;
 constexpr double kInterruptGraceSeconds = 1.0;
 
-// All-reduces whose data is eager: up to this many bytes of one rank, or of all together. Two ranks have a core each,
-// as a rule, and there the schemes that divide the work take half the time where cores are far apart (64 KB on an AMD
-// EPYC: 14 us, eager 25) and a tenth more where they are near (11 and 10). More ranks wait more often than eager data
-// costs them, where they share cores.
+// An all-reduce is eager up to this many bytes of one rank, or of all ranks together. Two ranks usually have a core
+// each. Then the schemes that divide the work take half the time if the cores are far apart (64 KB on an AMD EPYC: 14
+// us, eager 25 us) and a tenth more if they are near (11 us, eager 10 us). If more ranks share cores, waiting in these
+// schemes costs more than eager data.
 constexpr uint64_t kAlwaysEagerBytes = 16 * 1024;
 constexpr uint64_t kEagerBytesOfTwo = 24 * 1024;
 constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
@@ -37,8 +37,8 @@ constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
 RendezvousRecord RecordOf(const ddl_request& request) {
   RendezvousRecord record{};
   TermWords words = WordsOf(TermsOf(request));
-  // At a rendezvous `check` is never set, so its tolerance word is always 0: the name's hash takes its place. Names
-  // whose hashes collide still differ here wherever the collectives differ in anything else.
+  // At a rendezvous `check` is never set, so its tolerance word is always 0, and the name's hash takes its place. Even
+  // if the hashes of two names collide, the records differ if the collectives differ in anything else.
   words.back() ^= Hash(request.name);
   static_assert(sizeof words == sizeof record.must_agree);
   std::copy(words.begin(), words.end(), record.must_agree);
@@ -52,7 +52,7 @@ size_t SplitBytes(const ddl_request& request, int size) {
 
 }  // namespace
 
-// Every rank reads every rank's data, so the schemes that divide the work are faster from some size on.
+// With eager data every rank reads every rank's data, so from some size on the schemes that divide the work are faster.
 bool IsEager(const ddl_request& request, int size) {
   const uint64_t bytes = BytesOf(request);
   if (request.kind == DDL_ALL_REDUCE) {
@@ -75,8 +75,8 @@ InlinePath::InlinePath(Endpoint& endpoint)
 }
 
 bool InlinePath::CanRun(const ddl_request& request) const {
-  // A rank that joins waits until the others have no more data; the communication thread takes part meanwhile.
-  // What lies on a device waits for it, which would keep the calling thread.
+  // A rank that joins waits until the others have no more data; its communication thread takes part meanwhile. Data on
+  // a device would make the calling thread wait for the device.
   if (request.kind == DDL_JOIN || IsOnDevice(request)) return false;
   // An invalid request fails when it is submitted.
   if (endpoint_.memory().local_size() != endpoint_.size() || !Validate(request, endpoint_.size()).ok()) return false;
@@ -100,7 +100,7 @@ int InlinePath::TryRun(const ddl_request& request, uint32_t patience_us) {
   running_ = &request;
   interrupt_checked_at_ = 0;
   interrupted_since_ = 0;
-  // From here on the other ranks count on this one: what fails here fails the communicator, and is never just undone.
+  // From here on the other ranks count on this one, so an error cannot be undone and fails the communicator.
   Status status = agreed ? GuardedStatus([&] { return Run(request, eager); }) : Status();
   rendezvous_.Close();
   if (agreed && started > 0) {
@@ -119,11 +119,11 @@ int InlinePath::TryRun(const ddl_request& request, uint32_t patience_us) {
 void InlinePath::Publish(const ddl_request& request, bool eager) {
   RendezvousRecord& record = rendezvous_.record();
   record = RecordOf(request);
-  // An all_to_all has its splits where others have small data.
+  // An all_to_all puts its splits where other collectives put eager data.
   if (request.kind == DDL_ALL_TO_ALL) {
     std::memcpy(rendezvous_.eager(), request.splits, SplitBytes(request, endpoint_.size()));
   }
-  // Nothing else can be timed between the proposal and its use: see submissions.h.
+  // No other collective can be timed between the proposal and its use: see submissions.h.
   if (request.kind == DDL_ALL_REDUCE && request.op != DDL_ADASUM && !eager) {
     record.scheme = endpoint_.collectives().Propose(BytesOf(request)).Encode();
   }
@@ -177,7 +177,7 @@ Status InlinePath::Run(const ddl_request& request, bool eager) {
   own.Describe(request, endpoint_.size());
   Decision decision;
   if (HasFreeRows(request.kind)) decision.rows = RowsAtRendezvous(request);
-  // An integer mean is reduced in wider integers: not the bytes that the proposal was for.
+  // An integer mean is reduced in wider integers, so its size differs from that of the proposal.
   if (request.kind == DDL_ALL_REDUCE && request.op != DDL_ADASUM &&
       (request.op != DDL_MEAN || IsFloating(static_cast<ddl_dtype>(request.dtype)))) {
     decision.scheme = Scheme::Decode(rendezvous_.record_of(0).scheme);
@@ -210,7 +210,7 @@ Status InlinePath::RunEager(const ddl_request& request) {
 }
 
 Status InlinePath::Health() {
-  // The communication thread, which ends, waits for this thread. Before what it has published, which is for the others.
+  // First of all, because a communication thread that ends waits for this thread; what it publishes is for other ranks.
   DDL_RETURN_IF_ERROR(endpoint_.CheckStopped());
   const RankBlock& own = endpoint_.memory().own();
   if (own.state.load(std::memory_order_acquire) == kBroken) return DecodeReason(own.reason);

@@ -1,5 +1,5 @@
-// InlinePath: calling threads that run a collective themselves, at a rendezvous of all ranks' calling threads
-// (inline_rendezvous.h). Where all ranks share memory; without the communication threads or the coordinator.
+// InlinePath: if all ranks share memory, their calling threads run a collective themselves at a rendezvous
+// (inline_rendezvous.h), without the communication threads or the coordinator.
 #ifndef KERAS_DDL_CORE_ENGINE_INLINE_PATH_H_
 #define KERAS_DDL_CORE_ENGINE_INLINE_PATH_H_
 
@@ -13,8 +13,8 @@
 
 namespace ddl {
 
-// Whether a collective's data is sent with the rendezvous record of its rank, at most kEagerBytes. Equal on all ranks:
-// it follows from what must agree.
+// Whether each rank's data, at most kEagerBytes, is sent with its rendezvous record. Equal on all ranks, because it
+// depends only on values that must agree.
 bool IsEager(const ddl_request& request, int size);
 
 class InlinePath {
@@ -22,8 +22,8 @@ class InlinePath {
   // `endpoint`: that of the coordinated queue. It must outlive this.
   explicit InlinePath(Endpoint& endpoint);
 
-  // Any thread. Runs the request on it, waiting about `patience_us` for the other ranks to do the same. Returns what
-  // ddl_try_run does; 0 also when the communicator broke, which submitting the request then reports.
+  // Any thread. Runs the request on this thread, waiting about `patience_us` for the other ranks to do the same.
+  // Returns what ddl_try_run does; 0 also if the communicator broke, which submitting the request then reports.
   int TryRun(const ddl_request& request, uint32_t patience_us);
   // Any thread. Collectives that ran here.
   uint64_t num_run() const { return num_run_; }

@@ -6,9 +6,9 @@ namespace ddl {
 
 bool InlineRendezvous::Arrive() {
   const auto size = static_cast<uint64_t>(memory_.local_size());
-  // Acquires the records of those who came before, releases this one's to those who come after. The last opens the next
-  // rendezvous in the same instruction: were there a moment between, a rank could leave this one and come to a next one
-  // that is not open.
+  // Acquires the records of ranks that came before, and releases this rank's record to ranks that come after. The last
+  // rank opens the next rendezvous in the same instruction. Otherwise a rank could leave this rendezvous and come to
+  // the next one before it is open.
   uint64_t seen = word().load(std::memory_order_acquire);
   uint64_t next = 0;
   do {

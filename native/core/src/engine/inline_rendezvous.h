@@ -30,15 +30,15 @@ class InlineRendezvous {
   bool Arrive();
   // REQUIRES: arrived.
   bool Complete() const { return word().load(std::memory_order_acquire) >> 16 != number_; }
-  // Takes the arrival back; false when the rendezvous is complete after all.
+  // Takes the arrival back. Returns false if the rendezvous is complete after all.
   bool Withdraw();
 
   // REQUIRES: complete, and not yet Closed. Whether the records of all ranks are equal where they must be.
   bool Agreed() const;
   const RendezvousRecord& record_of(int local_rank) const { return BlockOf(memory_, local_rank).records[number_ % 2]; }
   const char* eager_of(int local_rank) const { return BlockOf(memory_, local_rank).eager[number_ % 2]; }
-  // This rank has read all it needs. Records and data are overwritten two rendezvous later, which nobody can complete
-  // before every rank has arrived at the next one: no further flag is needed.
+  // Called when this rank has read all that it needs. Records and data are overwritten two rendezvous later, which
+  // cannot complete before every rank has arrived at the next one, so no further flag is needed.
   void Close() { ++number_; }
 
  private:

@@ -1,5 +1,5 @@
-// NeutralRequest: stands in for the request that a rank which has joined does not submit: neutral data, and memory for
-// results that nobody reads.
+// NeutralRequest: replaces the request of a rank that has joined, with neutral data and memory for results that nobody
+// reads.
 #ifndef KERAS_DDL_CORE_ENGINE_NEUTRAL_REQUEST_H_
 #define KERAS_DDL_CORE_ENGINE_NEUTRAL_REQUEST_H_
 

@@ -33,7 +33,7 @@ PlanPost PostOf(const Request* request, uint64_t number) {
   post.what[0] = request->place.plan;
   post.what[1] = uint64_t{request->place.size} << 32 | request->place.index;
   const Announcement& a = request->announcement;
-  // Where rows are free they are not among the terms; by plan those of an all_gather must be equal on all ranks. An
+  // If rows are free, they are not among the terms, but in a plan those of an all_gather must be equal on all ranks. An
   // all_to_all with wrong splits differs from all others, so that the coordinator fails it on all ranks.
   if (a.kind == DDL_ALL_TO_ALL && !SplitsAreValid(a.splits.data(), a.splits.size(), a.rows)) post.equal = 0;
   post.what[2] = HashNumber(a.kind == DDL_ALL_GATHER ? a.rows : 0, Hash(a.name));
@@ -74,7 +74,8 @@ void PlanLane::Post(const Request* request, uint64_t number, double now) {
   posted_at_ = now;
   posted_request_ = request;
   posted_number_ = request == nullptr ? 0 : number;
-  // The last one wakes the others, which sleep until then. Of two that post at the same time at least one sees both.
+  // The last rank to post wakes the others, which sleep until then. If two post at the same time, at least one sees
+  // both.
   if (!GroupIsComplete()) return;
   for (int local = 0; local < memory_.local_size(); ++local) {
     if (local != memory_.local_rank()) RingBell(memory_.block(local));
@@ -104,7 +105,7 @@ PlanPost PlanLane::GroupsPost() const {
 
 Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* worked) {
   const double patience_s = suspended_ ? 0 : patience_s_;
-  if (suspended_ && !posted_) runs_.FallBackAll();  // what is posted may yet run, on all ranks
+  if (suspended_ && !posted_) runs_.FallBackAll();  // a posted request may still run, on all ranks
   runs_.FallBackIfStuck(now, patience_s);
   if (leaders_.size() > 1 && is_leader()) DDL_RETURN_IF_ERROR(Receive(worked));
   if (!posted_) {
@@ -227,7 +228,7 @@ void PlanLane::Resume() {
 
 bool PlanLane::HasLost() const {
   for (int local = 0; local < memory_.local_size(); ++local) {
-    // In this order: it posts, then leaves.
+    // Checked in this order, because the rank posts first and then leaves.
     if (memory_.block(local).state.load(std::memory_order_acquire) == kLeft &&
         BlockOf(memory_, local).plan_posted.load(std::memory_order_acquire) <= round_) {
       return true;

@@ -1,14 +1,15 @@
 // PlanLane: how ranks agree on what runs next by plan, without asking the coordinator. Part of a PlannedQueue, whose
 // endpoint carries its messages. No method blocks.
 //
-// Ranks agree in rounds. In each, a rank posts in the memory of its group what it runs next (plan, index, run, name,
-// all terms), as soon as it has that. When all ranks of the group have posted, and the leaders of the groups have
-// exchanged these posts (dissemination, ceil(log2(groups)) messages of 104 bytes from each; Hensgen, Finkel and Manber
-// 1988), every rank knows whether all posts were equal. If so, all run it. If not, the run of each falls back to the
-// coordinator, which matches by name and reports to every rank who differs in what. Nothing is sent to rank 0.
+// Ranks agree in rounds. In each round, a rank posts its next request (plan, index, run, name, all terms) in the memory
+// of its group, as soon as it has the request. When all ranks of the group have posted, and the leaders of the groups
+// have exchanged these posts (dissemination, ceil(log2(groups)) messages of 104 bytes from each; Hensgen, Finkel and
+// Manber 1988), every rank knows whether all posts were equal. If so, all ranks run the collective. If not, each rank's
+// run falls back to the coordinator, which matches by name and tells every rank which ranks differ in what. Nothing is
+// sent to rank 0.
 //
-// No round lasts long: some time after others have posted, a rank that has nothing to run posts an empty post, which is
-// equal to none.
+// No round lasts long: some time after others have posted, a rank that has nothing to run posts an empty post, which
+// never equals another one.
 #ifndef KERAS_DDL_CORE_ENGINE_PLAN_LANE_H_
 #define KERAS_DDL_CORE_ENGINE_PLAN_LANE_H_
 
@@ -36,14 +37,15 @@ class PlanLane {
 
   PlannedRuns& runs() { return runs_; }
   const PlannedRuns& runs() const { return runs_; }
-  // Takes the steps that need no waiting. *run: what all ranks run now, or nullptr. *worked: set if anything was done.
+  // Does everything that is possible without waiting. *run: the request that all ranks run now, or nullptr. *worked:
+  // set if anything was done.
   Status Progress(double now, std::unique_ptr<Request>* run, bool* worked);
-  // A rank has failed in its run of a plan, here or elsewhere: until Resume this rank waits for nobody, and its runs
-  // fall back.
+  // Called when a rank, this one or another, has failed in its run of a plan. Until Resume this rank waits for nobody,
+  // and its runs fall back.
   void Suspend() { suspended_ = true; }
-  // Nothing is pending on any rank. COLLECTIVE, before any of them submits anything else.
+  // Called when nothing is pending on any rank. COLLECTIVE, before any rank submits anything else.
   void Resume();
-  // Since when this rank has waited for others to post; 0: it does not.
+  // Since when this rank has waited for others to post; 0: it does not wait.
   double waits_since() const { return posted_ ? posted_at_ : 0; }
   const Request* posted() const { return posted_request_; }
   // Whether a rank of this group has left without posting: this round will never end.

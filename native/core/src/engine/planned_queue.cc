@@ -56,7 +56,7 @@ void PlannedQueue::Suspend() {
 
 void PlannedQueue::Resume() {
   suspended_ = false;
-  submissions_.SubmitMarker(std::make_unique<Request>(), true);  // before whatever is submitted from now on
+  submissions_.SubmitMarker(std::make_unique<Request>(), true);  // before all later submissions
 }
 
 void PlannedQueue::Add(std::unique_ptr<Request> request) {
@@ -160,7 +160,7 @@ void PlannedQueue::Close(const std::string& reason) {
 }
 
 void PlannedQueue::Fail(const Status& status) {
-  // What was submitted during the collective that failed must not wait for another deadline in the fallback.
+  // Requests submitted during the failed collective must not wait for another deadline in the fallback.
   TakeSubmissions();
   for (auto& request : lane_.runs().TakeAll()) Finish(*request, WithPendingRequest(status, request->announcement));
 }

@@ -1,8 +1,9 @@
-// PlannedQueue: runs the collectives of plans in the order of the plan, without asking rank 0. Ranks agree by what they
-// post (plan_lane.h); what does not follow its plan falls back to the coordinated queue of the same ranks.
+// PlannedQueue: runs the collectives of plans in the order of the plan, without asking rank 0. Ranks agree by posting
+// their next requests (plan_lane.h). Requests that do not follow their plan fall back to the coordinated queue of the
+// same ranks.
 //
-// Its endpoint, hence thread, memory and messages, are apart from those of the coordinated queue, so what is planned
-// and what the coordinator has decided never wait for each other.
+// Its endpoint (thread, memory and messages) is separate from the coordinated queue's, so that planned collectives and
+// collectives that the coordinator has decided never wait for each other.
 #ifndef KERAS_DDL_CORE_ENGINE_PLANNED_QUEUE_H_
 #define KERAS_DDL_CORE_ENGINE_PLANNED_QUEUE_H_
 
@@ -29,7 +30,7 @@ class PlannedQueue : public Queue {
   void Suspend();
   void Resume();
   bool HasOutstanding() { return submissions_.HasOutstanding(); }
-  // Any thread. Whether small data waits here, which must not be overtaken by later small data inline.
+  // Any thread. Whether small data waits here, which later small data must not overtake inline.
   bool HasSmall() const { return num_small_.load(std::memory_order_relaxed) > 0; }
   // Any thread. Collectives that have run here, and that fell back.
   uint64_t num_run() const { return num_run_; }
@@ -52,7 +53,7 @@ class PlannedQueue : public Queue {
  private:
   void CountSmall(int change);
   void FallBack(std::unique_ptr<Request> request);
-  // Some rank has left: what is submitted from now on falls back.
+  // Called when some rank has left. Requests that are submitted from now on fall back.
   void Close(const std::string& reason);
 
   Submissions& fallback_;

@@ -55,7 +55,7 @@ void PlannedRuns::Skip(const PlanPlace& place, double now) {
   Advance(now);
 }
 
-// Passes over what has run inline.
+// Skips collectives that have run inline.
 void PlannedRuns::Advance(double now) {
   while (!runs_.empty()) {
     Begin();

@@ -1,9 +1,9 @@
-// PlannedRuns: what a rank has submitted of plans, in the order in which the plans say it runs. A plan is the list of
-// collectives of a step, equal on all ranks; a run is one step. Pure logic, of one rank: plan_lane.h makes sure that
-// all ranks do the same.
+// PlannedRuns: the requests of plans that a rank has submitted, in the order in which the plans run them. A plan is the
+// list of collectives of a step, equal on all ranks; a run is one step. This is the pure logic of one rank; plan_lane.h
+// makes sure that all ranks do the same.
 //
-// Requests arrive in any order and wait here until those before them have run. A run that cannot go on falls back: its
-// requests, those that still arrive included, go to the coordinator, which matches by name.
+// Requests arrive in any order, and wait here until the requests before them have run. A run that cannot continue falls
+// back: its requests, including those that still arrive, go to the coordinator, which matches by name.
 #ifndef KERAS_DDL_CORE_ENGINE_PLANNED_RUNS_H_
 #define KERAS_DDL_CORE_ENGINE_PLANNED_RUNS_H_
 
@@ -28,21 +28,22 @@ class PlannedRuns {
   // The collective at `place` has run inline, on all ranks.
   void Skip(const PlanPlace& place, double now);
 
-  // The request that runs next if it has arrived, else nullptr. `*number`: of its run; ranks that have begun equally
-  // many runs give the same one the same number.
+  // The request that runs next if it has arrived, else nullptr. `*number`: the number of its run. Ranks that have begun
+  // equally many runs give the same run the same number.
   Request* Next(uint64_t* number);
-  // Takes what Next has returned.
+  // Takes the request that Next has returned.
   std::unique_ptr<Request> Take(double now);
-  // A round has ended without agreement: runs up to number `until` fall back, now or when they begin. `number`: the
-  // highest that a rank has posted. If this rank has `posted` a run, that run has this number from now on. If not, its
-  // run may come late, and is numbered then; or it never comes. It never does if a run of this rank has fallen back by
-  // its number since the last such round, and the rank is behind all the same: then it no longer waits for that run.
+  // Called when a round has ended without agreement. Runs up to number `until` fall back, now or when they begin.
+  // `number`: the highest number that a rank has posted. If this rank has `posted` a run, that run has this number from
+  // now on. If not, its run may come late, and is then numbered, or it never comes. It never comes if a run of this
+  // rank has fallen back by its number since the last such round, but the rank is still behind. Then it no longer waits
+  // for that run.
   void FallBackUntil(uint64_t until, uint64_t number, bool posted);
   // The first run falls back if its next request has not arrived for `patience_s`, though later ones have.
   void FallBackIfStuck(double now, double patience_s);
   void FallBackAll();
-  // From here on runs are numbered alike on all ranks that call this equally often, however many each has begun.
-  // REQUIRES: nothing waits.
+  // From now on, all ranks that have called this equally often number runs identically, however many runs each has
+  // begun. REQUIRES: nothing waits.
   void Renumber() {
     begun_ = ++renumbered_ << 32;
     fell_back_by_number_ = false;
@@ -76,7 +77,7 @@ class PlannedRuns {
   uint64_t renumbered_ = 0;
   uint64_t fall_back_until_ = 0;
   bool fell_back_by_number_ = false;  // since the last round without agreement
-  // Every request that fell back and has not ended has a copy: what comes later under the same names must not overtake
+  // Every request that fell back and has not ended has a copy, so that later requests of the same names do not overtake
   // it.
   std::shared_ptr<int> ticket_ = std::make_shared<int>(0);
 };

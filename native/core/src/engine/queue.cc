@@ -39,7 +39,7 @@ void Queue::Check() {
     if (CheckHealth()) CheckDeadlines();
     return;
   }
-  // When rank 0 leaves, a calling thread may be in a collective with the others: keep checking on it.
+  // When rank 0 leaves, a calling thread may be in a collective with other ranks, so keep checking on it.
   const Status health = submissions_.IsInside() ? endpoint_.Health() : Status();
   if (!health.ok()) endpoint_.PublishBroken(health);
 }
@@ -63,7 +63,7 @@ Status Queue::WithPendingRequest(const Status& status, const Announcement& annou
 int64_t Queue::PollUs(double idle_s) { return std::clamp<int64_t>(static_cast<int64_t>(idle_s * 1e6 / 8), 20, 500); }
 
 void Queue::Leave() {
-  // The other ranks need a calling thread that is in a collective. After a while it gives up by itself.
+  // The other ranks need a calling thread that is in a collective, so wait for it. It gives up after a while.
   while (submissions_.IsInside()) {
     (void)CheckHealth();
     usleep(kInlinePollUs);
@@ -78,14 +78,15 @@ void Queue::Leave() {
   }
   const std::string promised = DescribePromised();
   Fail(closed);
-  // The others may already be running what this rank has announced, and would wait for it.
+  // Other ranks may already be running a collective that this rank has announced, and would wait for this rank.
   if (!promised.empty()) {
     endpoint_.Break({DDL_UNAVAILABLE,
                      "rank " + std::to_string(endpoint_.rank()) + " has left while " + promised +
                          " was pending there (its process ended or called shutdown)",
                      {{endpoint_.rank(), DDL_RANK_LEFT}}});
   }
-  // A rank that leaves because another one has died, which only its lane may have noticed, must not be missed instead.
+  // Another rank has died, which perhaps only this rank's lane has noticed. This rank leaves because of that, and must
+  // not be reported as missing instead.
   const Status peers = endpoint_.CheckPeers();
   if (!peers.ok()) endpoint_.Break(peers);
   if (endpoint_.broken().ok()) {

@@ -1,5 +1,5 @@
-// Queue: decides in which order a communication thread runs what was submitted, the same on all ranks. Two kinds:
-// coordinated_queue.h, which asks rank 0, and planned_queue.h, which follows a plan.
+// Queue: decides in which order a communication thread runs requests, which is the same on all ranks. There are two
+// kinds: coordinated_queue.h asks rank 0, and planned_queue.h follows a plan.
 //
 // All methods run on the communication thread (communication_thread.h) unless a comment names other threads.
 #ifndef KERAS_DDL_CORE_ENGINE_QUEUE_H_
@@ -22,19 +22,19 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  // Takes what was submitted. False: nothing, or a calling thread is inside.
+  // Takes new requests. False: there are none, or a calling thread is inside.
   bool TakeSubmissions();
-  // Acts on the messages that have arrived. False: none has.
+  // Acts on the messages that have arrived. False: none has arrived.
   bool TakeMessages();
-  // Runs what can be run, without waiting for a rank that is not ready. False: nothing was done.
+  // Runs requests that can run, without waiting for a rank that is not ready. False: nothing was done.
   virtual bool Progress() = 0;
-  // Several times a second: whether the other ranks are alive, deadlines, and who must be warned. May break the
-  // communicator.
+  // Call it several times a second. It checks whether the other ranks are alive, checks deadlines, and warns. It may
+  // break the communicator.
   void Check();
-  // Leaves in an orderly way: fails what is pending, and notifies the others. The last call.
+  // Leaves in an orderly way: fails pending requests, and notifies the other ranks. The last call.
   void Leave();
 
-  // Whether anything was taken and has not ended.
+  // Whether any request was taken and has not ended.
   virtual bool AnyPending() const = 0;
   // Whether there is usually something to do within microseconds, so that spinning is worth it.
   virtual bool ExpectsSoon() const = 0;
@@ -61,7 +61,7 @@ class Queue {
   bool CheckHealth();
   // The status for a request that could not run: `status`, with the request named in the message.
   static Status WithPendingRequest(const Status& status, const Announcement& announcement);
-  // The sleep between two polls for messages that ring no bell: the longer, the longer nothing has happened.
+  // The sleep between two polls for messages that ring no bell. It grows while nothing happens.
   static int64_t PollUs(double idle_s);
 
   Endpoint& endpoint_;

@@ -24,7 +24,7 @@ Terms TermsOf(const ddl_request& request) {
       request.row_count, request.rows,  request.fingerprint, request.tolerance};
   for (uint32_t i = 0; i < request.num_buffers; ++i) {
     terms.count += request.buffers[i].count;
-    // Where one tensor ends and the next begins is part of the plan.
+    // The boundaries between tensors are part of the plan.
     if (Reduces(request.kind) && request.op == DDL_ADASUM) {
       terms.fingerprint = HashNumber(request.buffers[i].count, terms.fingerprint);
     }
@@ -97,7 +97,7 @@ Status Validate(const ddl_request& request, int size) {
                   std::to_string(request.num_buffers) + " buffer(s), " + std::to_string(request.rows) + " rows of " +
                       std::to_string(request.row_count));
   }
-  // Whether they add up is checked by the coordinator, which fails it on all ranks.
+  // The coordinator checks whether the splits add up, and fails the request on all ranks if they do not.
   if (request.kind == DDL_ALL_TO_ALL && request.splits == nullptr) {
     return refuse("splits: a number of rows for each rank.", "none");
   }

@@ -18,12 +18,12 @@ class Staging;
 // The place of a request in a plan: collective `index` of `size`.
 struct PlanPlace {
   uint64_t plan = 0;  // a hash of all its collectives
-  uint64_t run = 0;   // equal within one run of it; the next differs, or repeats an index
+  uint64_t run = 0;   // equal for all requests of one run of the plan; the next run differs, or repeats an index
   uint32_t index = 0;
   uint32_t size = 0;  // 0: not planned
 };
 
-// The announcement, the buffers, and where the result goes.
+// One request: its announcement, its buffers, and the callbacks for its result.
 struct Request {
   Announcement announcement;
   std::vector<ddl_buffer> buffers;
@@ -31,16 +31,16 @@ struct Request {
   void (*done)(void* user, const ddl_failure* failure) = nullptr;
   void* user = nullptr;
   std::string feedback;  // see ddl_request
-  double submitted = 0;  // seconds, monotonic clock
-  double announced = 0;  // the same, to the coordinator
+  double submitted = 0;  // when it was submitted, in seconds of the monotonic clock
+  double announced = 0;  // when the coordinator was sent the announcement, on the same clock
   PlanPlace place;
   bool small = false;                   // planned, and its data could go through a rendezvous
   mutable std::shared_ptr<int> ticket;  // see PlannedRuns; released when the request is done
   int size = 0;                         // ranks of the communicator
-  std::shared_ptr<Staging> staging;     // its buffers lie on a device
-  bool result_on_host = false;          // what `allocate` returns lies in the host's memory, wherever the buffers do
+  std::shared_ptr<Staging> staging;     // set if its buffers are on a device
+  bool result_on_host = false;          // `allocate` returns host memory, even if the buffers are on a device
 
-  // Whether it is an instruction to a queue at this point of the submissions, and no collective.
+  // Whether this is not a collective, but an instruction to a queue at this point of the submissions.
   bool is_marker() const { return done == nullptr; }
   // Adds to the trace the run that began at `started` and ends now; see Trace::Collective.
   void TraceRun(double agreed, double started, int code) const;
@@ -48,12 +48,12 @@ struct Request {
   void Describe(const ddl_request& from, int size);
 };
 
-// What must be equal on all ranks.
+// Returns the properties of a request that must be equal on all ranks.
 Terms TermsOf(const ddl_request& request);
 
 uint64_t BytesOf(const ddl_request& request);
 
-// Rejects what no rank could run. `size`: ranks of the communicator.
+// Rejects requests that no rank could run. `size`: ranks of the communicator.
 Status Validate(const ddl_request& request, int size);
 
 }  // namespace ddl

@@ -13,7 +13,7 @@ namespace ddl {
 void RequestLowWakeupLatency() {
   if (sched_getscheduler(0) != SCHED_OTHER) return;  // the policy was chosen deliberately
   constexpr int kNice = -10;
-  // Where that is not allowed (RLIMIT_NICE), nothing changes.
+  // If that is not allowed (RLIMIT_NICE), nothing changes.
   if (getpriority(PRIO_PROCESS, 0) > kNice) setpriority(PRIO_PROCESS, 0, kNice);
 #ifdef SYS_sched_setattr
   constexpr uint64_t kSliceNs = 100'000;  // the least that the kernel takes

@@ -15,7 +15,7 @@ constexpr uint64_t kAlignment = 64;
 
 uint64_t Aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// The elements that rank `rank` has of the result of a reduce_scatter.
+// The elements of a reduce_scatter's result that rank `rank` gets.
 uint64_t OwnCount(const Announcement& a, int rank, int size) {
   return SplitEvenly(a.rows, size)[static_cast<size_t>(rank)].size() * a.row_count;
 }
@@ -35,7 +35,7 @@ bool LibraryCanRun(const ddl_request& request, bool result_on_host, int size) {
   if (HasFreeRows(request.kind) && result_on_host) return false;
   if (request.plan_size > 0 || request.compression != DDL_COMPRESSION_NONE) return false;
   if ((request.flags & ~(DDL_FLAG_BLOCKING | DDL_FLAG_ALL_RANKS)) != 0) return false;
-  // A sum of narrow integers need not fit where their mean does.
+  // A sum of narrow integers may not fit into their type although their mean does.
   const bool integer_mean = request.op == DDL_MEAN && !IsFloating(static_cast<ddl_dtype>(request.dtype));
   if (Reduces(request.kind) && (request.op == DDL_ADASUM || integer_mean)) return false;
   if (request.kind == DDL_REDUCE_SCATTER) return request.rows % static_cast<uint64_t>(size) == 0;
@@ -66,7 +66,7 @@ Status Staging::Reserve(const Request& request, int rank) {
   uint64_t total = 0;
   for (const ddl_buffer& buffer : request.buffers) total += Aligned(buffer.count * element);
   const uint64_t inputs = total;
-  // The result of a reduce_scatter has a place of its own.
+  // The result of a reduce_scatter has its own memory.
   if (a.kind == DDL_REDUCE_SCATTER) total += inputs;
   DDL_RETURN_IF_ERROR(memory_.Reserve(*device_, total));
   std::vector<ddl_device_copy> in;
@@ -116,7 +116,7 @@ Status Staging::Run(const Request& request, int rank, Waiter& waiter,
 }
 
 Status Staging::CopyOut(const std::vector<ddl_device_copy>& copies, Waiter& waiter) {
-  // The caller's stream may still read what is overwritten.
+  // The caller's stream may still read the memory that the copies overwrite.
   DDL_RETURN_IF_ERROR(device_->Copy(false, ready_, copies, &copied_));
   const Status status = copied_.Wait(waiter, "its own device, which copies the result");
   // The caller has its memory back when this fails.

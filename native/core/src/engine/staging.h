@@ -1,5 +1,5 @@
-// Staging: a request whose buffers lie on a device, as the same request on memory of the host. The device copies what
-// is read while the request waits for its turn, and the result when it has run.
+// Staging: turns a request on device memory into the same request on host memory. The device copies the inputs while
+// the request waits for its turn, and copies the result when the request has run.
 #ifndef KERAS_DDL_CORE_ENGINE_STAGING_H_
 #define KERAS_DDL_CORE_ENGINE_STAGING_H_
 
@@ -12,15 +12,15 @@
 
 namespace ddl {
 
-// Whether a buffer lies on a device.
+// Whether a buffer is on a device.
 bool IsOnDevice(const ddl_request& request);
 
-// Whether the library of a device can run it: the same on all ranks, with the same terms.
+// Whether the library of a device can run the request. Ranks with the same terms get the same answer.
 bool LibraryCanRun(const ddl_request& request, bool result_on_host, int size);
 
 class Staging {
  public:
-  // Any thread, that of the caller: the work that `stream` has from then on is not waited for. A failure is kept for
+  // On the caller's thread, because Staging does not wait for work that `stream` gets afterwards. A failure is kept for
   // Run, so that all ranks learn of it.
   Staging(std::shared_ptr<Device> device, void* stream);
   // Waits for copies that still run, or leaks their memory.
@@ -31,10 +31,10 @@ class Staging {
   Device& device() { return *device_; }
   const DeviceEvent& ready() const { return ready_; }
 
-  // Starts to copy what rank `rank` reads; only the first time. Any thread, but one at a time.
+  // Starts to copy the inputs of rank `rank`; only the first call does. Any thread, but one at a time.
   void CopyIn(const Request& request, int rank);
-  // Runs `collective` on the request on the host's memory, then copies the result. The results are on the device when
-  // it returns, and nothing runs there for them.
+  // Runs `collective` on the request in host memory, then copies the result. When it returns, the result is on the
+  // device, and no copy is running.
   Status Run(const Request& request, int rank, Waiter& waiter,
              const std::function<Status(const Request& on_host)>& collective);
 
@@ -46,10 +46,10 @@ class Staging {
 
   const std::shared_ptr<Device> device_;
   Status failure_;
-  DeviceEvent ready_;  // the caller's stream has done what was before the request
+  DeviceEvent ready_;  // the caller's stream has done its work from before the request
   DeviceEvent copied_;
   PinnedMemory memory_;
-  PinnedMemory gathered_;  // what `allocate` returns stands for this
+  PinnedMemory gathered_;  // host memory for the result that `allocate` returns
   Request on_host_;
   bool begun_ = false;
   const Request* request_ = nullptr;  // during Run

@@ -2,9 +2,9 @@
 // time use the memory of the group: either the communication thread, which takes requests, or one calling thread that
 // is inside (inline_path.h).
 //
-// Why that suffices: a calling thread enters only when nothing of its rank is outstanding, and nothing is taken, hence
-// announced, before it has left. A collective is decided when every rank has announced it: hence before any rank's
-// thread entered (then it was outstanding), or after every rank's thread has left.
+// Why that is enough: a calling thread enters only if no request of its rank is outstanding, and no request is taken
+// and announced before it has left. A collective is decided when every rank has announced it. So it is decided either
+// before any rank's thread entered (when it was outstanding) or after every rank's thread has left.
 #ifndef KERAS_DDL_CORE_ENGINE_SUBMISSIONS_H_
 #define KERAS_DDL_CORE_ENGINE_SUBMISSIONS_H_
 
@@ -35,13 +35,14 @@ class Submissions {
   // Any thread. Whether a submitted request has not ended yet.
   bool HasOutstanding();
 
-  // Begin and end a calling thread's use of the group's memory. Enter: false when it must not. Leave: `failure` other
-  // than OK means that the ranks are out of step; the communication thread then breaks the communicator.
+  // Begin and end a calling thread's use of the group's memory. Enter returns false if the thread must not use it.
+  // Leave: a `failure` other than OK means that the ranks are out of step, and the communication thread then breaks the
+  // communicator.
   bool Enter();
   void Leave(Status failure);
 
-  // The communication thread. Takes what was submitted, in order, and the failure of a calling thread. False: a calling
-  // thread is inside, which rings when it leaves.
+  // The communication thread. Takes the submitted requests, in order, and the failure of a calling thread. False: a
+  // calling thread is inside, which rings when it leaves.
   bool Take(std::vector<std::unique_ptr<Request>>* requests, Status* failure);
   // A request that was submitted here has ended, or goes to another queue. Call it before its `done`: the thread that
   // waits for the request may enter at once.
@@ -55,7 +56,7 @@ class Submissions {
   // From now on requests are refused; the communication thread is woken and ends.
   void Stop();
   bool stopped() const { return stop_; }
-  // For how long, in seconds; 0: not stopped.
+  // Seconds since Stop; 0: not stopped.
   double seconds_stopped() const;
   // After Stop, when the communication thread has ended: no other thread touches the group's memory while or after
   // `free` runs.

@@ -1,11 +1,11 @@
-// Adaptive sums. A rank gets one piece of the vectors of several ranks, combines them up the tree (adaptive_tree.h),
-// and the pieces are gathered: 2 (P-1)/P N bytes sent per rank as in vector halving with distance doubling (Maleki et
-// al., arXiv 2006.02924, 2020), for any number of ranks P. N bytes of memory beside, three times that for 16-bit
-// floats, which travel as they are and are combined in float32.
+// Adaptive sums. Each rank receives one piece of several ranks' vectors, combines these pieces up the tree
+// (adaptive_tree.h), and then all ranks gather the results. For any number of ranks P, a rank sends 2 (P-1)/P N bytes,
+// as in vector halving with distance doubling (Maleki et al., arXiv 2006.02924, 2020). This needs N bytes of extra
+// memory, or 3 N for 16-bit floats, which are sent as they are and combined in float32.
 //
-// Where the tree's pairs do not straddle the dimensions of the box, each dimension is a step of its own: inside the
-// group first, then what is left, 1/L of it per rank, between the groups. Else all ranks exchange pieces directly, L
-// times as many bytes between groups of L.
+// If no pair of the tree straddles two dimensions of the box, each dimension is a separate step: first inside the
+// group, then between the groups with 1/L of the vector per rank. Otherwise all ranks exchange pieces directly, which
+// sends L times as many bytes between groups of L.
 #include "kernels/adaptive_sum.h"
 
 #include <memory>
@@ -18,7 +18,7 @@
 namespace ddl {
 namespace {
 
-// Memory that is kept for the next call: new memory of the system costs more than combining what lies in it.
+// Memory kept for the next call: getting new memory from the system costs more than combining the vectors in it.
 constexpr uint64_t kKeptBytes = uint64_t{64} * 1024 * 1024;
 
 // Not initialised, unlike a std::vector.
@@ -38,8 +38,8 @@ View BytesOf(const View& view, const Range& range) {
   return bytes;
 }
 
-// The memory of a view that is one piece; else nullptr.
-char* WholeOf(const View& view) {
+// The memory of a view if it is contiguous, else nullptr.
+char* ContiguousMemory(const View& view) {
   char* first = nullptr;
   view.ForEach(0, view.count(), [&](char* data, uint64_t offset, uint64_t n) {
     if (offset == 0 && n == view.count()) first = data;
@@ -47,8 +47,8 @@ char* WholeOf(const View& view) {
   return first;
 }
 
-// `count` vectors of `length` elements that follow each other in `raw`, in the dtype in which they are combined: where
-// they are, or in `wide`.
+// Returns the `count` consecutive vectors of `length` elements in `raw`, in the dtype in which they are combined. If
+// that dtype is wider, the vectors are converted into `wide`.
 std::vector<char*> Widened(ddl_dtype dtype, char* raw, char* wide, size_t count, uint64_t length) {
   const bool same = WideDtype(dtype) == dtype;
   if (!same) Widen(dtype, raw, 1, reinterpret_cast<float*>(wide), count * length, false);
@@ -59,7 +59,7 @@ std::vector<char*> Widened(ddl_dtype dtype, char* raw, char* wide, size_t count,
   return vectors;
 }
 
-void GiveResult(ddl_dtype dtype, const char* wide, char* out, uint64_t count) {
+void StoreResult(ddl_dtype dtype, const char* wide, char* out, uint64_t count) {
   if (WideDtype(dtype) == dtype) {
     Copy(out, wide, count * DtypeSize(dtype), Store::kCached);
   } else {
@@ -81,7 +81,7 @@ Status HierarchicalCollectives::AdaptiveSum(const View& in, const View& out, con
   return status;
 }
 
-// Consecutive ranks in groups of a power of two; a single group may have any size, being last in the tree.
+// Whether groups are consecutive ranks and their size is a power of two. A single group may have any size.
 bool HierarchicalCollectives::TreeFollowsBox() const {
   if (one_group()) return true;
   int rank = 0;
@@ -102,9 +102,9 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
   const std::vector<Range> shards = SplitEvenly(in.count(), pipeline_.size());
   const Range shard = shards[local];
 
-  // Its own piece a rank reads where it is, if that is in one piece and of the dtype in which vectors are combined.
+  // A rank reads its own piece in place if it is contiguous and already has the dtype in which vectors are combined.
   const View piece_of_in = in.Slice(shard.begin, shard.size());
-  char* const kept = wide == dtype && size > 1 ? WholeOf(piece_of_in) : nullptr;
+  char* const kept = wide == dtype && size > 1 ? ContiguousMemory(piece_of_in) : nullptr;
   const size_t received = kept != nullptr ? size - 1 : size;
   const uint64_t raw_bytes = received * shard.size() * bytes;
   char* const raw =
@@ -130,7 +130,7 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
   for (const Range& range : shards) results.push_back(out.Slice(range.begin, range.size()));
   if (one_group() && wide == dtype) return ShmAllGather(pipeline_, View(bytes, combined, shard.size()), results);
 
-  // Along each outer dimension the piece is cut once more. All but the last must be a power of two as well.
+  // Each outer dimension splits the piece again. All of them but the last must be powers of two, too.
   const auto groups = static_cast<int>(groups_.size());
   std::vector<int> dimensions = outer_;
   for (size_t d = 0; d + 1 < outer_.size(); ++d) {
@@ -178,9 +178,9 @@ Status HierarchicalCollectives::AdaptiveSumOfBox(const View& in, const View& out
         [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }, &combined));
   }
 
-  // And back.
+  // Gather the results in the reverse order.
   const Memory result = Allocate(shard.size() * bytes);
-  GiveResult(dtype, combined, result.get() + (piece.begin - shard.begin) * bytes, piece.size());
+  StoreResult(dtype, combined, result.get() + (piece.begin - shard.begin) * bytes, piece.size());
   for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) {
     for (Range& chunk : cut->chunks) chunk = {chunk.begin - shard.begin, chunk.end - shard.begin};
     DDL_RETURN_IF_ERROR(cut->ring->AllGather(result.get(), cut->chunks, bytes));
@@ -196,7 +196,7 @@ Status HierarchicalCollectives::AdaptiveSumOfAll(const View& in, const View& out
   const Range own = ranges[static_cast<size_t>(transport_.rank)];
 
   Memory packed;
-  const char* from = WholeOf(in);
+  const char* from = ContiguousMemory(in);
   if (from == nullptr) {
     packed = Allocate(in.bytes());
     CopyView(in, View(bytes, packed.get(), in.count()), Store::kCached);
@@ -219,9 +219,9 @@ Status HierarchicalCollectives::AdaptiveSumOfAll(const View& in, const View& out
       [&](const View& numbers) { return AllReduce(numbers, numbers, DDL_FLOAT64, DDL_SUM); }, &combined));
 
   const Memory result = Allocate(own.size() * bytes);
-  GiveResult(dtype, combined, result.get(), own.size());
+  StoreResult(dtype, combined, result.get(), own.size());
   const View mine(bytes, result.get(), own.size());
-  char* const to = WholeOf(out);
+  char* const to = ContiguousMemory(out);
   if (to != nullptr) return AllGather(mine, to, ranges, bytes);
   if (packed == nullptr) packed = Allocate(in.bytes());
   DDL_RETURN_IF_ERROR(AllGather(mine, packed.get(), ranges, bytes));

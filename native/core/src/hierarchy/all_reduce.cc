@@ -1,12 +1,12 @@
-// All-reduce across groups: the group reduces a block, each of its ranks sends its shard around the rings, the group
-// gathers the shards.
+// All-reduce across groups: the group reduces a block, each of its ranks sends its shard around the rings, and the
+// group gathers the shards.
 #include <algorithm>
 
 #include "hierarchy/hierarchical_collectives.h"
 
 namespace ddl {
 
-// One view per local rank; empty for those that hold no shard.
+// One view per local rank, empty if the rank holds no shard.
 std::vector<View> HierarchicalCollectives::Shards(const View& whole, uint64_t offset, uint64_t count) const {
   std::vector<View> shards;
   for (const Range& range : SplitEvenly(count, static_cast<int>(num_shards_))) {

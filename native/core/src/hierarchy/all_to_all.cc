@@ -1,5 +1,5 @@
-// All-to-all: among the ranks of a group in shared memory, between groups by messages from rank to rank, whatever box
-// the groups form: on the way through other ranks a byte would move more than once.
+// All-to-all: in shared memory among the ranks of a group, and by direct messages between ranks of different groups,
+// for any box of groups, because a byte would move more than once on a way through other ranks.
 #include "hierarchy/hierarchical_collectives.h"
 
 namespace ddl {

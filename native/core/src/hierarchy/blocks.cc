@@ -1,6 +1,7 @@
-// Work across groups in blocks: while the messages of some blocks travel between groups, shared memory prepares the
-// next block and spreads the one that has come back. All ranks of a group take the blocks in the same order, and every
-// wait for a local rank moves the blocks on the wire too (Waiter::SetProgress), so no wait can be circular.
+// Work across groups in blocks: while the messages of some blocks travel between groups, the ranks of a group prepare
+// the next block in shared memory, and spread the result of a block that has come back. All ranks of a group process
+// the blocks in the same order, and while a rank waits for a local rank it also progresses the blocks on the wire
+// (Waiter::SetProgress), so no wait can be circular.
 #include <algorithm>
 
 #include "hierarchy/hierarchical_collectives.h"

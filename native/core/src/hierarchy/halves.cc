@@ -1,5 +1,5 @@
-// Reduce-scatter and all-gather, the two halves of an all-reduce, but with ranges that the caller gives. Between groups
-// of equal size in blocks: one block is a piece of every rank's range.
+// Reduce-scatter and all-gather, the two halves of an all-reduce, with ranges that the caller gives. Groups of equal
+// size work in blocks, which contain a piece of every rank's range.
 #include <algorithm>
 
 #include "hierarchy/hierarchical_collectives.h"
@@ -25,7 +25,8 @@ uint64_t HierarchicalCollectives::PieceLength(size_t element_bytes) const {
   return std::min(kWireMessageBytes, kLargestShardBytes / groups_.size()) / element_bytes;
 }
 
-// For each local rank what belongs to the ranks of its place in all groups, in the order of a block's parts.
+// Returns for each local rank the pieces of the ranks with this local rank in all groups, in the order of a block's
+// parts.
 std::vector<View> HierarchicalCollectives::PiecesByLocalRank(const View& whole, const std::vector<Range>& ranges,
                                                              uint64_t b, uint64_t length) const {
   std::vector<View> views;
@@ -40,7 +41,7 @@ std::vector<View> HierarchicalCollectives::PiecesByLocalRank(const View& whole, 
   return views;
 }
 
-// Elements of the parts of this rank's block.
+// Returns the number of elements in each part of this rank's block.
 std::vector<uint64_t> HierarchicalCollectives::PartsOf(const std::vector<Range>& ranges, uint64_t b,
                                                        uint64_t length) const {
   std::vector<uint64_t> parts;
@@ -101,7 +102,7 @@ Status HierarchicalCollectives::AllGather(const View& in, char* out, const std::
   const View whole(element_bytes, out, ranges.back().end);
   const uint64_t longest = Longest(ranges);
   if (one_group()) return ShmAllGather(pipeline_, in, PiecesByLocalRank(whole, ranges, 0, longest));
-  // First around the rings of equal local ranks; then each local rank gives its group what its rings brought.
+  // First the ranks with equal local ranks gather along their rings, then the ranks of each group share the results.
   const uint64_t length = PieceLength(element_bytes);
   return RunBlocks((longest + length - 1) / length,
                    [&](uint64_t b, OuterAllReduce* outer) -> Status {

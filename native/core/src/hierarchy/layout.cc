@@ -18,18 +18,19 @@ namespace ddl {
 namespace {
 
 constexpr uint64_t kDefaultStagingBytes = 64 * 1024 * 1024;
-// One step of the pipeline: large enough to hide the flags, small enough for four of them per rank to stay in cache.
+// Bytes of a pipeline step: large enough to hide the cost of the flags, small enough for four slots per rank to stay in
+// cache.
 constexpr uint64_t kLargestSlot = 512 * 1024;
 constexpr uint64_t kSmallestSlot = 16 * 1024;
 
-// What a rank sends the others. `text` is for messages; where it is truncated, `hash` still tells two layouts apart.
+// What a rank sends to the others. `text` is for messages. Even if it is truncated, `hash` tells two layouts apart.
 struct Record {
-  uint32_t impossible;  // `text` says why
+  uint32_t impossible;  // if not 0, `text` says why
   uint64_t hash;
   char text[256];
 };
 
-// Exchanged first, alone. Its size never changes, so that builds that differ in everything else can still say so.
+// Exchanged before anything else. Its size never changes, so that even very different builds can report their versions.
 struct VersionRecord {
   uint32_t abi_version;
   uint32_t reserved[15];

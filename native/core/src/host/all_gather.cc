@@ -1,4 +1,4 @@
-// The all_gather by which ranks meet: it names who has gone, and can be waited for in slices.
+// The all_gather with which ranks meet. It names lost ranks, and callers can wait for it in slices.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// The baseline that collectives are compared with: every rank has everybody's data and adds it up by itself, in plain
+// The baseline that collectives are compared with: every rank gets all ranks' data and adds it up by itself, in plain
 // loops. Shares nothing with the kernels that it checks.
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// Datagrams: messages of limited length between the ranks of one host, each to a socket with a name in a private
+// Datagrams: messages of limited length between the ranks of one host. Each rank has a socket with a name in a private
 // directory.
 #ifndef KERAS_DDL_CORE_HOST_DATAGRAMS_H_
 #define KERAS_DDL_CORE_HOST_DATAGRAMS_H_
@@ -17,8 +17,8 @@ enum DatagramKind : uint32_t {
   kFarewell,           // of a stream: its end follows
 };
 
-// What precedes the bytes of each datagram. `offset` and `total`: of the message that it is a part of. `length`: of a
-// datagram in a stream.
+// The header of each datagram. `offset` and `total`: the datagram's place in its message. `length`: only used in a
+// stream.
 struct DatagramHeader {
   uint32_t kind;
   int32_t from;
@@ -34,7 +34,7 @@ constexpr size_t kDatagramBytes = size_t{1} << 16;
 enum class Delivery {
   kSent,
   kFull,   // the receiver must read first
-  kAbsent  // nobody has that socket open: not yet, or not any more
+  kAbsent  // nobody has the socket open yet, or any more
 };
 
 class Datagrams {
@@ -48,11 +48,11 @@ class Datagrams {
   // Opens the socket `key`.`rank` in `directory`, which must be private to this user.
   Status Open(const std::string& directory, const std::string& key, int rank);
 
-  // Never blocks. Other errors than those of Delivery are returned.
+  // Never blocks. Returns only errors that Delivery does not have.
   Status Send(int peer, const DatagramHeader& header, const void* bytes, size_t length, Delivery* delivery);
   // Takes the next datagram; *length < 0: there is none. `bytes` has room for kDatagramBytes.
   Status Receive(DatagramHeader* header, void* bytes, ptrdiff_t* length);
-  // Waits for so long at most until there is a datagram, or `other` is readable (-1: none).
+  // Waits until there is a datagram, `other` is readable (-1: none), or `timeout_ms` has passed.
   void Wait(int timeout_ms, int other) const;
 
  private:

@@ -118,7 +118,7 @@ bool Streams::Take(int peer, Stream* stream, DatagramHeader* header, const char*
   if (there < sizeof *header) return false;
   const char* const start = stream->in.data() + stream->begin;
   std::memcpy(header, start, sizeof *header);
-  if (header->length > kDatagramBytes || header->from != peer) {  // nothing of ours: as good as dead
+  if (header->length > kDatagramBytes || header->from != peer) {  // not a datagram of a rank: the stream is lost
     stream->begin = stream->end;
     shutdown(stream->socket, SHUT_RDWR);
     return false;

@@ -1,7 +1,7 @@
 // Streams: datagrams to ranks of other hosts, over connected stream sockets.
 //
-// A datagram is its header, whose `length` says how many bytes follow. A rank that closes its end says farewell first:
-// an end without one is a death, which the kernel of a host that lives reports at once.
+// A datagram begins with its header, whose `length` says how many bytes follow. A rank that closes its end says
+// farewell first. An end without a farewell means that the rank died; the kernel of a living host reports it at once.
 #ifndef KERAS_DDL_CORE_HOST_STREAMS_H_
 #define KERAS_DDL_CORE_HOST_STREAMS_H_
 
@@ -19,24 +19,24 @@ class Streams {
   Streams() = default;
   Streams(const Streams&) = delete;
   Streams& operator=(const Streams&) = delete;
-  // Says farewell to all, and closes.
+  // Says farewell to all peers, and closes.
   ~Streams();
 
-  // Takes over the connection with `peer`, of which nothing has been read.
+  // Takes over the connection with `peer`, from which nothing has been read yet.
   Status Add(int own_rank, int peer, int socket);
   bool empty() const { return streams_.empty(); }
   size_t size() const { return streams_.size(); }
   bool Has(int peer) const { return streams_.count(peer) > 0; }
 
-  // As Datagrams::Send; kSent: what the socket has not taken waits here.
+  // Like Datagrams::Send. kSent: bytes that the socket has not taken wait here.
   Delivery Send(int peer, const DatagramHeader& header, const void* bytes, size_t length);
   // Takes the next datagram. *bytes: valid until the next call; nullptr: there is none. *ended: a peer whose stream has
-  // ended, each once, -1 for none.
+  // ended (each peer once), or -1.
   void Receive(DatagramHeader* header, const char** bytes, int* ended);
-  // Whether an ended stream had its farewell; else the error of the system with which it ended, 0 for none.
+  // Whether an ended stream had a farewell; if not, the system's error with which it ended, or 0.
   bool SaidFarewell(int peer) const { return streams_.at(peer).farewell; }
   int ErrorOf(int peer) const { return streams_.at(peer).error; }
-  // Sends what waits here.
+  // Sends waiting bytes.
   void Flush();
   bool has_unsent() const { return waiting_ > 0; }
   // Whether Receive may have something without waiting, although nothing arrives.
@@ -48,7 +48,7 @@ class Streams {
   struct Stream {
     int socket = -1;
     bool ended = false;
-    bool deaf = false;  // takes no more
+    bool deaf = false;  // accepts no more data
     bool farewell = false;
     int error = 0;
     std::vector<char> in;  // [begin, end) is to be handed over
@@ -66,7 +66,7 @@ class Streams {
   int own_rank_ = -1;
   int epoll_ = -1;
   std::map<int, Stream> streams_;
-  std::vector<int> ready_;  // peers of which something has come, the next one last
+  std::vector<int> ready_;  // peers from which data has come, the next one last
   int current_ = -1;        // whose datagrams are handed over
   int waiting_ = 0;         // streams with something in `out`
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto kAbsentPause = std::chrono::milliseconds(100);
 constexpr auto kDrain = std::chrono::milliseconds(200);
-// Datagrams that are taken at once, so that what is to be sent is not forgotten.
+// The largest number of datagrams to receive before sending again.
 constexpr int kTakenAtOnce = 64;
 
 std::string Text(const char* what, int peer, size_t bytes) {
@@ -33,7 +33,7 @@ HostTransport::~HostTransport() {
     message.receive = nullptr;
     message.dropped = true;
   }
-  // A farewell is to be handed over, and nobody has waited for that.
+  // A farewell must still be handed over, and nobody has waited for it.
   const auto end = Clock::now() + kDrain;
   while (HasUnsent() && Clock::now() < end && Progress().ok()) {
     if (HasUnsent()) Wait(1);
@@ -265,7 +265,7 @@ Status HostTransport::Deliver(int peer, const DatagramHeader& header, const void
 
 Status HostTransport::Flush(int number) {
   Peer& peer = peers_[static_cast<size_t>(number)];
-  // One that has not come says so itself: it sends to those who have.
+  // A rank that is missing will announce itself, because it sends to the present ranks.
   if (!peer.heard && Clock::now() < peer.try_again) return {};
   while (!peer.sends.empty()) {
     Operation* const send = peer.sends.front();

@@ -1,8 +1,8 @@
-// HostTransport: ddl_host.h's transport, one rank's end of it.
+// HostTransport: one rank's end of the transport in ddl_host.h.
 //
-// Ranks of other hosts are reached by streams, those of this host by sockets with names in a directory. A message
-// travels in datagrams, one after the other to each rank: what comes from one rank is a row of messages. What nobody
-// waits for yet is kept here. All is done by whoever calls; there is no thread.
+// Streams connect ranks of other hosts, and sockets with names in a directory connect ranks of this host. Messages are
+// sent in datagrams, one message after the other to each rank. Messages are kept here until a receive asks for them.
+// There is no thread: all work is done in the callers' threads.
 #ifndef KERAS_DDL_CORE_HOST_TRANSPORT_H_
 #define KERAS_DDL_CORE_HOST_TRANSPORT_H_
 
@@ -53,25 +53,25 @@ class HostTransport {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // A message that comes, or has come and waits here for a receive.
+  // A message that is arriving, or has arrived and waits for a receive.
   struct Message {
     int from;
     int tag;
     size_t total;
     size_t arrived = 0;
-    Operation* receive = nullptr;  // whose buffer it goes into
-    std::unique_ptr<char[]> kept;  // else here
-    bool dropped = false;          // nobody wants it any more
+    Operation* receive = nullptr;  // its buffer receives the message
+    std::unique_ptr<char[]> kept;  // receives the message if there is no receive yet
+    bool dropped = false;          // nobody receives it: its bytes are discarded
   };
   struct Peer {
     std::deque<Operation*> sends;
-    Message* coming = nullptr;  // of which a part has come
-    bool heard = false;         // has sent something: it had its socket open
+    Message* coming = nullptr;  // a message that has partly arrived
+    bool heard = false;         // has sent something, so it had its socket open
     bool gone = false;
-    Clock::time_point try_again{};  // one that was not there
+    Clock::time_point try_again{};  // when to try a peer again that had no socket
   };
 
-  // Hands over what the sockets take and takes what has come; *more: not all of it.
+  // Sends what the sockets accept and takes what has arrived. *more: there is more to do.
   Status Progress(bool* more = nullptr);
   Status ProgressOfStreams(int* taken);
   Status Flush(int peer);
@@ -82,13 +82,13 @@ class HostTransport {
   void Give(Message* message, Operation* receive);
   void Finish(Operation* operation);
   void DropSends(Peer* peer);
-  // The stream of a peer has ended: nothing follows what has been taken.
+  // Called when the stream of a peer has ended, and everything in it has been taken.
   void End(int peer);
   Status Lost(int peer) const;
   bool HasUnsent() const;
   void Wait(int timeout_ms) const;
   Status GatherOn(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived);
-  // Finds out which of the ranks that are waited for have gone.
+  // Finds the ranks that operations wait for and that no longer exist.
   Status LookForGone();
 
   const int rank_;
@@ -99,26 +99,26 @@ class HostTransport {
   std::string error_;
   int lost_rank_ = -1;
   std::vector<Peer> peers_;
-  std::list<Message> messages_;     // that have a kept part, or go into a receive; oldest first
-  std::list<Operation*> receives_;  // without a message; in order
+  std::list<Message> messages_;     // messages that are kept here or go into a receive; oldest first
+  std::list<Operation*> receives_;  // receives without a message, in order
   std::unordered_set<Operation*> operations_;
   std::vector<char> scratch_;
-  std::vector<Operation*> gather_;  // of an all_gather that has begun: a receive from each rank, then a send to each
+  std::vector<Operation*> gather_;  // operations of a running all_gather: a receive from, then a send to each rank
 };
 
 struct HostTransport::Operation {
   bool sends;
   int peer;
   int tag;
-  const char* from;  // of a send
-  char* into;        // of a receive
-  size_t bytes;      // of the buffer
+  const char* from;  // the buffer of a send
+  char* into;        // the buffer of a receive
+  size_t bytes;      // size of the buffer
   size_t sent = 0;
-  bool started = false;  // the first datagram of a send has gone
+  bool started = false;  // the first datagram of a send was sent
   bool finished = false;
-  Message* message = nullptr;  // that comes into this receive
+  Message* message = nullptr;  // the message that goes into this receive
   Status status;
-  // Of a send that was cancelled on its way: what is left of it. The caller has forgotten it.
+  // The unsent rest of a send that was cancelled halfway, whose caller may have freed the buffer.
   std::unique_ptr<char[]> rest;
 };
 

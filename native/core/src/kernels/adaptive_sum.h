@@ -1,8 +1,8 @@
 // The arithmetic of the adaptive sum of two vectors (Maleki et al., arXiv 2006.02924, 2020):
 //   (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
-// which is their sum where they are orthogonal and their mean where they are equal. Vectors are float32 or float64
-// here; 16-bit floats are widened to float32 first. Products are summed in float64 in a fixed order, the same under
-// every instruction set.
+// which is their sum if they are orthogonal and their mean if they are equal. Vectors are float32 or float64 here;
+// 16-bit floats are widened to float32 first. Products are summed in float64 in a fixed order, the same under every
+// instruction set.
 #ifndef KERAS_DDL_CORE_KERNELS_ADAPTIVE_SUM_H_
 #define KERAS_DDL_CORE_KERNELS_ADAPTIVE_SUM_H_
 
@@ -12,7 +12,8 @@
 
 namespace ddl {
 
-// Products of two vectors, or of the parts of them that a rank has: those of the whole are the sum over its parts.
+// Products of two vectors, or of a rank's parts of them. The products of complete vectors are the sums over their
+// parts.
 struct Dots {
   double ab = 0;
   double aa = 0;

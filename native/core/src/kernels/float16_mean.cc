@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint16_t kInfinity = 0x7c00;
 constexpr uint16_t kSign = 0x8000;
-// Rounds to infinity, being halfway between the largest float16 and what would follow it.
+// Rounds to infinity, because it is halfway between the largest float16 and the next number that float16 would have.
 constexpr float kOverflow = 65520.0f;
 
 }  // namespace
@@ -22,7 +22,7 @@ double Float16Divisor(int ranks) {
 
 void DivideLast(const View& sum, const View& out, const Reduction& last) {
   if (last.dtype == DDL_FLOAT16 && last.divisor < 1) {
-    // The bits of positive numbers are ordered as the numbers are.
+    // The bits of positive numbers have the same order as the numbers.
     uint16_t largest = kInfinity - 1;
     while (Float16{largest}.ToFloat() / static_cast<float>(last.divisor) >= kOverflow) --largest;
     sum.ForEach(0, sum.count(), [largest](char* data, uint64_t, uint64_t n) {

@@ -1,6 +1,6 @@
-// Means of float16 across groups. A sum over many ranks may overflow where the mean does not, and what travels between
-// groups has 16 bits. So each group divides its sum, known in float32, by a power of two not below the number of ranks,
-// which is exact but for subnormals; the rest of the division follows when the sum over the groups is known.
+// Means of float16 across groups. A sum over many ranks may overflow although the mean does not, and groups send each
+// other 16 bits. So each group divides its float32 sum by a power of two that is not below the number of ranks, which
+// is exact except for subnormals. The rest of the division follows when the sum over the groups is known.
 #ifndef KERAS_DDL_CORE_KERNELS_FLOAT16_MEAN_H_
 #define KERAS_DDL_CORE_KERNELS_FLOAT16_MEAN_H_
 
@@ -8,11 +8,11 @@
 
 namespace ddl {
 
-// The smallest power of two >= ranks.
+// Returns the smallest power of two >= ranks.
 double Float16Divisor(int ranks);
 
-// `out` = `sum` / last.divisor, as ReduceAlone does it. A finite float16 stays finite: sums rounded up on their way may
-// stand for a mean just beyond the largest float16, which is then the nearest there is. Changes `sum` where it does so.
+// Sets `out` to `sum` / last.divisor, like ReduceAlone, but keeps finite float16 values finite: sums that were rounded
+// up may give a mean just beyond the largest float16, which is then the result. In such places it also changes `sum`.
 void DivideLast(const View& sum, const View& out, const Reduction& last);
 
 }  // namespace ddl

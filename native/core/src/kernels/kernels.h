@@ -21,13 +21,13 @@ const char* CompressionName(ddl_compression compression);
 enum class Store {
   kCached,     // ordinary stores
   kStreaming,  // non-temporal stores where the processor has them: the lines do not stay dirty in this core's cache
-  // Whole lines: the string move of x86, which takes a line that it will overwrite without reading it first, and leaves
-  // it in this core's cache. Several times as fast as ordinary stores into lines that another core has read. Ordinary
-  // stores in Reduce, for short copies, and on processors without it (HasRepMovsb).
+  // x86's string move, which overwrites whole lines without reading them first, and leaves them in this core's cache.
+  // Several times as fast as ordinary stores into lines that another core has read. Reduce, short copies and processors
+  // without it (HasRepMovsb) use ordinary stores.
   kRepMovsb,
 };
 
-// Operations that combine element by element: what the functions here take. The others follow them in ddl_op.
+// The operations that combine element by element, which the functions here take. The others follow them in ddl_op.
 constexpr int kElementwiseOps = DDL_ADASUM;
 
 // out[i] = in[0][i] op in[1][i] op ... op in[n-1][i], in exactly this order, n >= 1.
@@ -45,13 +45,13 @@ bool HasRepMovsb();
 // memcpy with a choice of stores. No overlap.
 void Copy(void* out, const void* in, size_t bytes, Store store);
 
-// Fills `out` with what changes no reduction by `op`: 0 for sum and mean, 1 for product, for min the largest number
-// (infinity where there is one), for max the smallest. `out` is aligned.
+// Fills `out` with the neutral value of `op`: 0 for sum and mean, 1 for product, the largest number (or infinity) for
+// min, the smallest for max. `out` is aligned.
 void FillNeutral(ddl_dtype dtype, ddl_op op, void* out, size_t count);
 
 // float32 as 16 bits. `to`, `from`: DDL_BFLOAT16 or DDL_FLOAT16. out[i] = in[i] * scale, rounded to nearest even; every
 // NaN becomes the same quiet one. `scale`: a power of two whose reciprocal is a normal float32, too. `error` (or null):
-// what rounding took away, (in[i] - out[i] / scale) * unit, and 0 where that is not finite.
+// receives the rounding error (in[i] - out[i] / scale) * unit, or 0 if that is not finite.
 void Narrow(ddl_dtype to, const float* in, float scale, void* out, float unit, float* error, size_t count);
 // out[i] = in[i] * factor, exactly (but for results below the normal float32); `adds`: + out[i].
 void Widen(ddl_dtype from, const void* in, float factor, float* out, size_t count, bool adds);

@@ -7,7 +7,7 @@
 namespace ddl {
 namespace {
 
-// Of int32_t, float, ...; and of what 16-bit floats are computed in.
+// Returns the neutral element of an op. T: int32_t, float, ...; for 16-bit floats the type of the computation.
 template <typename T>
 T Neutral(ddl_op op) {
   using Limits = std::numeric_limits<T>;

@@ -1,9 +1,9 @@
-// What the kernels need from an instruction set: vectors of kVectorBytes, float16 conversion, streaming stores.
+// The vector operations that the kernels need: vectors of kVectorBytes, float16 conversion, streaming stores.
 //
-// Included by one source file per instruction set, each compiled with flags of its own. Everything is in an unnamed
-// namespace, and no inline function of another header is used: a copy compiled for AVX-512 must never be the one the
-// linker keeps for a processor without it. Arithmetic is written with the vector extension of GCC and Clang, so one
-// text gives SSE2, AVX2, AVX-512 and NEON code.
+// Each instruction set has one source file that includes this header and is compiled with its own flags. Everything is
+// in an unnamed namespace, and no inline function of another header is used, because the linker must never keep a copy
+// that was compiled for AVX-512 and use it on a processor without AVX-512. Arithmetic uses the vector extension of GCC
+// and Clang, so the same source gives SSE2, AVX2, AVX-512 and NEON code.
 #ifndef KERAS_DDL_CORE_KERNELS_SIMD_H_
 #define KERAS_DDL_CORE_KERNELS_SIMD_H_
 
@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #if defined(__x86_64__)
-#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 takes its own "undefined" vectors for mistakes
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns about its own intentionally undefined vectors
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -54,7 +54,7 @@ DDL_INLINE Bytes Load(const uint8_t* address) {
 
 DDL_INLINE void StoreCached(uint8_t* address, Bytes value) { __builtin_memcpy(address, &value, sizeof value); }
 
-// `address` is a multiple of kVectorBytes.
+// REQUIRES: `address` is a multiple of kVectorBytes.
 DDL_INLINE void StoreStreaming(uint8_t* address, Bytes value) {
 #if defined(__AVX512BW__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(address), (__m512i)value);
@@ -69,15 +69,15 @@ DDL_INLINE void StoreStreaming(uint8_t* address, Bytes value) {
 #endif
 }
 
-// Streaming stores are weakly ordered on x86: without this a later flag could overtake the data.
+// Streaming stores are weakly ordered on x86; without this fence, a later flag could overtake the data.
 DDL_INLINE void StreamingFence() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-// A vector of float16 or bfloat16 as two vectors of float32. Which element goes where is the format's affair, as long
-// as Pack puts it back.
+// A vector of float16 or bfloat16 as two vectors of float32. Each format chooses the order of the elements, which its
+// conversion back must restore.
 struct FloatPair {
   Floats first, second;
 };
@@ -112,22 +112,22 @@ DDL_INLINE Bytes FloatsToFloat16(FloatPair value) {
 
 #else
 
-// The integer method of F. Giesen, "Half to float done quic" (2012): move the bits, then mend the exponents that the
-// move gets wrong. `half` is zero-extended.
+// Uses the integer method of F. Giesen, "Half to float done quic" (2012): shifts the bits, then corrects exponents that
+// the shift gets wrong. `half` is zero-extended.
 DDL_INLINE Floats WidenFloat16(Words half) {
   const Words magnitude = (half & 0x7fffu) << 13;
   const Words exponent = magnitude & (0x7c00u << 13);
   const Words rebased = magnitude + (112u << 23);
   const Words infinite_or_nan = (Words)(exponent == (0x7c00u << 13)) & (112u << 23);
   const Words normal = rebased + infinite_or_nan;
-  // Subnormal: read it as 2^-14 + m * 2^-24, then take the 2^-14 off exactly.
+  // Subnormal: interpret it as 2^-14 + m * 2^-24, then subtract the 2^-14, which is exact.
   const Floats base = (Floats)(Words{} + (113u << 23));
   const Words subnormal = (Words)((Floats)(rebased + (1u << 23)) - base);
   const Words value = exponent == 0u ? subnormal : normal;
   return (Floats)(value | ((half & 0x8000u) << 16));
 }
 
-// To nearest even. The only NaN is the one CanonicalNan makes.
+// Rounds to nearest even. The only NaN is the result of CanonicalNan.
 DDL_INLINE Words NarrowFloat16(Floats value) {
   const Words bits = (Words)value;
   const Words sign = bits & 0x80000000u;
@@ -143,7 +143,7 @@ DDL_INLINE Words NarrowFloat16(Floats value) {
   return result | (sign >> 16);
 }
 
-// Even elements and odd elements: no shuffles.
+// The pair contains the even and the odd elements, so no shuffles are needed.
 DDL_INLINE FloatPair Float16ToFloats(Bytes raw) {
   return {WidenFloat16((Words)raw & 0xffffu), WidenFloat16((Words)raw >> 16)};
 }
@@ -154,13 +154,13 @@ DDL_INLINE Bytes FloatsToFloat16(FloatPair value) {
 
 #endif
 
-// Even elements and odd elements: a bfloat16 is the upper half of a float32.
+// The pair contains the even and the odd elements. A bfloat16 is the upper half of a float32.
 DDL_INLINE FloatPair Bfloat16ToFloats(Bytes raw) {
   return {(Floats)((Words)raw << 16), (Floats)((Words)raw & 0xffff0000u)};
 }
 
-// Adds half a unit of the last place that stays, less one bit unless that place is odd: to nearest even. A carry out of
-// the mantissa is what it should be, and the canonical NaN stays one.
+// Rounds to nearest even: adds half a unit of the last remaining place, minus one bit unless that place is odd. A carry
+// out of the mantissa correctly increments the exponent, and the canonical NaN stays a NaN.
 DDL_INLINE Words RoundToBfloat16(Floats value) {
   const Words bits = (Words)value;
   return bits + 0x7fffu + ((bits >> 16) & 1u);

@@ -1,4 +1,4 @@
-// The kernels on whole views, piece by piece.
+// Runs the kernels on complete views, piece by piece.
 #ifndef KERAS_DDL_CORE_KERNELS_VIEWS_H_
 #define KERAS_DDL_CORE_KERNELS_VIEWS_H_
 
@@ -8,17 +8,17 @@
 
 namespace ddl {
 
-// How a reduction is to be done; `divisor` is read for DDL_MEAN only.
+// The parameters of a reduction; `divisor` is only used for DDL_MEAN.
 struct Reduction {
   ddl_dtype dtype;
   ddl_op op;
   double divisor;
 };
 
-// A group of one: `out` is the reduction of this rank's `in` alone (a mean still divides).
+// For a group of one rank: writes the reduction of this rank's `in` alone to `out` (a mean still divides).
 void ReduceAlone(const View& in, const View& out, const Reduction& reduction);
 
-// Copies `in` to `out`, piece by piece; a piece that is its own destination is left alone.
+// Copies `in` to `out`, piece by piece; skips pieces that are already in place.
 void CopyView(const View& in, const View& out, Store store);
 
 }  // namespace ddl

@@ -12,9 +12,10 @@ namespace {
 
 constexpr double kPollSeconds = 0.1;
 constexpr double kBeatSeconds = 1.0;
-// This many beats in a row must be missing.
+// The number of consecutive beats that a lost rank must have missed.
 constexpr double kMissedBeats = 4.0;
-// Between two polls of a thread that was running all the time lies at most one long step of a reduction.
+// A thread that runs without a pause polls at least this often: between two polls it does at most one long step of a
+// reduction.
 constexpr double kStallSeconds = 1.0;
 constexpr double kActivitySeconds = 2.0;
 constexpr double kSilentSeconds = 3.0;

@@ -1,11 +1,11 @@
 // Heartbeat: how rank 0 and the groups on other machines detect that the other side is gone: a host without power, a
-// link that is down, a frozen machine. Nothing else reveals it: a connection without traffic looks healthy.
+// link that is down, a frozen machine. Nothing else reveals it, because a connection without traffic looks healthy.
 //
-// About once a second (more often where the limit is shorter than four seconds) one rank of each group on another
-// machine than rank 0's, the lowest that is alive, sends a byte to rank 0, and rank 0 answers. This happens on the
-// communication thread, also during long collectives. A side that was stalled itself grants the other that time again.
-// Processes on one machine are watched through the operating system (peer_watch.h), which is faster and never wrong;
-// they send no heartbeats.
+// About once a second (more often if the limit is shorter than four seconds), the lowest living rank of each group on
+// another machine than rank 0's sends a byte to rank 0, and rank 0 answers. This happens on the communication thread,
+// also during long collectives. A side that was stalled itself gives the other side that much more time. Processes on
+// one machine are watched through the operating system (peer_watch.h), which is faster and never wrong, so they send no
+// heartbeats.
 #ifndef KERAS_DDL_CORE_LIVENESS_HEARTBEAT_H_
 #define KERAS_DDL_CORE_LIVENESS_HEARTBEAT_H_
 

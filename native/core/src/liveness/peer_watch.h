@@ -1,4 +1,4 @@
-// PeerWatch: detects that a process on this host has died, whatever killed it.
+// PeerWatch: detects that a process on this host has died, for any reason.
 #ifndef KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 #define KERAS_DDL_CORE_LIVENESS_PEER_WATCH_H_
 
@@ -17,8 +17,8 @@ class PeerWatch {
  public:
   // Watches the ranks of this group: by their processes in this pid namespace, else by the lock that they hold in the
   // group's memory (shm/life_lock.h). Rank 0 also watches the ranks of other groups in its pid namespace, and they
-  // watch rank 0: through it all of them learn of a death. `has_left`: whether a rank of another group has left in an
-  // orderly way. `locations` must outlive this.
+  // watch rank 0, so that all of them learn of a death through rank 0. `has_left`: whether a rank of another group has
+  // left in an orderly way. `locations` must outlive this.
   PeerWatch(const GroupMemory& memory, const RankLocations& locations, int rank,
             std::function<bool(int rank)> has_left);
   ~PeerWatch();

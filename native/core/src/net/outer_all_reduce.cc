@@ -10,9 +10,9 @@
 namespace ddl {
 namespace {
 
-constexpr size_t kRoundedBytes = 2;  // of an element
+constexpr size_t kRoundedBytes = 2;  // bytes of a rounded element
 
-// By what a part of float16 is multiplied so that no number in it overflows, rounded up as it may be.
+// The factor that keeps the numbers of a part from overflowing in float16, even if they are rounded up.
 float ScaleOf(float largest) {
   if (largest == 0) return 1;
   int exponent = 0;
@@ -29,7 +29,7 @@ OuterAllReduce::OuterAllReduce(const ddl_transport& transport, const std::vector
       receives_(transport, memory_, WireMessages::kReceives) {
   for (const RingPosition& ring : dimensions_) num_parts_ *= static_cast<uint64_t>(ring.size);
   own_ = {0, num_parts_};
-  std::vector<Range> before;  // parts that each dimension shares out
+  std::vector<Range> before;  // the parts that each dimension divides among its ranks
   for (const RingPosition& ring : dimensions_) {
     before.push_back(own_);
     AddSteps(ring, own_, /*reduces=*/true);
@@ -106,15 +106,15 @@ Status OuterAllReduce::Start(Halves halves, const Reduction& across, const Reduc
   return Progress(&moved);
 }
 
-// One receive ahead, so that its buffer is ready when a message arrives. A receive that replaces data must not overtake
-// the sends of that data, all of which belong to the reduce-scatters.
+// Receives are posted one step ahead, so that a buffer is ready when a message arrives. A receive that replaces data
+// must not overtake the sends of that data, which all belong to the reduce-scatters.
 bool OuterAllReduce::MayReceive(size_t step) const {
   if (step > received_ + 1) return false;
   return step < reduce_steps_ || (sent_ >= reduce_steps_ && sends_.size() <= gathers_);
 }
 
 Status OuterAllReduce::Progress(bool* moved) {
-  // An empty message is not sent; both ends know that.
+  // Empty messages are not sent, and both ends know which messages are empty.
   for (bool again = true; again && !done();) {
     again = false;
     while (posted_ < steps_.size() && MayReceive(posted_)) {
@@ -196,7 +196,7 @@ void OuterAllReduce::Round(const Range& parts, float unit) {
 void OuterAllReduce::Unpack(const char* message, const Range& parts, bool adds) {
   const bool scaled = compression_ == DDL_COMPRESSION_FLOAT16;
   for (uint64_t p = parts.begin; p < parts.end; ++p) {
-    if (at_[p] == at_[p + 1]) continue;  // perhaps there is no message at all
+    if (at_[p] == at_[p + 1]) continue;  // if all parts are empty, there is no message
     const char* from = message + (WireOffset(p) - WireOffset(parts.begin));
     float scale = 1;
     if (scaled) {

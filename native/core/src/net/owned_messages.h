@@ -1,6 +1,6 @@
-// OwnedMessages: small messages, each with memory of its own, which is kept until the transport is done with it: until
-// the message has finished or has been cancelled, or else until the process ends. Nothing here waits for a peer, so a
-// peer that stops in the middle of a message does not delay those of others.
+// OwnedMessages: small messages with their own memory, which is kept until the transport no longer uses it: until the
+// message has finished or was cancelled, or else until the process ends. Nothing here waits for a peer, so a peer that
+// stops in the middle of a message does not delay other peers' messages.
 #ifndef KERAS_DDL_CORE_NET_OWNED_MESSAGES_H_
 #define KERAS_DDL_CORE_NET_OWNED_MESSAGES_H_
 
@@ -30,8 +30,7 @@ class OwnedMessages {
   Status Send(int peer, int tag, const std::string& bytes);
   // Starts receiving every message of `tag` that has begun to arrive.
   Status ReceiveArriving(int tag);
-  // Tests all messages once and appends those that have finished; those of one peer in the order in which they were
-  // started.
+  // Tests all messages once and appends the finished ones, which for each peer are in the order of their start.
   Status TakeFinished(std::vector<Finished>* finished);
   // Cancels the messages in flight. Cancelling a message of a peer that does not respond blocks for a while, and there
   // may be many such peers: after `give_up`, a time of Now(), no more attempts are made.

@@ -24,7 +24,7 @@ struct RingStep {
 };
 // Sends chunk p - s - 1 and reduces chunk p - s - 2 as it arrives: in the end it owns chunk p, reduced over all.
 RingStep ReduceScatterStep(int position, int size, int step);
-// Sends chunk p - s and takes chunk p - s - 1: what each owns travels once around.
+// Sends chunk p - s and receives chunk p - s - 1, so that each chunk travels once around the ring.
 RingStep AllGatherStep(int position, int size, int step);
 
 class Ring {
@@ -38,9 +38,9 @@ class Ring {
   // `data` that position p starts from.
   Status AllGather(char* data, const std::vector<Range>& chunks, size_t element_bytes);
 
-  // ring_all_to_all.cc. `sends[p]`: the bytes of `in` for position p; `receives[p]`: where in `out` those from position
-  // p go, as many as p sends. Each byte travels once, from its sender to its receiver; this position's own are left
-  // alone.
+  // ring_all_to_all.cc. `sends[p]`: the bytes of `in` for position p; `receives[p]`: the bytes of `out` from position
+  // p, as many as p sends. Each byte travels once, from its sender to its receiver. This position's own bytes are not
+  // copied.
   Status AllToAll(const char* in, const std::vector<Range>& sends, char* out, const std::vector<Range>& receives);
 
   // ring_broadcast.cc. A pipelined chain from position `root` onward: N bytes sent by all but the last. `data` lies in
@@ -48,8 +48,8 @@ class Ring {
   Status Broadcast(int root, WireMemory& memory, char* data, uint64_t bytes);
 
  private:
-  // Sends to the position `distance` ahead and at the same time receives from the one as far behind, in segments.
-  // on_segment(data, offset, bytes) is called in order for what has arrived.
+  // Sends to the position `distance` ahead, and at the same time receives from the position `distance` behind, in
+  // segments. on_segment(data, offset, bytes) is called for each received segment, in order.
   Status Exchange(int distance, const char* send, uint64_t send_bytes, uint64_t receive_bytes,
                   const std::function<void(const char* data, uint64_t offset, uint64_t bytes)>& on_segment);
   // Waits until the oldest of these messages has finished.
@@ -60,7 +60,7 @@ class Ring {
   int next() const { return ranks_[Ahead(1)]; }
   int previous() const { return ranks_[Behind(1)]; }
 
-  // Long enough that MPI uses the rendezvous protocol and waits for the receiver: what is sent eagerly piles up in the
+  // Long enough that MPI uses the rendezvous protocol and waits for the receiver. Eager messages would pile up in the
   // memory of a slow receiver, at worst the whole tensor.
   static constexpr uint64_t kSegmentBytes = uint64_t{256} * 1024;
   // Messages in flight in each direction.

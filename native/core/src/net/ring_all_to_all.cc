@@ -1,6 +1,6 @@
-// All-to-all by messages: in step s each position sends to the one s ahead and receives from the one s behind, so that
-// no two send to one position at once. Positions need not be in the same step: one that is ahead waits for those
-// behind, and the one furthest behind finds its messages in flight or already there.
+// All-to-all by messages. In step s each position sends to the position s ahead and receives from the position s
+// behind, so that no two positions send to the same one at the same time. Positions need not be in the same step:
+// positions that are ahead wait for the others, and the last position finds its messages in flight or already there.
 #include "net/ring.h"
 
 namespace ddl {

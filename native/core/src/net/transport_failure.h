@@ -1,4 +1,4 @@
-// Why a call of a transport failed.
+// Converts the failure of a transport's call to a Status.
 #ifndef KERAS_DDL_CORE_NET_TRANSPORT_FAILURE_H_
 #define KERAS_DDL_CORE_NET_TRANSPORT_FAILURE_H_
 
@@ -10,7 +10,7 @@
 
 namespace ddl {
 
-// The failure of the last call of `transport`, which was `doing` something with `peer` (-1: with no one in particular).
+// Returns the failure of the last call of `transport`, which was `doing` something with `peer` (-1: no specific peer).
 inline Status TransportFailure(const ddl_transport& transport, const std::string& doing, int peer = -1,
                                ddl_code code = DDL_ABORTED) {
   const int lost = transport.lost_rank != nullptr ? transport.lost_rank(transport.self) : -1;

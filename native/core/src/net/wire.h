@@ -19,8 +19,8 @@ namespace ddl {
 // Bytes of one message of an all-reduce in blocks (hierarchy/all_reduce.cc). Large enough that its overhead is
 // negligible; short enough that MPI sends it eagerly (Open MPI over TCP up to 64 KiB with its header). A longer one
 // uses the rendezvous protocol, whose reply queues behind other data. A few of these in flight per rank also fit into
-// the queue of a switch, which drops what exceeds it. Nothing throttles the sender of eager messages: use this only for
-// algorithms that by themselves keep few in flight.
+// the queue of a switch, which drops anything beyond it. Nothing throttles the sender of eager messages, so only use
+// this for algorithms that keep few messages in flight.
 constexpr uint64_t kWireMessageBytes = uint64_t{60} * 1024;
 
 // Uninitialised memory that grows on demand. Freed with the object, unless a message could not be cancelled.

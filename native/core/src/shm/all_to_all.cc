@@ -27,8 +27,8 @@ Status ShmAllToAll(ShmPipeline& pipeline, const std::vector<View>& parts, const 
   Table table(size + 1);
   View stream(1);
   stream.Add(table.data(), table.size() * sizeof table[0]);
-  // The next rank's part first: at any time the ranks copy from different slots, and none waits until the parts of all
-  // others have passed.
+  // The next rank's part comes first, so that ranks copy from different slots at any time, and no rank waits until all
+  // other ranks' parts have passed.
   for (size_t i = 1; i < size; ++i) {
     const View& part = parts[(me + i) % size];
     table[(me + i) % size] = stream.count();
@@ -51,7 +51,7 @@ Status ShmAllToAll(ShmPipeline& pipeline, const std::vector<View>& parts, const 
   const uint64_t first = pipeline.Reserve(1);
   DDL_RETURN_IF_ERROR(send(first, 0));
   DDL_RETURN_IF_ERROR(pipeline.WaitReady(first));
-  std::vector<uint64_t> begins(size);  // of what is for this rank
+  std::vector<uint64_t> begins(size);  // of the parts for this rank
   uint64_t longest = 0;
   for (size_t j = 0; j < size; ++j) {
     Table theirs(size + 1);

@@ -1,11 +1,10 @@
 // Cross-memory-attach (CMA) all-reduce, inside a group in which ranks can reach each other's memory (peer_memory.h):
 // Rabenseifner's scheme, reduce-scatter then all-gather, with one-sided transfers directly between the buffers.
 //
-// Each rank owns a shard of the elements. It reads the others' data for it from their inputs, chunk by chunk, adds them
-// to its own, and writes the sum into its own output and all others' while it is in its cache. A rank that has finished
-// takes over chunks from those that have not. Only one rank reads or writes the elements of a chunk, so the ranks
-// synchronize twice, at the beginning and at the end, however much there is to reduce; and reducing in place needs no
-// special case.
+// Each rank owns a shard of the elements. Chunk by chunk, it reads this shard from the other ranks' inputs, adds them
+// to its own, and writes the sum into all outputs while the sum is in its cache. A rank that has finished takes over
+// chunks from ranks that have not. Only one rank reads or writes the elements of a chunk. So the ranks only synchronize
+// twice, at the beginning and at the end, and reducing in place needs no special case.
 //
 // L ranks, N bytes each. A rank reads (L-1)/L N from others and writes as much into them, and adds N/L: for two ranks
 // three passes over N/2, where slots take four.
@@ -24,8 +23,8 @@ Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, cons
   const uint64_t chunk = chunk_bytes / in.element_bytes();
   bool fit = false;
   DDL_RETURN_IF_ERROR(CmaStep::Run(pipeline, in, out, &fit, [&](CmaStep& step) -> Status {
-    // This rank's own shard first, which is warm in its caches; then chunks that the others have not yet claimed,
-    // because their cores are slower or busy. Which rank reduces a chunk does not change its sum.
+    // This rank's own shard comes first, because it is warm in its caches. Then come chunks that other ranks have not
+    // claimed yet, because their cores are slower or busy. Which rank reduces a chunk does not change its sum.
     for (int i = 0; i < size; ++i) {
       const int owner = (me + i) % size;
       const Range shard = ShardOf(owner, size, in.count(), in.element_bytes());

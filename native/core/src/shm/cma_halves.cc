@@ -1,5 +1,5 @@
-// Reduce-scatter and all-gather by cross memory attach (cma_step.h): each rank reads what it lacks from the others'
-// inputs, in place. Ranks only read each other's memory, and write nothing but their own results.
+// Reduce-scatter and all-gather by cross memory attach (cma_step.h): each rank reads the data that it needs directly
+// from the other ranks' inputs. Ranks only read each other's memory, and only write their own results.
 #include <algorithm>
 
 #include "shm/cma_step.h"
@@ -38,7 +38,7 @@ Status CmaAllGather(ShmPipeline& pipeline, const View& in, const std::vector<Vie
   for (const View& out : outs) total += out.bytes();
   bool fit = false;
   DDL_RETURN_IF_ERROR(CmaStep::Run(pipeline, in, in, &fit, [&](CmaStep& step) -> Status {
-    // The next rank's first, so that the ranks do not all read from one.
+    // The next rank's input comes first, so that the ranks do not all read from the same rank.
     for (size_t i = 1; i < outs.size(); ++i) {
       const size_t j = (me + i) % outs.size();
       for (uint64_t at = 0; at < outs[j].count(); at += chunk) {

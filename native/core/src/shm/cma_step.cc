@@ -9,11 +9,10 @@
 namespace ddl {
 namespace {
 
-// Time to find the root cause: how long it may take until it is known that a process ended, or why a rank gave up.
-// Buffers are already safe by then.
+// Time to find the root cause, that is, to learn that a process ended or why a rank gave up. Buffers are already safe.
 constexpr double kAttributionSeconds = 3;
 
-// That a rank died, or why it gave up, says more than that its memory is gone. But it is known a little later: the
+// Returns the reason why a rank's memory is gone: it died, or gave up. This becomes known a little later, because the
 // system frees a process's memory first.
 Status RootCause(ShmPipeline& pipeline, const Status& status) {
   const double start = Now();
@@ -30,7 +29,7 @@ constexpr uint64_t kNotAccessible = ~uint64_t{0};
 
 }  // namespace
 
-// A run of elements that lies in one piece both in a rank's `in` and in its `out`.
+// A run of elements that is contiguous both in a rank's `in` and in its `out`.
 struct CmaStep::Piece {
   char* in;
   char* out;
@@ -38,7 +37,7 @@ struct CmaStep::Piece {
   uint64_t bytes;
 };
 
-// What a rank shows the others in its slot.
+// What a rank puts into its slot for the others.
 struct CmaStep::PieceTable {
   uint64_t count;  // kNotAccessible: too many for the slot, or not open to the system calls
   Piece pieces[1];
@@ -126,7 +125,7 @@ Status CmaStep::Reduce(const View& own, uint64_t own_begin, const View& result, 
   const int size = pipeline_.size();
   char* const scratch = pipeline_.RecvScratch(static_cast<size_t>(size) * count * bytes_);
   const auto scratch_of = [&](int j) { return scratch + static_cast<uint64_t>(j) * count * bytes_; };
-  // Each rank starts with its neighbour, so that they do not all read from one.
+  // Each rank starts with its neighbour, so that the ranks do not all read from the same rank.
   for (int i = 1; i < size; ++i) {
     const int j = (me + i) % size;
     DDL_RETURN_IF_ERROR(Read(j, own_begin + own_at, View(bytes_, scratch_of(j), count), 0, count));

@@ -1,6 +1,6 @@
-// CmaStep: what the collectives that read and write the ranks' own buffers (cross memory attach, peer_memory.h) have in
-// common. One step of the pipeline, in which each rank shows the others in its slot where its buffers lie: however much
-// there is to move, ranks synchronize twice, at the beginning and at the end.
+// CmaStep: the common part of the collectives that read and write the ranks' own buffers (cross memory attach,
+// peer_memory.h). It is one step of the pipeline, in which each rank publishes the addresses of its buffers in its
+// slot. However many bytes move, ranks synchronize twice: at the beginning and at the end.
 #ifndef KERAS_DDL_CORE_SHM_CMA_STEP_H_
 #define KERAS_DDL_CORE_SHM_CMA_STEP_H_
 
@@ -13,20 +13,20 @@ namespace ddl {
 
 class CmaStep {
  public:
-  // Shows the others `in`, which they read, and `out`, of equal count, which they write (`in` again, if they do not);
-  // calls `work` when all ranks have, and returns when none touches this rank's memory any more. *fit: whether `work`
-  // was called: on all ranks or on none, if some rank's buffers are not open to the system calls or lie in too many
-  // pieces. A failure is reported with its root cause, and no rank writes into this one's memory afterwards.
-  // COLLECTIVE over the group.
+  // Publishes `in`, which the other ranks read, and `out` of equal count, which they write (`in` again, if they do not
+  // write). Calls `work` when all ranks have published, and returns when no rank touches this rank's memory any more.
+  // *fit: whether `work` was called. It is called on all ranks or on none: none if the system calls cannot access some
+  // rank's buffers, or a rank has too many pieces. A failure is reported with its root cause, and afterwards no rank
+  // writes into this rank's memory. COLLECTIVE over the group.
   static Status Run(ShmPipeline& pipeline, const View& in, const View& out, bool* fit,
                     const std::function<Status(CmaStep&)>& work);
 
-  // For `work`, which has to call Check several times a second. Elements [at, at + count) of local rank j's `in` into
-  // those of `to` from to_at on; Write: of this rank's `out` into the same ones of j's.
+  // For `work`, which must call Check several times a second. Read copies elements [at, at + count) of local rank j's
+  // `in` to `to`, from element to_at on. Write copies elements of this rank's `out` to the same elements of j's `out`.
   Status Read(int j, uint64_t at, const View& to, uint64_t to_at, uint64_t count);
   Status Write(int j, uint64_t at, uint64_t count);
-  // Elements [own_at, own_at + count) of `own`, a part of this rank's `in` that begins `own_begin` elements into it,
-  // and the same of all other ranks' `in`, reduced into `result` from own_at on.
+  // Reduces elements [own_at, own_at + count) of `own` and the same elements of all other ranks' `in` into `result`,
+  // from element own_at on. `own` is the part of this rank's `in` that begins at element own_begin.
   Status Reduce(const View& own, uint64_t own_begin, const View& result, uint64_t own_at, uint64_t count,
                 const Reduction& reduction);
   Status Check() { return pipeline_.CheckHealthIfDue(); }

@@ -15,12 +15,12 @@ namespace ddl {
 // all_reduce.cc. Direct: every rank reads all slots: 1 write + L reads + 1 write of N; one wait per step.
 // Split: reduce-scatter then all-gather inside each step (Rabenseifner's scheme in shared memory): about
 // 1 + 1/L writes to slots, 2 reads, 1 write of N; two waits per step.
-// cma_all_reduce.cc, where ranks can reach each other's memory. CMA: as split, without slots.
-// Which of them is used, and how memory is written, is measured (tuned.h). `agreed`: see there.
+// cma_all_reduce.cc, if ranks can reach each other's memory. CMA: like split, without slots.
+// Measurements decide which of them is used and how memory is written (tuned.h). `agreed`: see there.
 Status ShmAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                     const std::optional<Scheme>& agreed = {});
 
-// Its parts. SlotAllReduce: direct or split.
+// The parts of ShmAllReduce. SlotAllReduce: direct or split.
 Status SlotAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
                      const Scheme& scheme);
 Status CmaAllReduce(ShmPipeline& pipeline, const View& in, const View& out, const Reduction& reduction,
@@ -31,7 +31,7 @@ Range ShardOf(int j, int size, uint64_t n, size_t element_bytes);
 
 // parts[j] (one view per local rank, part of this rank's input) is reduced into rank j's `out`. reduce_scatter.cc,
 // through slots: (L-1)/L N written to them, as much read, N/L written; one wait per step. cma_halves.cc: (L-1)/L N read
-// from the others' inputs, N/L written; two waits. Which of them is used is measured (tuned.h).
+// from the others' inputs, N/L written; two waits. Measurements decide which of them is used (tuned.h).
 Status ShmReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
                         const Reduction& reduction);
 Status SlotReduceScatter(ShmPipeline& pipeline, const std::vector<View>& parts, const View& out,
@@ -45,9 +45,9 @@ Status ShmAllGather(ShmPipeline& pipeline, const View& in, const std::vector<Vie
 Status SlotAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs, const Scheme& scheme);
 Status CmaAllGather(ShmPipeline& pipeline, const View& in, const std::vector<View>& outs, uint64_t chunk_bytes);
 
-// all_to_all.cc. parts[j] of local rank i lands in outs[i] of local rank j; equally long. Lengths differ from pair to
-// pair, and no rank need know those of other pairs. What a rank has for others is written to its slots and copied out
-// once. All views are of bytes (element_bytes 1).
+// all_to_all.cc. parts[j] of local rank i lands in outs[i] of local rank j, which has the same length. Lengths differ
+// between pairs, and no rank needs to know the lengths of other pairs. A rank writes its data for others to its slots,
+// from which they copy it once. All views are of bytes (element_bytes 1).
 Status ShmAllToAll(ShmPipeline& pipeline, const std::vector<View>& parts, const std::vector<View>& outs);
 
 // broadcast.cc. `in` of local rank `root` lands in `out` on every rank; `in` is read on the root only.

@@ -17,12 +17,12 @@
 namespace ddl {
 namespace {
 
-// What ranks tell each other while they attach.
+// The data that ranks exchange while they attach.
 struct Record {
   int32_t pid;
-  int32_t fd;  // of the leader; -1: none
+  int32_t fd;  // the leader's file descriptor; -1: none
   int32_t failed;
-  uint64_t inode;  // of the file behind `fd` or `name`
+  uint64_t inode;  // inode of the file of `fd` or `name`
   uint64_t device;
   char name[64];
 };
@@ -53,7 +53,7 @@ int MakeMemfd(size_t bytes) {
   return fd;
 }
 
-// Says in `record` which file `fd` is. Returns whether it is known.
+// Records in `record` which file `fd` is. Returns whether it is known.
 bool Identify(int fd, Record* record) {
   struct stat status{};
   if (fstat(fd, &status) != 0) return false;
@@ -62,7 +62,8 @@ bool Identify(int fd, Record* record) {
   return true;
 }
 
-// Returns `fd` if it is the leader's file; else closes it: -1. Another user may have put another file in its place.
+// Returns `fd` if it is the leader's file. Otherwise closes it and returns -1, because another user may have replaced
+// the file.
 int OnlyIfOf(const Record& leader, int fd) {
   struct stat status{};
   if (fd < 0) return -1;
@@ -75,7 +76,7 @@ int OnlyIfOf(const Record& leader, int fd) {
   return -1;
 }
 
-// Opens the leader's memfd. In another process-id namespace its number may be another file: -1.
+// Opens the leader's memfd. Returns -1 if its number is another file, as in another process-id namespace.
 int OpenMemfdOf(const Record& leader) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(leader.pid), static_cast<int>(leader.fd));
@@ -98,7 +99,7 @@ void GroupMemory::Unmap() {
   mapped_bytes_ = 0;
 }
 
-// The leader's memfd, opened through /proc by the others.
+// Attaches to the leader's memfd, which the other ranks open through /proc.
 Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size_t bytes, bool* everywhere) {
   Record mine = OwnRecord();
   int own_fd = -1;
@@ -124,7 +125,7 @@ Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size
   return status;
 }
 
-// A named object, unlinked once all ranks have attached.
+// Attaches to a named object, which is unlinked once all ranks have attached.
 Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size_t bytes) {
   Record mine = OwnRecord();
   std::vector<Record> records;
@@ -134,7 +135,7 @@ Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size
     const std::string name = NewSharedMemoryName();
     const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd >= 0) std::memcpy(mine.name, name.c_str(), name.size() + 1);
-    // posix_fallocate, unlike ftruncate, fails now rather than with SIGBUS later when /dev/shm is too small.
+    // If /dev/shm is too small, posix_fallocate fails now; after ftruncate, an access would raise SIGBUS later.
     if (fd < 0 || !Identify(fd, &mine) || posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0 ||
         !Map(fd, bytes).ok()) {
       reason = OsError("shared memory of " + std::to_string(bytes) + " bytes in /dev/shm");
@@ -178,7 +179,7 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
   const size_t members = memory->members_.size();
   const size_t page = 4096;
   const size_t blocks_bytes = (members * sizeof(RankBlock) + page - 1) / page * page;
-  // A group of one needs no slots: nobody reads them.
+  // A group of one needs no slots, because nobody would read them.
   const size_t bytes = blocks_bytes + (members > 1 ? members * kSlots * slot_bytes : 0);
   if (transport.share != nullptr) {
     memory->base_ = transport.share(transport.self, leader, bytes);
@@ -187,7 +188,7 @@ Status GroupMemory::Create(const ddl_transport& transport, const std::vector<int
   } else {
     bool everywhere = false;
     DDL_RETURN_IF_ERROR(memory->AttachMemfd(transport, leader, bytes, &everywhere));
-    // Taken by all ranks together if any failed.
+    // If any rank failed, all ranks use the named object instead.
     if (!everywhere) {
       memory->Unmap();
       DDL_RETURN_IF_ERROR(memory->AttachNamed(transport, leader, bytes));

@@ -2,8 +2,8 @@
 //
 // In production it is an anonymous memfd of the group's leader, which the other ranks open through /proc: it has no
 // name, so nothing is left in /dev/shm whichever process dies, and a container's small /dev/shm does not limit it.
-// Where /proc/<pid>/fd of another rank cannot be opened (separate process-id namespaces) a POSIX shared memory object
-// is used instead and unlinked as soon as every rank has attached. Ranks that are threads get the block from the
+// If /proc/<pid>/fd of another rank cannot be opened (separate process-id namespaces), a POSIX shared memory object is
+// used instead, and unlinked as soon as every rank has attached. Ranks that are threads get the block from the
 // transport (ddl_transport::share).
 #ifndef KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_
 #define KERAS_DDL_CORE_SHM_GROUP_MEMORY_H_

@@ -19,7 +19,7 @@ void LifeLock::Prepare(RankBlock& own) {
 }
 
 LifeLock::LifeLock(RankBlock& own) : own_(own) {
-  // No other thread tries it before this state is visible.
+  // No other thread tries the lock before this state is visible.
   if (pthread_mutex_lock(&own.life) == 0) own.life_state.store(kHeld, std::memory_order_release);
 }
 

@@ -1,6 +1,7 @@
-// How ranks that share memory detect that one of them has died, whatever killed it and even where its process cannot be
-// seen, as from another process-id namespace: each holds a lock in its block while it is alive (a robust mutex), and
-// the kernel marks the lock of a thread that ends without releasing it. A rank that is stopped or slow still holds it.
+// Detects that a rank that shares memory has died, for any reason, even if its process cannot be seen
+// (in another process-id namespace). Each rank holds a lock in its block while it is alive (a robust mutex), and the
+// kernel marks the lock of a thread that ends without releasing it. A rank that is stopped or slow still holds its
+// lock.
 #ifndef KERAS_DDL_CORE_SHM_LIFE_LOCK_H_
 #define KERAS_DDL_CORE_SHM_LIFE_LOCK_H_
 

@@ -19,19 +19,20 @@
 namespace ddl {
 namespace {
 
-// How long a rank that gave up waits for another's write before it checks the state of that process, and at most.
+// How long a rank that gave up waits for another rank's write before it checks the state of that process, and how long
+// it waits at most.
 constexpr double kTypicalWriteSeconds = 0.1;
 constexpr double kMaxWriteSeconds = 30;
 
-// What a rank lets the others read and write as a test.
+// What the other ranks read and write as a test.
 struct ProbeWord {
   uint64_t secret;  // as in the rank's block: proves that this is the right process
-  uint64_t marks;   // what is written
+  uint64_t marks;   // written by the other ranks
 };
 
 using Move = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
-// Transfers everything the lists describe; 0 or errno. Partial transfers are continued.
+// Transfers everything that the lists describe, continuing partial transfers. Returns 0 or errno.
 int MoveAll(Move move, pid_t pid, std::vector<iovec>& local, std::vector<iovec>& remote) {
   size_t at_local = 0;
   size_t at_remote = 0;
@@ -67,7 +68,7 @@ uint64_t NewSecret() {
   return secret | 1;
 }
 
-// Whether the process behind `block` can be reached: reads its word, and writes a mark beside it.
+// Whether this process can reach the process of `block`: reads its word, and writes a mark beside it.
 bool CanReach(const RankBlock& block) {
   const uint64_t address = block.probe_address.load(std::memory_order_relaxed);
   const pid_t pid = block.pid.load(std::memory_order_relaxed);
@@ -75,7 +76,7 @@ bool CanReach(const RankBlock& block) {
   std::vector<iovec> local{{&word, sizeof word}};
   std::vector<iovec> remote{{reinterpret_cast<void*>(address), sizeof word}};
   if (MoveAll(process_vm_readv, pid, local, remote) != 0) return false;
-  // The same number can be another process in another process-id namespace: nothing is written there.
+  // In another process-id namespace the same number can be another process, into which nothing must be written.
   if (word.secret != block.probe_secret.load(std::memory_order_relaxed)) return false;
   word.marks = 1;
   local = {{&word.marks, sizeof word.marks}};
@@ -91,7 +92,7 @@ Status PeerMemory::Probe(const ddl_transport& transport, bool wanted, GroupMemor
   RankBlock& own = memory.own();
   own.probe_address.store(reinterpret_cast<uint64_t>(word.get()), std::memory_order_relaxed);
   own.probe_secret.store(word->secret, std::memory_order_relaxed);
-  // The first exchange makes sure that all words are in place; the second shares each rank's result, after which `word`
+  // After the first exchange all words are in place. The second exchange shares each rank's result, and after it `word`
   // may be freed.
   uint8_t mine = wanted ? 1 : 0;
   std::vector<uint8_t> reached;
@@ -123,7 +124,7 @@ Status PeerMemory::Read(int local_rank, std::vector<iovec>& local, std::vector<i
 }
 
 Status PeerMemory::Write(int local_rank, std::vector<iovec>& local, std::vector<iovec>& remote) const {
-  // Either this rank sees that the other has revoked access, or the other sees this flag: all four accesses are
+  // Either this rank sees that the other has revoked access, or the other sees this flag, because all four accesses are
   // sequentially consistent.
   RankBlock& own = memory_.own();
   own.writes_to.store(static_cast<uint32_t>(local_rank) + 1, std::memory_order_seq_cst);

@@ -46,7 +46,7 @@ class ShmPipeline {
   Status WaitFree(uint64_t step) {
     if (step < free_before_) return {};
     DDL_RETURN_IF_ERROR(WaitAll(&RankBlock::done, step - kSlots + 1));
-    // The others are usually further: their counters, which cost a passed cache line each, tell for several steps.
+    // Reading a counter costs a cache line, but the other ranks are usually further, so one look serves several steps.
     uint64_t finished = ~uint64_t{0};
     for (int local = 0; local < size(); ++local) {
       if (local != rank()) finished = std::min(finished, memory_.block(local).done.load(std::memory_order_acquire));
@@ -67,7 +67,7 @@ class ShmPipeline {
   Status Agree(uint64_t mine, uint64_t* agreed) {
     const uint64_t n = agreements_++;
     if (rank() == 0) {
-      // The others have read what is overwritten: they have finished the step that followed it.
+      // The other ranks have read the overwritten data, because they have finished the following step.
       if (n >= kSlots) DDL_RETURN_IF_ERROR(WaitFree(agreed_before_[n % kSlots] + kSlots));
       agreed_before_[n % kSlots] = next_;
       memory_.own().agreements[n % kSlots].store(mine, std::memory_order_relaxed);

@@ -17,7 +17,7 @@ constexpr Store kR = Store::kRepMovsb;
 std::vector<Scheme> AllReduceThroughSlots(uint64_t bytes, int ranks) {
   std::vector<Scheme> schemes;
   if (ranks == 2) {
-    // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
+    // Results larger than the caches are no longer there when they are read, and streaming saves reading lines first.
     if (bytes < kMegabyte)
       return {{kSplit, kR, kC, 256},
               {kDirect, kR, kC, 128},
@@ -44,7 +44,7 @@ std::vector<Scheme> AllReduceThroughSlots(uint64_t bytes, int ranks) {
   return schemes;
 }
 
-// A reduction is what the caller reads next: not streamed.
+// The caller reads the result of a reduction next, so it is not streamed.
 std::vector<Scheme> ReduceScatterThroughSlots() {
   return {{kDirect, kR, kC, 512}, {kDirect, kS, kC, 512}, {kDirect, kR, kC, 128}};
 }
@@ -54,8 +54,8 @@ std::vector<Scheme> AllGatherThroughSlots(uint64_t bytes) {
   return {{kDirect, kR, result, 512}, {kDirect, kS, result, 512}, {kDirect, kR, kR, 512}};
 }
 
-// Of two schemes that differ only in chunks, both longer than all that a rank moves at once, one is enough: two that
-// are the same cannot be told apart.
+// If two schemes differ only in their chunks, and both chunks are longer than all that a rank moves at once, the
+// schemes are the same, and one is enough.
 void DropEqual(ddl_kind kind, uint64_t bytes, int ranks, std::vector<Scheme>& schemes) {
   const auto moved = [&](const Scheme& scheme) {
     const bool whole = kind == DDL_REDUCE_SCATTER && scheme.algorithm == kDirect;  // a slot has a part for every rank
@@ -89,7 +89,7 @@ std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, s
         static_cast<uint32_t>(std::min<uint64_t>(scheme.chunk_bytes * uint64_t{kKilobyte}, slot_bytes));
   }
   if (!tuned) return schemes;
-  // What was read should still be in the second-level cache when it is added; the more at once, the fewer system calls.
+  // Data should still be in the second-level cache when it is added, but larger chunks need fewer system calls.
   const uint32_t shortest = (kind == DDL_ALL_REDUCE ? 64 : kind == DDL_REDUCE_SCATTER ? 128 : 256) * kKilobyte;
   for (const uint32_t chunk : {shortest, 2 * shortest}) {
     if (reachable) schemes.push_back({Algorithm::kCma, kC, kC, chunk});

@@ -1,6 +1,6 @@
-// Scheme: the choices that a collective in shared memory leaves open. None is the best everywhere: it depends on the
-// size, on whether the ranks' cores share a cache, and on how many ranks share a core; so the choice is measured
-// (tuner.h). Every scheme adds in the order of the ranks: results do not depend on the choice.
+// Scheme: how a collective in shared memory runs. No scheme is always the fastest: that depends on the size, on whether
+// the ranks' cores share a cache, and on how many ranks share a core. So the tuner measures them (tuner.h). Every
+// scheme adds in the order of the ranks, so results do not depend on the choice.
 #ifndef KERAS_DDL_CORE_SHM_SCHEME_H_
 #define KERAS_DDL_CORE_SHM_SCHEME_H_
 
@@ -18,9 +18,9 @@ enum class Algorithm { kDirect, kSplit, kCma };
 
 struct Scheme {
   Algorithm algorithm;
-  Store slot_store;      // how slots are filled; not read by kCma, nor is the next
+  Store slot_store;      // how slots are filled; kCma ignores both stores
   Store result_store;    // how results are written
-  uint32_t chunk_bytes;  // one step of the pipeline, at most a slot; kCma: what is read from a rank at once
+  uint32_t chunk_bytes;  // one step of the pipeline, at most a slot; kCma: bytes read from a rank at once
 
   uint64_t Encode() const {
     return static_cast<uint64_t>(chunk_bytes) << 8 | static_cast<uint64_t>(slot_store) << 4 |
@@ -32,12 +32,12 @@ struct Scheme {
   }
 };
 
-// Up to this size there is only one scheme: a choice would take as long as the data.
+// Up to this size there is only one scheme, because choosing would take as long as the collective.
 constexpr uint64_t UntunedBytes(ddl_kind kind) { return (kind == DDL_ALL_REDUCE ? 16 : 4) * uint64_t{1024}; }
 
-// The schemes worth trying for `bytes` among `ranks` ranks, a good guess first. `kind`: DDL_ALL_REDUCE,
-// DDL_REDUCE_SCATTER or DDL_ALL_GATHER, of an array of so many bytes in all. Never empty; one entry up to
-// UntunedBytes. `reachable`: whether kCma works (GroupMemory::reachable).
+// Returns the schemes worth trying for an array of `bytes` among `ranks` ranks, a good guess first. `kind`:
+// DDL_ALL_REDUCE, DDL_REDUCE_SCATTER or DDL_ALL_GATHER. `reachable`: whether kCma works (GroupMemory::reachable).
+// The list is never empty, and has one entry up to UntunedBytes.
 std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, size_t slot_bytes, bool reachable);
 
 }  // namespace ddl

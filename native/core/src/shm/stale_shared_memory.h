@@ -1,4 +1,4 @@
-// Removes shared memory objects in /dev/shm that a killed process has left behind.
+// Removes shared memory objects in /dev/shm that killed processes have left behind.
 #ifndef KERAS_DDL_CORE_SHM_STALE_SHARED_MEMORY_H_
 #define KERAS_DDL_CORE_SHM_STALE_SHARED_MEMORY_H_
 

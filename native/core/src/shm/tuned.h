@@ -1,4 +1,4 @@
-// How the ranks of a group come to use one scheme (scheme.h) for a collective that has several.
+// Makes the ranks of a group use the same scheme (scheme.h) for a collective that has several.
 #ifndef KERAS_DDL_CORE_SHM_TUNED_H_
 #define KERAS_DDL_CORE_SHM_TUNED_H_
 
@@ -14,8 +14,8 @@ Scheme ProposeScheme(ShmPipeline& pipeline, ddl_kind kind, uint64_t bytes);
 // One through slots, which works for any buffers.
 Scheme SlotScheme(const ShmPipeline& pipeline, ddl_kind kind, uint64_t bytes);
 
-// Calls `run` with the scheme that local rank 0 proposes, and tells its tuner how long that took. `agreed`: that
-// scheme, where all ranks already have it; otherwise they fetch it. COLLECTIVE; `bytes` are equal on all ranks.
+// Calls `run` with the scheme that local rank 0 proposes, and tells its tuner how long that took. `agreed`: this
+// scheme, if all ranks already have it; otherwise they fetch it. COLLECTIVE; `bytes` are equal on all ranks.
 Status RunTuned(ShmPipeline& pipeline, ddl_kind kind, uint64_t bytes, const std::optional<Scheme>& agreed,
                 const std::function<Status(const Scheme&)>& run);
 

@@ -6,21 +6,21 @@
 namespace ddl {
 namespace {
 
-// First turns of each candidate: a few long ones, more short ones, which a hiccup disturbs more.
+// First turns of each candidate. Short calls get more turns than long ones, because a hiccup disturbs them more.
 constexpr double kTrialSeconds = 1.5e-3;
 constexpr double kMinTrials = 3;
 constexpr double kMaxTrials = 12;
-// Sizes from here on do not fit into caches: what is best for one is best for all.
+// From this size on, arrays do not fit into caches, and the best scheme is the same for all sizes.
 constexpr size_t kLargestSizeClass = 24;
-// Calls in a turn. The first does not count: it finds what another scheme has left in the caches, or cold memory.
+// Calls in a turn. The first does not count, because it starts with another scheme's data in the caches.
 constexpr size_t kCallsPerTurn = 4;
-// What trials may cost, as a part of the time of all calls; once for the usual ones, once for the urgent.
+// The largest fraction of the time of all calls that regular trials may cost, and the same again for urgent trials.
 constexpr double kAffordable = 0.015;
 constexpr uint64_t kTurnsPerTrial = 8;
-// A scheme is left for one that is faster by more than luck.
+// The scheme in use is replaced only by one that is faster by more than chance.
 constexpr double kBetter = 0.97;
 constexpr uint64_t kTrialsToChange = 3;
-constexpr uint64_t kRemembered = 6;  // trials that the moving average is over
+constexpr uint64_t kRemembered = 6;  // trials in the moving average
 // A fast moving average this far from the slow one means that conditions have changed.
 constexpr double kSlower = 1.35;
 constexpr double kFaster = 0.7;
@@ -56,7 +56,7 @@ Scheme Tuner::Choose(ddl_kind kind, uint64_t bytes) {
 
 void Tuner::Report(ddl_kind kind, const Scheme& scheme, uint64_t bytes, double seconds) {
   SizeClass& c = SizeClassOf(kind, bytes);
-  // Chosen before the last turn ended: says nothing about this one.
+  // A scheme that was chosen before the last turn ended says nothing about this turn.
   if (c.candidates.size() == 1 || scheme.Encode() != c.candidates[c.current].scheme.Encode()) return;
   const double time = seconds / static_cast<double>(bytes);
   c.total += time;
@@ -131,7 +131,7 @@ void Tuner::EndTurn(SizeClass& c, double time) {
 void Tuner::Learn(SizeClass& c, double ratio, double lost) {
   Candidate& tried = c.candidates[c.tried];
   (c.urgent ? c.lost_urgently : tried.lost) += lost;
-  // One hiccup, on either side, does not decide.
+  // A single hiccup, of either scheme, must not decide.
   if (tried.trials > 0) ratio = std::clamp(ratio, tried.ratio / 2, tried.ratio * 2);
   tried.trials = std::min(tried.trials + 1, kRemembered);
   tried.ratio += (ratio - tried.ratio) / static_cast<double>(tried.trials);
@@ -142,7 +142,7 @@ void Tuner::Learn(SizeClass& c, double ratio, double lost) {
   c.usual = 0;
 }
 
-// Unknown since conditions changed, or perhaps better than the scheme in use.
+// Whether the candidate was not tried since conditions changed, or may be better than the scheme in use.
 bool Tuner::IsUrgent(const Candidate& candidate) {
   return candidate.trials == 0 || (candidate.trials < kTrialsToChange && candidate.ratio <= kBetter);
 }

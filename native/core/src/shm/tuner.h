@@ -1,14 +1,15 @@
 // Tuner: finds the fastest scheme for each kind of collective and size class by timing the program's own calls, so that
 // no time is spent on probing. One rank of a group (local rank 0) tunes for all of them.
 //
-// Each class (sizes between two powers of two; beyond the caches there is one class) of a kind first tries every
-// candidate a few times, in turns, and takes the one with the shortest median. A turn is several calls, and the first
-// of them is not counted: the cache state that a scheme leaves behind favours the same scheme.
+// Each size class of a kind (sizes between two powers of two; beyond the caches there is one class) first tries every
+// candidate a few times, in turns, and takes the one with the shortest median. A turn is several calls. The first call
+// does not count, because the cache state that a scheme leaves behind favours the same scheme.
 //
-// Afterwards a candidate gets a turn now and then, between two turns of the scheme in use, whose mean it is compared
-// with: the speed of a machine changes from second to second (another job on the host, cores moved by a hypervisor),
-// the ratio of neighbours much less. What trials cost is bounded, by candidate: good ones are tried often,
-// bad ones rarely. When the scheme in use becomes clearly slower or faster than it was, all are tried at once.
+// Afterwards a candidate sometimes gets a turn between two turns of the scheme in use, and is compared with their mean.
+// The speed of a machine changes from second to second (another job on the host, cores moved by a hypervisor), but the
+// ratio of neighbouring turns changes much less. The cost of trials is bounded for each candidate, so good candidates
+// are tried often and bad ones rarely. When the scheme in use becomes clearly slower or faster, all candidates are
+// tried at once.
 #ifndef KERAS_DDL_CORE_SHM_TUNER_H_
 #define KERAS_DDL_CORE_SHM_TUNER_H_
 
@@ -29,22 +30,22 @@ class Tuner {
 
   // The scheme for the next collective of that kind and size; see CandidateSchemes.
   Scheme Choose(ddl_kind kind, uint64_t bytes);
-  // How long one with that scheme took.
+  // Records how long a collective with that scheme took.
   void Report(ddl_kind kind, const Scheme& scheme, uint64_t bytes, double seconds);
 
  private:
   struct Candidate {
     Scheme scheme;
     std::vector<double> times;  // of the first turns: seconds per byte
-    double ratio = 1;           // its time over that of the scheme in use, a moving average
-    uint64_t trials = 0;        // that the ratio comes from
+    double ratio = 1;           // its time over the time of the scheme in use, a moving average
+    uint64_t trials = 0;        // trials in the ratio
     uint64_t last_trial = 0;    // turn
     double lost = 0;            // seconds per byte that its trials took longer than the scheme in use
   };
   struct SizeClass {
     std::vector<Candidate> candidates;  // empty until the class is first used
-    size_t call = 0;                    // of this turn
-    std::vector<double> times;          // of this turn, those that count: seconds per byte
+    size_t call = 0;                    // calls in this turn
+    std::vector<double> times;          // of the calls in this turn that count: seconds per byte
     uint64_t turn = 0;
     size_t current = 0;  // candidate whose turn it is
     size_t chosen = 0;

@@ -76,7 +76,7 @@ class _Entry:
 
 
 class SaveRecords:
-    """What the ranks of this job have written on this host, by path. `job`: a string that only these ranks share."""
+    """Records which files this job's ranks have written on this host. `job`: a string that only these ranks share."""
 
     def __init__(self, job: str, rank: int) -> None:
         self.rank = rank

@@ -1,16 +1,21 @@
-"""Variables whose layout is not chosen yet: `Strategy(layout=N)` chooses it when it builds the first step that uses
-them (choice.py).
+"""Variables whose layout is not chosen yet.
 
+`Strategy(layout=N)` chooses the layout when it builds the first step that uses the variables (layout_choice.py).
 Until then each rank has the complete variable. Slots of a weight are made while that step is traced and have no memory
 before the choice, so no rank ever has a complete slot if it is cut.
+
+In a job that continues when a rank is lost, a choice that any remaining rank has made is kept, and newcomers follow it
+(`follow_choices`). If no rank has made one, the remaining ranks choose for the mesh that they form.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from keras_ddl import communicator
+from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
@@ -19,22 +24,23 @@ from keras_ddl.state import replicate
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, shape_of_new
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.mesh.laid_out import NO_AXIS, LaidOutVariable
-from keras_ddl.strategy.shards.sharded_slots import Share, slot_of_handle
+from keras_ddl.strategy.shards import laid_out
+from keras_ddl.strategy.shards.laid_out import LaidOutVariable
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, slot_of_handle
 from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 class UndecidedVariable(LaidOutVariable):
-    """A variable that is complete on every rank until it is decided whether, and along which axis, it is cut.
+    """A variable that is complete on every rank until a layout cuts it along an axis, or leaves it complete for good.
 
     Args:
-        initial: returns its first value, equal on all ranks.
-        path: of the Keras variable.
+        initial: function that returns the first value, which is equal on all ranks.
+        path: path of the Keras variable.
         weight: the weight whose slot it is; None: it is not a slot.
-        is_deferred: it gets memory only when it is decided or first read.
+        is_deferred: whether it gets memory only when it is decided or first read.
+        begins_anew: whether `initial` works without other ranks.
     Attributes:
-        is_decided: whether it is complete, or cut, for good.
+        is_decided: whether the layout of the variable has been chosen.
     """
 
     def __init__(
@@ -49,12 +55,14 @@ class UndecidedVariable(LaidOutVariable):
         is_trained: bool,
         weight: UndecidedVariable | None = None,
         is_deferred: bool = False,
+        begins_anew: bool = False,
     ) -> None:
         self.path, self.weight, self.is_decided = path, weight, False
         self._slots: list[weakref.ref[UndecidedVariable]] = []
         self._first = initial
         spec = tf.TensorSpec(shape, dtype)
-        super().__init__(spec if is_deferred else initial(), name, job, NO_AXIS, is_trained=is_trained)
+        again = initial if begins_anew else None
+        super().__init__(spec if is_deferred else initial(), name, job, None, is_trained=is_trained, initial=again)
         if weight is not None:
             weight._slots.append(weakref.ref(self))
 
@@ -65,13 +73,13 @@ class UndecidedVariable(LaidOutVariable):
             super().begin_anew(value, job)
 
     def share_of(self, value: tf.Tensor | FirstValue, job: Job) -> Share:
-        if self.axis == NO_AXIS:
+        if self.axis is None:
             return Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, value, None)
         return super().share_of(value, job)
 
     @property
     def slots(self) -> list[UndecidedVariable]:
-        """The optimizers' slots for it that have its shape."""
+        """The optimizers' slots for this variable that have its shape."""
         return [slot for each in self._slots if (slot := each()) is not None]
 
     @property
@@ -81,7 +89,7 @@ class UndecidedVariable(LaidOutVariable):
     @property
     def is_deferred(self) -> bool:
         """Whether it has no memory yet."""
-        return not self.is_complete and self.axis == NO_AXIS
+        return not self.is_complete and self.axis is None
 
     def complete(self) -> None:
         if self.is_deferred:
@@ -117,10 +125,9 @@ class UndecidedVariable(LaidOutVariable):
 
 
 def initial_value(variable: Any, value: Any) -> Any:
-    """Returns the value for a new Keras variable: an UndecidedVariable if a layout is to be chosen, else `value` (its
-    first value, a function that returns it, or a tf.Variable).
+    """Returns the value for a new Keras variable: an UndecidedVariable if a layout is to be chosen, else `value`.
 
-    COLLECTIVE if a layout is to be chosen.
+    value: its first value, a function that returns it, or a tf.Variable. COLLECTIVE if a layout is to be chosen.
     """
     job = laid_out.job_of_new_variable()
     if job is None or job.mesh is None or not job.mesh.layout.is_to_choose:
@@ -131,7 +138,7 @@ def initial_value(variable: Any, value: Any) -> Any:
     is_slot = weight is not None
     if of_one_rank.get() and not callable(value):
         return value
-    if is_slot and (not isinstance(weight, UndecidedVariable) or weight.is_decided):
+    if is_slot and not isinstance(weight, UndecidedVariable):
         return value
     with tf.init_scope():
         shape, value = shape_of_new(variable, value)
@@ -141,12 +148,13 @@ def initial_value(variable: Any, value: Any) -> Any:
 
         def initial() -> tf.Tensor:
             first = tf.convert_to_tensor(called(value), dtype)
-            if is_slot and callable(value):  # which begins with a constant, and maybe on one rank alone
+            if is_slot and callable(value):  # a slot begins with a constant, and maybe only one rank makes it
                 return first
             name = f"keras_ddl/laid_out/{plain_name(variable.path)}"
-            return tf.constant(replicate.broadcast_value(first.numpy(), name), dtype)
+            agreed = history.left_to_join(first.numpy, lambda: replicate.broadcast_value(first.numpy(), name))
+            return tf.constant(agreed, dtype)
 
-        return UndecidedVariable(
+        made = UndecidedVariable(
             initial,
             shape,
             dtype,
@@ -156,10 +164,33 @@ def initial_value(variable: Any, value: Any) -> Any:
             is_trained=bool(variable.trainable),
             weight=weight,
             is_deferred=is_slot and callable(value) and tracing.tracing_for.get() is not None,
+            begins_anew=is_slot and callable(value),
         )
+        if is_slot and weight.is_decided:  # to be complete
+            made.decide(None)
+        return made
 
 
 def undecided_of_handle(handle: Any) -> UndecidedVariable | None:
     """Returns the undecided variable with this resource handle, or None."""
     variable = slot_of_handle(handle)
     return variable if isinstance(variable, UndecidedVariable) and not variable.is_decided else None
+
+
+def follow_choices(variables: Iterable[ShardedVariable], *, is_new: bool) -> None:
+    """Gives all ranks the choices that any of them has made, before slices are redistributed. COLLECTIVE.
+
+    is_new: this rank has run no step yet.
+    """
+    laid_out_ones = [each for each in variables if isinstance(each, LaidOutVariable)]
+    mine = {
+        each.number: each.axis for each in laid_out_ones if not isinstance(each, UndecidedVariable) or each.is_decided
+    }
+    gathered = communicator.all_gather_object({} if is_new else mine, name="keras_ddl/chosen_layout/of_ranks")
+    chosen = {number: axis for each in gathered for number, axis in each.items()}
+    for each in laid_out_ones:
+        if isinstance(each, UndecidedVariable) and not each.is_decided:
+            if not is_new:
+                each.complete()  # a new rank gets the value
+            if each.number in chosen:
+                each.axis, each.is_decided = chosen[each.number], True

@@ -12,8 +12,8 @@ from keras_ddl.cut import Placement, Program
 from keras_ddl.cut.analysis.program import Value
 from keras_ddl.cut.axes.layout_search import Unit, choose
 from keras_ddl.strategy.mesh.ranks import Mesh
-from keras_ddl.strategy.mesh.undecided import UndecidedVariable, undecided_of_handle
 from keras_ddl.strategy.shards.sharded_slots import all_slots
+from keras_ddl.strategy.shards.undecided import UndecidedVariable, undecided_of_handle
 
 Axes = tuple[str | None, ...]
 
@@ -30,6 +30,8 @@ def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: 
         if variable is not None:
             values[id(variable)] = value
             variables.append(variable)
+    if not variables:
+        return
     weights = [each for each in variables if each.weight is None]
     units = []
     for each in weights:
@@ -103,11 +105,11 @@ def written(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
         kinds.setdefault(re.sub(r"\d+", "#", path), []).append(path)
     keys: dict[str, Axes] = {}
     for alike in kinds.values():
-        keys |= _of_kind(alike, axes)
+        keys |= _keys_of_kind(alike, axes)
     return _merged(keys)
 
 
-def _of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
+def _keys_of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
     """Returns keys for paths that differ only in numbers: an expression for each number that makes no difference."""
     numbers = [re.findall(r"\d+", path) for path in paths]
     places = range(len(numbers[0]))

@@ -1,9 +1,9 @@
 """Optimizer slots in shards on a mesh: Strategy(layout=..., sharding="optimizer").
 
-If a layout cuts a weight, its slots are cut along the model axis in the same way, and the data ranks of a model
-position hold flat shards of the slice. The step is cut accordingly: along the model axis the slot is a variable with a
-slice, which has no memory of its own, and along the batch this variable is in shards (cut/shards/sharding.py). While a
-job continues with one data rank, that rank has the slice; with one model rank, data ranks hold flat shards of the slot.
+If a layout splits a weight, its slots are split along the model axis in the same way, and the data ranks of a model
+position hold flat shards of the slice. The step is cut accordingly: along the model axis the slot is a variable for the
+slice, which has no memory of its own, and along the batch this variable is in shards (cut/shards/sharding.py). If a job
+continues with one data rank, that rank holds the slice; with one model rank, data ranks hold flat shards of the slot.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
 
-making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an optimizer makes is to be in shards
+making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an optimizer is making goes into shards
 
 
 class MeshSlot(ShardedVariable):
-    """A slot of a weight that a layout cuts; each data rank of a model position has a flat shard of its slice."""
+    """A slot of a weight that a layout splits. Each data rank of a model position has a flat shard of its slice."""
 
     def __init__(self, value: FirstValue, name: str, job: Job, axis: int) -> None:
         self.axis: int = axis
-        self._slice: Any = None  # a variable without value that stands for the slice in the cut along the model axis
+        self._slice: Any = None  # a variable without a value that stands for the slice in the cut along the model axis
         super().__init__(value, name, job, lambda: value)
 
     def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
@@ -49,7 +49,7 @@ class MeshSlot(ShardedVariable):
             )
 
     def local_part(self) -> LocalPart:
-        """Returns what this rank has of the slot, for the cut along the model axis."""
+        """Returns this rank's part of the slot, for the cut along the model axis."""
         if self._slice is None:
             return LocalPart(self.chunk.handle, self.layout.placement)
         return LocalPart(self._slice.handle, self.layout.slices.placement)

@@ -1,9 +1,9 @@
 """Variables that a layout cuts along the model axis: each rank has a slice.
 
-When Keras makes such a variable, its value becomes a `LaidOutVariable`: for Keras a variable of the full shape, which
-has no memory of its own, and beside it this rank's slice. A step that is traced on the global batch reads and assigns
-it as usual, and the cut computes with the slices (cut/axes/model_axis.py). Outside of steps the variable can be read if
-it has been gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
+When Keras makes such a variable, its value becomes a `LaidOutVariable`: this rank's slice, and a variable of the full
+shape for Keras, which uses no memory. A step that is traced on the global batch reads and assigns the latter as usual,
+and the cut computes with the slices (cut/axes/model_axis.py). Outside of steps the variable can be read if it has been
+gathered (shards/gathered_slots.py), and assigned with the same value on all ranks.
 
 A rank makes only its slice of the value of one of Keras's initializers (first_values.py). Values of other initializers
 are made in full and sliced one by one, so no rank ever has two of them.
@@ -27,13 +27,14 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import ResourceVariable, tf
 from keras_ddl.cut import LocalPart, Slices
+from keras_ddl.cut.values.layouts import Distribution, Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.state import replicate
 from keras_ddl.state.placements import MeshPlace, Place
 from keras_ddl.strategy import tracing
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
+from keras_ddl.strategy.shards.mesh_slots import MeshSlot, making_in_shards
 from keras_ddl.strategy.shards.sharded_slots import (
     ShardedVariable,
     sharded_variable,
@@ -42,9 +43,8 @@ from keras_ddl.strategy.shards.sharded_slots import (
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.variable_origin import of_one_rank
 
-NO_AXIS = -1
 _made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
-# The weight for which an optimizer makes a slot: it is cut as the weight is.
+# The weight for which an optimizer makes a slot. The slot is cut in the same way as the weight.
 following: Setting[Any] = Setting("reference_of_slot", None)
 
 
@@ -55,8 +55,8 @@ class LaidOutVariable(ShardedWeight):
     (`is_complete`).
 
     Attributes:
-        axis: the axis that is cut; NO_AXIS: none (undecided.py).
-        initial: as of a ShardedVariable, for optimizer variables.
+        axis: the axis that is cut; None: no axis yet (undecided.py).
+        initial: for optimizer variables, as in ShardedVariable.
     """
 
     def __init__(
@@ -64,19 +64,21 @@ class LaidOutVariable(ShardedWeight):
         value: tf.Tensor | FirstValue,
         name: str,
         job: Job,
-        axis: int,
+        axis: int | None,
         *,
         is_trained: bool,
         initial: Callable[[], tf.Tensor | FirstValue] | None = None,
     ) -> None:
-        self.axis: int = axis
+        self.axis = axis
         super().__init__(value, name, job, initial, is_trained=is_trained)
 
-    def shared_at(self, place: MeshPlace) -> tuple[Slices, Place]:
+    def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
+        if self.axis is None:
+            return Layout(tuple(self.shape.as_list()), 1), Place(0, 1)
         return Slices(tuple(self.shape.as_list()), place.model.size, self.axis), place.model
 
     def local_part(self) -> LocalPart:
-        """Returns what this rank has of the variable, for the cut along the model axis."""
+        """Returns this rank's part of the variable, for the cut along the model axis."""
         return LocalPart(self.chunk.handle, self.layout.placement)
 
     def _refusal(self, what: str) -> ConfigError:
@@ -98,9 +100,10 @@ class LaidOutVariable(ShardedWeight):
 
 
 def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
-    """Returns the value for a new Keras variable, from rank 0's initializer. None: no layout cuts the variable and it
-    is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE if a layout cuts it or it is a slot in
-    shards.
+    """Returns the value for a new Keras variable, from rank 0's initializer.
+
+    None: no layout cuts the variable and it is not a slot in shards, or a rank's part cannot be made alone. COLLECTIVE
+    if a layout cuts it or it is a slot in shards.
     """
     shape, job = models.declared_shape(variable), job_of_new_variable()
     if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
@@ -159,15 +162,18 @@ def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
 
 
 def _is_same_on_all_ranks(job: Job) -> bool:
-    """Whether the variable that is being made needs no communication: optimizer variables begin with a constant, and
-    some ranks may not make them when a rank is lost or while one rank builds them for all.
+    """Whether the variable that is being made needs no communication.
+
+    Optimizer variables begin with a constant, and some ranks may not make them: when a rank is lost, or while one rank
+    builds them for all.
     """
     return following.get() is not None and (job.goes_on or of_one_rank.get())
 
 
 def job_of_new_variable() -> Job | None:
-    """Returns the job whose layout applies to the variable that is being made, or None. Optimizer variables follow the
-    weights wherever the optimizer is built.
+    """Returns the job whose layout applies to the variable that is being made, or None.
+
+    Optimizer variables follow the weights wherever the optimizer is built.
     """
     weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
@@ -182,18 +188,15 @@ def _name(variable: Any, collective: str) -> str:
 
 
 def note_made(variable: Any) -> None:
-    """Remembers a Keras variable that was just made outside of scopes and steps, so that an error can name it if a
-    layout cuts it."""
+    """Notes a Keras variable made outside of scopes and steps, to name it in an error if a layout cuts it."""
     if keras_compat.scope_strategy() is None and tracing.tracing_for.get() is None:
         inner = models.inner_variable(variable)
-        if isinstance(inner, ResourceVariable):  # one of another strategy has no handle of its own
+        if isinstance(inner, ResourceVariable):  # other strategies' variables have no own handle
             _made_outside[id(inner.handle)] = variable
 
 
 def refuse_made_outside(job: Job, variables: Iterable[Any]) -> None:
-    """Raises ConfigError if a layout should cut one of these Keras variables but cannot, because it was made outside of
-    the scope.
-    """
+    """Raises ConfigError if a layout should cut one of these Keras variables, but it was made outside of the scope."""
     if job.mesh is None:
         return
     for each in variables:
@@ -211,15 +214,17 @@ def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     assert job.mesh is not None
     weight = weight_of_slot()
     if weight is not None:  # a slot is cut as its weight is
-        is_cut = isinstance(weight, LaidOutVariable) and tuple(weight.shape) == shape and weight.axis != NO_AXIS
-        return weight.axis if is_cut else None
+        is_alike = isinstance(weight, LaidOutVariable) and tuple(weight.shape) == shape
+        return weight.axis if is_alike else None
     layout = job.mesh.layout
     return layout.axis_of(path_on_rank_0(variable) if shape and layout.has_keys else variable.path, shape)
 
 
 def path_on_rank_0(variable: Any) -> str:
-    """Returns the path that the variable that is being made has on rank 0, where layers may have other numbers, because
-    rank 0 has made other models before. COLLECTIVE, once for each variable."""
+    """Returns rank 0's path of the variable that is being made. COLLECTIVE, once for each variable.
+
+    On rank 0, layers may have other numbers, because it has made other models before.
+    """
     global _last_path
     if _last_path is None or _last_path[0]() is not variable:
         path: str = communicator.broadcast_object(variable.path, root=0, name=_name(variable, "path"))
@@ -237,14 +242,12 @@ def weight_of_slot() -> Any:
 
 
 def slice_of(variable: Any) -> tf.Variable | None:
-    """Returns this rank's slice of a keras.Variable that a layout cuts; ranks of the same model position have the same
-    slice. None: no layout cuts it.
-    """
+    """Returns this rank's slice of a keras.Variable, like all ranks of its model position. None: nothing cuts it."""
     cut = sharded_variable(variable)
     return cut.chunk if isinstance(cut, LaidOutVariable) else None
 
 
 def local_part(outer: tf.Tensor) -> LocalPart:
-    """Returns what this rank has of a tensor that a step captures, for the cut along the model axis."""
+    """Returns this rank's part of a tensor that a step captures, for the cut along the model axis."""
     variable = sharded_variable_of_handle(outer)
     return variable.local_part() if isinstance(variable, (LaidOutVariable, MeshSlot)) else LocalPart(outer)

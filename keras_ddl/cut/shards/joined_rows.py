@@ -1,0 +1,196 @@
+"""Rows of several look-ups in one table, which a backward pass puts one after another: the rows of each look-up go to
+their owners, and each owner puts together what it receives, in the order of one process.
+
+The operation that would put them together is not built, nor what is computed from its result entry by entry (`JOINED`).
+The parts may be sharded in different ways; of a replicated part each owner takes its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.dims import if_certain
+from keras_ddl.cut.analysis.placements import (
+    JOINED,
+    PARTIAL,
+    REPLICATED,
+    Partial,
+    Pending,
+    PlacedOutputs,
+    PlacedTensor,
+    Placement,
+    Sharded,
+)
+from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.shards.shard_plan import computes_rows, expands_indices, joins_rows
+from keras_ddl.cut.shards.table_rows import Arrived, TableRows
+from keras_ddl.cut.values.layouts import Layout
+
+
+class _Joined(NamedTuple):
+    """A value that is not built.
+
+    Attributes:
+        node: would build it. operands: what it puts one after another, or else what it computes the value from.
+        is_own: whether `node` is in this program, not in the one around it.
+    """
+
+    node: Node
+    operands: tuple[Value, ...]
+    is_own: bool = True
+
+    @property
+    def is_computed(self) -> bool:
+        return self.node.type != "ConcatV2"
+
+
+class JoinedRows:
+    """The joined values of one context. Its methods may raise Pending.
+
+    Args: apply_rules: builds an operation whose operands are built. keep: places an output that was built.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        rows: TableRows,
+        apply_rules: Callable[[Node], PlacedOutputs],
+        keep: Callable[[Value, tf.Tensor, Placement], None],
+    ) -> None:
+        self._b, self._rows, self._apply_rules, self._keep = context, rows, apply_rules, keep
+        self._joined: dict[Value, _Joined] = {}
+        self._lent: dict[Value, Value] = {}  # by the value of the graph around this one
+
+    # ---- not to build
+
+    def join(self, node: Node, table: tf.TensorSpec) -> PlacedOutputs | None:
+        """Returns a placeholder for what an operation puts together for a table, or computes from that; None: the
+        operation is to be built."""
+        b = self._b
+        if joins_rows(node):
+            operands = tuple(node.inputs[:-1])
+            if not self._moves_less(operands, table):
+                return None
+        elif (computes_rows(node) or expands_indices(node)) and any(
+            b.placement(each) == JOINED for each in node.inputs
+        ):
+            operands = tuple(node.inputs)
+        else:
+            return None
+        self._hold(node.outputs[0], _Joined(node, operands))
+        return [(tf.zeros([0], node.outputs[0].dtype), JOINED)]
+
+    def _hold(self, value: Value, joined: _Joined) -> None:
+        self._joined[value] = joined
+        self._b.register_replicator(value, lambda: self._replicated(joined))
+
+    def _moves_less(self, parts: Sequence[Value], table: tf.TensorSpec) -> bool:
+        """Whether parts can go to a table's owners, and take fewer bytes than what a rank lacks of the table."""
+        b, layout = self._b, self._rows.layout_of(table.shape)
+        sharded = [each for each in parts if isinstance(b.placement(each), Sharded)]
+        if layout is None or not sharded or not all(_has_whole_rows(b.placement(each)) for each in parts):
+            return False
+        extents = [if_certain(b.dims, each) for each in sharded]
+        return self._rows.takes_less([each and each[0] for each in extents], layout, table.dtype)
+
+    def lend(self, value: Value, outer: Value, around: JoinedRows, lend: Callable[[Value, Value], None]) -> None:
+        """Lets `value` stand for a joined value of the graph around this one. lend: does so for values that are
+        built."""
+        node, operands, _ = around._joined[around._b.origin(outer)]
+        inner = []
+        for each in operands:
+            if each not in self._lent:
+                self._lent[each] = Value(each.tensor, each.node, each.index)
+                lend(self._lent[each], each)
+            inner.append(self._lent[each])
+        self._hold(value, _Joined(node, tuple(inner), is_own=False))
+
+    def _replicated(self, joined: _Joined) -> tf.Tensor:
+        tensors = self._b.all_replicated(joined.operands)
+        return self._b.make(joined.node, tensors)[0] if joined.is_computed else tf.concat(tensors, axis=0)
+
+    def build(self, values: Sequence[Value]) -> None:
+        """Builds those of some values that are joined, because something needs them as a whole."""
+        b = self._b
+        for value in map(b.origin, values):
+            joined = self._of(value)
+            if joined is not None and joined.is_own:
+                self.build(joined.operands)
+                tensor, placement = self._apply_rules(joined.node)[0]
+                self._keep(value, tensor, placement)
+                b.place_again({value: PlacedTensor(tensor, placement)})
+
+    def _of(self, value: Value) -> _Joined | None:
+        return self._joined.get(self._b.origin(value)) if self._b.placement(value) == JOINED else None
+
+    # ---- at the owners
+
+    def arrived(self, node: Node, ids: Value, rows: Value, layout: Layout) -> Arrived | None:
+        """Returns the rows that ranks have for this rank; None: they are to be added up otherwise."""
+        of_ids, of_rows = self._of(ids), self._of(rows)
+        if of_rows is not None and of_rows.is_computed:
+            tensors = self._numbers(of_rows)
+            (before,) = {self._b.origin(each) for each in of_rows.operands if each not in tensors}
+            arrived = self.arrived(node, ids, before, layout)
+            if arrived is None:
+                return None
+            operands = [tensors.get(each, arrived.rows) for each in of_rows.operands]
+            return Arrived(arrived.places, self._b.make(of_rows.node, operands)[0])
+        if of_ids is None and of_rows is None:
+            return self._rows.arrived(node, ids, rows, layout)
+        if of_ids is None or of_rows is None or len(of_ids.operands) != len(of_rows.operands):
+            return None
+        found: list[Arrived] = []
+        pending: Pending | None = None
+        for pair in zip(of_ids.operands, of_rows.operands):
+            try:
+                arrived = self.arrived(node, *pair, layout)
+            except Pending as error:  # the others are requested, too, so that all travel together
+                pending = error
+                continue
+            if arrived is None:
+                return None
+            found.append(arrived)
+        if pending is not None:
+            raise pending
+        return Arrived(*(tf.concat(each, axis=0) for each in zip(*found)))
+
+    def _numbers(self, rows: _Joined) -> dict[Value, tf.Tensor]:
+        """Returns what rows are computed with, besides other rows."""
+        numbers = [each for each in rows.operands if self._of(each) is None]
+        return dict(zip(numbers, self._b.all_replicated(numbers)))
+
+    def added_up(self, node: Node) -> PlacedOutputs:
+        """Returns this rank's part of the sum of all entries of joined rows, or of their squares."""
+        b, others = self._b, node.inputs[1:]
+        axes = b.all_replicated(others)
+        return [(tf.add_n([b.make(node, [each, *axes])[0] for each in self._own_parts(node.inputs[0])]), PARTIAL)]
+
+    def _own_parts(self, value: Value) -> list[tf.Tensor]:
+        """Returns this rank's rows of each part; the first rank has those of replicated parts."""
+        b, joined = self._b, self._of(value)
+        assert joined is not None
+        if joined.is_computed:
+            tensors = self._numbers(joined)
+            (before,) = {b.origin(each) for each in joined.operands if each not in tensors}
+            parts = self._own_parts(before)
+            return [b.make(joined.node, [tensors.get(each, part) for each in joined.operands])[0] for part in parts]
+        whole = [each for each in joined.operands if not isinstance(b.placement(each), Sharded)]
+        replicated = dict(zip(whole, b.all_replicated(whole)))
+        first = b.collectives.rank == 0
+        return [
+            b.local(each) if each not in replicated else replicated[each] if first else replicated[each][:0]
+            for each in joined.operands
+        ]
+
+
+def _has_whole_rows(placement: Placement) -> bool:
+    return (
+        placement == REPLICATED
+        or isinstance(placement, Partial)
+        or isinstance(placement, Sharded)
+        and not placement.axis
+    )
