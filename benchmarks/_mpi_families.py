@@ -30,7 +30,7 @@ class Family:
     def command(self, folder: Path | None, ranks: int, program: list[str]) -> list[str]:
         """Returns the command that starts `program` (arguments of Python) on `ranks` ranks of this machine.
 
-        `folder`: as for `prepare`; None: this environment, which has the library (`of_this_environment`).
+        `folder`: as for `prepare`; None: this environment, which has the library (`installed_families`).
         """
         bin_folder = Path(sys.executable).parent if folder is None else self.prepare(folder)
         launcher = [str(bin_folder / self.launcher[0]), *self.launcher[1:], "-n", str(ranks)]
@@ -49,7 +49,7 @@ class Family:
         return home / "bin"
 
 
-def of_this_environment() -> list[str]:
+def installed_families() -> list[str]:
     """Returns the family that this Python's environment has together with mpi4py: a list of one name, or none."""
     names = {(each.metadata["Name"] or "").lower() for each in importlib.metadata.distributions(path=sys.path)}
     return [name for name, family in FAMILIES.items() if {family.wheel, "mpi4py"} <= names]

@@ -35,7 +35,7 @@ from pathlib import Path
 
 import _hand_over
 from _halves import COLLECTIVES
-from _mpi_families import FAMILIES, of_this_environment
+from _mpi_families import FAMILIES, installed_families
 from _smoke import options_of
 
 HERE = Path(__file__).resolve().parent
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds per size (default: 11)")
     parser.add_argument("--families", type=Path, default=HERE.parent / "build" / "mpi-families", metavar="DIR")
     parser.add_argument("--json", default=None, metavar="FILE", help="also write all rounds' seconds here")
-    options = options_of(parser, sizes="1K", rounds=1, peers=",".join(of_this_environment()), families=None)
+    options = options_of(parser, sizes="1K", rounds=1, peers=",".join(installed_families()), families=None)
     peers = [peer for peer in options.peers.split(",") if peer]
     if unknown := set(peers) - set(FAMILIES):
         parser.error(f"--peers: one of {', '.join(FAMILIES)}. Received: {', '.join(sorted(unknown))}")

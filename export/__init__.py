@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_ddl.export.formats import export_format
     from keras_ddl.export.graft import ExportResult, export_saved_model
+    from keras_ddl.export.graph_mode import export_graph
+    from keras_ddl.export.inference.inputs import inputs_are_known, record_inputs
     from keras_ddl.export.manifest import is_name
     from keras_ddl.export.proof.check import CheckReport, check_saved_model
     from keras_ddl.export.proof.scan import scan_saved_model
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
     from keras_ddl.export.signatures import Classify, Regress
     from keras_ddl.export.signatures.encoded_images import EncodedImages
     from keras_ddl.export.signatures.functions import Function
-    from keras_ddl.export.sources.graph_mode import export_graph
     from keras_ddl.export.tracing.base_graph import BaseGraph, write_base_graph
-    from keras_ddl.export.tracing.inputs import inputs_are_known, record_inputs
 
 _MODULES = {
     "formats": "export_format",
     "graft": "ExportResult export_saved_model",
+    "graph_mode": "export_graph",
+    "inference.inputs": "inputs_are_known record_inputs",
     "manifest": "is_name",
     "proof.check": "CheckReport check_saved_model",
     "proof.scan": "scan_saved_model",
@@ -33,9 +35,7 @@ _MODULES = {
     "signatures": "Classify Regress",
     "signatures.encoded_images": "EncodedImages",
     "signatures.functions": "Function",
-    "sources.graph_mode": "export_graph",
     "tracing.base_graph": "BaseGraph write_base_graph",
-    "tracing.inputs": "inputs_are_known record_inputs",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -198,7 +198,7 @@ def _graph_mode(
     import logging
 
     from keras_ddl.compat.tensorflow import tf
-    from keras_ddl.export.sources.graph_mode import export_graph
+    from keras_ddl.export.graph_mode import export_graph
 
     tf.get_logger().setLevel(logging.ERROR)  # TensorFlow warns that graph mode is deprecated
     return export_graph(

@@ -21,10 +21,11 @@ from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export import fingerprint, manifest, versions
 from keras_ddl.export import warmup as warmup_file
-from keras_ddl.export.proof.replay import DEFAULT, ROWS, load_rows, rows_of
+from keras_ddl.export.inference import composites
+from keras_ddl.export.inference.replay import DEFAULT, ROWS, load_rows, rows_of
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
-from keras_ddl.export.signatures import METHODS, composites, declarations
+from keras_ddl.export.signatures import METHODS, declarations
 from keras_ddl.export.sources.weights import Source, read, source_of_checkpoint
 from keras_ddl.files import digests, durable, foreign
 

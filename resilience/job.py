@@ -17,7 +17,7 @@ class ContinuingJob(Survival):
 
     def __init__(self) -> None:
         super().__init__()
-        recorded = history.of_job()
+        recorded = history.current()
         if isinstance(recorded, history.Replay):
             self.joining = Newcomer(recorded, self)
         elif recorded is not None:

@@ -120,7 +120,7 @@ class Newcomer(JoiningInFit):
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
             callback_state.update(each, attributes)
         order.set_passes(state.passes)
-        record = history.of_job()
+        record = history.current()
         assert isinstance(record, history.Record)
         admission = Admission.of_newcomer(record, self, state.admitted_at)
         self.is_on_its_way = False

@@ -36,7 +36,7 @@ def call_of_trainer(
     If this is a newcomer and the others have ended the call, returns their result instead and gives `callbacks` what
     the others' callbacks stored during the call.
     """
-    recorded = history.of_job()
+    recorded = history.current()
     if recorded is None or trainer_calls.running():
         return call()
     what = f"Model.{method}"
@@ -59,7 +59,7 @@ def call_of_trainer(
             if survival.joining.is_on_its_way or _is_newcomers_own(error, survival):
                 give_up(error)
             raise
-        recorded = history.of_job()
+        recorded = history.current()
         if not isinstance(recorded, history.Record):  # a fit without a step
             return returned
     else:

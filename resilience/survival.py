@@ -90,7 +90,7 @@ class Survival(Resilience):
         self.joining = Joining()
         self.has_met_newcomers = False
         self.on_trial: frozenset[int] = frozenset()
-        is_new = isinstance(history.of_job(), history.Replay)
+        is_new = isinstance(history.current(), history.Replay)
         self._generations = Generations(holds_nothing=is_new)
         if is_new:
             self._finished = None
@@ -111,7 +111,7 @@ class Survival(Resilience):
             return run()
         if self._finished is None:
             error = CollectiveError(_ALONE)
-            if not isinstance(history.of_job(), history.Replay):  # it is one of the ranks already
+            if not isinstance(history.current(), history.Replay):  # it is one of the ranks already
                 give_up(error)
             raise error
         self.joining.look()
@@ -196,7 +196,7 @@ class Survival(Resilience):
                     reason = self._share_out(reports[0].leaving)
                     self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
-                    reason = caller.cut_step.why_not_again()
+                    reason = caller.cut_step.repeat_obstacle()
                     if not communicator.is_initialized() or reason is not None:
                         raise with_reason(error, reason or "") from None
                     continue
@@ -253,7 +253,7 @@ class Survival(Resilience):
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         is_on_trial = self.is_on_trial
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
-        reason = None if caller is None else caller.cut_step.why_not_again()
+        reason = None if caller is None else caller.cut_step.repeat_obstacle()
         mesh = remeshing.layout_of(self._strategies())
         while reason is None:
             try:

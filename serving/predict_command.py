@@ -59,7 +59,7 @@ def command(
     outputs = {name: _readable(array) for name, array in outputs.items()}
     if output is not None and Path(output).suffix == ".npz":
         parts.need("export")  # strings in .npz
-        from keras_ddl.export.proof.replay import save
+        from keras_ddl.export.inference.replay import save
 
         save(output, {name: _storable(name, array) for name, array in outputs.items()})
     elif output is not None:

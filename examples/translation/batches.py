@@ -63,7 +63,7 @@ class Batches(keras.utils.PyDataset):
             lengths and numbers of all pairs, some 30 bytes each.
         """
         super().__init__()
-        self.ranks = Ranks.of_job() if ranks is None else ranks
+        self.ranks = Ranks.current() if ranks is None else ranks
         total, texts = read_range(paths, self.ranks)
         first = ranges(total, self.ranks.size)[self.ranks.rank]
         mine = Sentences.encoded(first, texts, subwords)

@@ -38,7 +38,7 @@ def evaluate(translator: Translator, paths: Sequence[str | Path], *, limit: int 
     Args: paths: files of source and of references. limit: evaluate only the first `limit` sentences.
     """
     source, references = (read_lines(path)[:limit] for path in paths)
-    found = translations(translator, source, Ranks.of_job())
+    found = translations(translator, source, Ranks.current())
     return {"exact": scores.exact_match(found, references), "bleu": scores.bleu(found, references)}
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     except FileNotFoundError as error:
         parser.error(str(error))
     translator = Translator(model, subwords, beam=options.beam, longest=settings.longest)
-    found = translations(translator, read_lines(source), Ranks.of_job())
+    found = translations(translator, read_lines(source), Ranks.current())
     if keras_ddl.rank() == 0:
         right = read_lines(references)
         print(

@@ -26,7 +26,7 @@ class Ranks(NamedTuple):
     all_gather: Callable[[Any], list[Any]] = lambda mine: [mine]  # returns the objects of all ranks; COLLECTIVE
 
     @classmethod
-    def of_job(cls) -> Ranks:
+    def current(cls) -> Ranks:
         """Returns keras_ddl's ranks after `keras_ddl.Strategy()` or `init()`, and a single rank before."""
         if not keras_ddl.is_initialized():
             return cls()

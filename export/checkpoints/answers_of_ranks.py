@@ -10,10 +10,10 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import DeadlineError, ExportError, RankLostError
 from keras_ddl.export import signatures
-from keras_ddl.export.proof.replay import storable
+from keras_ddl.export.inference.inputs import find_inputs
+from keras_ddl.export.inference.isolation import isolated, unchanged
+from keras_ddl.export.inference.replay import storable
 from keras_ddl.export.signatures import declarations
-from keras_ddl.export.tracing.inputs import find_inputs
-from keras_ddl.export.tracing.isolation import isolated, unchanged
 from keras_ddl.export.tracing.tracer import Elsewhere, differing, own_rows
 from keras_ddl.strategy.shards import gathered_slots
 

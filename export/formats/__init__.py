@@ -19,8 +19,8 @@ from keras_ddl.export import versions
 from keras_ddl.export import warmup as warmup_file
 from keras_ddl.export.formats import converters
 from keras_ddl.export.graft import ExportResult
+from keras_ddl.export.inference import replay
 from keras_ddl.export.manifest import PROVENANCE
-from keras_ddl.export.proof import replay
 from keras_ddl.files import digests, durable
 
 OPSETS = (9, 18)  # lowest and highest that tf2onnx 1.17 writes and that have the Erf which conversion.py needs
@@ -147,8 +147,8 @@ def _rows(path: Path, into: Path) -> tuple[Path, str]:
     """Writes rows that the SavedModel takes to the file `into`; returns the file, and whether they are made up."""
     import tensorflow as tf
 
+    from keras_ddl.export.inference.inputs import Inputs
     from keras_ddl.export.proof.check import signatures_of
-    from keras_ddl.export.tracing.inputs import Inputs
 
     signature = signatures_of(path).get("serving_default")
     if signature is None:

@@ -24,8 +24,8 @@ _MESSAGES = 3  # shown per failure
 
 
 def _load_replay() -> Any:
-    """Loads proof/replay.py by its path, because keras_ddl is blocked here and its folders could hide other modules."""
-    spec = importlib.util.spec_from_file_location("replay", _HERE.parents[1] / "proof" / "replay.py")
+    """Loads replay.py by its path, because keras_ddl is blocked here and its folders could hide other modules."""
+    spec = importlib.util.spec_from_file_location("replay", _HERE.parents[1] / "inference" / "replay.py")
     assert spec is not None and spec.loader is not None  # always set for a file that ends in .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

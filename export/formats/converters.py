@@ -12,7 +12,7 @@ from typing import Any
 from keras_ddl import packages
 from keras_ddl.errors import DependencyError, ExportError
 from keras_ddl.export.formats import conversion
-from keras_ddl.export.proof import replay
+from keras_ddl.export.inference import replay
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.export.inference import composites
+from keras_ddl.export.inference.replay import load_rows, save
 from keras_ddl.export.manifest import PROVENANCE
-from keras_ddl.export.proof.replay import load_rows, save
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
-from keras_ddl.export.signatures import composites
 from keras_ddl.files import foreign
 
 _ROWS = 2  # made-up rows

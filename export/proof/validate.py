@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export.proof import clean_process, replay
+from keras_ddl.export.inference import replay
+from keras_ddl.export.proof import clean_process
 
 TOLERANCE = 1e-4  # float32: the order of sums depends on the CPU or GPU, the build and the number of threads
 HALF_TOLERANCE = 2e-2  # models that compute in float16 or bfloat16: kernels differ in when they round

@@ -9,17 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export.proof.replay import DEFAULT, rows_of, source
-from keras_ddl.export.signatures import composites
+from keras_ddl.export.inference import composites
+from keras_ddl.export.inference.inputs import Inputs
+from keras_ddl.export.inference.replay import DEFAULT, rows_of, source
 from keras_ddl.export.signatures.declarations import Declared, check
 from keras_ddl.export.signatures.functions import Function, plain
-from keras_ddl.export.tracing.layer_outputs import place_of, recorded
-
-if TYPE_CHECKING:
-    from keras_ddl.export.tracing.inputs import Inputs
+from keras_ddl.export.signatures.layer_outputs import place_of, recorded
 
 METHODS = {"classify": "tensorflow/serving/classify", "regress": "tensorflow/serving/regress"}
 

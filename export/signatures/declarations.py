@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export.proof.replay import DEFAULT
+from keras_ddl.export.inference.replay import DEFAULT
 from keras_ddl.export.signatures import encoded_images
 from keras_ddl.export.signatures.encoded_images import EncodedImages
 from keras_ddl.export.signatures.functions import Function

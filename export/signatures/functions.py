@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl.errors import ExportError
-
-if TYPE_CHECKING:
-    from keras_ddl.export.tracing.inputs import Inputs
+from keras_ddl.export.inference.inputs import Inputs, as_inputs, spec_of_sample
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,6 @@ class Function:
 
     def inputs(self) -> Inputs:
         """Returns the inputs. Raises: ExportError: inputs have no names, or `sample` and `input_signature` differ."""
-        from keras_ddl.export.tracing.inputs import as_inputs, spec_of_sample
-
         both = [each for each in (self.sample, self.input_signature) if each is not None]
         names = [set(each) if isinstance(each, Mapping) else set() for each in both]
         if not all(names) or any(each != names[0] for each in names) or not all(map(_is_identifier, names[0])):

@@ -23,7 +23,7 @@ from typing import Any
 
 from keras_ddl.errors import ExportError
 from keras_ddl.export import fingerprint
-from keras_ddl.export.proof.replay import DEFAULT
+from keras_ddl.export.inference.replay import DEFAULT
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 

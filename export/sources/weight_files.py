@@ -17,9 +17,9 @@ from typing import Any
 from keras_ddl import packages
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import DependencyError, ExportError
+from keras_ddl.export.inference.isolation import layers_of
 from keras_ddl.export.manifest import Manifest
 from keras_ddl.export.sources.object_graphs import ObjectGraph
-from keras_ddl.export.tracing.isolation import layers_of
 
 _H5 = (".weights.h5", ".keras")
 

@@ -1,4 +1,4 @@
-"""Lets the tests of exports import the programs beside them."""
+"""Lets the export tests import the programs beside them."""
 
 import sys
 from pathlib import Path

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import tensorflow  # noqa: F401  (TensorFlow looks whether Keras is there when it is imported)
+import tensorflow  # noqa: F401  (first, because TensorFlow looks for Keras when it is imported)
 
 for name in [name for name in sys.modules if name.partition(".")[0] in ("keras", "tf_keras")]:
     del sys.modules[name]

@@ -1,4 +1,4 @@
-"""Models of every kind that an export must carry, each with rows of input."""
+"""Models of every kind that an export must handle, each with input rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Scale(layers.Layer):
 
 
 class Blocks(keras.Model):
-    """Keeps its layers in a Python list, and would train by default: the export must not."""
+    """Keeps its layers in a Python list, and trains by default, which the export must switch off."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def subclassed() -> tuple[Any, Any]:
 
 
 class Recurrent(keras.Model):
-    """A dict in, a dict out; embedding with a mask into GRU."""
+    """Takes and returns a dict; a masked embedding feeds a GRU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def model_in_model() -> tuple[Any, Any]:
 
 
 class Sampler(keras.Model):
-    """Draws at inference from a seed that is a weight, and reads a tf.Variable that Keras does not track."""
+    """Samples at inference from a seed that is a weight, and reads a tf.Variable that Keras does not track."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def sampler() -> tuple[Any, Any]:
 
 
 class MeanOfSteps(layers.Layer):
-    """Of ragged rows, an empty one among them."""
+    """Averages ragged rows, of which one is empty."""
 
     def call(self, steps: Any) -> Any:
         return tf.math.divide_no_nan(tf.reduce_sum(steps, 1), tf.cast(steps.row_lengths(), "float32")[:, None])
@@ -190,7 +190,7 @@ ZOO: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 
 def disturb(model: Any) -> None:
-    """Moves every weight, BatchNormalization's statistics too, as training would."""
+    """Changes every weight, including BatchNormalization's statistics, as training does."""
     for variable in model.variables:
         if "float" in variable.dtype and not variable.path.endswith(("/mean", "/variance")):
             change = 0.1 + 0.1 * _random.random(variable.shape)

@@ -1,4 +1,4 @@
-"""Answers rows.npz of each model under argv[1] from the SavedModels in argv[2], without Keras and keras_ddl."""
+"""Runs rows.npz of each model under argv[1] through the SavedModels in argv[2], without Keras and keras_ddl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`keras-ddl export --check`: the proof of SavedModels that others have made."""
+"""`keras-ddl export --check`, which checks any SavedModel."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def good(tmp_path_factory) -> Path:
     return write_model(path, lambda factor, x, t: {"y": factor * x, "upper": tf.strings.upper(t)})
 
 
-def test_check_reports_what_it_found_as_text_and_json(good, tmp_path):
+def test_check_prints_its_report_and_writes_text_and_json(good, tmp_path):
     version = Path(shutil.copytree(good, tmp_path / "3"))
     shown = keras_ddl("export", "--check", version, status=0)
     assert f"{version}: can be served" in shown
@@ -49,12 +49,12 @@ def test_check_reports_what_it_found_as_text_and_json(good, tmp_path):
     assert sorted(entry.name for entry in version.iterdir()) == sorted(entry.name for entry in good.iterdir())
 
 
-def test_rows_of_ones_own_are_asked(good, tmp_path):
+def test_check_runs_given_rows(good, tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.ones([4, 3], np.float32), t=np.array([b"a"] * 4))
     assert export.check_saved_model(good, sample=tmp_path / "rows.npz").answers.startswith("4 rows")
 
 
-def test_a_mistake_in_the_sample_is_none_of_the_model_s(good, tmp_path):
+def test_check_rejects_bad_sample(good, tmp_path):
     file, text = tmp_path / "rows.npz", np.array([b"a"] * 4)
     with pytest.raises(ExportError, match="rows.npz: .*No such file"):
         export.check_saved_model(good, sample=file)
@@ -73,21 +73,21 @@ def test_a_mistake_in_the_sample_is_none_of_the_model_s(good, tmp_path):
             export.check_saved_model(good, sample=file)
 
 
-def test_the_report_is_shown_where_it_cannot_be_written(good, tmp_path):
+def test_check_prints_report_that_it_cannot_write(good, tmp_path):
     version = Path(shutil.copytree(good, tmp_path / "3"))
     (tmp_path / "3.check.txt").mkdir()
     shown = keras_ddl("export", "--check", version, status=0)
     assert f"{version}: can be served" in shown and "not written: [Errno 21] Is a directory" in shown
 
 
-def test_what_no_server_runs_is_a_problem(good, tmp_path):
+def test_check_reports_what_no_server_runs(good, tmp_path):
     calls_back = lambda factor, x, t: {"y": tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), x.shape)}  # noqa: E731
     shown = keras_ddl("export", "--check", write_model(tmp_path / "1", calls_back), status=1)
     assert "1: cannot be served" in shown and "problem: Python callback PyFunc" in shown, shown
     halved = Path(shutil.copytree(good, tmp_path / "2"))
     (halved / "variables" / "variables.index").unlink()
     (problem,) = export.check_saved_model(halved).problems
-    assert "Could not find variable" in problem  # as with a server: its C++ code loads what has no weights
+    assert "Could not find variable" in problem  # as on a server, whose C++ code loads the same files
     with pytest.raises(ExportError, match=r"must hold saved_model.pb.*Give one of its versions: .*/2\."):
         export.check_saved_model(tmp_path)
 

@@ -1,4 +1,4 @@
-"""The process in which an export proves itself: TensorFlow's C library, and none of its Python."""
+"""The clean process of an export's proof: it uses TensorFlow's C library and no Python of TensorFlow."""
 
 import json
 import subprocess
@@ -12,7 +12,8 @@ from keras_ddl import export, model_state
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ExportError
 from keras_ddl.export import warmup
-from keras_ddl.export.proof import clean_process, replay
+from keras_ddl.export.inference import replay
+from keras_ddl.export.proof import clean_process
 from keras_ddl.export.proof.validate import CleanProcess
 
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "bfloat16", "float64", "complex64")
@@ -20,7 +21,7 @@ DTYPES = ("bool", "int8", "uint16", "int64", "float16", "bfloat16", "float64", "
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory):
-    """A SavedModel that answers each input, by which its name ends, and some things that are empty."""
+    """A SavedModel that returns each input as out_<name>, an empty tensor and a scalar."""
     path = tmp_path_factory.mktemp("echo") / "1"
     specs = {name: tf.TensorSpec([None, 2], name, name) for name in (*DTYPES, "string")}
 
@@ -35,13 +36,13 @@ def echo(tmp_path_factory):
     return path
 
 
-def test_every_dtype_goes_in_and_comes_out(echo):
+def test_clean_process_passes_every_dtype(echo):
     rows = {name: np.array([[0, 1], [1, 0], [1, 1]]).astype(tf.as_dtype(name).as_numpy_dtype) for name in DTYPES}
     rows["string"] = np.array([[b"", b"a\0b"], ["ü".encode(), b"x" * 1000], [b"\xff\xfe", b"y\0\0"]], object)
     with CleanProcess() as process:
-        told, seconds = process.ask(str(echo), {"serving_default": rows}, 1)
+        result, seconds = process.ask(str(echo), {"serving_default": rows}, 1)
     found, _ = replay.answer_here(str(echo))({"serving_default": rows}, None)
-    (answers,), (expected,) = told.values(), found.values()
+    (answers,), (expected,) = result.values(), found.values()
     assert sorted(answers) == sorted(expected) and len(answers) == len(DTYPES) + 3
     for name, answer in expected.items():
         assert answers[name].shape == np.shape(answer), name
@@ -55,13 +56,13 @@ def test_every_dtype_goes_in_and_comes_out(echo):
     [[b"ends in zero\0", b"\0", b""], ["größe", b"\xff"], [[b"a"], [b"b"]], b"\0", np.empty([0, 2], "U")],
     ids=repr,
 )
-def test_text_is_stored_as_it_is(text, tmp_path):
+def test_storable_text_survives_a_round_trip(text, tmp_path):
     np.savez(tmp_path / "rows.npz", x=replay.storable(np.asarray(text, object)))
     (found,) = replay.load_rows(str(tmp_path / "rows.npz")).values()
     assert found.tolist() == replay.texts(text).tolist() and found.shape == np.asarray(text, object).shape
-    told = replay.compare({"x": replay.storable(found)}, {"x": replay.texts(text)}, 0.0)
-    assert told["bitwise"], told
-    if found.size:  # a zero more is another text
+    result = replay.compare({"x": replay.storable(found)}, {"x": replay.texts(text)}, 0.0)
+    assert result["bitwise"], result
+    if found.size:  # one zero more makes another text
         longer = replay.texts([each + b"\0" for each in replay.texts(text).flat]).reshape(found.shape)
         assert "differs in" in replay.compare({"x": found}, {"x": longer}, 0.0)["problems"][0]
 
@@ -76,19 +77,19 @@ def test_text_is_stored_as_it_is(text, tmp_path):
         ([np.inf, 1.0], [-np.inf, 1.0], False),
     ],
 )
-def test_nan_and_infinity_equal_nothing_but_themselves(golden, answer, equal):
-    told = replay.compare({"x": np.array(golden)}, {"x": np.array(answer)}, 1e-4)
-    assert (told["problems"] == []) == told["bitwise"] == equal, told
+def test_compare_nan_and_infinity_equal_only_themselves(golden, answer, equal):
+    result = replay.compare({"x": np.array(golden)}, {"x": np.array(answer)}, 1e-4)
+    assert (result["problems"] == []) == result["bitwise"] == equal, result
 
 
-def test_one_wrong_number_among_many_is_told():
+def test_compare_finds_one_wrong_number_among_many():
     golden, answer = np.zeros(100_000), np.zeros(100_000)
     answer[70_000] = 1e-3
-    told = replay.compare({"x": golden}, {"x": answer}, 1e-4)
-    assert told["problems"] == ["x differs by 0.001 of its scale (allowed 0.0001)"] and told["largest"] == 1e-3
+    result = replay.compare({"x": golden}, {"x": answer}, 1e-4)
+    assert result["problems"] == ["x differs by 0.001 of its scale (allowed 0.0001)"] and result["largest"] == 1e-3
 
 
-def test_it_imports_nothing_of_tensorflow_s_python(tmp_path):
+def test_clean_process_imports_no_python_of_tensorflow(tmp_path):
     request = {"path": str(tmp_path / "nothing"), "config": "", "questions": []}
     done = subprocess.run(
         [sys.executable, "-P", clean_process.__file__],
@@ -97,11 +98,11 @@ def test_it_imports_nothing_of_tensorflow_s_python(tmp_path):
         text=True,
         timeout=300,
     )
-    told = json.loads(done.stdout.strip().removeprefix(clean_process.MARK))
-    assert told["imported"] == [] and "Could not find SavedModel" in told["failed"], told
+    result = json.loads(done.stdout.strip().removeprefix(clean_process.MARK))
+    assert result["imported"] == [] and "Could not find SavedModel" in result["failed"], result
 
 
-def test_a_process_that_dies_is_told(echo, tmp_path):
+def test_clean_process_death_is_reported(echo, tmp_path):
     with CleanProcess() as process:
         process._process.kill()
         process._process.wait()
@@ -110,7 +111,7 @@ def test_a_process_that_dies_is_told(echo, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["größe", b"zero\0"])
-def test_a_sample_of_any_text_is_answered_and_kept(text, tmp_path):
+def test_sample_of_any_text_is_served_and_stored(text, tmp_path):
     import keras
 
     class Text(keras.Model):
@@ -136,7 +137,7 @@ def test_a_sample_of_any_text_is_answered_and_kept(text, tmp_path):
     assert asked["x"].tolist() == [encoded, b"x"]
 
 
-def test_inputs_and_outputs_may_be_named_as_arguments_of_numpy_are(tmp_path):
+def test_inputs_and_outputs_may_have_names_of_numpy_arguments(tmp_path):
     inputs = {name: keras.Input((2,), name=name) for name in ("file", "allow_pickle")}
     model = keras.Model(inputs, {name: keras.layers.Dense(2)(each) for name, each in inputs.items()})
     sample = {name: np.ones([3, 2], np.float32) for name in inputs}

@@ -1,4 +1,4 @@
-"""TensorFlow's own command line for SavedModels reads and runs what is exported."""
+"""TensorFlow's own saved_model_cli reads and runs exports."""
 
 from __future__ import annotations
 

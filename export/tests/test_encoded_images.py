@@ -1,4 +1,4 @@
-"""Signatures that take images as files: what is decoded is what PIL decodes."""
+"""Signatures that take images as files decode them as PIL does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from asking import ask, exported
+from export_helpers import ask, exported
 from export_zoo import rows
 from keras import layers
 from PIL import Image
@@ -20,7 +20,7 @@ from keras_ddl.export import EncodedImages
 
 
 def picture(height: int, width: int, channels: int) -> np.ndarray:
-    """Smooth, so that JPEG changes little."""
+    """Returns a smooth image, which JPEG changes little."""
     ramp = np.linspace(0, 255, height)[:, None, None] * np.linspace(0.2, 1, width)[None, :, None]
     return np.tile(ramp, (1, 1, channels)).astype(np.uint8)
 
@@ -37,19 +37,19 @@ def pixels_of(file: bytes) -> np.ndarray:
 
 
 def identity(shape: tuple[int | None, ...], dtype: str = "float32") -> Any:
-    """A model that answers its input, beside something learned."""
+    """Returns a model that outputs its input, and a trained mean."""
     x = keras.Input(shape, name="pixels", dtype=dtype)
     as_floats = layers.Rescaling(1.0, name="seen")(x)
     return keras.Model(x, {"mean": layers.Dense(1)(layers.Flatten()(as_floats)), "seen": as_floats})
 
 
 def resized(pixels: np.ndarray, size: tuple[int, int], resample: Any = Image.Resampling.BILINEAR) -> np.ndarray:
-    """By another library. PIL's filters are those of an antialias when an image shrinks, and the plain ones else."""
+    """Resizes with PIL, whose filters antialias when an image shrinks, and are the plain ones otherwise."""
     planes = [Image.fromarray(plane.astype(np.float32)) for plane in np.moveaxis(pixels, -1, 0)]
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes], axis=-1)
 
 
-def test_encoded_images_are_decoded_resized_and_scaled_as_told(tmp_path: Path) -> None:
+def test_encoded_images_are_decoded_resized_and_scaled(tmp_path: Path) -> None:
     means, stds = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
     at_training = EncodedImages(scale=1 / 255, mean=means, std=stds, antialias=True)
     at_export = EncodedImages(fit="crop", resize="nearest", offset=-1, outputs="seen", bgr=True, name="file_bytes")
@@ -66,7 +66,7 @@ def test_encoded_images_are_decoded_resized_and_scaled_as_told(tmp_path: Path) -
     answers = ask(result.path, "from_image", image_bytes=files)
     expected = np.stack([(resized(each, (12, 10)) / 255 - means) / stds for each in decoded])
     np.testing.assert_allclose(answers["seen"][[0, 2]], expected[[0, 2]], atol=1e-4)
-    # Decoders of JPEG differ by a few of 256 levels: TensorFlow's takes the fast transform.
+    # JPEG decoders differ by a few of 256 levels, because TensorFlow's uses the fast transform.
     np.testing.assert_allclose(answers["seen"][1], expected[1], atol=4 / 255 / min(stds))
     np.testing.assert_allclose(answers["mean"], model(answers["seen"], training=False)["mean"], rtol=1e-4, atol=1e-4)
 
@@ -75,7 +75,7 @@ def test_encoded_images_are_decoded_resized_and_scaled_as_told(tmp_path: Path) -
         np.testing.assert_allclose(seen, expected[0], atol=1e-4)
 
     answers = ask(result.path, "cropped", file_bytes=files)
-    # 9 x 40: the middle 7 columns, of which 12 x 10 keeps the proportions.
+    # 9 x 40: the middle 7 columns have the proportions of 12 x 10.
     cut = decoded[2][:, 16:23]
     nearest = cut[(np.arange(12) + 0.5).astype(int) * 9 // 12][:, ((np.arange(10) + 0.5) * 7 / 10).astype(int)]
     assert answers.keys() == {"seen"} and answers["seen"].shape == (3, 12, 10, 3)
@@ -96,7 +96,7 @@ def test_encoded_images_are_decoded_resized_and_scaled_as_told(tmp_path: Path) -
         ((None, None, 3), "float16", {"size": (6, 5), "fit": "pad"}, 3),
     ],
 )
-def test_encoded_images_become_what_the_model_takes(
+def test_encoded_images_fit_the_model_input(
     tmp_path: Path, shape: Any, dtype: str, options: Any, channels: int
 ) -> None:
     x = keras.Input(shape, name="pixels", dtype=dtype)
@@ -111,7 +111,7 @@ def test_encoded_images_become_what_the_model_takes(
     np.testing.assert_array_equal(found, expected)
 
 
-def test_what_encoded_images_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_invalid_encoded_images_are_refused(tmp_path: Path) -> None:
     def attempt(model: Any, images: Any) -> None:
         export.write_base_graph(model, tmp_path, signatures={"image": images})
 

@@ -1,4 +1,4 @@
-"""Models of all kinds: traced in training, exported without Keras, served without keras_ddl, with equal answers."""
+"""Models of all kinds: traced in training, exported without Keras, served without keras_ddl, with equal outputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from asking import ask
+from export_helpers import ask
 from export_zoo import ZOO, disturb
 from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_ddl import checkpoint, export, model_state
 from keras_ddl.errors import ExportError
+from keras_ddl.export.inference.isolation import layers_of
 from keras_ddl.export.proof import validate
-from keras_ddl.export.tracing.isolation import layers_of
 
 HERE = Path(__file__).parent
 
@@ -40,7 +40,7 @@ def run_program(name: str, *arguments: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Traces each model, moves its weights, saves a checkpoint and what the live model answers; exports and serves."""
+    """Traces each model, changes its weights, saves a checkpoint and the live outputs; exports and serves."""
     root = tmp_path_factory.mktemp("zoo")
     records = {}
     for name, make in ZOO.items():
@@ -56,7 +56,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             np.savez(root / "rows" / name / "rows.npz", **{key: rows[key] for key in rows.files})
         kept = {key: value for key, value in expected.items() if key not in base.record["random"]}
         np.savez(root / "rows" / name / "expected.npz", **kept)
-        assert not [layer for layer in layers_of(model) if "call" in vars(layer)], "the trace has left a layer changed"
+        assert not [layer for layer in layers_of(model) if "call" in vars(layer)], "the trace left a layer changed"
         records[name] = {"record": base.record, "warnings": base.warnings, "live": live}
     exported = run_program("export_program.py", root / "ckpt", root / "out")
     served = run_program("serve_program.py", root / "rows", root / "out")
@@ -64,7 +64,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_export_answers_as_the_trained_model(zoo: dict[str, Any], name: str) -> None:
+def test_export_gives_outputs_of_the_trained_model(zoo: dict[str, Any], name: str) -> None:
     tolerance = validate.HALF_TOLERANCE if zoo["records"][name]["record"]["half"] else validate.TOLERANCE
     assert zoo["served"]["largest"][name] <= tolerance
     assert zoo["exported"][name]["step"] == 7
@@ -73,7 +73,7 @@ def test_export_answers_as_the_trained_model(zoo: dict[str, Any], name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["functional_dicts", "subclassed", "lstm_with_mask", "model_in_model"])
-def test_every_layer_that_is_listed_can_be_served(zoo: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_every_listed_layer_can_be_served(zoo: dict[str, Any], name: str, tmp_path: Path) -> None:
     names = list(zoo["records"][name]["record"]["layers"])
     assert names
     folder = zoo["root"] / "ckpt" / name
@@ -86,7 +86,7 @@ def test_server_process_imports_neither_keras_nor_keras_ddl(zoo: dict[str, Any])
     assert zoo["served"]["imported"] == []
 
 
-def test_export_keeps_names_a_client_can_rely_on(zoo: dict[str, Any]) -> None:
+def test_export_has_stable_names(zoo: dict[str, Any]) -> None:
     names = {
         name: (list(each["record"]["inputs"]), list(each["record"]["outputs"])) for name, each in zoo["records"].items()
     }
@@ -99,7 +99,7 @@ def test_export_keeps_names_a_client_can_rely_on(zoo: dict[str, Any]) -> None:
     assert names["preprocessing"] == (["text", "color", "number"], ["price"])
 
 
-def test_export_answers_float32_from_mixed_precision(zoo: dict[str, Any]) -> None:
+def test_export_returns_float32_from_mixed_precision(zoo: dict[str, Any]) -> None:
     assert zoo["records"]["mixed_precision"]["record"]["outputs"] == {"output_0": ["float32", [None, 3]]}
     assert zoo["records"]["mixed_precision"]["record"]["half"]
 
@@ -140,7 +140,7 @@ def test_export_graph_runs_lstm_without_cudnn_and_names_no_device(zoo: dict[str,
     assert not [op for op in report.ops if "Cudnn" in op]
 
 
-def test_export_leaves_a_warmup_request_and_its_origin(zoo: dict[str, Any]) -> None:
+def test_export_stores_warmup_request_and_origin(zoo: dict[str, Any]) -> None:
     extra = zoo["root"] / "out" / "functional_dicts" / "1" / "assets.extra"
     origin = json.loads((extra / "keras_ddl_export.json").read_text())
     assert origin["step"] == 7 and origin["metrics"] == {"loss": 0.5} and origin["checkpoint"] == "ckpt-00000007"
@@ -166,10 +166,10 @@ def test_second_export_takes_the_next_version_and_keeps_the_first(zoo: dict[str,
     assert by_step.version == 7
 
 
-def test_base_graph_of_a_used_directory_is_replaced_for_the_same_model_only(
-    zoo: dict[str, Any], tmp_path: Path
-) -> None:
-    model, sample = ZOO["sequential_cnn"]()  # Keras numbers its layers anew: the keys differ, the model does not
+def test_base_graph_in_used_directory_is_replaced_only_by_the_same_model(zoo: dict[str, Any], tmp_path: Path) -> None:
+    model, sample = ZOO[
+        "sequential_cnn"
+    ]()  # Keras numbers its layers anew, so the keys differ although the model does not
     base = export.write_base_graph(model, tmp_path, sample=sample)
     model_state.save_checkpoint(model, tmp_path, 1, base=base)
     again, sample = ZOO["sequential_cnn"]()

@@ -1,4 +1,4 @@
-"""What an export must refuse, where, and in which words; nothing is published then."""
+"""Exports that must be refused, with their messages; nothing is published then."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_version_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
     before = (tmp_path / "out" / "4" / "saved_model.pb").stat().st_mtime_ns
     with pytest.raises(ExportError, match="never overwritten.*out/4, which already exists.*--version"):
         export_here(trained, tmp_path / "out", version=4)
-    (tmp_path / "out" / "9").mkdir()  # empty: rename() would take its place in silence
+    (tmp_path / "out" / "9").mkdir()  # empty, so a plain rename() would replace it
     with pytest.raises(ExportError, match="out/9, which already exists"):
         export_here(trained, tmp_path / "out", version="9")
     assert (tmp_path / "out" / "4" / "saved_model.pb").stat().st_mtime_ns == before
@@ -72,19 +72,19 @@ def test_version_is_never_overwritten(trained: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == ["10", "4", "9"]
 
 
-def test_the_highest_versions_and_the_new_one_stay(trained: Path, tmp_path: Path) -> None:
+def test_keep_keeps_the_highest_versions_and_the_new_one(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for version in (2, 3, 10):
         export_here(trained, out, version=version)
     (out / "notes").mkdir()
     assert export_here(trained, out, keep=2).removed == (3, 2)
     assert contents(out) == ["10", "11", "notes"]
-    # A version that is told to be lower is not removed as soon as it is there.
+    # A version that the user numbered lower is not removed right after it is published.
     assert export_here(trained, out, version=5, keep=1).removed == (10,)
     assert contents(out) == ["11", "5", "notes"]
-    (out / "1").symlink_to("1")  # cannot be opened, and so not be locked
+    (out / "1").symlink_to("1")  # cannot be opened, and so cannot be locked
     with pytest.warns(UserWarning, match=r"Removing an old version at .*out/1 failed: Too many levels"):
-        assert export_here(trained, out, keep=1).removed == (11, 5)  # it is published all the same
+        assert export_here(trained, out, keep=1).removed == (11, 5)  # published all the same
     assert contents(out) == ["1", "12", "notes"]
     for keep in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="1 or more.*Received"):
@@ -92,15 +92,15 @@ def test_the_highest_versions_and_the_new_one_stay(trained: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("version", ["v2", "-1", "1.5", "²"])
-def test_version_is_a_number(trained: Path, tmp_path: Path, version: str) -> None:
+def test_version_must_be_a_number(trained: Path, tmp_path: Path, version: str) -> None:
     with pytest.raises(ExportError, match="whole number, 0 or more.*TensorFlow Serving.*Received"):
         export_here(trained, tmp_path / "out", version=version)
     assert contents(tmp_path / "out") == []
 
 
-def test_versions_are_those_that_a_server_finds(trained: Path, tmp_path: Path) -> None:
+def test_versions_are_the_ones_that_a_server_finds(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (out / "٣٣").mkdir(parents=True)  # digits, and no version to TensorFlow Serving
+    (out / "٣٣").mkdir(parents=True)  # digits, but no version to TensorFlow Serving
     (out / str(2**63)).mkdir()  # beyond an int64
     (out / "9").symlink_to("9")
     assert export_here(trained, out).version == 10
@@ -115,8 +115,8 @@ def test_versions_are_those_that_a_server_finds(trained: Path, tmp_path: Path) -
     assert sorted(model_config.versions_on_disk(out)[0]) == [10, 12, 2**63 - 1]
 
 
-def strange(path: Path, kind: str, private: Path) -> None:
-    """Puts what is no file of a checkpoint at `path`."""
+def put_special_file(path: Path, kind: str, private: Path) -> None:
+    """Puts something other than a regular file at `path`."""
     if kind == "link":
         path.symlink_to(private)
     elif kind == "FIFO":
@@ -129,15 +129,13 @@ def strange(path: Path, kind: str, private: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "FIFO", "socket", "device"])
 @pytest.mark.parametrize("where", ["base/assets/extra.txt", "base/saved_model.pb", "base/variables/static.index"])
-def test_what_is_no_file_is_refused_and_nothing_of_it_is_read(
-    copy: Path, tmp_path: Path, where: str, kind: str
-) -> None:
+def test_special_files_are_refused_unread(copy: Path, tmp_path: Path, where: str, kind: str) -> None:
     private = tmp_path / "private"
     private.write_text("secret")
     monkey = copy / where
     monkey.parent.mkdir(exist_ok=True)
     monkey.unlink(missing_ok=True)
-    strange(monkey, kind, private)
+    put_special_file(monkey, kind, private)
     words = {"device": "a symbolic link", "link": "a symbolic link"}.get(kind, f"a {kind}")
     with pytest.raises(ExportError, match=f"{where.removeprefix('base/')} is {words}"):
         export_here(copy, tmp_path / "out")
@@ -145,7 +143,7 @@ def test_what_is_no_file_is_refused_and_nothing_of_it_is_read(
 
 
 @pytest.mark.parametrize("where", ["base", "ckpt-00000002", "ckpt-00000002/state.json"])
-def test_links_to_the_private_files_of_another_training_are_refused(copy: Path, tmp_path: Path, where: str) -> None:
+def test_links_to_private_files_are_refused(copy: Path, tmp_path: Path, where: str) -> None:
     (copy / where).rename(tmp_path / "private")
     (copy / where).symlink_to(tmp_path / "private")
     with pytest.raises((ExportError, CheckpointError), match="is a symbolic link"):
@@ -169,21 +167,21 @@ def test_files_that_the_manifest_does_not_list_are_not_exported(copy: Path, tmp_
         ({"format": 1, "files": {"saved_model.pb": 3}}, "list of files is damaged"),
     ],
 )
-def test_manifests_of_others_are_refused_in_words(copy: Path, tmp_path: Path, record: Any, words: str) -> None:
+def test_invalid_manifests_are_refused(copy: Path, tmp_path: Path, record: Any, words: str) -> None:
     (copy / "base" / "manifest.json").write_text(json.dumps(digests.sealed(record)))
     with pytest.raises(ExportError, match=f"The base graph must be intact.*{words}"):
         export_here(copy, tmp_path / "out")
 
 
 @pytest.mark.parametrize("where", ["base/manifest.json", "ckpt-00000002/state.json"])
-def test_json_that_is_nested_too_deeply_is_refused(copy: Path, tmp_path: Path, where: str) -> None:
+def test_deeply_nested_json_is_refused(copy: Path, tmp_path: Path, where: str) -> None:
     for text in ("[" * 100_000, "[" * 300 + "]" * 300):
         (copy / where).write_text(text)
         with pytest.raises((ExportError, CheckpointError), match="more than 200 levels"):
             export_here(copy, tmp_path / "out")
 
 
-def test_exports_at_once_into_one_directory_all_get_a_number(tmp_path: Path) -> None:
+def test_concurrent_exports_get_different_versions(tmp_path: Path) -> None:
 
     chosen = threading.Barrier(6)
 
@@ -200,7 +198,7 @@ def test_exports_at_once_into_one_directory_all_get_a_number(tmp_path: Path) -> 
     assert sorted(path.read_text() for path in (tmp_path / "out").glob("*/*")) == list("012345")
 
 
-def test_version_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -> None:
+def test_chosen_version_is_never_replaced_by_another(tmp_path: Path) -> None:
 
     final = versions.choose(tmp_path / "out", 7, None)
     (final / "saved_model.pb").mkdir(parents=True)  # another export is faster
@@ -209,7 +207,7 @@ def test_version_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -
         versions.publish(tmp_path / "staged", final, None, automatic=False)
 
 
-def test_output_must_be_a_directory_one_may_write_to(trained: Path, tmp_path: Path) -> None:
+def test_output_must_be_a_writable_directory(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ExportError, match="needs a directory.*a file is in the way"):
@@ -223,7 +221,7 @@ def test_output_of_another_user_is_refused(trained: Path, foreign_directory: Pat
         versions.choose(foreign_directory, None, 2)
 
 
-def test_no_checkpoint_and_no_base_graph_are_told_apart(copy: Path, tmp_path: Path) -> None:
+def test_missing_checkpoint_and_missing_base_graph_differ_in_message(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="must exist.*nothing there"):
         export_here(tmp_path / "absent", tmp_path / "out")
     (tmp_path / "empty").mkdir()
@@ -235,7 +233,7 @@ def test_no_checkpoint_and_no_base_graph_are_told_apart(copy: Path, tmp_path: Pa
     assert contents(tmp_path / "out") == []
 
 
-def test_choices_are_told_what_there_is(trained: Path, tmp_path: Path) -> None:
+def test_wrong_choices_list_the_valid_ones(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="'latest', 'best' or a step. Received: 'last'.*1, 2, 3"):
         export_here(trained, tmp_path / "out", which="last")
     with pytest.raises(CheckpointError, match=r"metric='val_auc'.*\['loss'\]"):
@@ -247,20 +245,20 @@ def test_choices_are_told_what_there_is(trained: Path, tmp_path: Path) -> None:
     assert export_here(trained, tmp_path / "out", which="best", metric="loss").step == 2
 
 
-def test_weights_that_are_not_numbers_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_nan_weights_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"NaN or Inf in .*\(step 3\).*dense.*kernel \(12 of 12\)"):
         export_here(trained, tmp_path / "out", which="latest")
     assert contents(tmp_path / "out") == []
 
 
-def test_only_what_is_not_finite_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_SLICE", 2)  # large weights are looked at in slices
+def test_not_finite_counts_only_nan_and_inf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_SLICE", 2)  # large weights are checked in slices
     largest = [3.4e38, 3.4e38]  # their sum is not finite
     values = {
         "fine": [tf.constant(largest), tf.constant([], tf.float32), tf.constant([65504, 65504], tf.float16)],
         "bad": [
             tf.constant([np.inf, *largest, -np.inf]),
-            tf.constant([np.inf, -np.inf, 0]),  # their sum is no number
+            tf.constant([np.inf, -np.inf, 0]),  # their sum is NaN
             tf.constant(np.nan, tf.float64),
             tf.constant([1, np.inf], tf.bfloat16),
             tf.cast([1, np.nan], tf.dtypes.experimental.float8_e5m2),
@@ -284,7 +282,7 @@ def test_only_what_is_not_finite_counts(monkeypatch: pytest.MonkeyPatch) -> None
         ("golden.npz", r"golden\.npz has"),
     ],
 )
-def test_checkpoint_cut_short_is_refused(copy: Path, tmp_path: Path, name: str, words: str) -> None:
+def test_truncated_checkpoint_is_refused(copy: Path, tmp_path: Path, name: str, words: str) -> None:
     file = copy / "ckpt-00000002" / name
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(CheckpointError, match=f"complete to be read.*{words}.*earlier step"):
@@ -305,7 +303,7 @@ def test_checkpoint_of_another_model_is_refused(copy: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("room", ["for nothing", "for the graph", "for all but the end"])
-def test_full_disk_leaves_nothing(tmp_path: Path, room: str) -> None:
+def test_full_disk_leaves_nothing_behind(tmp_path: Path, room: str) -> None:
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2000), layers.Dense(100)])  # 0.8 MB
     base = export.write_base_graph(model, tmp_path / "ckpt")
     saved = model_state.save_checkpoint(model, tmp_path / "ckpt", 1, base=base)
@@ -341,7 +339,7 @@ def test_altered_files_are_refused(copy: Path, tmp_path: Path) -> None:
 
 
 def rewrite_base(ckpt: Path, change: Callable[[Any], None]) -> None:
-    """Changes the graph and seals the base again, as a graph would be that was written by other means."""
+    """Changes the graph and seals the base again, as if another program had written it."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     base = ckpt / "base"
@@ -394,7 +392,7 @@ def test_outputs_that_differ_are_refused(copy: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == []
 
 
-def test_constant_that_training_moved_is_refused(tmp_path: Path) -> None:
+def test_constant_that_training_changed_is_refused(tmp_path: Path) -> None:
     class Tempered(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -413,7 +411,7 @@ def test_constant_that_training_moved_is_refused(tmp_path: Path) -> None:
         export_here(tmp_path, tmp_path / "out", which=1)
 
 
-def test_statistics_adapted_too_late_are_refused(tmp_path: Path) -> None:
+def test_late_adapt_is_refused(tmp_path: Path) -> None:
     scaled = layers.Normalization()
     scaled.adapt(rows(4))
     model = keras.Sequential([keras.Input((4,)), scaled, layers.Dense(1)])
@@ -427,7 +425,7 @@ def test_statistics_adapted_too_late_are_refused(tmp_path: Path) -> None:
 
 
 class Calls(layers.Layer):
-    """A layer that does in inference what a server cannot."""
+    """Calls a function at inference that a server cannot run."""
 
     def __init__(self, what: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -437,14 +435,14 @@ class Calls(layers.Layer):
         return tf.ensure_shape(self.what(x), x.shape)
 
 
-def test_python_callback_in_the_model_is_refused_when_training_begins(tmp_path: Path) -> None:
+def test_python_callback_is_refused_at_train_begin(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((4,)), Calls(lambda x: tf.numpy_function(np.abs, [x], tf.float32))])
     with pytest.raises(ExportError, match=r"own ops(.|\n)*Python callback PyFunc \(node '.*' in function"):
         export.write_base_graph(model, tmp_path)
     assert contents(tmp_path) == []
 
 
-def test_call_that_fails_is_refused_when_training_begins(tmp_path: Path) -> None:
+def test_failing_call_is_refused_at_train_begin(tmp_path: Path) -> None:
     class Broken(keras.Model):
         def call(self, x: Any, training: bool = False) -> Any:
             if not training:

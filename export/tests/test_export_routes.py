@@ -1,4 +1,4 @@
-"""Signatures, sources of weights, surroundings of the trace, and a consumer that is not Python."""
+"""Signatures, weight files, isolation of the trace, and the clean process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(path: Path, signature: str = "serving_default", **feed: Any) -> dict[s
     return {name: answer.numpy() for name, answer in answers.items()}
 
 
-def test_fingerprints_tell_weights_apart_and_not_versions(tmp_path: Path) -> None:
+def test_fingerprints_differ_by_weights_not_by_version(tmp_path: Path) -> None:
     model = dense_model()
     base = export.write_base_graph(model, tmp_path, sample=rows(4))
     for step in (1, 2, 3):
@@ -108,7 +108,7 @@ def test_signatures_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["weights.h5", "keras", "checkpoint"])
-def test_weights_come_from_other_files_too(tmp_path: Path, kind: str) -> None:
+def test_weights_may_come_from_other_files(tmp_path: Path, kind: str) -> None:
     model = dense_model()
     export.write_base_graph(model, tmp_path / "ckpt")
     disturb(model)
@@ -125,7 +125,7 @@ def test_weights_come_from_other_files_too(tmp_path: Path, kind: str) -> None:
     np.testing.assert_allclose(serve(result.path, x=x)["probabilities"], model(x, training=False), atol=1e-6)
 
 
-def test_weights_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_weight_files_of_another_model_are_refused(tmp_path: Path) -> None:
     def attempt(file: Path) -> None:
         export.export_saved_model(tmp_path / "ckpt", tmp_path / "out", weights=file, validate="here")
 
@@ -148,14 +148,14 @@ def test_weights_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 class Witness(layers.Layer):
-    """Notes whether it is called under a Strategy, which could make a variable, and so a collective, on one rank."""
+    """Records whether a Strategy is active, which could create a variable, and so a collective, on one rank."""
 
     def call(self, x: Any) -> Any:
         self.saw_strategy = tf.distribute.has_strategy()
         return x
 
 
-def test_trace_sees_nothing_of_its_surroundings(tmp_path: Path) -> None:
+def test_trace_is_isolated_from_its_surroundings(tmp_path: Path) -> None:
     witness = Witness()
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
     keras.config.set_dtype_policy("mixed_float16")
@@ -175,7 +175,7 @@ def test_trace_sees_nothing_of_its_surroundings(tmp_path: Path) -> None:
     assert b"GPU:7" not in graph and b"training/" not in graph
 
 
-def test_base_graph_leaves_training_as_it_was(tmp_path: Path) -> None:
+def test_base_graph_does_not_change_training(tmp_path: Path) -> None:
     class Noisy(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -199,7 +199,7 @@ def test_base_graph_leaves_training_as_it_was(tmp_path: Path) -> None:
     assert "as the trained model did" in export.export_saved_model(tmp_path, tmp_path / "out", validate="here").proof
 
 
-def test_model_that_only_runs_in_a_graph_keeps_its_checkpoints(tmp_path: Path) -> None:
+def test_model_that_runs_only_in_a_graph_keeps_its_checkpoints(tmp_path: Path) -> None:
     class GraphOnly(keras.Model):
         def build(self, shape: Any) -> None:
             self.factor = self.add_weight(shape=(), initializer="ones")
@@ -222,7 +222,7 @@ def test_subclassed_model_is_traced_after_its_first_batch(tmp_path: Path) -> Non
     model.compile("sgd", "mse")
     assert not export.inputs_are_known(model)
     export.record_inputs(model)
-    export.record_inputs(model)  # twice does no harm
+    export.record_inputs(model)  # calling it twice is harmless
     model.fit(rows(5), rows(2), batch_size=2, verbose=0)
     assert export.inputs_are_known(model) and "call" not in vars(model)
     base = export.write_base_graph(model, tmp_path)
@@ -230,8 +230,8 @@ def test_subclassed_model_is_traced_after_its_first_batch(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_clean_process_computes_with_the_threads_of_training(tmp_path: Path, recorded: bool) -> None:
-    # Sums of matrix products are split by the number of threads: with another number, last bits may differ.
+def test_clean_process_uses_training_thread_count(tmp_path: Path, recorded: bool) -> None:
+    # Matrix products split their sums by the number of threads, so another number may change the last bits.
     model = dense_model()
     base = export.write_base_graph(model, tmp_path, sample=rows(4))
     golden = model_state.save_checkpoint(model, tmp_path, 1, base=base).path / model_state.GOLDEN
@@ -240,7 +240,7 @@ def test_clean_process_computes_with_the_threads_of_training(tmp_path: Path, rec
         arrays = dict(archive)
     cores = len(os.sched_getaffinity(0))
     assert arrays.pop("threads") == (tf.config.threading.get_intra_op_parallelism_threads() or cores)
-    # Without the record: a checkpoint that was written before there was one.
+    # Without the record, as in a checkpoint of an older version.
     np.savez(tmp_path / "golden.npz", **arrays, **({"threads": cores + 1} if recorded else {}))
     with export.CleanProcess() as process:
         answer = export.validate_saved_model(path, golden=tmp_path / "golden.npz", process=process)

@@ -1,7 +1,7 @@
-"""`keras-ddl export --format`: models of several kinds in ONNX and TensorFlow Lite, asked in their own runtimes.
+"""`keras-ddl export --format`: models of several kinds in ONNX and TensorFlow Lite, run in their own runtimes.
 
-What converts needs the extras `onnx` and `tflite`, which
-tests/project/packaging/test_formats_extra.py installs, and runs these tests with.
+The conversions need the extras `onnx` and `tflite`, which
+tests/project/packaging/test_formats_extra.py installs before it runs these tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _found(module: str) -> bool:
 
 
 def transformer() -> tuple[Any, Any]:
-    """Attention and the exact GELU; its second dimension is open, too."""
+    """Returns a model with attention and the exact GELU, whose second dimension is open, too."""
     tokens = keras.Input((None, 16), name="tokens")
     hidden = layers.LayerNormalization()(tokens)
     hidden = tokens + layers.MultiHeadAttention(2, 8)(hidden, hidden)
@@ -55,7 +55,7 @@ MODELS = {**ZOO, "transformer": transformer}
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns the checkpoint directory of a model of that name."""
+    """Returns the checkpoint directory of the model with that name."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     @functools.cache
@@ -79,7 +79,7 @@ def export_as(checkpoint: Path, out: Path, format: str, **options: Any) -> Any:
 
 
 def ask(file: Path, **rows: np.ndarray) -> dict[str, np.ndarray]:
-    """What a program of a user's does, in a process without TensorFlow: nothing of keras_ddl is in it."""
+    """Runs the model as a user's program would, in a process without TensorFlow and keras_ddl."""
     program = {
         ".onnx": """
 import onnxruntime
@@ -128,8 +128,8 @@ CASES = [
 
 @needs(*FORMATS)
 @pytest.mark.parametrize(("format", "name"), CASES)
-def test_a_runtime_that_is_not_ours_answers_as_the_savedmodel_does(checkpoints, tmp_path, format, name):
-    """Of other rows, and of another number of them than were stored."""
+def test_runtime_gives_outputs_of_the_savedmodel(checkpoints, tmp_path, format, name):
+    """The rows, and their number, differ from the stored ones."""
     command = [COMMAND, "export", checkpoints(name), tmp_path / "out", "--format", format, "--version", "step"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -155,7 +155,7 @@ def test_a_runtime_that_is_not_ours_answers_as_the_savedmodel_does(checkpoints, 
 
 
 @needs(*FORMATS)
-def test_weights_in_fewer_bits_are_smaller_and_compared(checkpoints, tmp_path):
+def test_quantized_weights_are_smaller_and_compared(checkpoints, tmp_path):
     results = {
         each: export_as(checkpoints("transformer"), tmp_path, "tflite", quantize=each)
         for each in (None, "float16", "dynamic")
@@ -169,7 +169,7 @@ def test_weights_in_fewer_bits_are_smaller_and_compared(checkpoints, tmp_path):
 
 
 @needs(*FORMATS)
-def test_the_opset_is_the_one_that_is_asked_for(checkpoints, tmp_path):
+def test_opset_is_the_requested_one(checkpoints, tmp_path):
     import onnx
 
     for opset in (None, 18):
@@ -189,7 +189,7 @@ def test_the_opset_is_the_one_that_is_asked_for(checkpoints, tmp_path):
         ("tflite", "mixed_precision", r"MatMul \(node"),
     ],
 )
-def test_an_operation_that_the_format_lacks_is_named(checkpoints, tmp_path, format, name, said):
+def test_unsupported_operation_is_named(checkpoints, tmp_path, format, name, said):
     with pytest.raises(ExportError, match=rf"(?s){format} has only some.*{said}.*Nothing was published"):
         export_as(checkpoints(name), tmp_path / "out", format)
     assert contents(tmp_path / "out") == []
@@ -197,8 +197,8 @@ def test_an_operation_that_the_format_lacks_is_named(checkpoints, tmp_path, form
 
 @needs(*FORMATS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_answers_otherwise_is_refused(checkpoints, tmp_path, monkeypatch, format):
-    """The file is altered between the two processes, as a converter with a defect would have written it."""
+def test_different_outputs_are_refused(checkpoints, tmp_path, monkeypatch, format):
+    """Alters the file between the two processes, as a defective converter would have written it."""
     convert = converters.convert
 
     def convert_wrongly(chosen: Any, path: Path, into: Path, *arguments: Any, **options: Any) -> Any:
@@ -216,21 +216,21 @@ def test_what_answers_otherwise_is_refused(checkpoints, tmp_path, monkeypatch, f
         export_as(checkpoints("sequential_cnn"), tmp_path / "out", format)
     assert contents(tmp_path / "out") == []
 
-    def convert_in_part(chosen: Any, path: Path, into: Path, *arguments: Any, **options: Any) -> Any:
+    def convert_partly(chosen: Any, path: Path, into: Path, *arguments: Any, **options: Any) -> Any:
         found = convert(chosen, path, into, *arguments, **options)
         into.write_bytes(into.read_bytes()[:100])
         return found
 
-    monkeypatch.setattr(converters, "convert", convert_in_part)
+    monkeypatch.setattr(converters, "convert", convert_partly)
     with pytest.raises(ExportError, match="load the converted model|ended with status"):
         export_as(checkpoints("sequential_cnn"), tmp_path / "out", format)
     assert contents(tmp_path / "out") == []
 
 
 @needs(*FORMATS)
-def test_anyones_savedmodel_is_converted_and_versions_are_kept(tmp_path):
+def test_any_savedmodel_is_converted_and_versions_are_kept(tmp_path):
     class Words(tf.Module):
-        """A table of words, which ONNX has and whose rows are made up; no Keras."""
+        """A lookup table of words, which ONNX supports; its rows are made up; no Keras."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -266,7 +266,7 @@ def test_anyones_savedmodel_is_converted_and_versions_are_kept(tmp_path):
 
 
 @needs(*FORMATS)
-def test_a_script_of_graph_mode_is_converted(tmp_path):
+def test_graph_mode_script_is_converted(tmp_path):
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
@@ -283,7 +283,7 @@ def test_a_script_of_graph_mode_is_converted(tmp_path):
 
 
 @needs(*FORMATS)
-def test_more_weights_than_the_formats_hold_are_refused(checkpoints, tmp_path, monkeypatch):
+def test_weights_above_the_size_limit_are_refused(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(converters, "_LARGEST", 100)
     with pytest.raises(ExportError, match="holds at most.*Serve the SavedModel"):
         export_as(checkpoints("sequential_cnn"), tmp_path / "out", "onnx")
@@ -293,7 +293,7 @@ def test_more_weights_than_the_formats_hold_are_refused(checkpoints, tmp_path, m
 # ---- without the extras ----------------------------------------------------------------------------------------------
 
 
-def test_a_missing_package_is_an_error_before_any_work(tmp_path, monkeypatch):
+def test_missing_package_is_an_error_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
     for each, package in {"onnx": "tf2onnx", "tflite": "ai-edge-litert"}.items():
@@ -302,7 +302,7 @@ def test_a_missing_package_is_an_error_before_any_work(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_are_read_from_what_a_warm_up_holds(tmp_path):
+def test_rows_are_read_from_warmup_requests(tmp_path):
     rows = {"x": np.float32([[1, 2], [3, 4]]), "text": np.array([b"a", "né".encode()], object)}
     file = tmp_path / warmup.FILE
     assert warmup.read(file) is None
@@ -319,7 +319,7 @@ def test_rows_are_read_from_what_a_warm_up_holds(tmp_path):
         assert warmup.read(file) is None
 
 
-def test_options_that_do_not_fit_the_format_are_refused(tmp_path):
+def test_invalid_options_are_refused(tmp_path):
     for options, said in (
         ({"format": "pmml"}, "format must be one of 'onnx', 'tflite'. Received: 'pmml'"),
         ({"format": "onnx", "opset": 99}, "opset must be 9 to 18.*Received: 99"),
@@ -331,7 +331,7 @@ def test_options_that_do_not_fit_the_format_are_refused(tmp_path):
             export.export_format(tmp_path, tmp_path / "out", **options)
 
 
-def test_a_directory_holds_versions_of_one_kind(tmp_path, monkeypatch):
+def test_directory_holds_versions_of_one_format(tmp_path, monkeypatch):
     monkeypatch.setattr(converters, "require", lambda chosen: None)  # nothing is converted here
     for kind, file in (("saved", "saved_model.pb"), ("onnx", "model.onnx")):
         (tmp_path / kind / "3").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of graph-mode scripts become SavedModels, with a base graph and without."""
+"""Exports checkpoints of graph-mode scripts to SavedModels, with and without a base graph."""
 
 import subprocess
 import sys
@@ -14,11 +14,14 @@ from keras_ddl.errors import ExportError
 v1 = tf.compat.v1
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 X = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
-ROUNDING = {"rtol": 1e-6, "atol": 1e-6}  # what grappler fuses in a session and in a function differs by processor
+ROUNDING = {
+    "rtol": 1e-6,
+    "atol": 1e-6,
+}  # grappler fuses differently in sessions and functions, depending on the processor
 
 
 def train(folder: Path, *, base: bool, resource: bool = True, nan: bool = False) -> np.ndarray:
-    """A script: two layers, a table, Python in what trains them, a checkpoint at step 30. Returns logits and labels."""
+    """A script: two layers, a table, Python in the training ops, a checkpoint at step 30. Returns logits and labels."""
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         with v1.variable_scope("net", use_resource=resource):
@@ -34,7 +37,7 @@ def train(folder: Path, *, base: bool, resource: bool = True, nan: bool = False)
             v1.train.export_meta_graph(str(folder / "model_basegraph.meta"), as_text=True)
         y = v1.placeholder(tf.int64, [None])
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
-        # What communicates in training is an operation that no server has.
+        # Stands for communication in training: an operation that no server has.
         seen = v1.py_func(lambda value: value, [loss], tf.float32)
         seen.set_shape([])
         step = v1.train.AdamOptimizer(0.01).minimize(seen * 0 + loss)
@@ -56,7 +59,7 @@ def served(path: Path, **feed):
 
 
 @pytest.mark.parametrize("resource", [True, False])
-def test_a_base_graph_is_exported_with_the_names_that_are_given(tmp_path, resource):
+def test_base_graph_is_exported_under_given_names(tmp_path, resource):
     logits, label = train(tmp_path, base=True, resource=resource)
     names = {"inputs": {"rows": "x:0"}, "outputs": {"scores": "net/logits:0", "label": "label"}}
     result = export.export_graph(tmp_path / "model-30", tmp_path / "out", version="step", **names)
@@ -67,7 +70,7 @@ def test_a_base_graph_is_exported_with_the_names_that_are_given(tmp_path, resour
     assert not export.scan_saved_model(result.path).problems
 
 
-def test_a_training_graph_is_cut_down_to_what_the_outputs_need(tmp_path):
+def test_training_graph_is_pruned_to_the_outputs(tmp_path):
     logits, _ = train(tmp_path, base=False)
     command = [COMMAND, "export", tmp_path / "model-30", tmp_path / "out", "--outputs", "scores=net/logits:0"]
     shown = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
@@ -78,7 +81,7 @@ def test_a_training_graph_is_cut_down_to_what_the_outputs_need(tmp_path):
     assert "PyFunc" not in ops and "ResourceApplyAdam" not in ops
 
 
-def test_names_are_found_where_they_can_be_told(tmp_path):
+def test_unambiguous_names_are_found(tmp_path):
     _, label = train(tmp_path, base=True)
     result = export.export_graph(tmp_path, tmp_path / "out")  # the latest checkpoint
     assert served(result.path, x=X)["label"].tolist() == label.tolist()
@@ -87,7 +90,7 @@ def test_names_are_found_where_they_can_be_told(tmp_path):
         export.export_graph(tmp_path, tmp_path / "out")
 
 
-def test_what_cannot_be_served_is_refused_and_nothing_is_published(tmp_path):
+def test_unservable_graphs_are_refused_and_nothing_is_published(tmp_path):
     train(tmp_path, base=False)
     for arguments, said in (
         ({"outputs": {"y": "nothing:0"}}, "nothing:0.*not in the pruned graph"),

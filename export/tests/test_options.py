@@ -1,4 +1,4 @@
-"""The options of `keras-ddl export`, and what it says at the end."""
+"""The options of `keras-ddl export`, and its closing message."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_parse_which_and_version():
         parse_version("latest")
 
 
-def test_signatures_are_written_on_the_command_line():
+def test_parse_signatures():
     images = "from_image:scale=1/255,mean=0.5 1/4 0,std=2,size=4x6,antialias=yes,fit=crop,outputs=a b,name=file_bytes"
     assert parse_signatures(["serving_default:a, b", "c:x=dense_7"], ["plain", images]) == {
         "serving_default": {"a": "a", "b": "b"},
@@ -66,12 +66,12 @@ def test_signatures_are_written_on_the_command_line():
         ([], ["a:mean="], "a number is missing"),
     ],
 )
-def test_signatures_that_are_written_otherwise_are_refused(by_names, of_images, said):
+def test_parse_signatures_refuses_invalid_text(by_names, of_images, said):
     with pytest.raises(ConfigError, match=said):
         parse_signatures(by_names, of_images)
 
 
-def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):
+def test_describe_names_the_export_and_how_to_serve_it(tmp_path: Path):
     result = ExportResult(
         path=tmp_path / "7",
         version=7,
@@ -90,12 +90,12 @@ def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):
     assert "warning: a warning" in text and "replayed 8 rows" in text
     assert f"keras-ddl serve digits={tmp_path}\n" in text
     assert f"-v {tmp_path}:/models/digits -e MODEL_NAME=digits tensorflow/serving" in text
-    usual = describe(result, "model")  # in the spelling of `keras-ddl serve --help`
+    usual = describe(result, "model")  # spelled as in `keras-ddl serve --help`
     assert f"keras-ddl serve {tmp_path}\n" in usual
     assert f"docker run --rm -p 8500:8500 -p 8501:8501 -v {tmp_path}:/models/model tensorflow/serving\n" in usual
 
 
-def test_cli_export_of_a_missing_directory_is_one_clear_message(tmp_path: Path):
+def test_export_of_missing_directory_is_one_clear_message(tmp_path: Path):
     before = cpu_seconds_of_children()
     ended = run(["export", "no-checkpoints", "out"], tmp_path)
     assert ended.status == 1, ended

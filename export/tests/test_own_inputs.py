@@ -1,4 +1,4 @@
-"""Signatures that are functions of inputs of their own: a model of ids that is asked in words."""
+"""Signatures that are functions with their own inputs: a model of ids that clients call with words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from asking import ask, exported
+from export_helpers import ask, exported
 from keras import layers
 
 from keras_ddl import export
@@ -24,7 +24,7 @@ SENTENCES = ["eins zwei", "", "drei vier eins ", "zwei"]
 
 
 class InWords(tf.Module):
-    """Ids of words, by a table that is no attribute of the model; its answers are repeated in a loop."""
+    """Maps words to ids with a table that is no attribute of the model, and repeats its outputs in a loop."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class InWords(tf.Module):
         return tf.strings.length(text), self.ids(text)
 
 
-def of_ids() -> Any:
+def ids_model() -> Any:
     return keras.Sequential([keras.Input((None,), dtype="int64", name="ids"), layers.Embedding(4, 2), layers.Dense(1)])
 
 
 @pytest.fixture(scope="module")
 def exported_in_words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder, model = tmp_path_factory.mktemp("words"), of_ids()
+    folder, model = tmp_path_factory.mktemp("words"), ids_model()
     words = InWords(model)
     sample = {"text": SENTENCES, "times": np.array([2], np.int32)}
     signatures = {
@@ -66,7 +66,7 @@ def exported_in_words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     return {"folder": folder, "words": words, "result": result}
 
 
-def test_a_function_of_its_own_inputs_is_served(exported_in_words: dict[str, Any]) -> None:
+def test_own_input_function_is_served(exported_in_words: dict[str, Any]) -> None:
     words, path = exported_in_words["words"], exported_in_words["result"].path
     for text in (SENTENCES, ["zwei drei"], ["", "äöü"]):
         answers = ask(path, "in_words", text=text, times=np.array([3], np.int32))
@@ -80,22 +80,22 @@ def test_a_function_of_its_own_inputs_is_served(exported_in_words: dict[str, Any
     assert ask(path, "embedding", ids=ids)["embedding"].shape == (1, 3, 2)
 
 
-def test_a_function_of_its_own_inputs_is_proven_in_a_clean_process(exported_in_words: dict[str, Any]) -> None:
+def test_own_input_function_is_checked_in_a_clean_process(exported_in_words: dict[str, Any]) -> None:
     folder = exported_in_words["folder"]
     result = export.export_saved_model(folder, folder / "out")
     assert "answers 2 rows in a clean process as the trained model did, bit for bit" in result.proof
     assert "so do the signatures embedding, in_words, lengths" in result.proof and "not compared" not in result.proof
-    told = json.loads((result.path / "assets.extra" / "keras_ddl_export.json").read_text())
-    assert told["signatures"] == ["embedding", "in_words", "lengths", "serving_default"] and set(told["inputs"]) == {
-        "ids"
-    }
-    # Of weights from another file there are no answers: the samples are asked all the same.
+    record = json.loads((result.path / "assets.extra" / "keras_ddl_export.json").read_text())
+    assert record["signatures"] == ["embedding", "in_words", "lengths", "serving_default"] and set(
+        record["inputs"]
+    ) == {"ids"}
+    # Weights from another file have no stored outputs, but the samples are still run.
     exported_in_words["words"].model.save_weights(folder / "other.weights.h5")
     result = export.export_saved_model(folder, folder / "out", validate="here", weights=folder / "other.weights.h5")
     assert "answers 2 rows in this process; no outputs of training to compare with; so do" in result.proof
 
 
-def test_a_wrong_answer_of_such_a_function_is_found(exported_in_words: dict[str, Any], tmp_path: Path) -> None:
+def test_own_input_function_with_wrong_output_is_refused(exported_in_words: dict[str, Any], tmp_path: Path) -> None:
     with np.load(exported_in_words["folder"] / "ckpt-00000001" / "golden.npz") as golden:
         arrays = dict(golden)
     assert {"rows:ids", "rows:in_words/text", "rows:in_words/times", "answers:in_words/text"} < set(arrays)
@@ -110,7 +110,7 @@ def test_a_wrong_answer_of_such_a_function_is_found(exported_in_words: dict[str,
         )
 
 
-def test_servers_are_warmed_up_for_it(exported_in_words: dict[str, Any]) -> None:
+def test_own_input_function_gets_warmup_request(exported_in_words: dict[str, Any]) -> None:
     from tensorflow_serving.apis import prediction_log_pb2
 
     file = exported_in_words["result"].path / "assets.extra" / FILE
@@ -127,7 +127,7 @@ def test_servers_are_warmed_up_for_it(exported_in_words: dict[str, Any]) -> None
     assert list(requests["in_words"]["text"].string_val) == [each.encode() for each in SENTENCES]
 
 
-def test_an_export_may_put_another_signature_in_its_place(exported_in_words: dict[str, Any], tmp_path: Path) -> None:
+def test_export_may_replace_own_input_signature(exported_in_words: dict[str, Any], tmp_path: Path) -> None:
     folder = exported_in_words["folder"]
     result = export.export_saved_model(folder, tmp_path, validate="here", signatures={"in_words": "output_0"})
     assert "so do the signatures embedding, in_words, lengths" in result.proof
@@ -155,10 +155,10 @@ def test_an_export_may_put_another_signature_in_its_place(exported_in_words: dic
         (Function(tf.strings.length, {"input": ["a"]}), None),
     ],
 )
-def test_functions_that_cannot_be_are_refused(tmp_path: Path, function: Any, words: str | None) -> None:
+def test_invalid_functions_are_refused(tmp_path: Path, function: Any, words: str | None) -> None:
     if words is None:
-        export.write_base_graph(of_ids(), tmp_path, signatures={"f": function})
+        export.write_base_graph(ids_model(), tmp_path, signatures={"f": function})
         return
     with pytest.raises(ExportError, match=words):
-        export.write_base_graph(of_ids(), tmp_path, signatures={"f": function})
+        export.write_base_graph(ids_model(), tmp_path, signatures={"f": function})
     assert list(tmp_path.iterdir()) == []

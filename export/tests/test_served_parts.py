@@ -1,4 +1,4 @@
-"""Models whose training step never calls them (a GAN): what of them is served, and that a resume has all of them."""
+"""Models whose training step never calls them (a GAN): exports of their parts, and complete resumes."""
 
 import json
 from pathlib import Path
@@ -29,14 +29,14 @@ def steps(folder):
 
 
 def answer(version: Path, rows):
-    loaded = tf.saved_model.load(str(version))  # kept: its signatures do not keep the variables alive
+    loaded = tf.saved_model.load(str(version))  # kept, because signatures do not keep the variables alive
     function = loaded.signatures["serving_default"]
     (name,) = function.structured_input_signature[1]
     return next(iter(function(**{name: tf.constant(rows)}).values())).numpy()
 
 
 class Gan(keras.Model):
-    """Two networks, an optimizer each, a training step that never calls the model; the compiled optimizer is idle."""
+    """Two networks, each with an optimizer; training never calls the model, and its compiled optimizer is idle."""
 
     def __init__(self):
         super().__init__()
@@ -70,11 +70,11 @@ def make_gan(optimizer):
 
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["rmsprop", None])
-def test_resume_of_a_gan_goes_on_with_both_optimizers(tmp_path, optimizer):
+def test_resumed_gan_continues_with_both_optimizers(tmp_path, optimizer):
     whole = make_gan(optimizer)
     expected = fit(whole, epochs=4)
     fit(make_gan(optimizer), checkpointing(tmp_path, export_base=False))
-    assert steps(tmp_path) == [6, 12]  # of the critic, 2 in each of 3 batches
+    assert steps(tmp_path) == [6, 12]  # the critic takes 2 steps in each of 3 batches
     resumed = make_gan(optimizer)
     history = fit(resumed, checkpointing(tmp_path, export_base=False, resume=True), epochs=4)
     assert history == {name: values[2:] for name, values in expected.items()}
@@ -85,7 +85,7 @@ def test_resume_of_a_gan_goes_on_with_both_optimizers(tmp_path, optimizer):
             np.testing.assert_array_equal(mine.numpy(), one.numpy())
 
 
-def test_resume_names_an_optimizer_that_the_model_does_not_have(tmp_path):
+def test_resume_names_an_optimizer_that_the_model_lacks(tmp_path):
     fit(make_gan(None), checkpointing(tmp_path, export_base=False), epochs=1)
     other = make_gan(None)
     other.optimizers = {"g": other.optimizers["g"]}
@@ -93,11 +93,11 @@ def test_resume_names_an_optimizer_that_the_model_does_not_have(tmp_path):
         fit(other, checkpointing(tmp_path, export_base=False, resume=True))
 
 
-# ---- what is served --------------------------------------------------------------------------------------------------
+# ---- served parts --------------------------------------------------------------------------------------------------
 
 
 class Net(keras.Model):
-    """Builds its variables in the first batch, and keeps its layers in a list."""
+    """Creates its variables in the first batch, and keeps its layers in a list."""
 
     def __init__(self, units):
         super().__init__()
@@ -117,7 +117,7 @@ class LateGan(Gan):
 
 
 @pytest.mark.parametrize("kind", [Gan, pytest.param(LateGan, marks=pytest.mark.long)])
-def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
+def test_each_part_is_exported_and_checked(tmp_path, kind):
     model = kind()
     model.compile(None)
     folder, out = tmp_path / "ckpt", tmp_path / "out"
@@ -134,7 +134,7 @@ def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
     for wrong in (None, "encoder"):
         with pytest.raises(ExportError, match="base graphs of critic, generator.*--model critic"):
             export.export_saved_model(folder, out, model=wrong)
-    # A run that starts anew moves them out of the way.
+    # A new run moves them aside.
     fit(make_gan(None), checkpointing(folder), callbacks.ExportBase(serve="generator"), epochs=1)
     bases = lambda folder: sorted(entry.name for entry in folder.glob("base*"))  # noqa: E731
     assert bases(folder) == ["base-generator"] and bases(folder / "previous-1") == ["base-critic", "base-generator"]
@@ -145,7 +145,7 @@ def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
 
 
 @pytest.mark.long
-def test_parts_are_served_from_a_loop_of_ones_own(tmp_path):
+def test_custom_loop_exports_parts(tmp_path):
     model = make_gan(None)
     parts = {"generator": model.generator, "critic": model.critic}
     bases = [export.write_base_graph(part, tmp_path, name=name, whole=model) for name, part in parts.items()]
@@ -161,12 +161,12 @@ def test_parts_are_served_from_a_loop_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize("serve", [[], 3, {"a b": "generator"}, ["student.encoder"], {"g": 3}, ""])
-def test_serve_names_parts(serve):
+def test_serve_must_name_parts(serve):
     with pytest.raises(ConfigError, match="serve must be an attribute.*Received"):
         callbacks.ExportBase(serve=serve)
 
 
-def test_options_of_several_parts_are_by_name():
+def test_options_of_several_parts_map_names():
     for sample in (Z, {"critics": X}):
         with pytest.raises(
             ConfigError,

@@ -1,4 +1,4 @@
-"""A script as TensorFlow 1 has them: graphs for training, evaluation and inference, a Saver each."""
+"""A TensorFlow 1 script with separate graphs and Savers for training, evaluation and inference."""
 
 import shutil
 import subprocess
@@ -15,12 +15,12 @@ from keras_ddl.errors import ExportError
 v1 = tf.compat.v1
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 WORDS = ["<unk>", "<s>", "</s>", "a", "cat", "dog", "runs", "sits"]
-STEPS = 4  # of the decoder
+STEPS = 4  # decoder steps
 SOURCE = np.array([[b"a", b"cat", b"runs"], [b"the", b"dog", b"sits"]])
 
 
 class Seq2Seq:
-    """One of the graphs: words are looked up, embedded and summed; a loop says one word after the other."""
+    """One of the graphs: looks up, embeds and sums words, and decodes one word at a time in a loop."""
 
     def __init__(self, mode: str, vocabulary: Path, parts: int | None = None) -> None:
         self.mode = mode
@@ -78,7 +78,7 @@ class Seq2Seq:
             loss += tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=last, logits=logits))
         self.loss = tf.identity(loss, "loss")
         if self.mode == "train":
-            # What communicates in training is an operation that no server has.
+            # Stands for communication in training: an operation that no server has.
             seen = v1.py_func(lambda value: value, [loss], tf.float32)
             seen.set_shape([])
             self.averages = tf.train.ExponentialMovingAverage(0.5)
@@ -89,7 +89,7 @@ class Seq2Seq:
 
 @pytest.fixture(params=["functions", pytest.param("loops of TensorFlow 1", marks=pytest.mark.long)])
 def loops(request):
-    """Loops in graphs have two forms; a script that disables the behaviour of TensorFlow 2 makes the older one."""
+    """Loops in graphs have two forms; a script that disables TensorFlow 2 behavior creates the older one."""
     if request.param == "functions":
         yield
         return
@@ -106,7 +106,7 @@ def trained(tmp_path_factory):
 
 
 def run_script(folder: Path, parts: int | None = None) -> dict[str, Seq2Seq]:
-    """Trains, evaluates; saves checkpoints of the training graph and base graphs of the other two."""
+    """Trains and evaluates; saves checkpoints of the training graph and base graphs of the other two."""
     vocabulary = folder / "vocabulary.txt"
     vocabulary.write_text("\n".join(WORDS))
     graphs = {mode: Seq2Seq(mode, vocabulary, parts) for mode in ("train", "eval", "infer")}
@@ -124,7 +124,7 @@ def run_script(folder: Path, parts: int | None = None) -> dict[str, Seq2Seq]:
 
 
 def infer(one: Seq2Seq, checkpoint: Path, saver=None):
-    """What the script itself answers: its graph for inference, restored by its own Saver."""
+    """Returns the script's own outputs, from its inference graph restored by its own Saver."""
     with v1.Session(graph=one.graph) as session, one.graph.as_default():
         (saver or one.saver).restore(session, str(checkpoint))
         session.run(v1.tables_initializer())
@@ -132,14 +132,14 @@ def infer(one: Seq2Seq, checkpoint: Path, saver=None):
 
 
 def served(path: Path):
-    loaded = tf.saved_model.load(str(path))  # kept: its signatures do not keep the variables alive
+    loaded = tf.saved_model.load(str(path))  # kept, because signatures do not keep the variables alive
     return loaded.signatures["serving_default"](source=tf.constant(SOURCE))["words"].numpy().tolist()
 
 
-def test_the_graph_that_is_named_is_served(tmp_path, loops):
+def test_named_graph_is_served(tmp_path, loops):
     graphs = run_script(tmp_path)
     expected = infer(graphs["infer"], tmp_path / "nmt-40")
-    assert expected == [[b"a", b"cat", b"runs", b"</s>"], [b"a", b"dog", b"sits", b"</s>"]]  # it has learned
+    assert expected == [[b"a", b"cat", b"runs", b"</s>"], [b"a", b"dog", b"sits", b"</s>"]]  # the trained sentences
     with pytest.raises(ExportError, match=r"needs exactly one graph.*eval_basegraph.meta, infer_basegraph.meta"):
         export.export_graph(tmp_path, tmp_path / "out")
     with pytest.raises(ExportError, match="Received: test; beside.*Choose with --meta-graph.*eval or infer"):
@@ -148,7 +148,7 @@ def test_the_graph_that_is_named_is_served(tmp_path, loops):
     shown = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
     assert "as the graph of infer_basegraph.meta does, bit for bit" in shown.stdout
-    (tmp_path / "vocabulary.txt").unlink()  # it went into the export
+    (tmp_path / "vocabulary.txt").unlink()  # the export has a copy
     assert served(tmp_path / "out" / "1") == expected
     with pytest.raises(
         ExportError, match=r"a graph's tables read.*infer_basegraph.meta, which reads \[.*vocabulary.txt"
@@ -156,7 +156,7 @@ def test_the_graph_that_is_named_is_served(tmp_path, loops):
         export.export_graph(tmp_path, tmp_path / "out", meta_graph="infer")
 
 
-def test_a_graph_may_be_added_later_and_lie_elsewhere(trained, tmp_path):
+def test_graph_may_be_added_later_in_another_directory(trained, tmp_path):
     for file in trained.glob("nmt-40.[di]*"):
         shutil.copy(file, tmp_path)
     with pytest.raises(ExportError, match="must have a graph beside it.*nmt-40.meta in"):
@@ -169,7 +169,7 @@ def test_a_graph_may_be_added_later_and_lie_elsewhere(trained, tmp_path):
     assert served(path) == infer(later, trained / "nmt-40")
 
 
-def test_averaged_weights_are_those_of_the_graphs_own_saver(trained, tmp_path):
+def test_averaged_weights_come_from_the_graphs_own_saver(trained, tmp_path):
     later = Seq2Seq("infer", trained / "vocabulary.txt")
     with later.graph.as_default():
         averaged = v1.train.Saver(tf.train.ExponentialMovingAverage(0.5).variables_to_restore())
@@ -181,7 +181,7 @@ def test_averaged_weights_are_those_of_the_graphs_own_saver(trained, tmp_path):
     np.testing.assert_array_equal(kept.get_tensor("nmt/out"), reader.get_tensor("nmt/out/ExponentialMovingAverage"))
 
 
-def test_variables_that_the_checkpoint_has_not_are_listed(trained, tmp_path):
+def test_variables_missing_in_the_checkpoint_are_listed(trained, tmp_path):
     later = Seq2Seq("infer", trained / "vocabulary.txt")
     with later.graph.as_default():
         scale = v1.get_variable("nmt/scale", [])
@@ -209,7 +209,7 @@ def test_variables_that_the_checkpoint_has_not_are_listed(trained, tmp_path):
         pytest.param(2, None, False, marks=pytest.mark.long),
     ],
 )
-def test_partitioned_variables_are_put_together(tmp_path, in_training, in_inference, has_saver):
+def test_partitioned_variables_are_joined(tmp_path, in_training, in_inference, has_saver):
     run_script(tmp_path, in_training)
     later = Seq2Seq("infer", tmp_path / "vocabulary.txt", in_inference)
     with later.graph.as_default():

@@ -1,4 +1,4 @@
-"""Signatures by names and of functions, as TensorFlow Serving sees them and tf.saved_model.load."""
+"""Signatures that name outputs or are functions, as TensorFlow Serving and tf.saved_model.load see them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from asking import ask, exported
+from export_helpers import ask, exported
 from export_zoo import rows
 from keras import layers
 
@@ -20,7 +20,7 @@ from keras_ddl.export import EncodedImages
 
 
 def two_heads() -> Any:
-    """Inputs whose names are not in the order of the layers; a layer that computes in 16 bits."""
+    """Returns a model whose input names are not in layer order, with a layer that computes in 16 bits."""
     x, side = keras.Input((4,), name="x"), keras.Input((2,), name="a_side")
     features = layers.Dense(5, activation="relu", name="features")(layers.concatenate([x, side]))
     half = layers.Dense(3, dtype="mixed_float16", name="half")(features)
@@ -65,12 +65,12 @@ def test_signatures_declared_in_training(declared: dict[str, Any]) -> None:
     proof = declared["result"].proof
     assert "as the trained model did" in proof and "so do the signatures both, doubled, embedding, submodel" in proof
     assert "not compared" not in proof
-    told = json.loads((path / "assets.extra" / "keras_ddl_export.json").read_text())
-    assert told["signatures"] == ["both", "doubled", "embedding", "serving_default", "submodel"]
+    record = json.loads((path / "assets.extra" / "keras_ddl_export.json").read_text())
+    assert record["signatures"] == ["both", "doubled", "embedding", "serving_default", "submodel"]
 
 
 class Encoder(keras.Model):
-    """Its inputs are known only from its first batch."""
+    """Knows its inputs only from its first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def test_signatures_given_at_export(declared: dict[str, Any]) -> None:
     folder, model, sample = declared["folder"], declared["model"], declared["sample"]
     wanted = {
         "serving_default": ["probabilities", "features"],
-        "embedding": {"z": "price", "a": "half"},  # in place of the one of training
+        "embedding": {"z": "price", "a": "half"},  # replaces the one declared in training
         "hidden": "half",
     }
     result = export.export_saved_model(folder, folder / "out", validate="here", signatures=wanted)
@@ -116,7 +116,7 @@ def test_signatures_given_at_export(declared: dict[str, Any]) -> None:
     np.testing.assert_array_equal(ask(result.path, "hidden", **sample)["half"], answers["a"])
     assert set(ask(result.path, "both", **sample)) == {"vector", "chance"}
     assert "not compared: layers whose outputs training did not store: half" in result.proof
-    # The base graph is as it was: another export has what training has declared.
+    # The base graph is unchanged: the next export has the signatures declared in training.
     assert set(ask(export.export_saved_model(folder, folder / "out", validate="here").path, **sample)) == {
         "probabilities",
         "price",
@@ -128,14 +128,14 @@ def test_signatures_given_at_export(declared: dict[str, Any]) -> None:
     assert first.saved_object_graph_hash != second.saved_object_graph_hash
 
 
-def test_16_bit_layers_are_answered_as_such_if_wanted(tmp_path: Path) -> None:
+def test_16_bit_outputs_are_kept_on_request(tmp_path: Path) -> None:
     sample = {"x": rows(4), "a_side": rows(2)}
     options = {"float32_outputs": False, "signatures": {"features": "features"}}
     path = exported(two_heads(), tmp_path, sample, options, signatures={"hidden": "half"}).path
     assert ask(path, "hidden", **sample)["half"].dtype == np.float16
 
 
-def test_a_wrong_answer_of_a_signature_is_found(declared: dict[str, Any], tmp_path: Path) -> None:
+def test_wrong_output_of_a_signature_is_found(declared: dict[str, Any], tmp_path: Path) -> None:
     from keras_ddl.export import validate_saved_model
 
     golden = declared["folder"] / "ckpt-00000001" / "golden.npz"
@@ -162,7 +162,7 @@ def test_a_wrong_answer_of_a_signature_is_found(declared: dict[str, Any], tmp_pa
         (["price"], "must map names to outputs. Received: list"),
     ],
 )
-def test_signatures_that_cannot_be_are_refused_before_anything_is_written(
+def test_invalid_signatures_are_refused_before_anything_is_written(
     declared: dict[str, Any], tmp_path: Path, signatures: Any, words: str
 ) -> None:
     with pytest.raises(ExportError, match=words):

@@ -1,13 +1,13 @@
-"""A small model is exported, proved to answer as it did in training, and asked."""
+"""Exports a small model and checks its outputs."""
 
 from pathlib import Path
 
 import numpy as np
-from asking import ask, exported
+from export_helpers import ask, exported
 from export_zoo import ZOO
 
 
-def test_a_model_is_exported_proved_and_answers_as_it_did(tmp_path: Path) -> None:
+def test_small_model_is_exported_checked_and_run(tmp_path: Path) -> None:
     model, sample = ZOO["sequential_cnn"]()
     result = exported(model, tmp_path, sample)
     assert "as the trained model did" in result.proof

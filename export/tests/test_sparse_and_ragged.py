@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from asking import ask, exported
+from export_helpers import ask, exported
 from export_zoo import ZOO
 from keras import layers
 
@@ -67,14 +67,14 @@ def test_components_have_the_names_of_their_attributes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_check_makes_up_components_that_fit(tmp_path: Path) -> None:
+def test_check_makes_up_valid_components(tmp_path: Path) -> None:
     model, sample = ZOO["sparse_and_ragged"]()
     result = exported(model, tmp_path, sample)
     report = export.check_saved_model(result.path)
     assert report.problems == () and "made up" in report.answers
 
 
-def test_sparse_inputs_are_parsed_from_examples_where_features_say_how(tmp_path: Path) -> None:
+def test_sparse_inputs_are_parsed_from_examples(tmp_path: Path) -> None:
     x = keras.Input((6,), sparse=True, name="x")
     model = keras.Model(x, layers.Dense(1, name="price")(x))
     with pytest.raises(ExportError, match="fixed shape. Received: input 'x'"):

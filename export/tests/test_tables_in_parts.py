@@ -1,4 +1,4 @@
-"""A table of which each rank has saved its rows: the SavedModel has all of it, and nobody holds it to write it."""
+"""A table saved in parts, one per rank: an export holds all rows and never loads the whole table."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ if strategy.rank == 0:
 
 
 @pytest.mark.parallel
-def test_a_table_in_parts_is_exported_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_in_parts_is_exported_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     run_ranks(tmp_path / "train.py", RANKS, args=[tmp_path], env={"KERAS_DDL_SHARD_FROM_ELEMENTS": "100"}).check()
     monkeypatch.setattr(weights, "_GROUP_BYTES", 1000)

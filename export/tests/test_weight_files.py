@@ -1,4 +1,4 @@
-"""Weights from files of TensorFlow and Keras: where in them a model's variables are, and what is not there at all."""
+"""Weight files of TensorFlow and Keras: where a model's variables are in them, and which are missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
 
 
 class Hidden(keras.Model):
-    """Keeps layers in lists, dicts and tuples, of which tf.train.Checkpoint sees few; all of one shape."""
+    """Keeps layers in lists, dicts and tuples, of which tf.train.Checkpoint sees few; all have one shape."""
 
     def __init__(self, statistics: bool = False) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Hidden(keras.Model):
 
 
 def trained(make: Any, folder: Path, optimizer: Any = "adam") -> Any:
-    """Writes the base graph, then trains: as in a process of its own, the names of the variables have other numbers."""
+    """Writes the base graph, then trains a new model, whose variables have other numbers, as in another process."""
     model = make()
     model(X)
     export.write_base_graph(model, folder, sample=X)
@@ -52,7 +52,7 @@ def trained(make: Any, folder: Path, optimizer: Any = "adam") -> Any:
 def exported(folder: Path, file: Path, name: str | None = None) -> Any:
     out = folder / "out"
     path = export.export_saved_model(folder, out, weights=file, model=name, validate="here", warmup=False).path
-    loaded = tf.saved_model.load(str(path))  # kept: its signatures do not keep the variables alive
+    loaded = tf.saved_model.load(str(path))  # kept, because signatures do not keep the variables alive
     function = loaded.signatures["serving_default"]
     (argument,) = function.structured_input_signature[1]
     return next(iter(function(**{argument: tf.constant(X)}).values())).numpy()
@@ -63,10 +63,10 @@ def assert_answers(folder: Path, file: Path, model: Any, name: str | None = None
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_layers_in_lists_are_found_by_what_the_optimizer_trains(tmp_path: Path, optimizer: str) -> None:
+def test_layers_in_lists_are_found_through_the_optimizer(tmp_path: Path, optimizer: str) -> None:
     model = trained(Hidden, tmp_path, optimizer)
     assert_answers(tmp_path, Path(tf.train.Checkpoint(model=model).save(str(tmp_path / "whole"))), model)
-    # In a loop of one's own the optimizer lies beside the model.
+    # A custom loop saves the optimizer beside the model.
     loop = Hidden()
     loop(X)
     beside = keras.optimizers.get(optimizer)
@@ -76,7 +76,7 @@ def test_layers_in_lists_are_found_by_what_the_optimizer_trains(tmp_path: Path, 
     checkpoint = tf.train.Checkpoint(step=tf.Variable(3), net=loop, optimizer=beside)
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path / "managed"), max_to_keep=2)
     manager.save()
-    if optimizer == "sgd":  # nothing says that it was given the variables in the model's order
+    if optimizer == "sgd":  # nothing shows that it got the variables in the model's order
         with pytest.raises(ExportError, match="without 14 variables.*compiled optimizer, or one with momenta"):
             exported(tmp_path, tmp_path / "managed")
     else:
@@ -86,7 +86,7 @@ def test_layers_in_lists_are_found_by_what_the_optimizer_trains(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.SGD])
-def test_what_the_optimizer_trains_in_another_order_is_not_taken(tmp_path: Path, optimizer: Any) -> None:
+def test_optimizer_with_another_order_is_not_used(tmp_path: Path, optimizer: Any) -> None:
     class Lists(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -105,7 +105,7 @@ def test_what_the_optimizer_trains_in_another_order_is_not_taken(tmp_path: Path,
         beside = optimizer()
         beside.build([variable for each in [*order, *rest] for variable in each])
         file = Path(tf.train.Checkpoint(net=model, beside=beside, own=tf.Variable(1)).save(str(tmp_path / "file")))
-        # Names of momenta tell; without, and with all layers hidden, nothing does.
+        # The names of momenta show the order; without momenta, and with all layers hidden, nothing does.
         if order[0] is first and optimizer is keras.optimizers.Adam:
             assert_answers(tmp_path, file, model)
         else:
@@ -113,7 +113,7 @@ def test_what_the_optimizer_trains_in_another_order_is_not_taken(tmp_path: Path,
                 exported(tmp_path, file)
 
 
-def test_what_is_not_in_the_file_is_told_and_how_to_save_it(tmp_path: Path) -> None:
+def test_missing_variables_are_named_with_a_remedy(tmp_path: Path) -> None:
     model = trained(lambda: Hidden(statistics=True), tmp_path)
     file = tf.train.Checkpoint(model=model).save(str(tmp_path / "file"))
     with pytest.raises(
@@ -127,13 +127,13 @@ def test_what_is_not_in_the_file_is_told_and_how_to_save_it(tmp_path: Path) -> N
         exported(tmp_path, Path(alone))
 
 
-def test_a_checkpoint_of_trackable_is_complete_and_restores(tmp_path: Path) -> None:
+def test_checkpoint_of_trackable_is_complete_and_restores(tmp_path: Path) -> None:
     make = lambda: Hidden(statistics=True)  # noqa: E731
     model = trained(make, tmp_path)
     checkpoint = tf.train.Checkpoint(model=model_state.trackable(model), optimizer=model.optimizer)
     file = checkpoint.save(str(tmp_path / "file"))
     assert_answers(tmp_path, Path(file), model)
-    # Beside the model itself, whose variables it shares.
+    # Saved beside the model itself, whose variables it shares.
     assert_answers(
         tmp_path, Path(tf.train.Checkpoint(model, all=model_state.trackable(model)).write(str(tmp_path / "b"))), model
     )
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_trackable_is_complete_and_restores(tmp_path: Path) -> N
 
 
 class Pair(keras.Model):
-    """Two parts of one architecture."""
+    """Two parts with the same architecture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Pair(keras.Model):
         self.built = True
 
 
-def test_parts_are_found_in_files_of_the_whole_by_their_names(tmp_path: Path) -> None:
+def test_parts_are_found_by_name_in_files_of_the_whole(tmp_path: Path) -> None:
     model = Pair()
     for name in ("left", "right"):
         export.write_base_graph(getattr(model, name), tmp_path, name=name, whole=model, sample=X)
@@ -167,7 +167,7 @@ def test_parts_are_found_in_files_of_the_whole_by_their_names(tmp_path: Path) ->
     for file in (tmp_path / "file.weights.h5", whole, parts):
         for name in ("left", "right"):
             assert_answers(tmp_path, Path(file), getattr(model, name), name)
-    assert_answers(tmp_path, Path(alone), model.right, "left")  # a file of one such model
+    assert_answers(tmp_path, Path(alone), model.right, "left")  # a file with a single such part
     other = tf.train.Checkpoint(one=model.right, two=model.left).save(str(tmp_path / "other"))
     with pytest.raises(ExportError, match="Received: one, two, which all match"):
         exported(tmp_path, Path(other), "left")

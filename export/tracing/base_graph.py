@@ -16,11 +16,11 @@ from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
 from keras_ddl.export import manifest
+from keras_ddl.export.inference.inputs import find_inputs
+from keras_ddl.export.inference.isolation import isolated
+from keras_ddl.export.inference.replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.proof import validate
-from keras_ddl.export.proof.replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.signatures import METHODS, Classify, Regress, declarations
-from keras_ddl.export.tracing.inputs import find_inputs
-from keras_ddl.export.tracing.isolation import isolated
 from keras_ddl.export.tracing.tracer import Elsewhere, Traced, Tracer, answer
 from keras_ddl.files import durable
 
@@ -32,7 +32,7 @@ class BaseGraph:
 
     Attributes:
         path: ckpt_dir/base.
-        name: name of the part of a model.
+        name: name of the part, if this is a part of a model.
         record: the manifest.
         warnings: sentences.
         runs_elsewhere: whether this process lacks weights of the model.
@@ -74,7 +74,7 @@ class BaseGraph:
         arrays = {ROWS + name: storable(array) for name, array in rows.items()}
         arrays |= {ANSWERS + name: array for name, array in golden.items()}
         arrays[THREADS] = kernel_threads()
-        if self.runs_elsewhere:  # answers of the live model, with which the export compares the graph's
+        if self.runs_elsewhere:  # the live model's outputs, which the export compares with the graph's
             return arrays, {"agrees": None}
         try:
             live = isolated(lambda: answer(self._traced.functions.live, rows, self._traced.variables))

@@ -15,13 +15,13 @@ from keras_ddl import model_state
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import manifest, signatures
-from keras_ddl.export.proof.replay import DEFAULT, compare, save, source, storable
+from keras_ddl.export.inference.inputs import Inputs
+from keras_ddl.export.inference.isolation import layers_of, portable_layers, unchanged
+from keras_ddl.export.inference.replay import DEFAULT, compare, save, source, storable
 from keras_ddl.export.proof.scan import ScanReport, scan_saved_model
 from keras_ddl.export.signatures import declarations, functions
 from keras_ddl.export.sources.object_graphs import places_in_objects
 from keras_ddl.export.sources.weight_files import places_in_h5
-from keras_ddl.export.tracing.inputs import Inputs
-from keras_ddl.export.tracing.isolation import layers_of, portable_layers, unchanged
 from keras_ddl.files import digests
 
 UNTRACKED = "untracked"
@@ -36,7 +36,7 @@ class Elsewhere:
     outputs for the sample, which need weights, from the live model (export/checkpoints/answers_of_ranks.py).
 
     Attributes:
-        rows: a sample; None: the model has failed on it.
+        rows: a sample; None: the model failed on it.
         random: outputs that differ between two runs.
         spread: variables without a value in this process.
     """

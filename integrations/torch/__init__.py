@@ -49,7 +49,7 @@ def monitored_barrier(
         wait_all_ranks: ignored; the error always names all missing ranks.
 
     Raises:
-        torch.distributed.DistBackendError: ranks are missing; on every rank that came.
+        torch.distributed.DistBackendError: ranks are missing; on every rank that called it.
     """
     (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
 

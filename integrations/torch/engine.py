@@ -48,10 +48,10 @@ class Engine:
             results: tensors for the caller; they and `keep` stay alive while it runs.
             agree: a string that must be equal on all ranks.
             waits: whether to return only when it is done.
-            finish: called at the end, to copy results to their tensors.
+            finish: called when it ends, to copy results to their tensors.
             fields: the request's fields; see requests.Requests.request.
 
-        Raises: KerasDdlError: it fails before this returns.
+        Raises: KerasDdlError: the collective fails before this returns.
         """
         native = self.comm.native()
         if places and places[0].device is not None:

@@ -82,7 +82,7 @@ class Message:
         self._done, self._error = True, error
 
     def wait(self, seconds: float | None = None) -> bool:
-        """As `Started.wait`."""
+        """Waits like `Started.wait`."""
         end = None if seconds is None else time.monotonic() + seconds
         polls = 0
         while not self.is_done():

@@ -52,7 +52,7 @@ class DdlWork(Work):
 
     Args:
         tensors: the results.
-        started: None: done.
+        started: the collective; None: it is done.
         finish: called once, with `started` when that is done, in the first waiting thread; copies the result to the
             tensors, or raises KerasDdlError.
         completions: completes the future.

@@ -3,8 +3,8 @@
     RandomSearch = keras_ddl.tuner.on_all_ranks(keras_tuner.RandomSearch)
     tuner = RandomSearch(build, objective="val_loss", max_trials=10, distribution_strategy=strategy)
 
-Rank 0's oracle chooses the trials from rank 0's results, and its files are the files of the search. The oracles of the
-other ranks get each choice, and keep their own notes in a temporary folder, which starts as a copy of rank 0's. So each
+Rank 0's oracle chooses the trials from rank 0's results, and rank 0 writes the files of the search. The oracles of the
+other ranks get each choice, and keep their own files in a temporary folder, which starts as a copy of rank 0's. So each
 decision is made once, and a search resumes from rank 0's files alone, on any number of ranks.
 """
 

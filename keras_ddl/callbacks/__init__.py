@@ -1,4 +1,4 @@
-"""Keras callbacks for what the Strategy cannot know (docs/callbacks.md). They compose with Keras's own, in any order.
+"""Keras callbacks for what only the user can decide (docs/callbacks.md). They compose with Keras's own, in any order.
 
 All of them work at size 1, and without a Strategy after `keras_ddl.init()`.
 """

@@ -17,7 +17,7 @@ class BaseGraphs:
     In the export part's class every method is COLLECTIVE unless it says otherwise.
 
     Attributes:
-        is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
+        is_due: whether graphs have yet to be written; equal on all ranks, because collectives depend on it.
     """
 
     is_due = False
@@ -51,11 +51,11 @@ class BaseGraphs:
         """Publishes a checkpoint. Returns at once. On rank 0; not collective."""
 
     def wait(self) -> None:
-        """Waits until all is published."""
+        """Waits until everything is published."""
 
 
 def base_graphs(dir: Path | None) -> BaseGraphs:
-    """Returns the writer of a Checkpoint's base graphs. `dir`: the checkpoint directory; None: no graph is wanted."""
+    """Returns the writer of a Checkpoint's base graphs. `dir`: the checkpoint directory; None: no graphs are wanted."""
     for written in parts.provided("base_graphs"):
         return written(dir)
     return BaseGraphs(is_wanted=dir is not None)

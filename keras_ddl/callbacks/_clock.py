@@ -1,4 +1,4 @@
-"""A timer on which all ranks agree, with few collectives."""
+"""A timer shared by all ranks, which needs few collectives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from keras_ddl.communicator.first_rank import on_first_rank
 
 
 class Clock:
-    """A timer by rank 0's clock. The ranks check it together, after about half of the remaining steps every time."""
+    """A timer by rank 0's clock. Each time, the ranks check it together after about half of the steps that remain."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

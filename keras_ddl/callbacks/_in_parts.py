@@ -1,4 +1,4 @@
-"""Writes checkpoints on several ranks: each rank its boxes of variables that are spread over ranks, rank 0 the rest.
+"""Writes checkpoints on several ranks: each writes its boxes of variables spread over ranks, rank 0 also the rest.
 
 Each rank writes its own bundles into one hidden directory, in a thread. When all bundles are on disk, rank 0's thread
 merges their indexes and gives the checkpoint its name. So a rank that is killed at any moment leaves either a hidden
@@ -30,7 +30,7 @@ _TURN_SECONDS = 5.0
 
 
 class _Report(NamedTuple):
-    """A rank's progress in writing the checkpoint of a step. `epoch`: how often the job has lost ranks.
+    """A rank's progress in writing the checkpoint of a step. `epoch`: how often the job has regrouped.
 
     Attributes: bundles: names of the bundles that the rank has written. problem: why it could not write, or None.
     """
@@ -55,8 +55,8 @@ class InParts:
     """Writes checkpoints in parts.
 
     Attributes:
-        is_on: whether other ranks than rank 0 write; the same on all ranks.
-        awaited: the step of the checkpoint whose parts are being written, or None; the same on all ranks.
+        is_on: whether ranks other than rank 0 write; equal on all ranks.
+        awaited: the step of the checkpoint whose parts are being written, or None; equal on all ranks.
     """
 
     of_this_process = ("_folder", "_bundles", "_mine")  # attributes that a newcomer does not get from other ranks
@@ -69,7 +69,7 @@ class InParts:
         self._folder: str | None = None
         self._merge: Callable[[Path, Fill], object] | None = None
         self._snapshot: Snapshot | None = None
-        self._reached: tuple[bool, ...] = (True,)  # whether each rank reaches the directory
+        self._reached: tuple[bool, ...] = (True,)  # whether each rank can reach the directory
         self._epoch = 0  # the communicator's epoch when the ranks were asked
         self._job = 0, 1, 0  # epoch, size and rank when this rank took its parts
 
@@ -111,7 +111,7 @@ class InParts:
             raise CheckpointError(durable.explain(error, "A checkpoint", self._dir)) from error
 
     def start_beside(self, step: int, place: Place, parts: Mapping[str, Part | None]) -> None:
-        """Writes this rank's parts in a thread, under the keys of rank 0. On ranks other than rank 0."""
+        """Writes this rank's parts in a thread, under the keys of rank 0. Called on ranks other than rank 0."""
         self.start(step, place.folder, Snapshot({}, by_bundle(dict(zip(place.keys, parts.values(), strict=True)))))
 
     def start(
@@ -124,7 +124,7 @@ class InParts:
         """Writes this rank's parts in a thread.
 
         Args:
-            merge: on rank 0, publishes the directory after all ranks have written; called with the function to fill it.
+            merge: on rank 0, publishes the directory after all ranks have written; gets the function that fills it.
         """
         self._folder, self._merge = folder, merge
         self._snapshot, self._bundles = snapshot, []
@@ -145,7 +145,7 @@ class InParts:
 
         Raises: CheckpointError, on every rank: a rank could not write.
         """
-        while True:  # with one collective per turn, because a write may take longer than a collective's deadline
+        while True:  # one collective per turn, because a write may take longer than a collective's deadline
             reports = communicator.all_gather_object(self._report(wait), name="Checkpoint/parts")
             here = [each for each in reports if each is not None]
             outcome = _outcome(here)
@@ -159,7 +159,7 @@ class InParts:
             self._begin_to_merge({each.rank: each.bundles for each in here})
             return True
         while any(communicator.all_gather_object(self._is_busy(), name="Checkpoint/abandoned")):
-            pass  # until nobody writes into the folder any more
+            pass  # wait until nobody writes into the folder any more
         if self._folder is not None and is_first_rank():
             shutil.rmtree(self._dir / self._folder, ignore_errors=True)
         if failed is not None:

@@ -1,4 +1,4 @@
-"""States to which DivergenceGuard can go back: copies in memory, or the checkpoints of a directory."""
+"""States that DivergenceGuard can restore: copies in memory, or the checkpoints of a directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_ddl.strategy.shards import sharded_slots
 
 
 def step_of(model: Any) -> int:
-    """Returns the number of optimizer steps; of several optimizers, the largest."""
+    """Returns the number of optimizer steps; with several optimizers, the largest number."""
     return steps_taken(optimizers_of(model)) or 0
 
 
@@ -28,7 +28,7 @@ class _Copy:
     values: list[tuple[Any, np.ndarray]]
 
     def has_old_shards(self, stored: Sequence[Any]) -> bool:
-        """Whether this rank now stores other shards, because a rank was lost after the copy was made."""
+        """Whether the copy holds shards that this rank no longer stores, because a rank was lost since."""
         return not {id(variable) for variable, _ in self.values} <= {id(each) for each in stored}
 
 

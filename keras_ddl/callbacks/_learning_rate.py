@@ -51,7 +51,7 @@ class LearningRateController:
         self._restored = self._must_write = False
         self.base: float | None = None
         self.outside = 1.0
-        self.product = 1.0  # the warm-up factor * schedule multiplier of the current rate
+        self.product = 1.0  # the warm-up factor * schedule multiplier in the current rate
         self.last: float | None = None  # the rate last written
         self.seen: float | None = None  # the rate when the last epoch began or ended
 
@@ -141,7 +141,7 @@ class LearningRateController:
         if initial_rates:
             self._must_write = self.base not in initial_rates
             (self.base,) = initial_rates
-        if self._steps_done() != steps_done:  # another callback restored a checkpoint at train begin
+        if self._steps_done() != steps_done:  # true if another callback restored a checkpoint at train begin
             self._take_over(epoch)
 
     def _take_over(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Momentum correction: keeps SGD with momentum right while its learning rate changes (Goyal et al. 2017, section 3).
+"""Momentum correction: rescales SGD's momentum when the learning rate changes (Goyal et al. 2017, section 3).
 
 Keras's SGD keeps the rate inside its buffer (v <- m*v - rate*g, w <- w + v), so a step made at a new rate still
 carries the old rate in everything it remembers. The form without the rate inside, u <- m*u + g, w <- w - rate*u, has

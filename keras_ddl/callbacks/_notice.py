@@ -15,7 +15,7 @@ from keras_ddl.data import notice
 from keras_ddl.errors import ConfigError
 
 _NEVER = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-# A signal that is repeated after this time is handled as before `begin`.
+# A signal that arrives again after this time is handled as it was before `begin`.
 _AGAIN_SECONDS = 30.0
 
 
@@ -55,11 +55,11 @@ class Notice:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Only records the signal, because this may interrupt anything.
+        # The handler only records the signal, because it may interrupt any code.
         now = time.monotonic()
         if not self._received:
             self._received, self._received_at = number, now
-        elif now - self._received_at > _AGAIN_SECONDS:  # without effect: the fit has failed, or hangs
+        elif now - self._received_at > _AGAIN_SECONDS:  # the first one had no effect: the fit has failed, or hangs
             self.end()
             signal.raise_signal(number)
 

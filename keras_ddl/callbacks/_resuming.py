@@ -1,4 +1,4 @@
-"""Resumes from the latest checkpoint on all ranks: variables, and the rest of a run's state (strategy/progress.py)."""
+"""Resumes a run from its latest checkpoint on all ranks: variables and the rest of its state (strategy/progress.py)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Resumed:
 def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
     """Restores the latest checkpoint in `dir` into the model, its optimizers, and fit. COLLECTIVE.
 
-    Args: epochs: those of fit; a run that a callback stopped stays stopped unless this has changed.
+    Args: epochs: the argument of fit; a run that a callback stopped stays stopped unless this has changed.
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
     with of_one_rank(False):

@@ -15,13 +15,13 @@ from keras_ddl.compat.models import rows_counted
 
 
 class AverageLogs(keras.callbacks.Callback):
-    """Replaces every number in the logs of an epoch by its mean over the ranks.
+    """Replaces every number in the logs of an epoch with its mean over the ranks.
 
     Under keras_ddl.Strategy, metrics are already global, and exact even where a mean of means is not (AUC, uneven
     batches). This callback is for values that are local to a rank: plain Keras with `keras_ddl.init()`, or keys that a
     custom train_step or another callback adds. Put it before the callbacks that read the logs.
 
-    A key that is NaN on one rank becomes NaN on all, so all ranks react to it equally. Keys that some rank lacks stay
+    A key that is NaN on one rank becomes NaN on all, so all ranks react to it equally. Keys that a rank lacks stay
     unchanged, with a warning that names them.
 
     Args:

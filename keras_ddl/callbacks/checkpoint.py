@@ -37,7 +37,7 @@ from keras_ddl.strategy import fits, keras_patches
 from keras_ddl.strategy.agreement.training_state import agreed_layer_state
 from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
 
-_LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
+_LOST = -1  # in place of a step: the checkpoint was incomplete when rank 0 was lost
 
 
 class Checkpoint(JobCallback):
@@ -113,7 +113,7 @@ class Checkpoint(JobCallback):
             raise ConfigError(
                 f"save_minutes must be a number above 0, or None. Received: save_minutes={save_minutes!r}."
             )
-        keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
+        keras_patches.install()  # a resumed run may begin inside an epoch, even without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
         self._warned = monitor is None  # by default, do not warn if there is no validation
@@ -126,7 +126,7 @@ class Checkpoint(JobCallback):
         # Lets Keras run on_train_batch_end in a thread, which saves it a wait per batch.
         self.async_safe = self._every is None and save_minutes is None and not self._notice
         self._saved: int | None = None  # the step of the last checkpoint of this object, or _LOST
-        self._begun: int | None = None  # ... of those that this process has written
+        self._begun: int | None = None  # the step of the last checkpoint that this process wrote
         self._epoch = self._marks = self._batches = 0
         self._trained = self._is_due = False
         self._has_memory = False
@@ -135,7 +135,7 @@ class Checkpoint(JobCallback):
         self._buffers = Buffers()
         self._writer = BackgroundWriter()
         self._in_parts = InParts(self.dir, self._writer, self._buffers)
-        self._in_flight = False  # on all ranks: whether rank 0's writer may be busy, or have failed
+        self._in_flight = False  # on all ranks: whether rank 0's writer may be busy or have failed
 
     # ---- train begin -------------------------------------------------------------------------------------------------
 
@@ -156,9 +156,9 @@ class Checkpoint(JobCallback):
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None for a new run."""
         self._bases.prepare_publishing()
-        if self._saved is not None:  # a second fit of this process continues in the directory
+        if self._saved is not None:  # a second fit in this process continues in the directory
             return None
-        wait_for_writers()  # of a fit that was interrupted, as in a notebook: its last checkpoint counts
+        wait_for_writers()  # an interrupted fit, as in a notebook, may still be writing its last checkpoint
         make_directory(self.dir, "A checkpoint", CheckpointError)  # fails now rather than after the first epoch
         ckpt.sweep_temporaries(self.dir)
         if self.resume and ckpt.list_checkpoints(self.dir):
@@ -210,7 +210,7 @@ class Checkpoint(JobCallback):
             self._is_due |= self._clock.is_due()
         noticed = self._notice.agreed()
         self._is_due |= noticed is not None
-        # After the last batch, wait for the end of the epoch, whose checkpoint is more useful.
+        # After the last batch, leave the checkpoint to the end of the epoch, where it is more useful.
         steps = self.params.get("steps")
         if self._is_due and (steps is None or batch + 1 < steps):
             save = functools.partial(self._save, self._step(), self._epoch, {}, in_epoch=batch + 1, last_logs=logs)
@@ -263,7 +263,7 @@ class Checkpoint(JobCallback):
         return any(getattr(unwrapped(each), "use_ema", False) for each in self._optimizers)
 
     def _complete(self, save: Callable[[], None]) -> None:
-        """Saves until a checkpoint is complete, because a rank 0 that is lost meanwhile leaves none. COLLECTIVE."""
+        """Saves until a checkpoint is complete, because losing rank 0 meanwhile loses the checkpoint. COLLECTIVE."""
         save()
         self._wait()
         while self._saved == _LOST:
@@ -383,7 +383,7 @@ class Checkpoint(JobCallback):
         parts: Mapping[str, Part | None],
     ) -> Place | None:
         """On rank 0, writes the model's state in a thread. Returns the place for the other ranks' parts, or None."""
-        if self._begun is None:  # another rank may have been rank 0 until now
+        if self._begun is None:  # another process may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
             self._bases.prepare_publishing()
         self._begun = step

@@ -23,7 +23,7 @@ from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.agreement.training_state import build_optimizer
 from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
 
-_LEAST = 0.01  # of the first window's loss: a smaller rise is noise
+_LEAST = 0.01  # fraction of the first window's loss; a smaller rise is noise
 
 
 class DivergenceGuard(JobCallback):
@@ -46,7 +46,7 @@ class DivergenceGuard(JobCallback):
     Both warn on every rank; `message` is the text of the last warning, or None.
 
     Args:
-        monitor: a metric of the model that is a mean, or a key of a custom train_step's logs.
+        monitor: one of the model's metrics, which must be a mean, or a key of a custom train_step's logs.
         action: "stop" or "go_back".
         window: number of steps whose losses are averaged; a shorter window at an epoch's end counts if it has at least
             half of them.
@@ -54,7 +54,7 @@ class DivergenceGuard(JobCallback):
         ceiling: a loss that a successful training stays below, such as that of a model that ignores its input; None:
             no limit. Training goes back only to states after windows below it.
         grace: windows until the loss must be below the ceiling.
-        directory: that of a `Checkpoint` of this fit; training goes back to its checkpoints. Default: copies in
+        directory: the one of a `Checkpoint` in this fit; training returns to its checkpoints. Default: copies in
             memory, twice the size of weights and optimizer state.
         factor: multiplies the learning rate every time training goes back.
         retries: how often training goes back before it stops.

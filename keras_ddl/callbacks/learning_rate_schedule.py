@@ -34,10 +34,10 @@ class LearningRateSchedule(LearningRateFactor):
 
     Args:
         multiplier: a number; or a function of the epoch (0-based; a fraction when `staircase` is False) with equal
-            results on all ranks; or a schedule object, which returns rates instead of multiples.
+            results on all ranks; or a schedule object, which returns rates instead of multipliers.
         start_epoch: first epoch (0-based).
-        end_epoch: the epoch after its last one; None: it does not end.
-        staircase: True: once per epoch; False: before every step, with epoch = epoch + batch / steps per epoch.
+        end_epoch: the first epoch after the schedule; None: no end.
+        staircase: True: evaluate once per epoch; False: before every step, with epoch + batch / steps per epoch.
             Default: False for schedule objects.
         initial_lr: the rate that suits one process; default: the optimizer's.
         steps_per_epoch: only needed with staircase=False when fit cannot know it.

@@ -18,7 +18,7 @@ class LearningRateWarmup(LearningRateFactor):
     With `scaling` it rises to a larger rate, for a batch that has grown with the ranks.
 
     Step t (0-based, of T = warmup_epochs * steps per epoch) uses initial_lr * (t + 1) / (T + 1), at any number of
-    ranks. With a `scaling`, k = scale_factor(scaling, size), the rate goes from that of one process to k times that:
+    ranks. With `scaling`, the rate rises to k = scale_factor(scaling, size) times the rate of one process:
     initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k.
 
     The warm-up is a factor: LearningRateSchedule's multipliers apply on top, and if another callback
@@ -60,7 +60,7 @@ class LearningRateWarmup(LearningRateFactor):
         self.warmup_epochs: float = warmup_epochs
         self.scaling: Scaling = scaling
         self.start: float | None = None if start is None else positive("start", start)
-        scale_factor(scaling)  # raises for a bad value here, not in the middle of fit
+        scale_factor(scaling)  # raises an error for a bad value here, not in the middle of fit
         self._from: float = 1.0
         self._to: float = 1.0
 

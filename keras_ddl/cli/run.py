@@ -192,7 +192,7 @@ def command(
     verbose: bool,
     dry_run: bool,
     program: tuple[str, ...],
-    **of_parts: Any,
+    **part_values: Any,
 ) -> int:
     """Run PROGRAM on several ranks, one process each.
 
@@ -210,7 +210,7 @@ def command(
     from keras_ddl.launch.hosts.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
-    part_options.check(of_parts)
+    part_options.check(part_values)
     ranks_from = (num_ranks, hosts, hostfile, tf_config_file, host_discovery_script)
     if program and not tf_config and all(each is None for each in ranks_from):
         check_number_is_before(program)
@@ -237,7 +237,7 @@ def command(
         hosts=hosts,
         mode=mode,
         mpirun=mpirun,
-        env=part_options.environment(of_parts, variables),
+        env=part_options.environment(part_values, variables),
         timeout=timeout,
         grace=grace,
         needs_mpi=discovery is not None,
@@ -271,11 +271,11 @@ def command(
                 f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
                 f"({error.strerror}). Name a directory that you can write to."
             ) from None
-    if job.why_it_ends is not None:
-        click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
-    if hostfile is not None and job.why_it_stays is not None:
-        click.echo(f"keras-ddl: {job.why_it_stays}", err=True)
-    with part_options.watching(of_parts, verbose=verbose) as watchers:
+    if job.cannot_continue_reason is not None:
+        click.echo(f"keras-ddl: {job.cannot_continue_reason}", err=True)
+    if hostfile is not None and job.fixed_hosts_reason is not None:
+        click.echo(f"keras-ddl: {job.fixed_hosts_reason}", err=True)
+    with part_options.watching(part_values, verbose=verbose) as watchers:
         return run_job(job, watchers=watchers, **attempts)
 
 

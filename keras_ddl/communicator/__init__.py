@@ -97,7 +97,7 @@ def num_hosts() -> int:
 
 
 def describe() -> str:
-    """Describes what collectives run on: the box of ranks, the shared memory, the instruction set."""
+    """Describes the ranks' topology, the shared memory and the instruction set that collectives use."""
     return communicator_of(None).describe()
 
 
@@ -113,8 +113,8 @@ def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> 
 def as_one_each(run: Callable[[], _T], name: str) -> _T:
     """Does the same as `as_one` for a `run` whose result differs between ranks.
 
-    `name`: names a barrier, which only jobs that continue without a lost rank need. A rank that leaves it knows that
-    every rank has its own result.
+    `name`: the name of a barrier, used only in jobs that can continue without a lost rank. A rank that leaves it knows
+    that every rank has its own result.
     """
     results: list[_T] = []
 
@@ -130,7 +130,7 @@ def as_one_each(run: Callable[[], _T], name: str) -> _T:
 def count() -> dict[str, int]:
     """Returns this rank's counters since `init`, for tests and benchmarks.
 
-    They count collectives by the way they ran ("coordinated", "ran_inline", "planned", "fell_back"; of tensors on GPUs:
+    They count collectives by how they ran ("coordinated", "ran_inline", "planned", "fell_back"; for tensors on GPUs:
     "staged", "by_device"), and the coordinator's messages ("control_sent", ...).
     """
     return communicator_of(None).native().count()
@@ -152,7 +152,7 @@ def barrier(name: str | None = None, *, comm: Communicator | None = None) -> Non
 def join(*, comm: Communicator | None = None) -> int:
     """Declares that this rank has no more data, and returns when every rank of `comm` has called it. COLLECTIVE.
 
-    Until then the collectives of the others do not wait for this rank. It takes part in them with neutral data: zeros;
+    Until then the other ranks' collectives do not wait for this rank. It takes part in them with neutral data: zeros;
     ones in a product; infinity, or the largest or smallest integer, in a min or max; no rows in an all_gather. It
     discards the results. A mean still divides by the number of all ranks. Afterwards everything works as before, and
     ranks may join again.
@@ -165,13 +165,13 @@ def join(*, comm: Communicator | None = None) -> int:
         RankLostError: a rank died, or left without joining.
         RankMismatchError: on other ranks, from collectives that need a rank which has joined: a broadcast from it,
             all_to_all, op "adasum", collectives on objects, split. On this rank, from collectives of other threads.
-    Cost: as much memory as the largest collective of the other ranks takes on one of them.
+    Cost: as much memory as the other ranks' largest collective uses on one rank.
     """
     return communicator_of(comm).join()
 
 
 def broadcast_object(obj: Any, root: int = 0, name: str | None = None, *, comm: Communicator | None = None) -> Any:
-    """Returns the object of rank `root`, pickled; the argument of other ranks is ignored. COLLECTIVE.
+    """Returns the object of rank `root`, which is sent pickled; the argument is ignored on other ranks. COLLECTIVE.
 
     Raises:
         ConfigError: `root` is not a rank, or (on every rank) rank `root`'s object cannot be pickled.
@@ -180,7 +180,7 @@ def broadcast_object(obj: Any, root: int = 0, name: str | None = None, *, comm: 
 
 
 def all_gather_object(obj: Any, name: str | None = None, *, comm: Communicator | None = None) -> list[Any]:
-    """Returns the objects of all ranks, by rank, pickled. COLLECTIVE.
+    """Returns the objects of all ranks in rank order; they are sent pickled. COLLECTIVE.
 
     Raises:
         ConfigError: on every rank, if the object of one rank cannot be pickled.

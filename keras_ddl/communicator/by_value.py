@@ -1,7 +1,7 @@
 """Pickles functions by value, with their file and line numbers.
 
-Since 3.1.3 cloudpickle drops a function's file. Ranks' tracebacks, and warnings about ranks that others wait for, would
-then not name the user's line.
+Since version 3.1.3, cloudpickle drops a function's file. Tracebacks of ranks, and warnings about ranks that others wait
+for, would then not name the user's line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import cloudpickle
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is CodeType and obj.co_filename:
-            # Loading it takes nothing but the standard library.
+            # Loading it needs only the standard library.
             return operator.methodcaller("replace", co_filename=obj.co_filename), (obj.replace(co_filename=""),)
         return super().reducer_override(obj)
 

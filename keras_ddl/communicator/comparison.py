@@ -37,8 +37,8 @@ def other_rank(values: Sequence[Any]) -> int | None:
     return next((rank for rank, value in enumerate(values) if value != values[0]), None)
 
 
-def _side_by_side(of_rank_0: Any, of_other: Any, other: int) -> str:
-    return f"{of_rank_0} on rank 0 and {of_other} on rank {other}"
+def _side_by_side(first: Any, second: Any, other: int) -> str:
+    return f"{first} on rank 0 and {second} on rank {other}"
 
 
 def require_equal(
@@ -54,7 +54,7 @@ def require_equal(
 
     Args:
         rule, remedy: sentences for the error.
-        received: takes rank 0's value, another value and its rank; returns a phrase with the difference.
+        received: takes rank 0's value, another value and its rank; returns a phrase that describes the difference.
     Raises: RankMismatchError: on every rank.
     """
     require_equal_values(communicator.all_gather_object(value, name, comm=comm), rule, remedy, received=received)

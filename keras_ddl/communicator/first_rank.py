@@ -23,7 +23,7 @@ def on_first_rank(work: Callable[[], T], name: str) -> T:
 
     Raises: the error of `work` on every rank (on other ranks as `portable` converts it), so that no rank waits in vain.
     """
-    outcomes: list[_Outcome] = []  # one entry, because the work runs once even if the exchange is repeated
+    outcomes: list[_Outcome] = []  # at most one entry: the work runs once even if the exchange is repeated
     return cast(T, communicator.as_one(lambda: _made(work, name, outcomes)))
 
 

@@ -7,7 +7,6 @@ meet, and do not wait for each other.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import pickle
@@ -15,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import config
 from keras_ddl.communicator.native import binding, requests
@@ -40,38 +39,7 @@ _open: dict[int, Communicator] = {}
 _splits = itertools.count(1)
 
 
-_Method = TypeVar("_Method", bound="Callable[..., Any]")
-
-
-def _collective_of_all_ranks(place: int) -> Callable[[_Method], _Method]:
-    """Marks a collective whose result is equal on all ranks.
-
-    It is recorded for newcomers, and repeated on the communicator of the remaining ranks when ranks are lost. place:
-    the position of its argument `name`.
-    """
-
-    def decorate(method: _Method) -> _Method:
-        @functools.wraps(method)
-        def wrapper(self: Communicator, *args: Any, **kwargs: Any) -> Any:
-            if self.id != binding.WORLD:
-                return method(self, *args, **kwargs)
-
-            def run() -> Any:
-                return history.repeated(lambda comm: method(comm, *args, **kwargs), self)
-
-            if history.of_job() is None:
-                return run()
-            name = kwargs.get("name", args[place] if len(args) > place else None)
-            result = history.recorded(f"{method.__name__} {name or ''}", run)
-            out = kwargs.get("out")
-            if out is not None and out is not result:
-                out[...] = result
-                return out
-            return result
-
-        return cast("_Method", wrapper)
-
-    return decorate
+_of_all_ranks = history.collective(lambda comm: comm.id == binding.WORLD)
 
 
 class Communicator:
@@ -206,7 +174,7 @@ class Communicator:
         """See `keras_ddl.communicator.describe`."""
         return self.native().describe()
 
-    @_collective_of_all_ranks(0)
+    @_of_all_ranks
     def barrier(self, name: str | None = None) -> None:
         """See `keras_ddl.barrier`."""
         native = self.native()
@@ -220,7 +188,7 @@ class Communicator:
             self._calls.clear()
         return last
 
-    @_collective_of_all_ranks(2)
+    @_of_all_ranks
     def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
         """See `keras_ddl.broadcast_object`."""
         native = self.native()
@@ -230,12 +198,12 @@ class Communicator:
         parts = native.all_gather_bytes(mine, match, detail=f"broadcast_object from root {root}")
         return obj if self.rank == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
 
-    @_collective_of_all_ranks(1)
+    @_of_all_ranks
     def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
         """See `keras_ddl.all_gather_object`."""
         return self._gather(obj, self._name("all_gather_object", name))
 
-    @_collective_of_all_ranks(2)
+    @_of_all_ranks
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -281,7 +249,7 @@ class Communicator:
             )
         return array
 
-    @_collective_of_all_ranks(2)
+    @_of_all_ranks
     def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
         """See `keras_ddl.communicator.broadcast_array`."""
         import numpy as np

@@ -56,7 +56,7 @@ def joined_membership(launcher: Launcher, is_over: Callable[[], bool]) -> Member
 
 def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Topology, Transport | None]:
     """Connects the ranks of a membership. COLLECTIVE over them."""
-    # An abort need not wait for other ranks, because the launcher compares how all ranks have ended.
+    # An abort need not wait for other ranks, because the launcher sees how each rank ended.
     error_report.install(launcher.rank, host.abort)
     if len(members.members) == 1:
         return make_topology(0, [host_key()], mode), None

@@ -1,4 +1,4 @@
-"""The names of a step's collectives, and what a name says: a timeline has no other field for it."""
+"""Names a step's collectives. A name encodes the collective's role, because a timeline has no other field for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WHOLE = re.compile(rf"(?P<{ROWS}>rows(?:_\d+)?)|(?P<{NEEDED_ROWS}>needed_rows(?
 
 
 def after(scope: str, rounds: int) -> str:
-    """Returns the prefix for collectives that may wait for this number of rounds of earlier collectives."""
+    """Returns the prefix for collectives that may wait for `rounds` rounds of earlier collectives."""
     return f"{scope}after_{rounds}/" if rounds else scope
 
 

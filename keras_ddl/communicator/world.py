@@ -23,7 +23,7 @@ from keras_ddl.topology.launcher import Launcher, find_launcher, host_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_MEETINGS = 3  # attempts of the same ranks to connect
+_MEETINGS = 3  # attempts by the same ranks to connect
 
 
 class _State:
@@ -33,7 +33,7 @@ class _State:
         self.exit_registered = False
         self.forked = False
         self.process: int | None = None  # the process that is a rank
-        self.membership: membership.Membership | None = None  # the last one, see regroup
+        self.membership: membership.Membership | None = None  # the newest; see regroup
 
 
 _state = _State()
@@ -76,7 +76,7 @@ def init(mode: str | None = None) -> Topology:
         if launcher is not None and launcher.directory is not None and (launcher.size != 1 or launcher.is_spare):
             child_process.refuse(launcher.rank)
             meeting.refuse_mpi()
-            own_board = board.of_process()
+            own_board = board.current()
             if launcher.is_spare and own_board is not None:
                 _state.membership = membership.start()
                 place = meeting.newcomer_topology(launcher)
@@ -101,7 +101,7 @@ def init(mode: str | None = None) -> Topology:
         if config.get("TIMELINE"):
             recording.start(config.get("TIMELINE"), place.rank)
         if not _state.exit_registered:
-            # Before MPI_Finalize, which comes after every atexit function.
+            # This runs before MPI_Finalize, which follows all atexit functions.
             atexit.register(shutdown)
             os.register_at_fork(after_in_child=_after_fork_in_child)
             _state.exit_registered = True
@@ -109,7 +109,7 @@ def init(mode: str | None = None) -> Topology:
 
 
 def _open_world(place: Topology, transport: Transport | None, note: str = "") -> None:
-    # A newcomer that is still alone has a rank among the others, but a separate communicator.
+    # A newcomer that has not joined yet has a rank among the others, but a communicator of its own.
     alone = make_topology(0, [host_key()], place.mode) if transport is None else place
     native = binding.NativeCommunicator(transport, alone.group, alone.dims[1:], **group.settings(), note=note)
     _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
@@ -119,7 +119,7 @@ def regroup() -> Topology:
     """Rebuilds the communicator of all ranks from the ranks that remain after a loss. COLLECTIVE over them.
 
     For a program that catches RankLostError and continues. The remaining ranks are numbered from 0 in their order, and
-    pending collectives are dropped. Communicators of `split` are closed; data that only the lost rank had is lost. The
+    pending collectives are dropped. Communicators made by `split` close; data of the lost rank alone is lost. The
     job must have been started by `keras-ddl run -np MIN:MAX`, without mpirun.
 
     The launcher kills a rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call.
@@ -129,7 +129,7 @@ def regroup() -> Topology:
         ConfigError: the job was started in another way, or with a mode that has dimensions.
         RankLostError: fewer than MIN ranks are left, or they cannot reach each other.
     """
-    recorded = history.of_job()
+    recorded = history.current()
     if isinstance(recorded, history.Record):
         recorded.close("keras_ddl.regroup(), which the other ranks have called but a newcomer does not call")
     return regroup_with()
@@ -150,7 +150,7 @@ def leave(why: str) -> Topology:
 
     Args:
         why: the reason, which the launcher shows.
-    Returns: only if all other ranks are lost meanwhile. This rank then continues, maybe with others that also left.
+    Returns: only if all other ranks are lost meanwhile. This rank then continues, perhaps with other leaving ranks.
     """
     with _state.lock:
         launcher = _check_can_regroup()
@@ -159,7 +159,7 @@ def leave(why: str) -> Topology:
 
 
 def join_others(is_over: Callable[[], bool]) -> Topology | None:
-    """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over them and the newcomer.
+    """In a newcomer: connects to the ranks that admit it. COLLECTIVE over them and the newcomer.
 
     Returns None if `is_over` ended the wait.
     """
@@ -183,7 +183,7 @@ def _check_can_regroup() -> Launcher:
 
 
 def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topology:
-    """Rebuilds the communicator of all ranks from the membership that `ask` returns."""
+    """Rebuilds the communicator of all ranks with the membership that `ask` returns."""
     attempts: collections.Counter[tuple[int, ...]] = collections.Counter()
     _close_world()  # the timeline continues
     while True:
@@ -234,7 +234,7 @@ def topology() -> Topology:
 
 
 def epoch() -> int:
-    """Returns how often the remaining ranks have met again (`regroup`)."""
+    """Returns how often the communicator of all ranks has been rebuilt (`regroup`)."""
     return 0 if _state.membership is None else _state.membership.epoch
 
 
@@ -244,12 +244,12 @@ def min_ranks() -> int:
 
 
 def members() -> tuple[int, ...]:
-    """Returns the number by which the launcher knows each rank."""
+    """Returns the launcher's number of each rank."""
     return tuple(range(topology().size)) if _state.membership is None else _state.membership.members
 
 
 def some_have_ended() -> bool:
-    """Whether some ranks had ended normally, not been lost, when the others last met (`regroup`)."""
+    """Whether, at the last `regroup`, some ranks were missing because they had ended normally."""
     return _state.membership is not None and bool(_state.membership.ended)
 
 

@@ -119,15 +119,22 @@ def build_step(
     Returns: the step's outputs in order, replicated.
     """
     report = report or Report()
-    builder = Builder(
-        program=program, batch=batch, others=tuple(further), collectives=collectives, report=report, seed=seed
-    )
-    builder.gathered_bytes = gathered_bytes
-    builder.earlier, builder.everyone = earlier, everyone or collectives
+    statistics = None
     if batch_statistics == "rank":
-        calls, others = detection.find(program)
-        builder.override = OwnStatistics(calls)
-        builder.report.own_statistics, builder.report.global_statistics = len(calls), others
+        calls, report.global_statistics = detection.find(program)
+        statistics, report.own_statistics = OwnStatistics(calls), len(calls)
+    builder = Builder(
+        program=program,
+        batch=batch,
+        others=tuple(further),
+        collectives=collectives,
+        earlier=earlier,
+        everyone=everyone or collectives,
+        report=report,
+        seed=seed,
+        gathered_bytes=gathered_bytes,
+        statistics=statistics,
+    )
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)

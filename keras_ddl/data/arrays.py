@@ -42,7 +42,7 @@ def dataset_of_rows(
     shuffle: bool | str,
     shuffle_rows: Shuffle,
 ) -> tf.data.Dataset:
-    """Returns the batches that Keras's ArrayDataAdapter makes of arrays, with only the rows of `rank`.
+    """Returns the batches of Keras's ArrayDataAdapter, reduced to the rows of `rank`.
 
     Row positions are shuffled and batched as in Keras (with the same operations in separate functions, so that
     TensorFlow draws the same numbers), and each rank takes its positions before it looks up any rows.
@@ -68,7 +68,7 @@ def dataset_of_rows(
 
         return tree.traverse(one, arrays)
 
-    # In one thread, ahead of the steps: handing rows to more threads costs more than gathering them.
+    # One thread reads ahead of the steps: handing rows to more threads costs more than gathering them.
     dataset = tf.data.Dataset.zip((mine, tf.data.Dataset.from_tensors(arrays).repeat())).map(look_up)
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # they would copy the arrays
@@ -85,7 +85,7 @@ def _shuffled_whole(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
     several = communicator.size() > 1 or history.takes_newcomers()
-    is_checked = several and order.check_is_on()  # even if the step takes the rows
+    is_checked = several and order.check_is_on()  # also if the step takes the rows
     begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
 
     @do_not_convert
@@ -104,14 +104,14 @@ def _shuffled_within_batches(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
     shuffled = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
-    # Compared even if the step takes the rows.
+    # Positions are compared even if the step takes the rows.
     return share_dataset(shuffled, communicator.rank(), communicator.size(), number, takes=size > 1)
 
 
 def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data.Dataset:
     """Returns a dataset of a rank's positions in each batch.
 
-    It splits all batches of a pass at once, which needs only few operations per batch.
+    All batches of a pass are split at once, which needs few operations per batch.
     """
     rows = positions.shape[0]
     end_of_full = rows // batch_size * batch_size
@@ -121,7 +121,7 @@ def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data
         return batches
     first, end = chunk(rows - end_of_full, rank, size)
     batches = batches.concatenate(tf.data.Dataset.from_tensors(positions[end_of_full + first : end_of_full + end]))
-    # The number of rows must be unknown on all ranks, even if a rank gets as many rows of the last batch.
+    # The number of rows must be unknown on all ranks, even on a rank whose last batch is full.
     return batches.map(_with_unknown_rows)
 
 
@@ -161,7 +161,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
 
 
 def warn_of_equal_batches(batch: Any, rank: int) -> None:
-    """Warns, once per process, when all ranks pass the same rows to a method that takes different rows on each rank.
+    """Warns, once per process, when all ranks pass equal rows to a method that expects different rows on each rank.
 
     COLLECTIVE at the first call.
     """

@@ -37,17 +37,17 @@ def from_files(
             rows, or as tensors whose first dimension counts rows. It is traced: read NumPy files with
             tf.numpy_function.
         batch_size: rows of all ranks together.
-        shuffle: read the rank's files in another order in each epoch.
+        shuffle: read the rank's files in a new order in each epoch.
         shuffle_rows: size of the buffer in memory in which rows are shuffled, differently in every epoch; 0: rows are
             not shuffled.
-        seed: of both shuffles; None: TensorFlow's global seed, which the Strategy sets.
-        parallel_files: number of files that are read at a time, a row from each in turn.
+        seed: seed of both shuffles; None: TensorFlow's global seed, which the Strategy sets.
+        parallel_files: number of files read at a time, one row from each in turn.
         count_rows: a function from a path to the number of rows in that file, called for the rank's files. Ranks then
             agree on the number of batches in advance, and the progress bar knows it.
     Raises:
         ConfigError: no file, or a batch_size below 1. RankMismatchError: ranks see different files.
     COLLECTIVE over all ranks. Reading without `count_rows` is COLLECTIVE, too: all ranks must read equally often.
-    Cost: without `count_rows` 4 bytes between ranks per batch.
+    Cost: without `count_rows`, 4 bytes between ranks per batch.
     """
     several = communicator.is_initialized() and communicator.size() > 1
     rank, size = (communicator.rank(), communicator.size()) if several else (0, 1)
@@ -66,7 +66,7 @@ def from_files(
             f"from_files: the pattern must match a file. Received: {pattern!r} (rank {rank}). Patterns are those of "
             "tf.io.gfile.glob, relative to the working directory."
         )
-    readers = min(size, batch_size)  # with fewer rows in a batch than ranks, the last ranks have none
+    readers = min(size, batch_size)  # if a batch has fewer rows than there are ranks, the last ranks get none
     mine = _deal(files, lengths, readers)[rank] if rank < readers else []
     paths = tf.data.Dataset.from_tensor_slices(tf.constant(mine, tf.string))
     if shuffle and mine:

@@ -1,4 +1,4 @@
-"""Datasets that only rank 0 reads, sending each rank its rows: Strategy(reader="rank0").
+"""Datasets that only rank 0 reads; it sends each rank its rows: Strategy(reader="rank0").
 
 This is for data that differs each time it is read, such as unseeded generators or maps in any order. Other ranks
 receive only the rows that they train on.
@@ -23,7 +23,7 @@ from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.topology import Topology
 
-_channels: list[tuple[Topology, communicator.Communicator]] = []  # the communicator of streams of this job
+_channels: list[tuple[Topology, communicator.Communicator]] = []  # the job and the communicator of its streams
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
@@ -38,7 +38,7 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
     Raises: ConfigError, on every rank: a component is not a dense, ragged or sparse tensor. Errors of `make`;
         later errors of reading on rank 0, as TensorFlow reports exceptions of generators.
     Cost: each row is sent once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
-        0, and for the parts of the same number of batches on every rank.
+        0, and on every rank for its part of that many batches.
     """
     sources: list[tf.data.Dataset] = []
 
@@ -71,8 +71,8 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
         self._passes = itertools.count(1)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._own_spec = tf.nest.map_structure(lambda leaf: _spec_of_rank(leaf, comm.rank, comm.size), spec)
-        # TensorFlow keeps the functions of a dataset for the life of the process, so they must not keep this object,
-        # and its source. Readers of this dataset keep the object.
+        # TensorFlow keeps the functions of a dataset for the life of the process, so they must not refer to this object
+        # or its source. Readers of this dataset keep the object alive.
         owner = weakref.ref(self)
         any_pass = self._dataset(lambda: _begin_pass(owner()))
         super().__init__(any_pass, datasets.variant_tensor(any_pass))
@@ -80,17 +80,17 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
     def __iter__(self) -> Any:
         if not tf.executing_eagerly():
             return super().__iter__()
-        # Popped, so that the source is not kept by the functions of the dataset of this pass.
+        # Popped, so that the functions of this pass's dataset do not keep the source alive.
         pass_arguments = [(next(self._passes), None if self._source is None else iter(self._source))]
         return iter(self._dataset(pass_arguments.pop))
 
     def close(self) -> None:
-        """Ends the passes that were not read to their end, on this rank."""
+        """Ends this rank's unfinished passes."""
         for stream in list(self._streams):
             stream.close()
 
     def _dataset(self, begin: Callable[[], tuple[int, Any]]) -> tf.data.Dataset:
-        """Returns a dataset of one pass. begin: returns the number of the pass, and on rank 0 its data."""
+        """Returns a dataset of one pass. begin: returns the number of the pass, and on rank 0, its data."""
         components, own_spec = _components(self._own_spec), self._own_spec
         comm, name_of_dataset, streams = self._comm, self._name, self._streams  # without the source
 

@@ -31,10 +31,10 @@ from keras_ddl.compat.strategies import process_variable
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, streams
 
-FIRST = 3  # batches of every pass that are compared, besides every KERAS_DDL_DATA_CHECK_BATCHES-th one
+FIRST = 3  # the first batches of every pass are compared, besides every KERAS_DDL_DATA_CHECK_BATCHES-th one
 _NOTES = 8  # notes that are kept; several iterators may read the first batches of a pass ahead of their steps
 _WORDS = 4  # in a digest: one word for each of the first components, the last word for all others
-_PASSES = 256  # datasets whose passes are counted at a time
+_PASSES = 256  # datasets whose passes are counted at the same time
 _RULE = "All ranks must read the same batches"
 PASS_OF_NEWCOMERS = 2**15  # the first pass of a joining rank, until it takes over the passes of the others
 KEYS = "_keras_ddl_keys"  # marks a dataset of keys, which is not part of the program's pipeline
@@ -68,7 +68,7 @@ class _Notes:
         self.list = process_variable("order_notes", [_NOTES, 1 + _WORDS])
         self.noted, self.compared = process_variable("order_noted"), process_variable("order_compared")
         self.passes = process_variable("order_passes", [_PASSES])
-        self.unlike: tuple[int, str] | None = None  # a batch with components that differ, and the names of these
+        self.unlike: tuple[int, str] | None = None  # a batch with differing components, and their names
         self.has_warned = False  # of `unlike`
 
 
@@ -136,7 +136,7 @@ def set_passes(counts: np.ndarray) -> None:
 
 
 def forget_notes() -> None:
-    """Forgets the notes of batches. To be called on all ranks between steps."""
+    """Forgets the notes of batches. Call it on all ranks between steps."""
     _notes().list.assign(tf.zeros_like(_notes().list))
 
 
@@ -196,7 +196,7 @@ def _checksum(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
     """Returns one int64 for each row of a tensor of any dtype."""
-    if rows.dtype == tf.string:  # as numbers: for rows without any string, Fingerprint returns uninitialized memory
+    if rows.dtype == tf.string:  # for rows without strings Fingerprint returns uninitialized memory
         rows = tf.strings.to_hash_bucket_fast(rows, 2**62)
     return tf.bitcast(tf.raw_ops.Fingerprint(data=rows, method="farmhash64"), tf.int64)
 
@@ -220,7 +220,7 @@ def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
     rows: of this rank's batch (scalar), or of several components of it (a vector of known length).
     """
     several = rows.shape[0] if rows.shape.rank else 1
-    # A batch is noted before it is passed on; and in a timeline this collective shows when the batch was ready.
+    # Wait for the batch: it has then been noted, and in a timeline this collective shows when the batch was ready.
     leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
     if not check_is_on():
         with tf.control_dependencies(leaves):
@@ -277,7 +277,7 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
 def _difference(reports: np.ndarray) -> bytes:
     """Returns the error message for the first batch whose rows differ between ranks; b"": no batch differs."""
     lists = reports.reshape(len(reports), _NOTES, 1 + _WORDS)
-    mine, theirs = lists[:1, np.newaxis], lists[:, :, np.newaxis]  # rank 0's notes; every rank's notes
+    mine, theirs = lists[:1, np.newaxis], lists[:, :, np.newaxis]  # notes of rank 0; notes of every rank
     same = (mine[..., 0] == theirs[..., 0]) & (mine[..., 0] > 0)  # [ranks, notes, notes of rank 0]
     unequal = same[..., np.newaxis] & (mine[..., 1:] != theirs[..., 1:])  # and words
     agree = np.any((mine[..., 1:] == theirs[..., 1:]) & (mine[..., 1:] % 2 != 0), axis=-1)
@@ -301,7 +301,7 @@ def _difference(reports: np.ndarray) -> bytes:
 
 
 def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
-    """Returns `values`, which wait for the verdict if this rank's batch is being compared."""
+    """Returns `values`, available only after the verdict if this rank's batch is being compared."""
     if tf.executing_eagerly():
         return values
     # A branch runs as soon as its own operands are ready, so the other branch does not wait for the verdict.

@@ -13,7 +13,7 @@ from keras_ddl.errors import ConfigError
 
 
 def per_rank_dataset(dataset_fn: Callable[[Any], tf.data.Dataset], rank: int, size: int) -> PerRankDataset:
-    """Returns the dataset that `dataset_fn(tf.distribute.InputContext)` makes for this rank, equally long on all ranks.
+    """Returns this rank's dataset, from `dataset_fn(tf.distribute.InputContext)`, equally long on all ranks.
 
     COLLECTIVE over all ranks. Reading is COLLECTIVE, too, if a rank does not know its length (`PerRankDataset`).
     """
@@ -67,7 +67,7 @@ def _until_all_end(own: tf.data.Dataset, number: int, batches: int) -> tf.data.D
     own = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(1).repeat(), own))
     empty = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(0).repeat(), empty))
     dataset = own.concatenate(empty).map(ask).take_while(do_not_convert(lambda more, _: more))
-    # Not a map, which TensorFlow would make parallel, so that it asks ahead of need.
+    # Not a map: TensorFlow would make it parallel, and it would ask ahead of need.
     dataset = dataset.flat_map(do_not_convert(lambda _, batch: tf.data.Dataset.from_tensors(batch)))
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # would ask ahead of need

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,26 +24,19 @@ from keras_ddl.data.order import KEYS
 from keras_ddl.errors import CheckpointError
 
 
-class Shuffles(Protocol):
-    """The random numbers with which all ranks shuffle in the same order (strategy/agreement/random_state.py)."""
-
-    def shuffles_state(self) -> list[Any]: ...
-    def set_shuffles_state(self, state: list[Any]) -> None: ...
-
-
 class Reading:
     """The reading of one fit: the state of the EpochIterator that gives the training steps their batches.
 
-    shuffles: of the model's Strategy; None without one.
+    shuffles: draws the seeds with which all ranks shuffle in the same order; None without a Strategy.
     """
 
-    def __init__(self, iterator: Any, shuffles: Shuffles | None) -> None:
+    def __init__(self, iterator: Any, shuffles: random.Random | None) -> None:
         self.iterator = iterator
         self._shuffles = shuffles
         self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
-        self._ends: list[dict[str, Any]] = []  # ... before every on_epoch_end of a PyDataset, which may shuffle there
+        self._ends: list[dict[str, Any]] = []  # before every on_epoch_end of a PyDataset, which may shuffle
         self._target: dict[str, Any] | None = None
-        # If rank 0 alone reads: its decision whether earlier epochs are read again; None: every rank reads.
+        # If rank 0 alone reads: whether it decided to read earlier epochs again; None: every rank reads.
         self._rereads: bool | None = getattr(iterator, "rereads", None)
         self._note_epoch_ends()
 
@@ -94,22 +87,20 @@ class Reading:
 
     def random_states(self) -> dict[str, Any]:
         """Returns the states of Python's and NumPy's generators and of the agreed shuffles, as JSON."""
-        version, internal, gauss = random.getstate()
         legacy: Any = np.random.get_state()
         name, keys, *rest = legacy
         return {
-            "python": [version, list(internal), gauss],
+            "python": _as_json(random.getstate()),
             "numpy": [name, keys.tolist(), *rest],
-            "shuffles": self._shuffles.shuffles_state() if self._shuffles is not None else None,
+            "shuffles": _as_json(self._shuffles.getstate()) if self._shuffles is not None else None,
         }
 
     def _restore(self, states: dict[str, Any]) -> None:
-        version, internal, gauss = states["python"]
-        random.setstate((version, tuple(internal), gauss))
+        random.setstate(_from_json(states["python"]))
         name, keys, *rest = states["numpy"]
         np.random.set_state((name, np.array(keys, np.uint32), *rest))
         if self._shuffles is not None and states["shuffles"] is not None:
-            self._shuffles.set_shuffles_state(states["shuffles"])
+            self._shuffles.setstate(_from_json(states["shuffles"]))
 
     # ---- earlier epochs ----------------------------------------------------------------------------------------------
 
@@ -199,7 +190,7 @@ class Reading:
 
 
 def must_be_read(iterator: Any) -> bool:
-    """Whether earlier epochs of an EpochIterator must be read again to make a later epoch as it was."""
+    """Whether earlier epochs of an EpochIterator must be read again to reproduce a later epoch."""
     if isinstance(iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
         return False  # indexed: their order follows from the random states
     return not datasets.order_follows_from_passes(_Dataset(iterator).pipeline())
@@ -243,3 +234,12 @@ def _shorter(end: int) -> CheckpointError:
         "A run that resumes within an epoch must read the same data as the previous run. Received: data that ends "
         f"before batch {end} of the epoch, where the checkpoint was made. Give fit the same data."
     )
+
+
+def _as_json(state: tuple[Any, ...]) -> list[Any]:
+    version, internal, gauss = state
+    return [version, list(internal), gauss]
+
+
+def _from_json(state: list[Any]) -> tuple[Any, ...]:
+    return (state[0], tuple(state[1]), state[2])

@@ -1,7 +1,7 @@
-"""A keras.utils.PyDataset that can be asked for some rows of a batch. Each rank then asks for its own rows only.
+"""A keras.utils.PyDataset that can return selected rows of a batch, so each rank requests only its own rows.
 
-A PyDataset gives global batches, so every rank reads all rows. One with these two methods is read by rows instead, with
-its threads and processes:
+An ordinary PyDataset returns global batches, so every rank reads all rows. If it has these two methods, keras_ddl reads
+it by rows instead, in the dataset's own threads and processes:
 
     def batch_rows(self, index): ...        # how many rows self[index] has
     def rows(self, index, first, end): ...  # rows first to end - 1 of self[index] (perhaps none)
@@ -18,12 +18,12 @@ from keras_ddl.data.untuned import untuned
 
 
 def has_rows(dataset: Any) -> bool:
-    """Whether a dataset can be asked for rows of its batches."""
+    """Whether a dataset can return selected rows of a batch."""
     return isinstance(dataset, keras.utils.PyDataset) and hasattr(dataset, "rows") and hasattr(dataset, "batch_rows")
 
 
 class RowsAdapter(PyDatasetAdapter):
-    """Keras's adapter of a PyDataset, which reads only this rank's rows."""
+    """Keras's PyDataset adapter, limited to this rank's rows."""
 
     def __init__(self, dataset: keras.utils.PyDataset, rank: int, size: int, **arguments: Any) -> None:
         super().__init__(_RowsOfRank(dataset, rank, size), **arguments)

@@ -72,9 +72,9 @@ def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
 
 
 def rows_of(value: Any) -> int | tf.Tensor | None:
-    """Returns the rows of a dense, sparse or ragged tensor, or of an array; None: it has none.
+    """Returns the rows of a dense, sparse or ragged tensor, or of an array; None if it has no rows.
 
-    A number if it is known, else an int64 scalar.
+    An int if the number is known, else an int64 scalar.
     """
     rows: tf.Tensor
     if isinstance(value, tf.SparseTensor):
@@ -114,7 +114,7 @@ def static_rows(batch: Any) -> int | None:
 
 
 def with_rows(spec: Any, rows: int | None) -> Any:
-    """Returns a dense, sparse or ragged tensor's type spec with another number of rows; without rows, the same spec."""
+    """Returns a dense, sparse or ragged tensor's type spec with another number of rows; without rows, unchanged."""
     if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or not spec.shape.rank:
         return spec
     shape = [rows, *spec.shape[1:]]
@@ -187,7 +187,7 @@ def unlike_rows(
 
 
 def take_chunk(value: Any, rank: int, size: int) -> Any:
-    """Returns the rows of `rank` of a tensor, tf.SparseTensor or tf.RaggedTensor; a value without rows unchanged.
+    """Returns the rows of `rank` from a dense, sparse or ragged tensor; a value without rows stays unchanged.
 
     If the number of rows is static, the result's number is also static.
     """

@@ -1,8 +1,8 @@
 """Each rank's share of the data.
 
 Every rank reads the global batch and keeps a contiguous chunk of its rows. So all ranks take the same number of steps
-by construction, every row is used exactly once, and ranks need not agree on anything in a step; the price is that
-every rank reads everything. If the input must not be read N times, use `per_rank_dataset`.
+by construction, every row is used exactly once, and ranks need not agree on anything in a step. The price is that
+every rank reads everything. If the input must not be read once per rank, use `per_rank_dataset`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def share_dataset(
 
     options = tf.data.Options()
     options.deterministic = True  # otherwise parallel maps give the ranks different orders of rows
-    # In the thread that asks for the batch: taking rows costs microseconds, handing them from thread to thread more.
+    # One thread takes the rows: handing them to another thread would cost more than the few microseconds of slicing.
     return marked(dataset.map(take_rows).with_options(options), chunked_rows(spec, may_differ=may_differ))
 
 
@@ -97,7 +97,7 @@ def batch_rows_of(dataset: Any) -> BatchRows:
 
 
 def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
-    """Checks that every `.shuffle()` in the dataset gives all ranks one order. COLLECTIVE when there is one."""
+    """Checks that every `.shuffle()` in the dataset gives all ranks the same order. COLLECTIVE if there is one."""
     seeds = [datasets.shuffle_seeds(d) for d in datasets.pipeline_of(dataset) if isinstance(d, datasets.ShuffleDataset)]
     if not seeds:
         return
@@ -117,7 +117,7 @@ def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
 
 
 def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:
-    """Checks that no step of the dataset has deterministic=False, because no option of the dataset can undo it."""
+    """Checks that no step of the dataset has deterministic=False, which no option of the dataset can undo."""
     for one in datasets.pipeline_of(dataset):
         if datasets.is_nondeterministic(one):
             raise ConfigError(

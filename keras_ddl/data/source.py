@@ -1,4 +1,4 @@
-"""Batches of a random-access source, which each rank asks for its own rows only."""
+"""Batches from a random-access source, of which each rank reads only its own rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def from_source(
 ) -> keras.utils.PyDataset:
     """Returns batches of rows from a random-access source for `fit`, `evaluate` and `predict`.
 
-    The batches are those of one process, on any number of ranks. A rank reads only its rows of each batch.
+    The batches are the same on any number of ranks. A rank reads only its own rows of each batch.
 
     Args:
         source: has `len(source)` and `source[i]`, which returns row i: an array, a number, or a structure of them such

@@ -23,10 +23,10 @@ from keras_ddl.communicator import Communicator
 from keras_ddl.communicator.first_rank import portable
 from keras_ddl.errors import CollectiveError, KerasDdlError, RankMismatchError
 
-AHEAD = 4  # batches that rank 0 has sent before one of its steps uses them
-_RECEIVED = 2 * AHEAD  # batches that another rank has received before it uses them
-_PATIENCE_SECONDS = 10.0  # to wait for a thread to end
-_ALIGNMENT = 64  # bytes, of arrays in a message
+AHEAD = 4  # how many batches rank 0 sends ahead of its own steps
+_RECEIVED = 2 * AHEAD  # how many batches another rank receives ahead of its steps
+_PATIENCE_SECONDS = 10.0  # how long to wait for a thread to end
+_ALIGNMENT = 64  # bytes, for the arrays in a message
 
 Parts = list[Any]  # one rank's arrays of a batch
 
@@ -50,7 +50,7 @@ class Stream:
 
     Args:
         comm: the communicator of streams. name: equal on all ranks, and unique to this stream.
-        read: on rank 0: begins the pass, and yields the arrays of every rank, batch by batch.
+        read: on rank 0, begins the pass, and yields the arrays of every rank, batch by batch.
     """
 
     def __init__(self, comm: Communicator, name: str, read: Callable[[], Iterator[list[Parts]]] | None = None) -> None:
@@ -101,7 +101,7 @@ class Stream:
                 self._receive()
             else:
                 self._send(read)
-        except Exception as error:  # of a collective; the program's next read raises it
+        except Exception as error:  # from a collective; the program's next read raises it
             self._messages.put(Message(ERROR, error))
 
     # ---- rank 0
@@ -150,7 +150,7 @@ class Stream:
 
 
 def wait_for_closed() -> None:
-    """Waits, on rank 0 before a pass begins, for closed passes, which may still read the same source."""
+    """On rank 0, before a pass begins: waits for closed passes, which may still be reading the same source."""
     for stream in list(_streams_of_root):
         stream.wait_if_closed()
 
@@ -175,7 +175,7 @@ def failure_in(text: str) -> KerasDdlError | None:
 
 
 def packed(messages: Sequence[Message | None]) -> tuple[np.ndarray, list[int]]:
-    """Returns the bytes of all messages in sequence (uint8), and their numbers of bytes. None stands for no message.
+    """Returns the bytes of all messages in sequence (uint8), and their lengths in bytes. None stands for no message.
 
     Contiguous arrays are copied once. A message consists of numbers (int64), the pickled rest, and the arrays.
     """

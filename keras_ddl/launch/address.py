@@ -24,7 +24,7 @@ _SIOCGIFADDR = 0x8915
 class Address:
     """The launcher's address; its text in KERAS_DDL_LAUNCHER is `token@hostname@address,address:port`.
 
-    `path`: the path of a UNIX socket instead of TCP; its text is `token@hostname@/path`.
+    `path`: the path of a UNIX socket, used instead of TCP; the text is then `token@hostname@/path`.
     """
 
     token: str = field(repr=False)

@@ -1,4 +1,4 @@
-"""One job: what to run, where, and how it ended. supervisor.py runs it."""
+"""Specifies one job (`JobSpec`) and describes its result (`JobResult`); supervisor.py runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMEOUT_STATUS = 124  # as for timeout(1)
 
 
 def new_id() -> str:
-    """Returns a random text that nobody can guess, from which names of directories are made (job_folder.py)."""
+    """Returns a random text that nobody can guess, used to name directories (job_folder.py)."""
     return secrets.token_hex(16)
 
 
@@ -45,19 +45,19 @@ class JobSpec:
     Attributes:
         program: command line of every rank.
         environment: the program's environment; `make` fills it.
-        mpirun: starts the ranks; None: they need no MPI, and host_ranks.py starts them on each host.
+        mpirun: starts the ranks; None: the ranks need no MPI, and host_ranks.py starts them on each host.
         hosts: where to run; empty: this host, or the hosts of the resource manager.
         timeout: seconds after which the job is ended, None for never.
         grace: seconds between the signal that ends the ranks and SIGKILL; None: a few seconds.
-        call: for keras_ddl.run, the contents of every rank's KERAS_DDL_RUN_DIR/call.pickle; None for a program.
-        output_dir: where each rank's output is stored, None for nowhere.
+        call: for keras_ddl.run, the content of every rank's KERAS_DDL_RUN_DIR/call.pickle; None for a program.
+        output_dir: directory for each rank's output; None: it is not stored.
         seconds_spent: how much of the timeout earlier attempts used.
         min_ranks: the job continues after a loss while this many ranks are left (membership.py); None: it ends.
         spares: number of processes that can replace lost ranks; they are numbered after the ranks.
-        hostfile: names `hosts`, and the job follows its changes; None: the hosts stay the same.
-        max_ranks: upper limit on ranks when the host file changes; None: as many as it has slots for.
-        kept: like `id`, for the directory that survives restarts (KERAS_DDL_JOB_DIR in the ranks); None for none.
-        id: secret from which the name of the job's directory on each host is made (job_folder.py).
+        hostfile: the file that names `hosts` and whose changes the job follows; None: the hosts stay the same.
+        max_ranks: upper limit on ranks when the host file changes; None: limited only by its slots.
+        kept: like `id`, for the directory that survives restarts (KERAS_DDL_JOB_DIR in the ranks); None: no directory.
+        id: secret that determines the name of the job's directory on each host (job_folder.py).
     """
 
     program: tuple[str, ...]
@@ -92,7 +92,7 @@ class JobSpec:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts on which a job without mpirun starts processes, or may start them later."""
+        """The number of hosts on which a job without mpirun starts processes, now or later."""
         return len(ranks_by_host(self.num_ranks + self.spares, self.hosts)) + bool(self.hostfile)
 
     @property
@@ -114,7 +114,7 @@ class JobSpec:
         if python_path():
             forward.append("PYTHONPATH")
         if self.several_hosts and "LD_LIBRARY_PATH" in os.environ:
-            forward.append("LD_LIBRARY_PATH")  # the python of a site's module may need it
+            forward.append("LD_LIBRARY_PATH")  # a Python from a site's module may need it
         return mpirun_module.command(
             self.mpirun,
             wrapper,
@@ -126,8 +126,8 @@ class JobSpec:
         )
 
     @property
-    def why_it_ends(self) -> str | None:
-        """Why the job cannot continue without lost ranks although `min_ranks` asks for it; None if it can."""
+    def cannot_continue_reason(self) -> str | None:
+        """The reason why the job cannot continue without lost ranks although `min_ranks` is set; None if it can."""
         if self.min_ranks is None or self.mpirun is None:
             return None
         return (
@@ -137,8 +137,8 @@ class JobSpec:
         )
 
     @property
-    def why_it_stays(self) -> str | None:
-        """Why the job does not follow its host file; None if it does, or has none."""
+    def fixed_hosts_reason(self) -> str | None:
+        """The reason why the job does not follow its host file; None if it does, or has no host file."""
         if self.min_ranks is None or self.mpirun is not None or self.num_ranks > 1:
             return None
         return "a job that starts with one rank cannot add ranks, so it does not follow the host file."
@@ -196,7 +196,7 @@ def make(
 ) -> JobSpec:
     """Checks settings, and returns the job.
 
-    `needs_mpi`: mpirun must start the ranks.
+    `needs_mpi`: whether mpirun must start the ranks.
 
     Raises:
         ConfigError: the settings contradict each other.
@@ -241,10 +241,10 @@ def make(
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
     # MPI ends all ranks if a rank or a daemon dies, so a job that may continue is started without MPI.
-    goes_on = min_ranks is not None
-    by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
-    if spares and (by_mpirun or not goes_on):
-        where = "ranks that mpirun starts" if goes_on else "a fixed number of ranks"
+    continues = min_ranks is not None
+    by_mpirun = bool(requested or (parsed and not continues) or mpirun_module.in_allocation(os.environ))
+    if spares and (by_mpirun or not continues):
+        where = "ranks that mpirun starts" if continues else "a fixed number of ranks"
         raise ConfigError(
             "--spares needs -np MIN:MAX and ranks started without mpirun: only such a job continues after a "
             f"rank is lost. Received: --spares {spares}, and {where}. Give -np MIN:MAX, or use --restarts N instead."
@@ -260,7 +260,7 @@ def make(
         grace=grace,
         min_ranks=min_ranks,
         spares=spares,
-        hostfile=None if by_mpirun or not goes_on or num_ranks == 1 else hostfile,
+        hostfile=None if by_mpirun or not continues or num_ranks == 1 else hostfile,
         **rest,  # type: ignore[arg-type]
     )
 
@@ -268,7 +268,7 @@ def make(
 def _hash_seed(chosen: str) -> str:
     """Returns the PYTHONHASHSEED of all ranks, given the value that the user has set.
 
-    Without one, Python lists a set of strings in another order in each process, so a vocabulary built from a set would
+    By default, Python orders a set of strings differently in each process, so a vocabulary built from a set would
     differ between ranks. The default is 0, so that the order is also the same in resumed runs and for any number of
     ranks. "random" becomes one random number for all ranks of the job.
     """
@@ -281,8 +281,8 @@ class JobResult:
 
     Attributes:
         outcomes: one per rank.
-        results: rank -> the bytes that the program of `keras_ddl.run` returned, for ranks that returned a result.
-        signal: the signal that terminated the job (SIGINT, SIGTERM, SIGHUP), None for none.
+        results: rank -> the bytes that the program of `keras_ddl.run` returned, for each rank with a result.
+        signal: the signal that terminated the job (SIGINT, SIGTERM, SIGHUP), or None.
         refused: the programs were not started because the checks of the hosts failed (preflight.py).
         timed_out: the job was ended because of its timeout.
         seconds: wall-clock time.
@@ -302,7 +302,7 @@ class JobResult:
 
     @property
     def first_failure(self) -> RankOutcome | None:
-        """The rank whose failure explains the others'."""
+        """The rank whose failure explains the failures of the others."""
         return first_failure(self.outcomes)
 
     @property
@@ -330,12 +330,12 @@ class JobResult:
         first = self.first_failure
         if first is not None:
             return first.exit_status
-        status = self.starter_status or 1  # after MPI_Abort, the number passed to it
+        status = self.starter_status or 1  # after MPI_Abort, the number that was passed to it
         return status if status > 0 else 128 - status
 
     @property
     def starter_end(self) -> str:
-        """A text about the starter's end."""
+        """A text that says how the starter ended."""
         return status_text(self.starter_status or 0)
 
     @property

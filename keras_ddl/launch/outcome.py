@@ -11,7 +11,7 @@ from typing import Any
 from keras_ddl.errors import are_alike
 from keras_ddl.files import last_checkpoint
 
-# EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
+# EX_TEMPFAIL of sysexits.h: the ranks ended in order to be started again.
 RESTART_STATUS = 75
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
@@ -23,14 +23,14 @@ _ROUTINE = re.compile(
     r"MPI_ABORT was invoked|prterun has exited due to process rank|exited with non-zero status|"
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
-# After a first failure: time for the other ranks to fail by themselves.
-_CASCADE_SECONDS = 2.0  # ranks of one host read the same mistake within a second or two
-_CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
-_CASCADE_WITHOUT_MPI_SECONDS = 10.0  # ... and no rank has waited for it: MPI's ranks do (error_report.py)
-_CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end takes seconds on a busy machine
+# How long the other ranks may take to fail on their own after a first failure.
+_CASCADE_SECONDS = 2.0  # ranks of one host hit the same error within a second or two
+_CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the report of the cause must still arrive
+_CASCADE_WITHOUT_MPI_SECONDS = 10.0  # the same without MPI, whose ranks wait for the cause (error_report.py)
+_CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but shutting down TensorFlow may take seconds
 _SUMMARY_CHARACTERS = 300
 _MIDDLE = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
-_LAST_CHARACTERS = 1000  # the last line has room for the remedy, too
+_LAST_CHARACTERS = 1000  # leaves room for the remedy in the last line
 _TAIL_LINES = 15
 
 
@@ -39,11 +39,11 @@ class RankOutcome:
     """The end of one rank.
 
     status: exit status; negative for a signal; None: the rank never reported its end.
-    stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"); None: it ended by itself.
+    stopped_by: what ended it ("the launcher", "mpirun", "the loss of the launcher"); None: it ended by itself.
     survived: the other ranks continued without it (membership.py).
     in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
-    is_missed: as `in_job`, and the other ranks wait for it and cannot continue.
-    checkpoint: the last complete checkpoint that it knows (files/last_checkpoint.py).
+    is_missed: like `in_job`, but the other ranks wait for it and cannot continue.
+    checkpoint: the last complete checkpoint that it knows of (files/last_checkpoint.py).
     failed_at: the launcher's time.monotonic() when the error happened; infinity if unknown.
     """
 
@@ -70,7 +70,7 @@ class RankOutcome:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a signal or the loss of its host ended it, or it sent no report. Its own errors are no loss."""
+        """Whether a signal or the loss of its host ended it, or it sent no report. Its own errors are not a loss."""
         return self.stopped_by is None and (self.status is None or self.status < 0 or self.has_vanished)
 
     @property
@@ -80,12 +80,12 @@ class RankOutcome:
 
     @property
     def gives_up(self) -> bool:
-        """Whether it is a newcomer that found that it cannot join the others."""
+        """Whether it is a newcomer that cannot join the others."""
         return bool((self.report or {}).get("gives_up"))
 
     @property
     def error_text(self) -> str:
-        """The traceback, "" without one."""
+        """The traceback, or ""."""
         text = str((self.report or {}).get("traceback") or self.traceback)
         lines = [line for line in text.splitlines() if not _BOILERPLATE.match(line)]
         return "\n".join(lines).strip("\n")
@@ -107,7 +107,7 @@ class RankOutcome:
 
     @property
     def missed(self) -> list[int] | None:
-        """The lost ranks that its error names; None: the error is its own."""
+        """The lost ranks that its error names; None: the error does not name any."""
         lost = (self.report or {}).get("lost")
         return None if lost is None else list(lost["ranks"])
 
@@ -121,16 +121,16 @@ class RankOutcome:
         return self.stopped_by is not None and (not self.error or self.error.partition(":")[0] == "KeyboardInterrupt")
 
     def has_failed_like(self, other: RankOutcome) -> bool:
-        """Whether it failed by itself with the same error as `other`. Numbers, such as the rank, may differ."""
+        """Whether it failed on its own with the same error as `other`. Numbers, such as the rank, may differ."""
         if self is other or (self.report or {}).get("failed_alike"):
             return True
-        if not self.error and not other.error:  # "No module named train", which Python itself says
+        if not self.error and not other.error:  # such as "No module named train", printed by Python itself
             by_itself = self.stopped_by is None and other.stopped_by is None
             return by_itself and self.status is not None and self.status >= 0 and self.status == other.status
         return are_alike(self.full_error, other.full_error) and not self.is_consequence
 
     def seconds_for_others(self, *, with_mpi: bool) -> float:
-        """Returns how long the other ranks may take to fail by themselves, after this rank has failed first."""
+        """Returns how long the other ranks may take to fail on their own after this rank, the first to fail."""
         if self.status == RESTART_STATUS:
             return _CASCADE_OF_RESTART_SECONDS
         if self.is_consequence:
@@ -138,7 +138,7 @@ class RankOutcome:
         return _CASCADE_SECONDS
 
     def describe(self) -> str:
-        """Describes in a few words how it ended."""
+        """Returns a few words that describe how it ended."""
         if self.error:
             return self.error
         if self.status is None:
@@ -162,7 +162,7 @@ class RankOutcome:
 
 
 def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """Returns the rank whose failure explains the others', None if all are done or were only asked to end.
+    """Returns the rank whose failure explains the others'; None if all are done or were only asked to end.
 
     If the errors only report a lost rank, returns the lost rank, which may have died before it could report.
     """
@@ -172,9 +172,9 @@ def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     while first is not None and first.missed and first not in seen:
         seen.append(first)
         first = min((o for o in outcomes if o.rank in first.missed), key=_order, default=first)
-    # If ranks report one another as lost, the first of them.
+    # If ranks report one another as lost, take the first.
     first = seen[0] if first in seen[:-1] else first
-    # Of ranks that have failed alike the lowest, whichever was the quickest.
+    # Among ranks that failed with the same error, take the lowest, not the quickest.
     return first if first is None else min(_alike(outcomes, first), key=lambda each: each.rank)
 
 
@@ -201,7 +201,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         rank_prefix = f" Rank {first.rank}{where}:"
     else:
         who, rank_prefix = f"rank {first.rank}{where}", ""
-        # The lost rank may be unknown, or report this one as lost.
+        # The lost rank may be unknown, or may itself report this rank as lost.
         what = "was the first to report a lost rank" if first.error and first.is_consequence else "failed first"
     details = []
     if first.error and first.status and first.stopped_by is None:
@@ -223,7 +223,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     if first.error_text:
         lines.append(first.error_text)
     elif first.status == -signal.SIGKILL:
-        # The rank could not report this: the end of its stderr is about something else.
+        # A killed rank could not report this, so the end of its stderr is about something else.
         lines.append(
             "SIGKILL comes from another process, or from the kernel when memory runs out (see dmesg, and the memory "
             "limit of the container)."

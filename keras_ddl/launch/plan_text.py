@@ -15,7 +15,7 @@ from keras_ddl.launch.starters import remote_ranks
 
 
 def plan(job: JobSpec, own: Mapping[str, str], *, restarts: int, placement: Placement) -> str:
-    """Returns the text. Starts nothing, and contacts no host.
+    """Returns the text. Starts no process and contacts no host.
 
     Args:
         own: variables that the user has set for the program.
@@ -25,7 +25,7 @@ def plan(job: JobSpec, own: Mapping[str, str], *, restarts: int, placement: Plac
     lines.append(f"cores: {_cores(job)}")
     lines.append(f"ranks started by: {_starter(job)}")
     lines += ["environment of the program, added to this shell's:", *_environment(job, own)]
-    lines += _what_then(job, restarts, placement)
+    lines += _on_failure(job, restarts, placement)
     if job.mpirun is None and job.hosts:
         lines.append("remote_ranks then runs on each host:")
         lines += [
@@ -82,7 +82,7 @@ def _environment(job: JobSpec, own: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _what_then(job: JobSpec, restarts: int, placement: Placement) -> list[str]:
+def _on_failure(job: JobSpec, restarts: int, placement: Placement) -> list[str]:
     lines = []
     if job.min_ranks is not None:
         how = "the other ranks continue" if job.mpirun is None else "the job ends"

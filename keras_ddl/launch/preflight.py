@@ -1,4 +1,4 @@
-"""Checks before the programs start that hosts can be reached and have equal versions, without a delay.
+"""Before the programs start, checks that hosts can be reached and have equal versions; it causes no delay.
 
 The wrappers of the ranks report facts about their hosts in their first message; programs start when all have reported.
 While mpirun starts, hosts without a connected rank are checked for reachability.
@@ -39,7 +39,7 @@ class Preflight:
 
     def take(self, rank: int, hello: dict[str, Any]) -> None:
         """Takes the first message of a rank's wrapper."""
-        name = host_of_rank(self._job.hosts, rank)  # of a newcomer another one, which is not looked for
+        name = host_of_rank(self._job.hosts, rank)  # a newcomer's host is a different one, which is not checked
         if name is not None:
             self._answered.add(name)
         if "facts" in hello:
@@ -56,7 +56,7 @@ class Preflight:
         return _refusal(findings) if findings else None
 
     def problem_of(self, rank: int) -> str | None:
-        """Returns why a newcomer's host cannot have ranks of the job, None if it can."""
+        """Returns why a newcomer's host cannot run ranks of the job; None if it can."""
         others, own = self._facts[min(self._facts)], self._facts[rank]
         findings = host_facts.compare([others, own])
         if others["has_rack"] != own["has_rack"]:

@@ -1,4 +1,4 @@
-"""The launcher's end of the connection of one rank."""
+"""The launcher's end of the connection with one rank."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class RankLink:
         self.outcome = RankOutcome(rank)
         self.output = output
         self.channel: Channel | None = None
-        self.door: dict[str, Any] = {}  # at which its program can be reached by other hosts (between_hosts.py)
+        self.door: dict[str, Any] = {}  # the address where other hosts can reach its program (between_hosts.py)
         self.reached_at = ""  # the address of the launcher's host that its host uses
         self.over = False  # its program has ended, or the connection is lost
         self.started = False
         self.counted = False
-        self.waits_for: set[int] = set()  # ranks that must meet it, see communicator/transports/host.py
+        self.waits_for: set[int] = set()  # ranks that it waits for, see communicator/transports/host.py
         self._call = None if call is None else memoryview(call)
         self._sends_call = False
         self._reported_at = float("inf")
@@ -53,7 +53,7 @@ class RankLink:
         self.outcome.host, self.outcome.pid = hello["host"], hello["pid"]
 
     def open_door(self, door: dict[str, Any]) -> bool:
-        """Notes where the rank's program can be reached. Returns whether its address is known."""
+        """Records where the rank's program can be reached. Returns whether its address is known."""
         try:
             assert self.channel is not None
             self.door = {**door, "address": self.channel.sock.getpeername()[0]}
@@ -95,7 +95,7 @@ class RankLink:
             self.send(Kind.SIGNAL, {"signal": int(signum)})
 
     def handle(self, kind: Kind, payload: bytes) -> None:
-        """Takes one frame of the rank."""
+        """Handles one frame from the rank."""
         if kind is Kind.OUT:
             self.output.feed("out", payload)
         elif kind is Kind.ERR:
@@ -126,7 +126,7 @@ class RankLink:
         self._close_output()
 
     def lose(self) -> None:
-        """The connection has ended."""
+        """Records that the connection has ended."""
         if not self.over:
             self.outcome.failed_at = time.monotonic()
             if self._ordered_to_stop:

@@ -27,18 +27,18 @@ from keras_ddl.launch.supervisor import Supervisor
 from keras_ddl.launch.watchers import Watchers
 from keras_ddl.link.loop import READ, serve
 
-# Two equal failures in a row, both this soon after the start, are the program's fault, not the machine's.
+# Two equal failures in a row, both this soon after the start, are caused by the program, not by the machine.
 _EARLY_SECONDS = 60.0
-# Signals that come from outside: another process, the kernel that is out of memory, a resource manager.
+# Signals from outside: from another process, the kernel when memory runs out, or a resource manager.
 _EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Wrong arguments (argparse, click, python itself); a program that cannot be executed or does not exist.
+# Exit statuses of wrong arguments (argparse, click, Python itself), and of a program that cannot be executed.
 _USAGE_STATUSES = (2, 126, 127)
 _PAUSE_AFTER_NO_START_SECONDS = 5.0
 _POLL_HOSTS_SECONDS = 1.0
 
 
 class RestartLoop:
-    """The attempts of one job. `run` may be called once."""
+    """Runs the attempts of one job. Call `run` only once."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RestartLoop:
     ) -> None:
         """
         Args:
-            job: the first attempt; if a script names the hosts, hosts and number of ranks are chosen later.
+            job: the first attempt; if a script names the hosts, the hosts and the number of ranks are chosen later.
             limit: maximum number of restarts.
             hosts_seconds: how long to wait for hosts with enough slots.
             stdin, terminals: as for Supervisor.
@@ -80,7 +80,7 @@ class RestartLoop:
         self._will_restart = False
 
     def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
-        """Runs the job until an attempt succeeds or none is left. `signals`: signals that end it.
+        """Runs the job until an attempt succeeds or no attempt is left. `signals`: signals that end it.
 
         Returns the result of the last attempt; messages about earlier ones have been shown.
         Raises: LaunchError: the first attempt could not be started.
@@ -189,7 +189,7 @@ class RestartLoop:
         return self._will_restart
 
     def _reason_not_to_restart(self, result: JobResult) -> str | None:
-        """Returns why no attempt follows ("" if the reason is obvious); None if one follows."""
+        """Returns why no other attempt follows ("" if the reason is obvious); None if one follows."""
         if result.ok or result.refused or result.signal is not None or result.timed_out:
             return ""
         first = result.first_failure

@@ -45,7 +45,7 @@ def run(
     Args:
         fn, args, kwargs: the function, and its arguments, the same on all ranks.
         np: number of ranks, 1 or more. None: as many as `hosts` or the resource manager has slots for.
-            With a number, `hosts` only says where the ranks run.
+            With a number, `hosts` only determines where the ranks run.
         mode: topology, as for `keras_ddl.init`.
         timeout: seconds after which the ranks are stopped.
         env: variables to set for the ranks.
@@ -64,7 +64,7 @@ def run(
         DeadlineError: `timeout` has passed.
         KeyboardInterrupt: the cell was interrupted; the ranks have been stopped.
 
-    Cost: starting a rank takes about a second, importing TensorFlow in it about five more.
+    Cost: about a second to start a rank, and about five more to import TensorFlow in it.
     """
     if config.is_set("RUN_DIR"):
         raise LaunchError(

@@ -12,7 +12,7 @@ _WINDOW_BYTES = 1 << 16
 
 
 class StdinForwarder:
-    """Forwards stdin to rank 0. It reads at most as much as rank 0 has room for, so unread input takes no memory."""
+    """Forwards stdin to rank 0. It reads no more than rank 0 has room for, so unread input takes no memory."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -36,7 +36,7 @@ class StdinForwarder:
         try:
             # In the background, reading from the terminal would stop the launcher (SIGTTIN).
             return os.tcgetpgrp(self._fd) == os.getpgrp()
-        except OSError:  # not the terminal that controls us: nothing would stop us
+        except OSError:  # not our controlling terminal, so reading cannot stop us
             return True
 
     def forward(self, link: RankLink) -> None:
@@ -51,12 +51,12 @@ class StdinForwarder:
         link.send(Kind.STDIN, data)
 
     def taken(self, num_bytes: int) -> None:
-        """Notes that rank 0 has read or dropped this number of bytes."""
+        """Records that rank 0 has read or dropped this number of bytes."""
         self._outstanding -= num_bytes
 
 
 def stdin_fd() -> int | None:
-    """Returns the file descriptor of this process's stdin, None when there is none."""
+    """Returns the file descriptor of this process's stdin, or None."""
     try:
         fd = sys.__stdin__.fileno()  # type: ignore[union-attr]
         os.fstat(fd)

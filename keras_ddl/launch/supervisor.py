@@ -4,7 +4,7 @@ The rules:
 - The job succeeds if every rank reports that its program ended by itself with status 0.
 - When a rank fails, the others get a moment to fail by themselves (their reports help to tell cause from effect), then
   SIGTERM, then SIGKILL.
-- However the job ends, no process of it remains: the wrappers kill their programs, mpirun is killed if it does not end,
+- However the job ends, no process is left: the wrappers kill their programs, mpirun is killed if it does not end,
   and remaining processes on this host are found by their environment.
 """
 
@@ -46,7 +46,7 @@ _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # forwarded to the ranks, which dec
 
 
 class Supervisor:
-    """The loop of one job. `run` may be called once."""
+    """The loop of one job. Call `run` only once."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Supervisor:
             self.add_link()
         self._by_fd: dict[int, tuple[RankLink, Channel]] = {}
         self._process: StarterProcess | None = None
-        self._stop_at: float | None = None  # when the other ranks are asked to end
+        self._stop_at: float | None = None  # when to ask the other ranks to end
         self._stopping = False
         self._end_starter_at: float | None = None
         self._killed = False
@@ -82,7 +82,7 @@ class Supervisor:
         self._refusal: str | None = None  # why the programs must not start
         self._regrouping: Regrouping | None = None
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
-            # Equals the time for which a collective waits for a rank that is alive.
+            # The same time as a collective waits for a living rank.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
             self._regrouping = Regrouping(
                 self.links,
@@ -98,7 +98,7 @@ class Supervisor:
                 self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, Seconds.START)
 
     def notify_hosts_changed(self) -> None:
-        """Makes the loop notify all ranks that a restart would use other hosts. Another thread may call this."""
+        """Makes the loop tell all ranks that a restart would use other hosts. May be called from another thread."""
         self._hosts_changed = True
 
     def run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
@@ -113,7 +113,7 @@ class Supervisor:
         self._result.starter = job.starter
         listener, self._address = address.listen(None if job.several_hosts else sockets / "launcher")
         lost_after = Seconds.LOST_AFTER
-        if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
+        if self._regrouping is not None:  # the other ranks wait until the launcher notices a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
         self._listener = Listener(listener, self._address.token, len(self.links), lost_after)
         self._preflight = Preflight(job, self.say)
@@ -138,7 +138,7 @@ class Supervisor:
     # ---- starting ------------------------------------------------------------------------------------------------
 
     def add_link(self) -> None:
-        """Adds the launcher's end of a connection to another rank, spare or newcomer."""
+        """Adds the launcher's end of a connection with one more rank, spare or newcomer."""
         rank = len(self.links)
         try:
             log = self._job.log_file(rank)
@@ -154,7 +154,7 @@ class Supervisor:
         self._starter.orders.send(Kind.START_ON_HOST, message)
 
     def _refuses(self) -> bool:
-        """Whether the job must not start. If so, no program runs, and a restart would not help."""
+        """Whether the checks forbid the start. If so, no program runs, and a restart would not help."""
         self._result.refused = self._refusal is not None
         return self._result.refused
 
@@ -246,7 +246,7 @@ class Supervisor:
         return busy or any(when is not None for when in times) or self._job.timeout is not None
 
     def _serve(self, timeout: float) -> None:
-        """Waits for one thing to happen, or `timeout` seconds, and handles it."""
+        """Waits up to `timeout` seconds for an event, and handles it."""
         sources: list[Source] = [(self._interrupts.fileno(), READ, self._handle_signals)]
         sources += [(fd, READ, partial(self._admit, fd)) for fd in self._listener.fds]
         if not self._starter.silent:
@@ -321,7 +321,7 @@ class Supervisor:
             if (problem := self._preflight.problem_of(link.outcome.rank)) is None:
                 link.start()
             else:
-                assert self.changing is not None  # only a newcomer arrives this late
+                assert self.changing is not None  # only newcomers arrive this late
                 self.changing.refuse(link.outcome.rank, problem)
         elif is_last:
             self._refusal = self._refusal or self._preflight.problems()
@@ -330,7 +330,7 @@ class Supervisor:
 
     def _serve_rank(self, fd: int) -> None:
         if fd not in self._by_fd:
-            return  # another handler has just closed it
+            return  # another handler just closed it
         link, channel = self._by_fd[fd]
         link.write()
         for kind, payload in () if channel.closed else channel.read():
@@ -359,7 +359,7 @@ class Supervisor:
             self.changing.ended(link.outcome)
         if link.result is not None:
             self._result.results[link.outcome.rank] = link.result
-        if self._regrouping is not None and self._regrouping.goes_on_without(link, is_stopping=self._stopping):
+        if self._regrouping is not None and self._regrouping.continues_without(link, is_stopping=self._stopping):
             return
         if link.outcome.done or self._stopping:
             return
@@ -409,7 +409,7 @@ class Supervisor:
     def _kill_all(self) -> None:
         """Kills all processes at the second Ctrl-C, inside the signal handler: the loop may be blocked."""
         self._killed = True
-        # Programs first: their wrappers must collect their results.
+        # Kill the programs first: their wrappers must still collect exit statuses.
         processes.kill_marked(f"/{self._folder.name}/", timeout=1.0)
         processes.kill_marked(self._address.token, timeout=1.0)
 

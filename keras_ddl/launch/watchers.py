@@ -1,4 +1,4 @@
-"""Reports what happens in a job to its watchers: an event log (events.py), metrics (metrics.py).
+"""Reports a job's events to its watchers: the event log (events.py) and the metrics (metrics.py).
 
 observe/monitoring/docs/monitoring.md lists the events.
 """
@@ -12,24 +12,24 @@ from typing import Any, Protocol
 from keras_ddl.launch.outcome import RankOutcome, signal_name
 from keras_ddl.link.kinds import Kind
 
-_TEXT_CHARACTERS = 1000  # of an error
+_TEXT_CHARACTERS = 1000  # the length of an error text
 
 
 class Watcher(Protocol):
     """Watches a job. The launcher's loop calls the methods, so they must neither block nor raise."""
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Takes an event. fields: JSON values, without unknown ones."""
+        """Handles an event. fields: JSON values; unknown values are left out."""
 
     def figures(self, rank: int, figures: Mapping[str, Any]) -> None:
-        """Takes the figures of a rank's training (strategy/figures.py)."""
+        """Handles the figures of a rank's training (strategy/figures.py)."""
 
 
 class Watchers:
     """All watchers of a job, across its restarts.
 
     Attributes:
-        want_figures: a watcher wants the figures of the training.
+        want_figures: whether a watcher wants the figures of the training.
     """
 
     def __init__(self, watchers: Sequence[Watcher] = (), *, figures: bool = False) -> None:
@@ -48,7 +48,7 @@ class Watchers:
         self.event("start", **fields)
 
     def take(self, outcome: RankOutcome, kind: Kind, payload: bytes) -> None:
-        """Takes a frame of a rank."""
+        """Handles a frame from a rank."""
         if kind is Kind.STARTED:
             pid = self._pids[outcome.rank] = json.loads(payload)["pid"]
             self.event("rank_start", rank=outcome.rank, host=outcome.host, pid=pid)

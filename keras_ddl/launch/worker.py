@@ -23,14 +23,14 @@ from keras_ddl.link.program import ProgramLink
 
 
 def main() -> None:
-    """Runs the call. An exception is sent to the caller, and then ends this program as usual."""
+    """Runs the call. An exception is sent to the caller and then ends this program as usual."""
     rank = int(Path(config.get("RUN_DIR")).name.removeprefix("rank-"))
     link = program.opened()
     call = pickle.loads(link.call())
-    # So that modules that a notebook imports are found here, too.
+    # Lets this process find the modules that a notebook imports.
     sys.path[:] = call["sys_path"]
     sys.argv[:] = [""]
-    # The source of a notebook's cells, for tracebacks. Without a time, linecache does not consider it outdated.
+    # The source of a notebook's cells, for tracebacks. An entry without a time never counts as outdated in linecache.
     for name, lines in call["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     try:
@@ -40,7 +40,7 @@ def main() -> None:
         # This file's frame does not help the caller.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         text = for_program(error)
-        pickled = None if text.is_within else _pickled_error(error)  # else the caller would raise TensorFlow's error
+        pickled = None if text.is_within else _pickled_error(error)  # else the caller gets TensorFlow's error
         _send_result(link, {"error": pickled, "traceback": text.traceback})
         raise
     _send_result(link, result)

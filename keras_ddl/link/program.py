@@ -69,7 +69,7 @@ class ProgramLink:
         self.record: bytes | None = None
         self._opened()
 
-    def of_job(self, name: str) -> Any:
+    def job_fact(self, name: str) -> Any:
         """Returns an entry of WELCOME."""
         return self._job[name]
 
@@ -196,7 +196,7 @@ _link: ProgramLink | None = None
 _opening = threading.RLock()
 
 
-def of_process() -> ProgramLink | None:
+def current() -> ProgramLink | None:
     """Returns the connection of this process with its rank's wrapper; None: `keras-ddl run` has not started it."""
     global _link
     with _opening:
@@ -209,7 +209,7 @@ def of_process() -> ProgramLink | None:
 
 def opened() -> ProgramLink:
     """Returns the connection of this process. Raises: LinkLost: there is none."""
-    if (link := of_process()) is None:
+    if (link := current()) is None:
         raise LinkLost
     return link
 

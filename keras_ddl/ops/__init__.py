@@ -15,10 +15,9 @@ all collectives return their input.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from keras_ddl.communicator import communicator_of
 from keras_ddl.communicator.group import Communicator
@@ -61,56 +60,14 @@ def __dir__() -> list[str]:
 # broadcast_variables copies the values of a request, so a limit per request limits the memory.
 _REQUEST_BYTES = 256 << 20
 
-_Function = TypeVar("_Function", bound="Callable[..., Any]")
-
 
 def _is_eager_of_all(comm: Communicator | None) -> bool:
     is_of_all_ranks = comm is None or (isinstance(comm, Communicator) and comm.id == binding.WORLD)
     return bool(is_of_all_ranks and tf.executing_eagerly())
 
 
-def _collective_of_all_ranks(
-    for_newcomers: Callable[[str, Callable[[], Any], Any], Any],
-) -> Callable[[_Function], _Function]:
-    """Marks a collective that is repeated when ranks are lost; in a graph, the call that runs the graph is repeated.
-
-    for_newcomers: called with a label, a function that makes the collective, and one that returns its first argument.
-        Returns the result; on a newcomer, the other ranks' result.
-    """
-
-    def decorate(function: _Function) -> _Function:
-        @functools.wraps(function)
-        def wrapper(*args: Any, comm: Communicator | None = None, **kwargs: Any) -> Any:
-            if not _is_eager_of_all(comm):
-                return function(*args, comm=comm, **kwargs)
-
-            def make() -> Any:
-                return history.repeated(lambda world: function(*args, comm=world, **kwargs), comm)
-
-            if history.of_job() is None:
-                return make()
-            return for_newcomers(f"{function.__name__} {kwargs.get('name') or ''}", make, lambda: args[0])
-
-        return cast("_Function", wrapper)
-
-    return decorate
-
-
-def _recorded(what: str, make: Callable[[], Any], _: Any) -> Any:
-    return history.recorded(what, make)
-
-
-def _differs(what: str, make: Callable[[], Any], _: Any) -> Any:
-    return history.not_recorded(what.split()[0], make)
-
-
-def _left_to_joining(_: str, make: Callable[[], Any], own: Callable[[], Any]) -> Any:
-    """Newcomers get variables when they join."""
-    return history.left_to_join(own, make)
-
-
 @do_not_convert
-@_collective_of_all_ranks(_recorded)
+@history.collective(_is_eager_of_all)
 def all_reduce(
     tensor: Any,
     *,
@@ -159,7 +116,7 @@ def all_reduce(
 
 
 @do_not_convert
-@_collective_of_all_ranks(_recorded)
+@history.collective(_is_eager_of_all)
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -217,7 +174,7 @@ def all_reduce_n(
 
 
 @do_not_convert
-@_collective_of_all_ranks(_differs)
+@history.collective(_is_eager_of_all, history.not_recorded)
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -245,7 +202,7 @@ def reduce_scatter(
 
 
 @do_not_convert
-@_collective_of_all_ranks(_recorded)
+@history.collective(_is_eager_of_all)
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -271,7 +228,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
 
 @do_not_convert
-@_collective_of_all_ranks(_left_to_joining)
+@history.collective(_is_eager_of_all, history.left_to_join)
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -288,7 +245,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 
 
 @do_not_convert
-@_collective_of_all_ranks(_left_to_joining)
+@history.collective(_is_eager_of_all, history.left_to_join)
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:

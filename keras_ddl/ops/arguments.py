@@ -38,7 +38,7 @@ def reduction_of(op: Any) -> str:
 def check_compression(
     compression: Any, feedback: Any, reduction: str, dtypes: Sequence[tf.DType], function: str, *, mpi: bool = False
 ) -> None:
-    """Raises ConfigError if the compression is unknown, or impossible for this reduction."""
+    """Raises ConfigError if the compression is unknown, or not possible for this reduction."""
     if compression not in COMPRESSIONS:
         raise ConfigError(
             f"{function}: compression must be 'bfloat16', 'float16' or None. Received: compression={compression!r}."

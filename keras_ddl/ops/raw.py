@@ -88,7 +88,7 @@ def all_gather(
     """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size].
 
     Args:
-        kind: its name in a graph if `name` is None.
+        kind: the collective's name in a graph if `name` is None.
         all_ranks: fail if some ranks have joined (`join`). Otherwise ranks that have joined count as having no rows.
     """
     rows, counts = _call(kind, "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)

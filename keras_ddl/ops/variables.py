@@ -50,7 +50,7 @@ def fingerprint(variables: Sequence[tf.Variable]) -> int:
 
 
 def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicator) -> None:
-    """Checks that all ranks of `comm` have as many variables, with equal shapes and dtypes. COLLECTIVE, eager.
+    """Checks that all ranks of `comm` have equally many variables, with equal shapes and dtypes. COLLECTIVE, eager.
 
     Raises:
         RankMismatchError: on every rank, naming the first difference.
@@ -77,7 +77,7 @@ def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[
 
 
 def in_groups(items: Iterable[T], nbytes: Iterable[int], limit_bytes: int) -> Iterator[list[T]]:
-    """Yields the items in groups of at most `limit_bytes` together, or of one item. `nbytes`: of each."""
+    """Yields the items in groups of at most `limit_bytes` together, or of one item. `nbytes`: the size of each item."""
     group: list[T] = []
     group_bytes = 0
     for item, size in zip(items, nbytes):

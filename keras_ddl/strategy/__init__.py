@@ -114,7 +114,7 @@ class Strategy(BaseStrategy):
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
-        self.resilience = resilience.of_job()
+        self.resilience = resilience.current()
         self.mesh_layout = mesh_layout if self.job.goes_on else None
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 

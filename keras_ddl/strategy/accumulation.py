@@ -25,7 +25,7 @@ from keras_ddl.strategy.shards import sharded_slots
 _in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks hold parts of sums; equal on all ranks
 
 
-def of_parts(model: Any) -> list[Any]:
+def partial_accumulators(model: Any) -> list[Any]:
     """Returns the accumulators in which each rank keeps its part of a sum: those that are not in shards."""
     return sharded_slots.whole(models.accumulators_of(model))
 
@@ -39,7 +39,7 @@ def begin_step(model: Any, rank: int) -> None:
         return
     _in_parts.add(model)
     if rank != 0:
-        for variable in of_parts(model):
+        for variable in partial_accumulators(model):
             variable.assign(tf.zeros_like(variable.value))
 
 
@@ -52,7 +52,7 @@ def combine(model: Any) -> None:
         return
     _in_parts.discard(model)
     if models.is_accumulating(model):
-        variables = of_parts(model)
+        variables = partial_accumulators(model)
         totals = ops.all_reduce_n([each.value for each in variables], op="sum") if variables else []
         for variable, total in zip(variables, totals):
             variable.assign(total)

@@ -42,15 +42,15 @@ class FitFigures(Protocol):
 
 
 @functools.cache
-def of_job() -> JobFigures | None:
+def current() -> JobFigures | None:
     """Returns the figures of this process; None if nobody watches its job."""
-    link = program.of_process()
-    if link is None or not link.of_job("figures"):
+    link = program.current()
+    if link is None or not link.job_fact("figures"):
         return None
     return next((count() for count in parts.provided("training_figures")), None)
 
 
 def of_fit(model: Any) -> FitFigures | None:
     """Returns the figures of a fit that begins; None if nobody watches the job or `model` has no keras_ddl.Strategy."""
-    counted, strategy = of_job(), strategy_of(model)
+    counted, strategy = current(), strategy_of(model)
     return None if counted is None or strategy is None else counted.of_fit(model, strategy)

@@ -81,7 +81,7 @@ def is_possible() -> bool:
     return can_ask and (communicator.size() > 1 or history.takes_newcomers())
 
 
-def of_job() -> Resilience:
+def current() -> Resilience:
     """Returns the Resilience of this job. Raises: DependencyError: it needs the part, which is not installed."""
     if not is_possible():
         return _usual

@@ -68,7 +68,7 @@ double hand_over_seconds(char* shared, int rank, int size, char* own, size_t byt
   for (int i = 0; i < repeat; ++i) {
     for (size_t at = 0; at < bytes; at += layout.slot, ++turn) {
       const size_t n = std::min(layout.slot, bytes - at);
-      const size_t shard = n / count;  // the rest does not matter
+      const size_t shard = n / count;  // ignores the remainder
       char* const slot = layout.slot_of(rank, turn);
       if (whole != 0) {
         ddl::Copy(slot, own + at, n, ddl::Store::kRepMovsb);
@@ -76,12 +76,12 @@ double hand_over_seconds(char* shared, int rank, int size, char* own, size_t byt
         for (size_t j = 1; j < count; ++j) read((me + j) % count, 0, n, at);
         continue;
       }
-      // Inputs: what the others own of this rank's is written, what it owns of theirs is read.
+      // Inputs: writes this rank's part of the other ranks' shards, and reads their parts of its own shard.
       ddl::Copy(slot, own + at, me * shard, ddl::Store::kRepMovsb);
       ddl::Copy(slot + (me + 1) * shard, own + at + (me + 1) * shard, n - (me + 1) * shard, ddl::Store::kRepMovsb);
       enter();
       for (size_t j = 1; j < count; ++j) read((me + j) % count, me * shard, shard, at);
-      // Results: the same the other way round.
+      // Results: the reverse.
       ddl::Copy(slot + me * shard, own + at + me * shard, shard, ddl::Store::kRepMovsb);
       enter();
       for (size_t j = 1; j < count; ++j) read((me + j) % count, (me + j) % count * shard, shard, at);

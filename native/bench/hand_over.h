@@ -1,10 +1,10 @@
-// The shortest time in which the cache lines of an all-reduce can pass between the cores of a host.
+// The shortest time in which the cache lines of an all-reduce can move between the cores of a host.
 //
 // If ranks cannot read each other's arrays, each rank must write its data to shared memory, and read the other ranks'
 // data there. With N bytes and L ranks, a rank writes (L-1)/L N of inputs and N/L of results, and reads (L-1)/L N of
 // each, in two passes (reduce-scatter and all-gather: the smallest possible number of bytes, Patarasuk and Yuan 2009).
-// Or it writes N and reads (L-1) N in one pass. Here ranks only write and read: they add nothing, they synchronise by
-// one flag per rank and pass, and they copy lines by the fastest instructions of the core (Store::kRepMovsb). Memory is
+// Or it writes N and reads (L-1) N in one pass. Here ranks only write and read: they add nothing, synchronise with
+// one flag per rank and pass, and copy lines with the core's fastest instructions (Store::kRepMovsb). Memory is
 // used in turns, like the engine's slots.
 #ifndef KERAS_DDL_BENCH_HAND_OVER_H_
 #define KERAS_DDL_BENCH_HAND_OVER_H_

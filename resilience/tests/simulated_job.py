@@ -53,14 +53,14 @@ class Rank:
         self.stopped = False
         self.answer: list[Any] = []  # of the launcher
         self.variable: Any = None  # of which it has slices (simulated_mesh.py)
-        self.record: Any = None  # what `history.of_job` returns
+        self.record: Any = None  # what `history.current` returns
         self.first_batch = 0  # in a newcomer: where it joins the others
         self._next: Any = None
         self._go, self._program = threading.Semaphore(0), program
         self.cut_step = SimpleNamespace(
             traces=0,
             forget_traces=self._forget_traces,
-            why_not_again=lambda: None,
+            repeat_obstacle=lambda: None,
             begin=lambda: None,
             complete=lambda: None,
         )
@@ -300,7 +300,7 @@ class Job:
             link.outcome.is_lost = rank.ended == "killed"
             link.outcome.done = rank.ended in ("well", "left")
             link.over = True
-            if not self.regrouping.goes_on_without(link, is_stopping=self.is_stopping) and not link.outcome.done:
+            if not self.regrouping.continues_without(link, is_stopping=self.is_stopping) and not link.outcome.done:
                 self.is_stopping = True
         elif what == "stop":
             rank.stopped = True

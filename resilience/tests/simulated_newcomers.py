@@ -222,7 +222,7 @@ def simulated_newcomers() -> Iterator[None]:
     )
     patches = [
         mock.patch.object(history, "begin", _begin_history),
-        mock.patch.object(history, "of_job", lambda: this_rank().record),
+        mock.patch.object(history, "current", lambda: this_rank().record),
         mock.patch.object(communicator.meeting, "joined_membership", lambda _, is_over: _join(is_over)),
         mock.patch.object(failing_together, "forget_all_traces", lambda but: this_rank().caller.forget_traces()),
         mock.patch.object(fits, "begin_at", _begin_at),

@@ -190,6 +190,16 @@ def test_two_of_three_are_killed_at_random_moments(
     check(tmp_path, model, data, "moment", f"{first}:{moment}", rng.choice([apart, f"{second}:{moment}", recovering]))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("model", "data"), [("shards", "arrays"), ("weights", "dataset")])
+def test_one_of_three_with_shards_is_killed_at_a_random_moment(
+    model: str, data: str, seed: int, tmp_path: Path
+) -> None:
+    rng = random.Random(f"{model} {data} {seed}")
+    check(tmp_path, model, data, "moment", f"{rng.randrange(3)}:{rng.randrange(200)}")
+
+
 DRIFTED = """
 import os, signal
 import keras, numpy as np
@@ -253,7 +263,7 @@ def test_a_job_after_shutdown_has_its_own_record(monkeypatch: pytest.MonkeyPatch
         jobs.append(job.of_job())
         assert job.of_job() is jobs[-1] and jobs[-1].joining._record is record
         history.end()  # as keras_ddl.shutdown() does
-    assert jobs[0] is not jobs[1] and history.of_job() is None
+    assert jobs[0] is not jobs[1] and history.current() is None
 
 
 TWO_JOBS = """

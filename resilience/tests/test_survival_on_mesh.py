@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -100,6 +101,17 @@ def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
     ended = run(["run", "-np", "1:4", *command], tmp_path)
     assert ended.status == 137 and "were lost together" in ended.err and "--restarts" in ended.err, ended
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("model", "data"), [("mesh2", "arrays"), ("mesh2+shards", "dataset"), ("mesh2+chosen", "arrays")]
+)
+def test_one_of_two_by_two_is_killed_at_a_random_moment(model: str, data: str, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(f"{model} {data} {seed}")
+    killed = rng.randrange(4)
+    left = [rank for rank in range(4) if rank != killed]
+    check(tmp_path, model, data, "moment", f"{killed}:{rng.randrange(300)}", ranks=4, mesh="(1, 3)", left=left)
 
 
 def test_a_mesh_that_has_lost_a_rank_grows_to_what_it_was_when_a_spare_joins(tmp_path: Path) -> None:

@@ -218,10 +218,10 @@ def check_resume_takes_the_shuffles_that_the_ranks_have_agreed_on():
     states._own_seeds.add(SEED)
     try:
         with shared_folder() as folder:
-            before = states.shuffles_state()
+            before = states.shuffles.getstate()
             whole = train(data)
             assert train(data)[0] != whole[0], "the order is that of the run before"
-            states.set_shuffles_state(before)
+            states.shuffles.setstate(before)
             stop(data, checkpointing(folder), 9)
             states.next_shuffle_seed()  # as another process would
             assert_same_end(train(data, checkpointing(folder, resume=True)), whole)

@@ -72,7 +72,7 @@ def answering(record: Record) -> Iterator[None]:
 
 def test_a_job_that_takes_no_newcomers_has_no_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path))
-    assert board.of_process() is None
+    assert board.current() is None
 
 
 def test_a_rank_sees_what_is_on_its_board(job: Job) -> None:

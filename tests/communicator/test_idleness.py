@@ -4,6 +4,10 @@ import sys
 import threading
 import time
 
+import pytest
+from tensorflow.python.eager import execute
+
+from keras_ddl.communicator.native import requests, started
 from keras_ddl.communicator.reporting import idleness
 
 
@@ -33,6 +37,39 @@ def test_only_a_wait_without_an_end_is_one_for_another_thread():
         event.set()
         with condition:
             condition.notify()
+
+
+def test_waits_for_collectives_are_known(monkeypatch: pytest.MonkeyPatch):
+    waiting, before = True, set(threading.enumerate())
+
+    class Core:
+        def ddl_work_wait(self, work: int, milliseconds: int) -> bool:
+            time.sleep(min(milliseconds, 100) / 1000)
+            return not waiting
+
+        def ddl_work_free(self, work: int) -> None:
+            pass
+
+    for module in (started, requests):
+        monkeypatch.setattr(module, "core", Core)
+    started_one, binding = started.Started.__new__(started.Started), requests.Requests.__new__(requests.Requests)
+    started_one._work, binding._waiting = 0, False
+
+    def is_known(wait, innermost: str) -> bool:
+        frame = frame_of(wait, "ddl_work_wait").f_back
+        assert frame.f_code.co_name == innermost
+        return idleness._waits_for_collectives(frame)
+
+    try:
+        assert is_known(started_one.wait, "wait")
+        assert not is_known(lambda: started_one.wait(600.0), "wait")
+        assert is_known(lambda: binding._wait(0, None), "_wait")
+        for name in idleness._WAITING_IN_TENSORFLOW:
+            assert getattr(execute, name).__code__.co_filename.endswith(idleness._TENSORFLOW)
+    finally:
+        waiting = False
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
 
 
 def share_of_a_core_wanted(polls: bool) -> float:

@@ -46,7 +46,7 @@ def test_an_error_that_no_code_of_the_program_has_seen_keeps_its_frames() -> Non
     assert cause is not None and cause.__traceback__ is not None
     cause.__traceback__ = cause.__traceback__.tb_next  # without that of this file
     assert not shown_frames.leave_out(cause) and cause.__traceback__ is not None
-    shown_frames.leave_out(cause, goes_on=True)
+    shown_frames.leave_out(cause, continues=True)
     assert cause.__traceback__ is None
 
 

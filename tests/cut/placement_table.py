@@ -98,7 +98,7 @@ def _outcome(traced: Traced, placements: Sequence[Placement]) -> tuple[str, str]
         program, counts = Program(traced.graph), (ROWS, 4, 0)
         is_static = traced.ranks.static
         batch = Batch(*(each if is_static else tf.compat.v1.placeholder(tf.int64, []) for each in counts))
-        b = Builder(program=program, batch=batch, collectives=NoRanks(), report=report)
+        b = Builder(program=program, batch=batch, collectives=NoRanks(), everyone=NoRanks(), report=report)
         for value, placement, letters in zip(program.inputs, placements, traced.letters):
             local = b.static_local_shape(value.shape, placement) if isinstance(placement, Sharded) else value.shape
             dims = tuple(b.rows * ("nm".index(each) + 1) if each in "nm" else dim(int(each)) for each in letters)

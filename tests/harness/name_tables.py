@@ -191,8 +191,8 @@ HOROVOD = Table(
 
 Every public name of the TensorFlow and Keras modules of Horovod {version}. *Works better*: the note says what
 is here in place of a restriction or a defect. *Refused*: an error says what to use. Parameters have Horovod's names and
-order; the note says which must be passed by keyword. A check tries each name on 2 ranks, and this page is [made of
-these checks](../../../docs/development.md#tests). The guide: [From Horovod](from-horovod.md).
+order; the note says which must be passed by keyword. A check tries each name on 2 ranks, and this page is
+[generated from these checks](../../../docs/development.md#tests). The guide: [From Horovod](from-horovod.md).
 """,
     sections={
         "horovod": Section("horovod", "horovod."),
@@ -225,7 +225,8 @@ DDL = Table(
 # Names of IBM's DDL
 
 Every name, option and variable of {version}. *Refused* is an error; the note says
-what to use. A check tries each name, and this page is [made of these checks](../../../docs/development.md#tests). The
+what to use. A check tries each name, and this page is [generated from these
+checks](../../../docs/development.md#tests). The
 guide: [From IBM DDL](from-ddl.md).
 """,
     sections={

@@ -75,9 +75,9 @@ def test_job_has_a_rank_for_each_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
 
 def test_job_that_mpirun_starts_cannot_go_on_and_says_so(tmp_path: Path):
     path = fake_mpirun(tmp_path, "mpirun (Open MPI) 5.0.11")
-    why = job.make(["p"], num_ranks=2, min_ranks=1, mpirun=path).why_it_ends
+    why = job.make(["p"], num_ranks=2, min_ranks=1, mpirun=path).cannot_continue_reason
     assert "starts the ranks, and ends all of them when one is lost" in why and "leave out --mpirun" in why
-    assert job.make(["p"], num_ranks=2, min_ranks=1).why_it_ends is None
+    assert job.make(["p"], num_ranks=2, min_ranks=1).cannot_continue_reason is None
 
 
 def test_mpirun_command_of_open_mpi(monkeypatch: pytest.MonkeyPatch):

@@ -126,7 +126,7 @@ def test_a_spare_that_is_lost_before_it_has_joined_is_replaced_by_the_next() -> 
     regrouping = Regrouping(links, 2, 1, 10.0, said.append)
     for rank, status in ((1, -9), (2, -9), (3, 1)):
         links[rank].over, links[rank].outcome.status = True, status
-        assert regrouping.goes_on_without(links[rank], is_stopping=False)
+        assert regrouping.continues_without(links[rank], is_stopping=False)
     assert [line for line in said if "spare rank" in line] == [
         "spare rank 2 takes the place of rank 1.",
         "spare rank 3 takes the place of rank 2.",

@@ -45,10 +45,10 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 @pytest.fixture
-def of_process(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[program.ProgramLink]:
+def linked(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[program.ProgramLink]:
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path))
     monkeypatch.setattr(program, "_link", None)
-    link = program.of_process()
+    link = program.current()
     assert link is not None
     yield link
 
@@ -57,14 +57,14 @@ def test_a_program_without_a_launcher_has_no_link(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(program, "_link", None)
     for folder in ("", str(tmp_path)):  # not set, or set by a test
         monkeypatch.setenv("KERAS_DDL_RUN_DIR", folder)
-        assert program.of_process() is None
+        assert program.current() is None
         program.tell(Kind.IN_JOB, {"in_job": True})
 
 
 def test_a_program_learns_of_its_job_and_of_what_changes(launcher: Launcher) -> None:
     launcher.wrapper.send(Kind.BOARD, {"admit_at": 7})
     link = launcher.wrapper.program()
-    assert link.of_job("regroups") and (link.admit_at, link.has_question, link.hosts_changed) == (7, False, False)
+    assert link.job_fact("regroups") and (link.admit_at, link.has_question, link.hosts_changed) == (7, False, False)
     launcher.wrapper.send(Kind.BOARD, {"admit_at": 2**40})
     launcher.wrapper.send(Kind.BOARD, {"has_question": True})
     launcher.wrapper.send(Kind.HOSTS_CHANGED)
@@ -145,7 +145,7 @@ def test_a_call_and_its_result_have_any_size(launcher: Launcher) -> None:
 
 
 def test_the_first_exception_is_reported_and_a_child_process_has_its_own_link(
-    launcher: Launcher, of_process: program.ProgramLink
+    launcher: Launcher, linked: program.ProgramLink
 ) -> None:
     error_report.write(3, ValueError("bad row 17"))
     child = os.fork()
@@ -153,7 +153,7 @@ def test_the_first_exception_is_reported_and_a_child_process_has_its_own_link(
         error_report.write(4, KeyError("x"))
         os._exit(0)
     os.waitpid(child, 0)
-    assert of_process.ask({"still": "there"}) == {"still": "there"}
+    assert linked.ask({"still": "there"}) == {"still": "there"}
     reports = [message for kind, message in launcher.heard if kind is Kind.REPORT]
     assert [(each["rank"], each["summary"]) for each in reports] == [
         (3, "ValueError: bad row 17"),

@@ -1,4 +1,4 @@
-"""Rank 0's progress bar has the rows and metrics of all ranks; the others show none. Run by test_strategy.py."""
+"""Only rank 0 shows a progress bar, and it covers the rows and metrics of all ranks. Run by test_strategy.py."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ STEPS = -(-ROWS // BATCH)
 
 
 class Sleep(keras.callbacks.Callback):
-    """Makes steps so long that rates can be told, and those of the last rank longer."""
+    """Makes steps slow enough to measure rates, and slowest on the last rank."""
 
     never_stops_within_epoch = True
 
@@ -29,17 +29,17 @@ class Sleep(keras.callbacks.Callback):
 def shown(model, verbose):
     out = io.StringIO()
     every_step = mock.patch.object(progbar_logger, "Progbar", functools.partial(keras.utils.Progbar, interval=0))
-    with contextlib.redirect_stdout(out), every_step:  # a bar leaves out the states of steps of less than 50 ms
+    with contextlib.redirect_stdout(out), every_step:  # by default a bar skips updates less than 50 ms apart
         model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=verbose, callbacks=[Sleep()])
     return out.getvalue()
 
 
-def values(text, key):  # every state of the bar
+def values(text, key):  # one per update of the bar
     return re.findall(rf" {key}: ([\d.e,-]+)", text)
 
 
 @long
-def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
+def check_only_rank_0_shows_a_bar_and_it_covers_all_ranks():
     model = linear_model(metrics=["mae"])
     one_process = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     one_process.compile("sgd", "mse", metrics=["mae"])
@@ -57,12 +57,12 @@ def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
         assert text.startswith(said) if verbose == "auto" else "keras_ddl" not in text, text
         states = STEPS + 1 if verbose != 2 else 1
         assert len(values(text, "rows/s")) == states, text
-        # Of all ranks, without the first step; rank 0 itself sleeps in each.
+        # The rate counts the rows of all ranks from the second step on; rank 0 itself sleeps in each step.
         speed = float(values(text, "rows/s")[-1].replace(",", ""))
         assert (ROWS - BATCH) / took < speed < (ROWS - BATCH) / ((STEPS - 1) * 0.02), (speed, took)
         for key in ("loss", "mae"):
             assert len(values(text, key)) == states and values(text, key) == values(expected, key), (text, expected)
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):  # a bar that the program passes itself
+    with contextlib.redirect_stdout(out):  # a bar that the program passes in
         model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[keras.callbacks.ProgbarLogger()])
     assert RANK == 0 or out.getvalue() == ""

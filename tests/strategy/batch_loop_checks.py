@@ -1,4 +1,4 @@
-"""Metrics over the whole batch; batches that consist of several. Run by test_strategy.py."""
+"""Metrics over the whole batch, and batches made of several tensors with their own rows. Run by test_strategy.py."""
 
 import pytest
 
@@ -13,7 +13,7 @@ SGD = keras.optimizers.SGD
 
 
 class TwoBatches(keras.Model):
-    """Trains on rows with labels and on other rows without, as many as the data has of each."""
+    """Trains on labelled and unlabelled rows; the two numbers of rows may differ."""
 
     def __init__(self):
         super().__init__()
@@ -38,8 +38,8 @@ def two_batches(one, other, drop_remainder=True):
 
 
 @case()
-def check_two_batches_of_other_sizes(scope):
-    """Some ranks have as many rows of one as of the other, and some have not."""
+def check_two_batches_of_different_sizes(scope):
+    """Some ranks get equally many rows of both components, and others do not."""
     with scope:
         model = TwoBatches()
         model.compile(SGD(0.05))
@@ -48,8 +48,8 @@ def check_two_batches_of_other_sizes(scope):
 
 @long
 @case()
-def check_two_batches_of_sizes_that_only_the_first_tells(scope):
-    """The last ones are shorter."""
+def check_two_batches_whose_spec_gives_no_sizes(scope):
+    """The last batches are shorter, so the spec does not give the sizes."""
     with scope:
         model = TwoBatches()
         model.compile(SGD(0.05), steps_per_execution=2)
@@ -57,7 +57,7 @@ def check_two_batches_of_sizes_that_only_the_first_tells(scope):
 
 
 @long
-def check_sizes_that_change_are_said_as_they_are():
+def check_error_names_changed_batch_sizes():
     def batches():
         yield X[:8], X[:8]
         yield X[:8], X[:5]
@@ -73,7 +73,7 @@ def check_sizes_that_change_are_said_as_they_are():
 
 
 def check_a_rank_without_a_first_batch():
-    """Of components whose rows the first batch is to tell."""
+    """The spec leaves the numbers of rows open, so ranks compare their first batches."""
 
     def batches():
         if RANK == 0:
@@ -85,4 +85,4 @@ def check_a_rank_without_a_first_batch():
         model.compile(SGD(0.05))
     with pytest.raises(keras_ddl.errors.RankMismatchError, match=r"same number of batches.*no batch on rank\(s\) \[1"):
         model.fit(tf.data.Dataset.from_generator(batches, output_signature=(spec, (spec,))), verbose=0)
-    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE)), "no collective is left over"
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE)), "no collective is left pending"

@@ -1,4 +1,4 @@
-"""Keras's own callbacks under the Strategy: rank 0 writes, all ranks decide as one process. Run by test_strategy.py."""
+"""Keras's callbacks under the Strategy: rank 0 writes, and ranks decide as one process. Run by test_strategy.py."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ def check_writers_write_on_rank_0_only():
         assert others == [[]] * LAST, others
         assert {"best.keras", "log.csv", "1.weights.h5", "backup/latest.weights.h5"} <= set(files), files
         assert any("events.out" in name for name in files)
-        assert best.best == min(history["val_loss"]), "the best value is known on every rank"
+        assert best.best == min(history["val_loss"]), "every rank knows the best value"
         if RANK == 0:
             rows = (folder / "log.csv").read_text().splitlines()
             assert len(rows) == 4
@@ -97,7 +97,7 @@ class Best(keras.callbacks.ModelCheckpoint):
 
 
 @long
-def check_what_a_class_derived_from_a_writer_does_besides_it_does_on_all_ranks():
+def check_subclasses_of_writers_run_on_all_ranks():
     seen = []
 
     class Sum(keras.callbacks.Callback):
@@ -105,7 +105,7 @@ def check_what_a_class_derived_from_a_writer_does_besides_it_does_on_all_ranks()
             logs["sum"] = sum(logs.values())
             seen.append(dict(logs))
 
-    with own_folder() as folder:  # another one on each rank
+    with own_folder() as folder:  # a different one on each rank
         patched = keras.callbacks.CSVLogger(folder / "patched.csv")
         patched.on_epoch_begin = lambda epoch, logs=None: seen.append(epoch)
         callbacks = [
@@ -116,12 +116,12 @@ def check_what_a_class_derived_from_a_writer_does_besides_it_does_on_all_ranks()
             patched,
             Sum(),
         ]
-        for epochs in (5, 2):  # the second fit with the same objects
+        for epochs in (5, 2):  # the second fit reuses the callbacks
             model = compiled()
             history = fit(model, callbacks, epochs=epochs)
             assert {"rate", "batches", "best", "sum"} <= set(history), history
             check_equal_on_all_ranks(model, history)
-            assert len(history["loss"]) == min(epochs, 3), "a writer that asks to stop is heard"
+            assert len(history["loss"]) == min(epochs, 3), "a writer can stop training"
             everyone = keras_ddl.all_gather_object(json.dumps(seen, default=float), name="seen")
             assert everyone == [everyone[0]] * len(everyone), everyone
             files, *others = files_by_rank(folder)
@@ -132,7 +132,7 @@ def check_what_a_class_derived_from_a_writer_does_besides_it_does_on_all_ranks()
             assert len((folder / "rates.csv").read_text().splitlines()) == 1 + 2
         alone = compiled(contextlib.nullcontext())
         fit(alone, [callbacks[0], callbacks[-1]], epochs=1)
-        assert (folder / "rates.csv").exists(), "with a model of no Strategy every process writes"
+        assert (folder / "rates.csv").exists(), "without a Strategy every process writes"
 
 
 @long
@@ -150,17 +150,17 @@ def check_early_stopping_and_plateau_decide_as_in_one_process():
         assert 3 <= len(history["loss"]) < 30
         return Trained(model, history)
 
-    assert_as_one_process(program, tolerance=1e-12)  # after so many steps
+    assert_as_one_process(program, tolerance=1e-12)  # many steps accumulate rounding
 
 
 @long
-def check_one_rank_that_wants_to_stop_stops_all():
+def check_one_rank_stops_all_ranks():
     class StopAt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if RANK == LAST and batch == 1:
                 self.model.stop_training = True
 
-    # Given to one rank only, as scripts do: the others have to be told that there is something to agree on.
+    # Scripts may pass the callback on one rank only; the other ranks must still learn of the stop.
     for everywhere in (True, False):
         model = compiled()
         history = fit(model, [StopAt()] if everywhere or RANK == LAST else [], epochs=5)
@@ -187,7 +187,7 @@ def check_stop_evaluating_and_predicting():
 
 
 @long
-def check_backup_within_an_epoch_goes_on_as_in_one_process():
+def check_backup_inside_an_epoch_resumes_as_in_one_process():
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if self.model.optimizer.iterations == 5:  # in the second of two epochs of three steps
@@ -207,7 +207,7 @@ def check_backup_within_an_epoch_goes_on_as_in_one_process():
 
 
 @long
-def check_learning_rates_that_differ_between_ranks_are_named():
+def check_warning_names_learning_rates_that_differ():
     set_precision("float32")
     with recorded_warnings("the same learning rate") as found:
         with STRATEGY.scope():
@@ -216,7 +216,7 @@ def check_learning_rates_that_differ_between_ranks_are_named():
         model.fit(X, Y, verbose=0)
         model.optimizer.learning_rate = 0.03 * (RANK + 1)
         model.fit(X, Y, verbose=0)
-        model.fit(X, Y, verbose=0)  # equal by now
+        model.fit(X, Y, verbose=0)  # the ranks agree by now
     expected = ["0.03 on rank 0, 0.06 on rank 1"] if RANK == 0 else [f"0.01 on rank 0, {0.01 * (RANK + 1):g} on rank "]
     assert len(found) == 1 and expected[0] in found[0], found
     assert abs(float(model.optimizer.learning_rate) - 0.03) < 1e-8

@@ -1,4 +1,4 @@
-"""What the check programs of the Strategy share: data, models, pairs of models, and comparisons between ranks."""
+"""Data, models, pairs of models, and comparisons between ranks for the check programs of the Strategy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.shards import gathered_slots
 
-# The oracle is a model outside of the scope, on purpose.
+# The one-process models are made outside the scope on purpose.
 warnings.filterwarnings("ignore", message=".*was made outside the scope.*")
 
 keras.utils.set_random_seed(1)
@@ -53,7 +53,7 @@ def small_model(outputs: int = 2) -> keras.Model:
 def compiled(
     strategy: Any, make: Any = dense_model, optimizer: Any = None, loss: Any = "mse", **more: Any
 ) -> keras.Model:
-    """Returns a model in float64, always with the same weights. strategy: None: of one process. optimizer: makes it."""
+    """Returns a float64 model with fixed initial weights; `optimizer` is a factory. strategy=None: one process."""
     set_precision("float64")
     keras.utils.set_random_seed(11)
     with strategy.scope() if strategy is not None else contextlib.nullcontext():
@@ -85,13 +85,13 @@ def everyone(value: Any) -> list[Any]:
 
 
 def of_one_process(compute: Callable[[], Any]) -> Any:
-    """Returns on all ranks what rank 0 computes alone: a test machine has fewer cores than ranks."""
+    """Returns on all ranks what rank 0 computes alone, because test machines have fewer cores than ranks."""
     return keras_ddl.broadcast_object(compute() if RANK == 0 else None, name="test/of_one_process")
 
 
 @contextlib.contextmanager
 def shared_folder() -> Iterator[Path]:
-    """One folder for all ranks, which must not be left before all are done with it."""
+    """Yields one folder for all ranks; rank 0 deletes it when all are done."""
     folder = keras_ddl.broadcast_object(tempfile.mkdtemp() if RANK == 0 else None, name="test/folder")
     yield Path(folder)
     keras_ddl.barrier(name="test/folder_done")
@@ -107,7 +107,7 @@ def own_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def gathers() -> Iterator[list[str]]:
-    """Yields the names of variables that were gathered on this rank meanwhile."""
+    """Yields a list that collects the names of variables gathered on this rank."""
     names: list[str] = []
     original = gathered_slots._gather
 
@@ -126,7 +126,7 @@ def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None 
     """Checks that weights, optimizer state and history are bitwise equal on all ranks."""
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-    # By position: Keras numbers names by process, and rank 0 has made more models.
+    # Compare by position: Keras numbers names per process, and rank 0 has made more models.
     state = {i: v.numpy().tobytes() for i, v in enumerate(variables)}
     for rank, theirs in enumerate(keras_ddl.all_gather_object((state, repr(history)), name="test/state")):
         assert theirs[1] == repr(history), f"history of rank {rank}: {theirs[1]}, here {history}"
@@ -135,13 +135,13 @@ def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None 
 
 
 def pair() -> list[keras.Model]:
-    """Returns a model of one process and one of all ranks, with the same weights, in float64."""
+    """Returns a one-process model and a model under the Strategy, in float64 with the same weights."""
     sgd = lambda: keras.optimizers.SGD(0.05)  # noqa: E731
     return [compiled(strategy, optimizer=sgd, metrics=["mae"]) for strategy in (None, STRATEGY)]
 
 
 def assert_close(mine, expected, tolerance=1e-12):
-    """Compares two lists of arrays. `tolerance`: 0 means each bit."""
+    """Compares two lists of arrays; tolerance=0 means bit by bit."""
     for one, other in zip(mine, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
@@ -153,7 +153,7 @@ def assert_same_weights(alone, shared, tolerance=1e-14):
 
 
 def rows_of_ranks(count):
-    """Row slices of an uneven split: rank 0 has more than half."""
+    """Returns row slices of an uneven split: rank 0 has more than half."""
     ends = [0, *np.linspace(count // 2 + 1, count, SIZE).astype(int)]
     return [slice(ends[r], ends[r + 1]) for r in range(SIZE)]
 
@@ -166,7 +166,7 @@ def raises(error: type[Exception] | tuple[type[Exception], ...], message: str, f
 
 @contextlib.contextmanager
 def recorded_warnings(words: str) -> Iterator[list[str]]:
-    """Yields a list, which has this rank's warnings with these words afterwards."""
+    """Yields a list that receives, on exit, this rank's warnings that contain `words`."""
     messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -175,7 +175,7 @@ def recorded_warnings(words: str) -> Iterator[list[str]]:
 
 
 def step_of(model: keras.Model) -> Callable[[Any, Any], Any]:
-    """Returns a training step of the program, to be passed to `strategy.function`."""
+    """Returns a custom training step for `strategy.function`."""
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:

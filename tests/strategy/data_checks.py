@@ -1,4 +1,4 @@
-"""Data of every kind against one process, and what is predicted from it. Run by test_strategy.py."""
+"""Training and prediction on every kind of data, compared with one process. Run by test_strategy.py."""
 
 import functools
 
@@ -29,7 +29,7 @@ from strategy.oracle import Trained, assert_as_one_process
 layers = keras.layers
 
 
-def check_arrays_are_read_by_the_rows_of_the_rank():
+def check_each_rank_reads_only_its_rows_of_arrays():
     read = []
 
     def gather(value, positions, **arguments):
@@ -75,8 +75,8 @@ def check_arrays_of_every_kind():
         assert_as_one_process(functools.partial(program, x=x, shuffle=shuffle, **arguments))
 
 
-def own_batches(known):
-    """One batch more on each rank, of ragged and sparse components, too; `known`: their number is."""
+def batches_per_rank(known):
+    """Makes batches per rank, with ragged and sparse components. `known`: whether the number of batches is known."""
     lengths = [3, 1, 2]
 
     def make(context):
@@ -89,9 +89,9 @@ def own_batches(known):
 
 
 @long
-def check_own_data_in_a_tf_function():
+def check_per_rank_datasets_in_a_tf_function():
     for known in (True, False):
-        dataset, lengths = own_batches(known)
+        dataset, lengths = batches_per_rank(known)
 
         @tf.function
         def count(iterator, steps):
@@ -114,7 +114,7 @@ def check_own_data_in_a_tf_function():
         assert int(total()) == 4 * lengths[RANK]
         assert len(list(dataset.repeat(2))) == 6
         assert len(list(dataset.prefetch(2).map(lambda x, parts: (x, parts["sparse"])))) == 3
-        # All stop early, one earlier than it has rows.
+        # Every rank may break out of the loop early.
         for number, _ in enumerate(dataset):
             if number == 1:
                 break

@@ -1,4 +1,4 @@
-"""What the Strategy refuses: on every rank, where ranks would hang otherwise, and usable afterwards. Run by
+"""The Strategy raises on every rank where ranks would otherwise hang, and works afterwards. Run by
 test_strategy.py.
 """
 
@@ -17,8 +17,8 @@ set_precision("float32")
 SGD = keras.optimizers.SGD
 
 
-def refuses(error, message, function):
-    """Checks that `function` raises `error`, and not the deadline's, on all ranks, and that collectives still work."""
+def assert_raises_on_all_ranks(error, message, function):
+    """Checks that `function` raises `error` on all ranks (not a DeadlineError), and that collectives still work."""
     raises(error, message, function)
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
 
@@ -35,7 +35,7 @@ def check_models_of_different_shapes():
         with STRATEGY.scope():
             keras.layers.Dense(3 + RANK, name="wide").build((None, 4))
 
-    refuses(RankMismatchError, r"wide.*4x3.*4x4|wide.*4x4.*4x3", build)
+    assert_raises_on_all_ranks(RankMismatchError, r"wide.*4x3.*4x4|wide.*4x4.*4x3", build)
 
 
 @long
@@ -47,7 +47,7 @@ def check_models_with_more_layers_on_one_rank():
             model.compile(SGD(0.1, name="of_the_shorter"), "mse")
         model.fit(X, Y, verbose=0)
 
-    refuses(RankMismatchError, "layer_two/kernel", build_and_fit)
+    assert_raises_on_all_ranks(RankMismatchError, "layer_two/kernel", build_and_fit)
 
 
 @long
@@ -58,24 +58,24 @@ def check_model_made_outside_the_scope():
         with STRATEGY.scope():
             model.compile("sgd", "mse")
 
-    refuses(ConfigError, "A model.*must be made inside.*'dense_model'", compile_inside)
+    assert_raises_on_all_ranks(ConfigError, "A model.*must be made inside.*'dense_model'", compile_inside)
     with STRATEGY.scope():
         optimizer = SGD(0.1)
-    refuses(ConfigError, "A model.*must be made inside", lambda: model.compile(optimizer, "mse"))
+    assert_raises_on_all_ranks(ConfigError, "A model.*must be made inside", lambda: model.compile(optimizer, "mse"))
     model.compile("sgd", "mse")
 
     def fit_inside():
         with STRATEGY.scope():
             model.fit(X, Y, verbose=0)
 
-    refuses(ConfigError, "A model.*must be made inside", fit_inside)
+    assert_raises_on_all_ranks(ConfigError, "A model.*must be made inside", fit_inside)
     with recorded_warnings("each rank trains it alone") as messages:
         model.fit(X, Y, verbose=0)
     assert messages
 
 
 def check_jit_compile():
-    refuses(ConfigError, "jit_compile=True cannot be used", lambda: compiled(jit_compile=True))
+    assert_raises_on_all_ranks(ConfigError, "jit_compile=True cannot be used", lambda: compiled(jit_compile=True))
     assert compiled(jit_compile="auto").jit_compile is False
     assert compiled().jit_compile is False
 
@@ -88,37 +88,49 @@ def check_nested_scopes():
         with outer.scope(), inner.scope():
             pass
 
-    refuses(ConfigError, "inside the scope of another strategy.*Strategy is active", lambda: enter(STRATEGY, other))
-    refuses(ConfigError, "OneDeviceStrategy is active", lambda: enter(stock, STRATEGY))
+    assert_raises_on_all_ranks(
+        ConfigError, "inside the scope of another strategy.*Strategy is active", lambda: enter(STRATEGY, other)
+    )
+    assert_raises_on_all_ranks(ConfigError, "OneDeviceStrategy is active", lambda: enter(stock, STRATEGY))
 
     def make():
         with stock.scope():
             keras_ddl.Strategy()
 
-    refuses(ConfigError, "OneDeviceStrategy is active", make)
+    assert_raises_on_all_ranks(ConfigError, "OneDeviceStrategy is active", make)
     with STRATEGY.scope(), STRATEGY.scope():
         pass
 
 
 def check_arguments():
-    refuses(ConfigError, "reader must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(reader="rank1"))
-    refuses(ConfigError, 'is now sharding="optimizer"', lambda: keras_ddl.Strategy(shard_optimizer=True))
-    refuses(ConfigError, "mode is now an argument of keras_ddl.init", lambda: keras_ddl.Strategy("p"))
+    assert_raises_on_all_ranks(
+        ConfigError, "reader must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(reader="rank1")
+    )
+    assert_raises_on_all_ranks(
+        ConfigError, 'is now sharding="optimizer"', lambda: keras_ddl.Strategy(shard_optimizer=True)
+    )
+    assert_raises_on_all_ranks(
+        ConfigError, "mode is now an argument of keras_ddl.init", lambda: keras_ddl.Strategy("p")
+    )
 
 
-def check_data_that_was_split_already():
+def check_data_that_is_already_split():
     model = compiled()
     mine = slice(0, 40 - 20 * RANK)
     whole = r"must have all the data.*\(40, 6\).*\(20, 6\)"
-    refuses(RankMismatchError, whole, lambda: model.fit(X[mine], Y[mine], batch_size=10, verbose=0))
+    assert_raises_on_all_ranks(RankMismatchError, whole, lambda: model.fit(X[mine], Y[mine], batch_size=10, verbose=0))
     half = slice(20 * RANK, 20 * RANK + 20)
-    refuses(RankMismatchError, "must have all the data", lambda: model.fit(X[half], Y[half], verbose=0))
+    assert_raises_on_all_ranks(
+        RankMismatchError, "must have all the data", lambda: model.fit(X[half], Y[half], verbose=0)
+    )
 
 
 def check_different_numbers_of_steps():
     model = compiled()
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).take(2 + RANK)
-    refuses(RankMismatchError, "same number of steps.*all the data", lambda: model.fit(dataset, verbose=0))
+    assert_raises_on_all_ranks(
+        RankMismatchError, "same number of steps.*all the data", lambda: model.fit(dataset, verbose=0)
+    )
 
 
 @long
@@ -134,14 +146,16 @@ def check_gradients_applied_outside_run_warn():
 
 def check_unequal_shuffles():
     unequal = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(9, seed=RANK).batch(8)
-    refuses(RankMismatchError, "same seed on all ranks", lambda: STRATEGY.experimental_distribute_dataset(unequal))
+    assert_raises_on_all_ranks(
+        RankMismatchError, "same seed on all ranks", lambda: STRATEGY.experimental_distribute_dataset(unequal)
+    )
 
 
-def check_another_activation_of_the_same_shapes_is_a_mismatch():
+def check_different_activations_are_a_mismatch():
     with STRATEGY.scope():
         own = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="tanh" if RANK == 0 else "relu")])
         own.compile("sgd", "mse")
-    refuses(
+    assert_raises_on_all_ranks(
         RankMismatchError,
         r"all ranks must trace the same step. Received: Tanh.* on rank 0, and Relu.* on rank 1",
         lambda: own.fit(X, Y, verbose=0),
@@ -154,7 +168,7 @@ def check_generator_that_ends_early_on_one_rank_is_a_mismatch():
         for _ in range(2 if RANK == 1 else 100):
             yield X[:8], Y[:8]
 
-    refuses(
+    assert_raises_on_all_ranks(
         RankMismatchError,
         "the ranks run different collectives.* have as many batches",
         lambda: compiled().fit(rows(), steps_per_epoch=5, epochs=1, verbose=0),
@@ -162,12 +176,12 @@ def check_generator_that_ends_early_on_one_rank_is_a_mismatch():
 
 
 @long
-def check_a_callback_of_rank_0_alone_that_evaluates_is_a_mismatch():
+def check_evaluating_in_a_callback_on_rank_0_only_is_a_mismatch():
     class Evaluates(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.evaluate(X, Y, verbose=0)
 
-    refuses(
+    assert_raises_on_all_ranks(
         RankMismatchError,
         "the ranks run different collectives",
         lambda: compiled().fit(X, Y, verbose=0, callbacks=[Evaluates()] if RANK == 0 else []),
@@ -175,8 +189,8 @@ def check_a_callback_of_rank_0_alone_that_evaluates_is_a_mismatch():
 
 
 @long
-def check_ranks_whose_host_functions_sleep_are_waited_for():
-    """Of two collectives that run at once, each rank holds back another one."""
+def check_collectives_wait_for_slow_host_functions():
+    """Two collectives run at once, and each is delayed by a different rank."""
 
     def sleep(x):
         time.sleep(12)

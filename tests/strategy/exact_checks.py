@@ -59,8 +59,8 @@ def check_run_eagerly():
 
 
 @long
-def check_shuffling_under_the_scripts_seed_is_that_of_one_process():
-    # The oracle sets the seed, as a script would, and Keras's order depends on it alone.
+def check_shuffling_with_a_script_seed_equals_one_process():
+    # The one-process run sets the seed, as a script would; Keras's order depends on nothing else.
     check_equal_to_one_process(sgd(), fit={"shuffle": True})
 
 
@@ -70,7 +70,7 @@ def check_generator_loses_no_rows():
         for start in range(0, 43, 9):
             yield X[start : start + 9], Y[start : start + 9]
 
-    def build():  # unbuilt: Keras would take a batch to see its shape
+    def build():  # unbuilt: Keras reads a batch to infer its shape
         return keras.Sequential(
             [keras.layers.Dense(3, kernel_initializer="ones"), keras.layers.Dense(2, kernel_initializer="ones")]
         )
@@ -80,7 +80,7 @@ def check_generator_loses_no_rows():
 
 @long
 def check_data_of_unknown_length_counts_iterations_and_seeds_as_one_process():
-    """TensorFlow counts an iteration of the optimizer, and draws seeds, before it sees that an epoch has ended."""
+    """TensorFlow increments `iterations` and draws seeds before it notices that an epoch has ended."""
 
     def dataset():
         data = tf.data.Dataset.from_tensor_slices((X[:42], Y[:42])).batch(9)
@@ -101,13 +101,13 @@ def check_eager_steps_with_ranks_without_rows():
     )
 
 
-def check_tensorflow_has_this_ranks_share_of_the_cores():
+def check_tensorflow_uses_this_ranks_share_of_cores():
     share = max(1, len(os.sched_getaffinity(0)) // SIZE)  # one host, and no rank is bound
     assert tf.config.threading.get_intra_op_parallelism_threads() == share
     assert tf.config.threading.get_inter_op_parallelism_threads() == max(2, share)
 
 
-def check_20_steps_of_adam_three_in_an_execution():
+def check_20_adam_steps_with_three_steps_per_execution():
     check_equal_to_one_process(adam(), compiled={"steps_per_execution": 3}, fit={"epochs": 4})
 
 

@@ -1,4 +1,4 @@
-"""`Strategy.explain`: what steps of fit, evaluate and predict move. Run by test_strategy.py."""
+"""`Strategy.explain` shows what steps of fit, evaluate and predict send. Run by test_strategy.py."""
 
 import re
 
@@ -25,11 +25,11 @@ def check_explain_has_a_table_for_each_step_of_a_model():
         "when a rank is lost: the job ends. If `keras-ddl run -np MIN:MAX` starts it, the other ranks repeat this step"
     )
     assert text.count(ends) == 3, text
-    # Loss and metric in one sum; the kernel and bias with them.
+    # One sum carries the loss and the metric, and in training also the gradients.
     assert (collectives_of(train), collectives_of(test)) == (2, 2), text
 
 
-def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
+def check_explain_says_why_a_lost_rank_ends_the_job():
     @STRATEGY.function
     def drawn(x):
         return x + tf.random.normal([2], seed=1)

@@ -1,7 +1,7 @@
-"""A step that fails on one rank: the same error on all ranks at the same call, nothing written, and the job goes on.
+"""A step fails on one rank: all ranks raise the same error at the same call, write nothing, and can continue.
 
-Every program runs as one process would run it, under no strategy, and then on the ranks; errors are caught, and what is
-compared is which calls raise, with which class, and all variables at the end. Run by test_strategy.py.
+Every program runs in one process without a strategy, and then on the ranks. The checks compare which calls raise, the
+error classes, and all variables at the end. Run by test_strategy.py.
 """
 
 import re
@@ -15,7 +15,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
 from strategy.common import RANK, SIZE, STRATEGY, assert_close, keras, of_one_process, set_precision
 
-WORDS = 12  # rows of the vocabulary: any other index fails on the rank that has the row
+WORDS = 12  # rows of the vocabulary: a larger index fails on the rank that looks it up
 ROWS = 6 * SIZE
 RNG = np.random.default_rng(5)
 X = RNG.integers(0, WORDS, (ROWS, 3))
@@ -27,7 +27,7 @@ def rows_of(array, rank=RANK):
 
 
 def bad(*ranks):
-    """The batch with an index that no row of the vocabulary has, on the first row of these ranks."""
+    """Returns the batch with an out-of-vocabulary index in the first row of the given ranks."""
     x = X.copy()
     for rank in ranks:
         x[rank * ROWS // SIZE, 0] = WORDS + 5
@@ -35,7 +35,7 @@ def bad(*ranks):
 
 
 class TwoDraws(keras.layers.Layer):
-    """Draws twice from one generator: the second draw reads what the first has written."""
+    """Draws twice from one generator: the second draw reads the state that the first one wrote."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ def model(**compiled):
 
 
 def values(made, metrics=True):
-    """train_on_batch resets the metrics before the step."""
+    """metrics=False leaves out metrics, which train_on_batch resets before the step."""
     found = [*made.variables, *made.optimizer.variables, *(made.metrics_variables if metrics else ())]
     return [np.array(each) for each in found]
 
@@ -79,20 +79,20 @@ def assert_equal(mine, theirs):
 
 
 def outcome(call):
-    """What a call gives or raises, and the words of that: not a DeadlineError, as callers compare the kinds."""
+    """Returns "ok" and the call's result, or the error's class and text. A DeadlineError fails the comparison."""
     try:
         return "ok", np.asarray(call(), np.float64)
     except (KerasDdlError, tf.errors.OpError, ValueError, RuntimeError, KeyError) as error:
         return type(error).__name__, str(error)
 
 
-def compare(train, batches, until_it_fails=None):
-    """`train(model, batch)` with these batches: on the ranks all of it, and in one process without the bad batches.
+def compare(train, batches, before_failure=None):
+    """Runs `train(model, batch)` on all batches on the ranks, and on the good batches only in one process.
 
-    One process may have written a part of a batch that fails, depending on which operations came first.
+    One process may have written part of a failing batch, depending on the order of operations.
 
-    until_it_fails: does in one process what `train` does with a bad batch before it fails; None: nothing.
-    Returns: what this rank's calls gave.
+    before_failure: what `train` does with a bad batch before it fails, to repeat it in one process. None: nothing.
+    Returns: the outcomes of this rank's calls.
     """
 
     def in_one_process():
@@ -103,8 +103,8 @@ def compare(train, batches, until_it_fails=None):
                 expected.append(outcome(lambda batch=batch: train(alone, batch, slice(None))))
                 continue
             expected.append(("InvalidArgumentError", None))
-            if until_it_fails is not None:
-                until_it_fails(alone, batch)
+            if before_failure is not None:
+                before_failure(alone, batch)
         return expected, values(alone)
 
     expected, left = of_one_process(in_one_process)
@@ -116,7 +116,7 @@ def compare(train, batches, until_it_fails=None):
         before = values(made, metrics=False)
         found.append(outcome(lambda batch=batch: train(made, batch, mine)))
         after = values(made, metrics=False)
-        if is_bad(batch) and until_it_fails is None and len(before) == len(after):  # else they were made in this call
+        if is_bad(batch) and before_failure is None and len(before) == len(after):  # otherwise this call made variables
             assert_close(before, after, 0)
     assert [kind for kind, _ in found] == [kind for kind, _ in expected], (found, expected)
     for (kind, one), (_, other) in zip(found, expected):
@@ -139,7 +139,7 @@ def train_on_batch(made, batch, mine):
 
 
 @long
-def check_a_bad_batch_of_train_on_batch_is_everybodys():
+def check_train_on_batch_raises_on_all_ranks():
     last = SIZE - 1
     found = compare(train_on_batch, [bad(last), bad(last), X, bad(0), bad(0, last), X, X])
     for call, rank in ((1, last), (3, 0), (4, 0)):
@@ -164,14 +164,14 @@ def check_fit_and_evaluate_and_predict():
         which, rows = batch
         return {"fit": fit, "evaluate": evaluate, "predict": predict}[which](made, rows, mine)
 
-    def until_it_fails(alone, batch):
+    def before_failure(alone, batch):
         if batch[0] == "fit":
             alone.fit(X, Y, batch_size=ROWS, shuffle=False, verbose=0)
         elif batch[0] == "evaluate":
             alone.reset_metrics()
 
     calls = [(which, rows) for which in ("fit", "evaluate", "predict") for rows in (X, bad(SIZE - 1), X)]
-    compare(everything, calls, until_it_fails=until_it_fails)
+    compare(everything, calls, before_failure=before_failure)
 
 
 @long
@@ -193,7 +193,7 @@ def check_several_steps_in_one_call():
 
 
 @long
-def check_a_step_of_ones_own():
+def check_custom_step():
     def own(made, batch, mine):
         def step(x, y):
             with tf.GradientTape() as tape:
@@ -209,11 +209,11 @@ def check_a_step_of_ones_own():
 
 
 @long
-def check_eager_steps_that_fail_write_nothing_outside_of_the_model_either():
+def check_failed_eager_steps_undo_writes_outside_the_model():
     teacher, words = tf.Variable(tf.zeros([2])), tf.Variable("begun")
 
     class Taught(keras.Model):
-        """Knows what it writes only by a closure. Its weights are made by the first step."""
+        """Assigns to variables that it reaches only through a closure. The first step makes its weights."""
 
         fails = True
 
@@ -241,7 +241,7 @@ def check_eager_steps_that_fail_write_nothing_outside_of_the_model_either():
     x = keras_ddl.broadcast_object(RNG.normal(size=(ROWS, 3)), name="x")
     before = None
     for number in range(4):
-        # The first step makes variables, which it undoes as well, and the third makes none.
+        # The first step makes variables, which are undone as well; the third makes none.
         Taught.fails = number % 2 == 0
         kind, _ = outcome(lambda: made.train_on_batch(rows_of(x), rows_of(Y)))
         assert (kind == "KeyError") is Taught.fails, kind
@@ -254,8 +254,8 @@ def check_eager_steps_that_fail_write_nothing_outside_of_the_model_either():
         before = everyone[0]
 
 
-def check_an_exception_while_one_rank_traces():
-    """The others have exchanged variables by then, and forget what they traced."""
+def check_exception_while_one_rank_traces():
+    """The other ranks have already exchanged variables and must forget their traces."""
 
     class Picky(keras.layers.Layer):
         fails = True
@@ -288,7 +288,7 @@ def check_an_exception_while_one_rank_traces():
 
 
 @long
-def check_an_exception_of_one_ranks_data():
+def check_exception_in_one_ranks_data():
     def generator(fails):
         for i in range(5):
             if fails and i == 2 and RANK == SIZE - 1:
@@ -311,8 +311,8 @@ def check_an_exception_of_one_ranks_data():
 
 
 @long
-def check_a_rank_that_waits_for_what_no_rank_can_begin():
-    """A rank fails while a sum of its own is under way for which another needs more of this rank first."""
+def check_failure_while_another_rank_waits_for_input():
+    """A rank fails during a sum that it started, while another rank needs more input from it first."""
     rows = tf.Variable(tf.zeros([4], tf.float64))
 
     def step(x, y):

@@ -1,4 +1,4 @@
-"""Batches of fewer rows than ranks: valid in one process, and so on any number of ranks.
+"""Batches with fewer rows than ranks train as in one process.
 
 Run by tests/cut/test_function.py.
 """
@@ -55,7 +55,7 @@ def check_weights_of_rows_and_classes(scope):
 
 @long
 @case()
-def check_datasets_of_known_and_open_sizes(scope):
+def check_datasets_of_known_and_unknown_sizes(scope):
     model = dense(scope)
     rows = tf.data.Dataset.from_tensor_slices((X[:5], Y[:5]))
     logs = {}
@@ -87,12 +87,12 @@ def check_layers_for_images(scope):
 
 
 def own_rows(scope, count):
-    """In one process all rows; on several ranks rank 0 has them all, and the others have none."""
+    """One process takes all rows; on several ranks, rank 0 takes them all and the others none."""
     return slice(0, count if isinstance(scope, contextlib.nullcontext) or RANK == 0 else 0)
 
 
 @case()
-def check_single_batches_of_which_some_ranks_have_no_rows(scope):
+def check_single_batches_with_ranks_without_rows(scope):
     model = dense(scope)
     logs = {}
     for number in range(2):
@@ -104,7 +104,7 @@ def check_single_batches_of_which_some_ranks_have_no_rows(scope):
 
 @long
 @case()
-def check_functions_of_few_rows(scope):
+def check_functions_with_few_rows(scope):
     in_one_process = isinstance(scope, contextlib.nullcontext)
     model = dense(scope)
     optimizer = model.optimizer

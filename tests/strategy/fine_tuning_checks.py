@@ -1,6 +1,6 @@
-"""Transfer learning and its like: after the scope, programs do what plain Keras allows. Run by test_strategy.py.
+"""Fine-tuning and transfer learning: outside the scope, code may do what plain Keras allows. Run by test_strategy.py.
 
-Only the first lines of each program are in the scope; everything else is as one process has it.
+Each program uses the scope only for its first lines; the rest is as in one process.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ def with_head(scope):
     return base, model
 
 
-def of_the_job(scope, model):
-    """The model, which all ranks train together, and none alone."""
+def require_strategy(scope, model):
+    """Returns the model after asserting that it belongs to STRATEGY."""
     assert isinstance(scope, contextlib.nullcontext) or keras_compat.strategy_of(model) is STRATEGY
     return model
 
 
-def several(*trained):
-    """What several fits have left."""
+def combined_logs(*trained):
+    """Combines the logs of combined_logs fits."""
     logs = {f"{number} {key}": each.logs[key] for number, each in enumerate(trained) for key in each.logs}
     return Trained(trained[-1].model, logs)
 
 
 @case()
-def check_the_base_is_trained_in_the_second_fit(scope):
+def check_base_trained_in_the_second_fit(scope):
     base, model = with_head(scope)
     base.trainable = False
     model.compile(optimizers.Adam(1e-2), "mse", metrics=[keras.metrics.MeanAbsoluteError()])
@@ -51,27 +51,27 @@ def check_the_base_is_trained_in_the_second_fit(scope):
     base.trainable = True
     model.compile(optimizers.Adam(1e-4), "mse", metrics=["mae", keras.metrics.R2Score()])
     second = fit(model, validation_split=0.3)
-    return several(first, second)
+    return combined_logs(first, second)
 
 
 @case()
-def check_a_head_is_made_outside_of_the_scope(scope):
+def check_head_made_outside_the_scope(scope):
     with scope:
         base = base_model()
     base.trainable = False
     model = keras.Model(base.input, layers.Dense(3, activation="softmax")(base.output))
     model.compile(optimizers.AdamW(1e-2, clipnorm=0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    first = fit(of_the_job(scope, model), y=LABELS)
+    first = fit(require_strategy(scope, model), y=LABELS)
     base.trainable = True
     model.compile(optimizers.RMSprop(1e-3, momentum=0.5), keras.losses.SparseCategoricalCrossentropy())
     second = fit(model, y=LABELS)
     loss = model.evaluate(X, LABELS, batch_size=10, verbose=0)
     predicted = model.predict(X, batch_size=10, verbose=0)
-    return several(first, second, Trained(model, {"loss": loss, "predicted": predicted}))
+    return combined_logs(first, second, Trained(model, {"loss": loss, "predicted": predicted}))
 
 
 @case()
-def check_optimizers_of_configurations_and_one_that_was_built_outside(scope):
+def check_optimizers_from_config_or_built_outside_the_scope(scope):
     _, model = with_head(scope)
     fits = []
     built = optimizers.Adam(1e-2)  # outside of the scope
@@ -81,7 +81,7 @@ def check_optimizers_of_configurations_and_one_that_was_built_outside(scope):
         fits.append(fit(model, epochs=1))
     model.optimizer = optimizers.SGD.from_config(optimizers.SGD(0.02, momentum=0.5).get_config())
     model.train_function = None
-    return several(*fits, fit(model, epochs=1))
+    return combined_logs(*fits, fit(model, epochs=1))
 
 
 @case()
@@ -92,5 +92,5 @@ def check_folds_are_clones(scope):
         clone = keras.models.clone_model(model)
         clone.compile(optimizers.Adamax(1e-2), "mse", metrics=["mae"])
         rows = np.arange(len(X)) % 2 == number
-        fits.append(fit(of_the_job(scope, clone), X[rows], Y[rows], validation_data=(X[~rows], Y[~rows])))
-    return several(*fits)
+        fits.append(fit(require_strategy(scope, clone), X[rows], Y[rows], validation_data=(X[~rows], Y[~rows])))
+    return combined_logs(*fits)

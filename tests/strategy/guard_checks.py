@@ -1,4 +1,4 @@
-"""The divergence guard stops, goes back, gives up, and leaves alone what does not diverge. Run by test_strategy.py."""
+"""The divergence guard stops, restores, or gives up, and ignores stable training. Run by test_strategy.py."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from strategy.common import (
 
 
 def regression(learning_rate, momentum=0.0):
-    """A problem whose steps diverge from a rate of 2 / (largest eigenvalue) on: some 0.7."""
+    """A regression that diverges at learning rates above 2 / (largest eigenvalue), about 0.7."""
     set_precision("float64")
     keras.utils.set_random_seed(5)
     with STRATEGY.scope():
@@ -56,14 +56,14 @@ def check_divergence_stops_all_ranks_with_a_message():
     assert int(model.optimizer.iterations) == 6
 
 
-def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
+def check_divergence_restores_at_a_lower_rate_until_training_converges():
     with shared_folder() as folder:
         for directory in (None, folder / "ckpt"):
             model = regression(2.5, momentum=0.5)
             before = model.get_weights()
             guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.2, retries=3, directory=directory)
             savers = [callbacks.Checkpoint(directory, save_freq=1, keep=20, export_base=False)] if directory else []
-            if directory:  # there has to be a checkpoint before it diverges
+            if directory:  # a checkpoint must exist before training diverges
                 model.optimizer.learning_rate = 0.01
                 fit_guarded(model, callbacks.DivergenceGuard(window=2), *savers, epochs=2)
                 before = model.get_weights()
@@ -76,7 +76,7 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
 
 
-def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_schedules():
+def check_guard_ignores_stable_training_and_works_with_schedules():
     def run(*guards):
         model = regression(0.02, momentum=0.9)
         schedule = callbacks.LearningRateSchedule(keras.optimizers.schedules.CosineDecay(0.05, 48))
@@ -91,7 +91,7 @@ def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_sch
     losses, guarded = run(callbacks.DivergenceGuard(action="go_back", window=3))
     assert losses == plain
     np.testing.assert_array_equal(guarded, weights)
-    # The rate of a schedule stays lowered.
+    # The guard keeps the rate of a schedule lowered.
     model = regression(0.02)
     schedule = callbacks.LearningRateSchedule(lambda epoch: 100.0 if epoch < 5 else 1.0)
     guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.1)
@@ -100,7 +100,7 @@ def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_sch
     assert abs(history["learning_rate"][-1] - 0.002) < 1e-8, history["learning_rate"]
 
 
-def check_the_guard_refuses_what_it_cannot_watch():
+def check_guard_rejects_unknown_metrics_and_schedules():
     for bad in (
         {"action": "pray"},
         {"factor": 1.5},

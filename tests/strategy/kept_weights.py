@@ -1,4 +1,4 @@
-"""Callbacks that keep weights and set them later, where these are spread over ranks, against one process."""
+"""Callbacks that store sharded weights and set them later, compared with one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "verbose": 0}
 
 
 class Best(keras.callbacks.Callback):
-    """Keeps the weights of the epoch with the highest loss, and goes back to them where the loss is lower."""
+    """Keeps the weights with the highest loss so far and restores them when the loss is lower."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Best(keras.callbacks.Callback):
 
 
 class Average(keras.callbacks.Callback):
-    """Stochastic weight averaging, as people write it by hand."""
+    """Stochastic weight averaging as users write it by hand."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.average = self.model.get_weights()
@@ -45,7 +45,7 @@ class Average(keras.callbacks.Callback):
 
 
 class Finder(keras.callbacks.Callback):
-    """Tries learning rates, and leaves the weights as they were."""
+    """Tries learning rates, then restores the weights."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.weights = self.model.get_weights()
@@ -54,14 +54,14 @@ class Finder(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 1.5
 
     def on_train_end(self, logs: Any = None) -> None:
-        for layer in self.model.layers:  # layer by layer
+        for layer in self.model.layers:
             count = len(layer.weights)
             layer.set_weights(self.weights[:count])
             self.weights = self.weights[count:]
 
 
 def stopping(**options: Any) -> keras.callbacks.EarlyStopping:
-    """Stops after three epochs and restores the weights of the first: a falling loss is no improvement to it."""
+    """Restores the first epoch's weights after three epochs, because mode="max" treats a falling loss as worse."""
     chosen = {"monitor": "loss", "mode": "max", "patience": 2, "restore_best_weights": True, **options}
     return keras.callbacks.EarlyStopping(**chosen)
 
@@ -77,10 +77,11 @@ def check_equal_one_process(
     assert_equal: Callable[[Any, Any], None],
     gathered: Callable[[], Any],
 ) -> None:
-    """Checks each of these callbacks, and that the first gathers nothing on any rank.
+    """Checks each of these callbacks, and that early stopping gathers no weights.
 
     Args:
-        compiled: makes a model, of a strategy or None. gathered: a context that gives the names of what is gathered.
+        compiled: makes a model under a strategy, or for one process if given None.
+        gathered: a context manager that lists the variables gathered on this rank.
     """
     model, one = compiled(strategy), compiled(None)
     with gathered() as names:
@@ -132,7 +133,7 @@ def check_equal_one_process(
 def check_resumed_equals_one_process(
     compiled: Callable[[Any], keras.Model], strategy: Any, assert_equal: Callable[[Any, Any], None]
 ) -> None:
-    """Checks that a run that resumes still has the best weights of the first."""
+    """Checks that a resumed run still has the first run's best weights."""
     one = compiled(None)
     fit(one, stopping())
     with shared_folder() as folder:

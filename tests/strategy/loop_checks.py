@@ -1,4 +1,4 @@
-"""predict, evaluate, single batches, custom loops. Run by test_strategy.py."""
+"""predict, evaluate, single batches, and custom loops. Run by test_strategy.py."""
 
 import numpy as np
 
@@ -27,14 +27,14 @@ def check_predict_on_batch_stays_on_its_rank():
     shared.predict(X, verbose=0)
     if RANK == 0:  # no other rank takes part
         np.testing.assert_allclose(shared.predict_on_batch(X[:5]), alone.predict(X[:5], verbose=0), rtol=0, atol=1e-15)
-    assert shared.predict(X, verbose=0).shape == (43, 2)  # still the gathering function
+    assert shared.predict(X, verbose=0).shape == (43, 2)  # predict still gathers
 
 
 def custom_loop(model, optimizer, strategy, function):
     loss_fn = keras.losses.MeanSquaredError()
 
     @tf.function
-    def inner_loss(y, predicted):  # traced once, used by steps with other shares of rows
+    def inner_loss(y, predicted):  # traced once, reused for other numbers of rows
         return loss_fn(y, predicted)
 
     def step(x, y):
@@ -62,7 +62,7 @@ def check_custom_loops():
         with STRATEGY.scope():
             optimizer = keras.optimizers.Adam(0.01)
             optimizer.build(shared.trainable_variables)
-        # As in tf.distribute a rank's mean weighs as much as another's: all have equally many rows.
+        # As in tf.distribute, the means of all ranks count equally, so all ranks get equally many rows.
         dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4 * SIZE, drop_remainder=True)
         one = custom_loop(alone, alone_optimizer, None, function)
         all_ranks = custom_loop(shared, optimizer, STRATEGY, function)
@@ -99,8 +99,8 @@ def check_reduce_and_gather():
 
 
 @long
-def check_result_of_a_metric_in_a_loop_of_ones_own():
-    """Inside `run` a metric counts the rank's rows; outside, eagerly and in a function, its result is that of all."""
+def check_metric_results_in_a_custom_loop():
+    """A metric counts the rank's rows inside `run`; outside, eagerly or in a function, its result covers all ranks."""
     with STRATEGY.scope():
         seen = keras.metrics.MeanSquaredError()
     alone = keras.metrics.MeanSquaredError()

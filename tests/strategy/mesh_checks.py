@@ -1,4 +1,4 @@
-"""Strategy(layout=...) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+"""`Strategy(layout=...)` on 2 x 2 ranks, compared with one process. Run by test_mesh.py."""
 
 from typing import Any
 
@@ -40,11 +40,11 @@ def check_fit_and_evaluate_equal_one_process():
             one.fit(X, Y, batch_size=10, epochs=2, verbose=0)
         assert gathered == []
         assert_saved_in_slices(ckpt.latest(path), one)
-    of_batch, of_model = mesh.data.native().count(), mesh.model.native().count()
-    for count in (of_batch, of_model):  # ranks that meet run what is small themselves
+    batch_counts, model_counts = mesh.data.native().count(), mesh.model.native().count()
+    for count in (batch_counts, model_counts):  # ranks that arrive together may run small collectives inline
         assert count["planned"] + count["ran_inline"] > count["fell_back"], count
-    if of_batch["fell_back"] == 0:  # as where a rank comes seconds late
-        assert of_batch["coordinated"] == before["coordinated"], of_batch
+    if batch_counts["fell_back"] == 0:  # no rank was seconds late
+        assert batch_counts["coordinated"] == before["coordinated"], batch_counts
     expected = of_one_process(lambda: one.evaluate(X, Y, batch_size=10, verbose=0))
     np.testing.assert_allclose(model.evaluate(X, Y, batch_size=10, verbose=0), expected, atol=1e-12)
     assert_equal(model, one)
@@ -52,14 +52,14 @@ def check_fit_and_evaluate_equal_one_process():
     assert "along the model axis, 2 ranks" in table and f"along the batch axis, {SIZE // 2} ranks" in table, table
 
 
-def check_each_rank_makes_its_slice_of_what_one_process_draws():
-    def of_the_program(shape: Any, dtype: Any = None) -> Any:
+def check_initial_slices_equal_one_process():
+    def custom_initializer(shape: Any, dtype: Any = None) -> Any:
         return np.arange(np.prod(shape), dtype=dtype)
 
     def made() -> list[keras.Variable]:
         kernels = ["glorot_uniform", "he_normal", "random_normal", keras.initializers.Constant(0.3), "orthogonal"]
         layers = [keras.layers.Dense(12, kernel_initializer=each, name="dense_wide") for each in kernels]
-        layers.append(keras.layers.Dense(12, bias_initializer=of_the_program, name="dense_wide"))
+        layers.append(keras.layers.Dense(12, bias_initializer=custom_initializer, name="dense_wide"))
         for each in layers:
             each.build((None, 6))
         return [variable for each in layers for variable in each.variables]
@@ -69,12 +69,12 @@ def check_each_rank_makes_its_slice_of_what_one_process_draws():
     send = laid_out.replicate.broadcast_value
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(laid_out.replicate, "broadcast_value", lambda *args: in_full.append(args) or send(*args))
-        keras.utils.set_random_seed(RANK)  # rank 0's counts
+        keras.utils.set_random_seed(RANK)  # the Strategy uses rank 0's seed
         with STRATEGY.scope():
             variables = made()
     keras.utils.set_random_seed(0)
     cut = gathered_slots.slots_in(variables)
-    assert len(cut) == 12 and len(in_full) == 2, in_full  # all at once: orthogonal, of_the_program
+    assert len(cut) == 12 and len(in_full) == 2, in_full  # drawn whole: orthogonal, custom_initializer
     with gathered_slots.gathered(cut):
         for mine, expected in zip(variables, made(), strict=True):
             np.testing.assert_array_equal(mine.numpy(), expected.numpy(), err_msg=mine.path)
@@ -83,7 +83,7 @@ def check_each_rank_makes_its_slice_of_what_one_process_draws():
 @long
 def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
     def trained(strategy: Any) -> tuple[keras.Model, list[Any]]:
-        set_precision("float64")  # of the loss, too
+        set_precision("float64")  # the loss uses it, too
         adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model = compiled(strategy, lambda: transformer(blocks=1), adam, loss, metrics=["accuracy"])
@@ -95,19 +95,19 @@ def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
     assert_close(mine, expected)
     assert_equal(model, one)
     table = STRATEGY.explain(model)
-    of_training = table[: table.index("test_step")]
-    along_model = of_training[: of_training.index("along the batch axis")]
+    train_table = table[: table.index("test_step")]
+    along_model = train_table[: train_table.index("along the batch axis")]
     assert "along the model axis, 2 ranks" in along_model and "gather" not in along_model, table
     cut = gathered_slots.slots_of(model)
-    assert len(cut) == 10 * 3, cut  # weights, and two slots of each
+    assert len(cut) == 10 * 3, cut  # 10 weights, two slots each
     assert all(np.prod(each.chunk.shape) * 2 == np.prod(each.shape) for each in cut)
 
 
 @long
-def check_sequences_in_parts_equal_one_process():
+def check_split_sequences_equal_one_process():
     mesh = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
     in_parts = keras_ddl.Strategy(layout=mesh, data_layout=("batch", "model"))
-    set_precision("float64")  # of the loss, too
+    set_precision("float64")  # the loss uses it, too
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     models, outputs = [], []
     for strategy in (in_parts, None):
@@ -121,7 +121,7 @@ def check_sequences_in_parts_equal_one_process():
     assert "along the model axis, 2 ranks" in in_parts.explain(models[0])
 
 
-def check_a_slice_that_differs_from_its_copies_is_reported():
+def check_drift_between_copies_of_a_slice_is_reported():
     model = compiled(STRATEGY)
     kernel = model.get_layer("dense_wide").kernel
 
@@ -134,7 +134,7 @@ def check_a_slice_that_differs_from_its_copies_is_reported():
 
 
 @long
-def check_what_is_cut_is_refused_outside_of_steps():
+def check_cut_variables_are_refused_outside_steps():
     model = compiled(STRATEGY)
     assert any(isinstance(each.value, LaidOutVariable) for each in model.variables)
     refused = [
@@ -153,7 +153,7 @@ def check_what_is_cut_is_refused_outside_of_steps():
 
 
 @long
-def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
+def check_variable_made_outside_the_scope_is_refused():
     set_precision("float64")
     hidden = keras.layers.Dense(8, name="dense_wide")
     hidden.build((None, 6))
@@ -167,7 +167,7 @@ def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
 
 
 @long
-def check_keys_that_match_nothing_are_told():
+def check_unmatched_layout_keys_are_reported():
     other = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
     other["nothing"] = ("model",)
     strategy = keras_ddl.Strategy(layout=other)

@@ -1,4 +1,4 @@
-"""Strategy(layout=2) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+"""`Strategy(layout=2)`, which chooses a layout, on 2 x 2 ranks, compared with one process. Run by test_mesh.py."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="100"):
 
 
 def shown_layout(output: str) -> keras.distribution.LayoutMap:
-    """Returns the layout that rank 0 has printed, made as the printed lines make it."""
+    """Returns the layout made by running the lines that rank 0 printed."""
     lines = [
         each
         for each in keras_ddl.broadcast_object(output, name="test/shown").splitlines()
@@ -45,12 +45,12 @@ def numbered() -> keras.Model:
 
 
 def shift_numbers() -> None:
-    """From now on each rank numbers its layers otherwise, as ranks that have made other models before do."""
+    """Shifts layer numbers by rank, as on ranks that made different models before."""
     for _ in range(RANK):
         keras.layers.Dense(1)
 
 
-def check_a_chosen_layout_names_variables_as_rank_0_does():
+def check_chosen_layout_uses_rank_0_names():
     shift_numbers()
     model, one = compiled(CHOOSES, numbered), alone(numbered)
     fit_both(model, one, X, Y, batch_size=10, verbose=0)
@@ -67,12 +67,12 @@ def check_keys_are_paths_on_rank_0():
     model, one = compiled(keras_ddl.Strategy(layout=layout), numbered), alone(numbered)
     fit_both(model, one, X, Y, batch_size=10, verbose=0)
     assert_equal(model, one)
-    assert list(cut_axes(model).values()) == [0, 1]  # the layer of two units was made first
+    assert list(cut_axes(model).values()) == [0, 1]  # the two-unit layer was made first
 
 
-def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it():
+def check_chosen_layout_equals_one_process_and_prints_runnable_code():
     model, one, shown = compiled(CHOOSES), alone(), io.StringIO()
-    with CHOOSES.whole_model(model):  # until a layout is chosen, every rank has all
+    with CHOOSES.whole_model(model):  # every rank holds all weights until a layout is chosen
         before = model.get_weights()
     weights, answers = of_one_process(lambda: (one.get_weights(), np.asarray(one(X[:3]))))
     assert_close(before, weights, 0)
@@ -85,15 +85,17 @@ def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it()
     np.testing.assert_allclose(model.evaluate(X, Y, batch_size=10, verbose=0), expected, atol=1e-12)
     axes = cut_axes(model)
     assert axes == {"dense_wide/kernel": 1, "dense_wide/bias": 0, "dense_narrow/kernel": 0}, axes
-    assert sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3  # and two slots of each
+    assert (
+        sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3
+    )  # three weights, two slots each
     layout = VariableLayout(shown_layout(shown.getvalue()), SIZE, RANK)
     assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
         each.path: axes.get(each.path) for each in model.weights
     }
 
 
-def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
-    # Named: a layout is chosen by names, and rank 0 has made more layers than the others.
+def check_model_with_nothing_to_cut_trains_replicated_with_a_warning():
+    # The layers have names because a layout refers to names, and rank 0 has made more layers than the others.
     layers = lambda: [keras.layers.Dense(3, name="first"), keras.layers.Dense(1, name="last")]  # noqa: E731
     make = lambda: keras.Sequential([keras.Input((5,)), *layers()], name="small")  # noqa: E731
     model, one = compiled(CHOOSES, lambda: make()), alone(make)
@@ -105,7 +107,7 @@ def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
 
 
 class TwoHeads(keras.Model):
-    """A model of whose two heads a step uses one."""
+    """A model with two heads, of which training uses one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +123,7 @@ class TwoHeads(keras.Model):
         return self.heads[0](self.body(x))
 
 
-def check_what_an_optimizer_keeps_for_weights_that_no_step_uses_is_saved():
+def check_slots_of_unused_weights_are_saved():
     def make() -> keras.Model:
         model = TwoHeads()
         model.build((None, 6))

@@ -1,10 +1,10 @@
-"""Trains a network of wide layers with Adam, and says how much memory the process took. Run by test_mesh_memory.py.
+"""Trains a network of wide layers with Adam and reports the memory of the process. Run by test_mesh_memory.py.
 
 mesh_memory.py WIDTH BLOCKS [--alone] [--limit MB]
 
---alone: in plain Keras, as one process. --limit: of private memory above what the imported runtime has (RLIMIT_DATA).
-Rank 0 prints MB as JSON: what its weights and slots take, resident memory of the imported runtime, and the most
-resident memory above it, of the largest rank.
+--alone: plain Keras in one process. --limit: MB of private memory allowed beyond the imported runtime (RLIMIT_DATA).
+Rank 0 prints MB as JSON, each the maximum over ranks: size of its weights and slots, resident memory of the imported
+runtime, and the peak resident memory above it.
 """
 
 import argparse
@@ -50,7 +50,7 @@ runtime, data = memory("VmRSS"), memory("VmData")
 if options.limit is not None:
     limit = int((data + options.limit) * 1e6)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
 
 with scope:
     inputs = x = keras.Input((options.width,))
@@ -64,7 +64,7 @@ history = model.fit(rows, rows, batch_size=32, epochs=2, verbose=0)
 
 parts = [one for each in [*model.variables, *model.optimizer.variables] for one in sharded_slots.local_variables(each)]
 share = sum(np.prod(each.shape) * tf.as_dtype(each.dtype).size for each in parts) / 1e6
-tensors = tf.config.experimental.get_memory_info("CPU:0")["peak"] / 1e6  # of TensorFlow's allocator
+tensors = tf.config.experimental.get_memory_info("CPU:0")["peak"] / 1e6  # held by TensorFlow's allocator
 measured = {"share": share, "runtime": runtime, "peak": memory("VmHWM") - runtime, "data": memory("VmData") - data}
 measured["tensors"] = tensors
 if not options.alone:

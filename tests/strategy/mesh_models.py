@@ -1,4 +1,4 @@
-"""Models on a mesh of 2 x 2 ranks, and what compares them with one process: for mesh_*checks.py."""
+"""Models for mesh_*checks.py on 2 x 2 ranks, and comparisons with one process."""
 
 import os
 from typing import Any
@@ -25,7 +25,7 @@ LAYOUT[".*(down0|dense_narrow)/kernel"] = ("model", None)
 with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="100"):
     STRATEGY = keras_ddl.Strategy(layout=LAYOUT)
 
-after_commit._SMALL = requests._ALONE = 1  # updates, and gathers of new weights, wait for the commit as large ones do
+after_commit._SMALL = requests._ALONE = 1  # small updates and gathers also wait for the commit
 SHARDING = keras_ddl.Strategy(layout=LAYOUT, sharding="optimizer")  # ZeRO 1 beside the model axis
 SHARDING.job.shards_from_elements = 4
 
@@ -43,7 +43,7 @@ def compiled(strategy: Any, make: Any = dense, *options: Any, **more: Any) -> ke
 
 
 def alone(*options: Any, **more: Any) -> keras.Model | None:
-    """Returns a model of one process on rank 0; None on the others: a test machine has fewer cores than ranks."""
+    """Returns a one-process model on rank 0 and None elsewhere, because test machines have fewer cores than ranks."""
     return compiled(None, *options, **more) if RANK == 0 else None
 
 
@@ -54,21 +54,21 @@ def fit_both(model: keras.Model, one: keras.Model | None, *data: Any, **options:
 
 
 def assert_equal(model: keras.Model, one: keras.Model | None) -> None:
-    """`one`: of rank 0."""
-    with STRATEGY.whole_model(model):  # of either Strategy
+    """Compares `model` with `one`, which only rank 0 has."""
+    with STRATEGY.whole_model(model):  # works for models of SHARDING, too
         mine = state(model)
     assert_close(mine, of_one_process(lambda: state(one)))
 
 
 def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model | None) -> None:
-    """The two ranks of a model axis have written each half of what is cut; TensorFlow reads all of it.
+    """Checks that each rank of a model axis wrote its half of cut variables, and that TensorFlow reads them all.
 
-    `one`: of rank 0.
+    Only rank 0 has `one`.
     """
     assert saved.state is not None
     files = sorted(file for file in saved.state["files"] if ".data-" in file)
     assert files == [f"{each}.data-0000{i}-of-00002" for each in ("optimizer", "weights") for i in range(2)], files
     held = bundle.read(saved.weights, {key: "float64" for key, _, _ in saved.state["weights"]})
     assert_close(held.values(), of_one_process(lambda: one.get_weights()))
-    half = 8 * (6 * 8 + 8 + 8 * 2) // 2  # bytes of what is cut; Adam has two slots of each
+    half = 8 * (6 * 8 + 8 + 8 * 2) // 2  # bytes of the cut weights; Adam has two slots for each
     assert [(saved.path / file).stat().st_size for file in files[1::2]] == [2 * half, half]

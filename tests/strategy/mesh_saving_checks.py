@@ -1,4 +1,4 @@
-"""What a mesh of 2 x 2 ranks saves, and restores. Run by test_mesh.py."""
+"""Saving and restoring on a mesh of 2 x 2 ranks. Run by test_mesh.py."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ from strategy.common import RANK, X, Y, assert_close, fitted, gathers, shared_fo
 from strategy.mesh_models import STRATEGY, alone, assert_equal, assert_saved_in_slices, compiled, dense, fit_both
 
 
-def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
+def check_ranks_write_and_read_their_slices_of_a_checkpoint():
     with shared_folder() as path, gathers() as gathered:
         for epochs in (1, 2):
             save = [keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False)]
@@ -40,7 +40,7 @@ def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
         np.testing.assert_allclose(answers, one.predict(X[:3], verbose=0), rtol=0, atol=1e-12)
 
 
-def check_callbacks_keep_slices_of_weights_and_set_them():
+def check_callbacks_store_and_set_slices_of_weights():
     kept_weights.check_equal_one_process(compiled, STRATEGY, assert_equal, gathers)
 
 
@@ -48,7 +48,7 @@ def check_a_resumed_run_has_the_best_weights_of_the_first():
     kept_weights.check_resumed_equals_one_process(compiled, STRATEGY, assert_equal)
 
 
-def check_a_rank_that_cannot_write_is_named_and_rank_0_writes_for_ranks_that_do_not_reach_the_directory():
+def check_error_names_rank_that_cannot_write_and_rank_0_writes_if_others_cannot_see_the_directory():
     model, one = compiled(STRATEGY), compiled(None)
     options = {"batch_size": 10, "verbose": 0, "shuffle": False}
     with shared_folder() as path, pytest.MonkeyPatch.context() as patched, gathers() as gathered:
@@ -66,13 +66,15 @@ def check_a_rank_that_cannot_write_is_named_and_rank_0_writes_for_ranks_that_do_
         assert [entry.name for entry in path.iterdir()] == ["ckpt-00000005"]
         assert gathered == []
         patched.undo()
-        if RANK in (1, 3):  # which have the same slices
+        if RANK in (1, 3):  # both hold the same slices
             patched.setattr(os, "access", lambda *_: False)
         here = {"save_best": False, "export_base": False, "resume": True}
         apart = keras_ddl.callbacks.Checkpoint(path / "apart", **here)
         with pytest.warns(UserWarning, match=r"rank\(s\) 1, 3 do not see") if RANK == 0 else contextlib.nullcontext():
             model.fit(X, Y, epochs=3, initial_epoch=2, callbacks=[apart], **options)
-        assert gathered == [] and len(list(ckpt.latest(path / "apart").path.glob("*.data-*"))) == 2  # of rank 0 alone
+        assert (
+            gathered == [] and len(list(ckpt.latest(path / "apart").path.glob("*.data-*"))) == 2
+        )  # both written by rank 0
         again = compiled(STRATEGY)
         again.fit(X, Y, epochs=3, callbacks=[keras_ddl.callbacks.Checkpoint(path / "apart", **here)], **options)
         one.fit(X, Y, epochs=3, **options)
@@ -97,7 +99,7 @@ def check_a_model_is_saved_complete_and_loaded():
         )
 
 
-def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
+def check_interrupted_run_is_restored_with_cut_slots():
     options = {"batch_size": 10, "verbose": 0, "shuffle": False}
 
     def lost(epoch: int, _: Any = None) -> None:
@@ -111,14 +113,14 @@ def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
         backup = lambda: keras.callbacks.BackupAndRestore(f"{folder}/backup")  # noqa: E731
         with pytest.raises(KeyError):
             compiled(STRATEGY).fit(X, Y, epochs=3, callbacks=[backup(), fails], **options)
-        again = compiled(STRATEGY)  # whose optimizer rank 0 builds when training begins
+        again = compiled(STRATEGY)  # rank 0 builds its optimizer when training begins
         again.fit(X, Y, epochs=3, callbacks=[backup()], **options)
     assert_equal(again, one)
     slots = gathered_slots.slots_of(again.optimizer)
     assert len(slots) == 3 * 2 and all(isinstance(each, LaidOutVariable) for each in slots), slots
 
 
-def check_an_optimizer_that_is_built_outside_of_the_scope_keeps_slices():
+def check_optimizer_built_outside_the_scope_holds_slices():
     model, one = compiled(STRATEGY), alone()
     model.optimizer.build(model.trainable_variables)
     assert len(gathered_slots.slots_of(model.optimizer)) == 3 * 2

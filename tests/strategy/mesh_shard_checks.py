@@ -12,7 +12,7 @@ from strategy.common import RANK, SIZE, X, Y, fitted, raises, shared_folder, ste
 from strategy.mesh_models import SHARDING, STRATEGY, alone, assert_equal, compiled, fit_both
 
 
-def check_slots_in_shards_of_slices_equal_one_process():
+def check_sharded_slices_of_slots_equal_one_process():
     make = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5, use_ema=True)  # noqa: E731
     model, one = compiled(SHARDING, optimizer=make), alone(optimizer=make)
     fit_both(model, one, X, Y, batch_size=10, epochs=2, verbose=0)
@@ -26,7 +26,7 @@ def check_slots_in_shards_of_slices_equal_one_process():
     assert "reduce_scatter" in of_batch and "all_gather" in of_batch, of_batch
 
 
-def check_slots_in_shards_of_slices_with_accumulated_gradients_equal_one_process():
+def check_sharded_slices_with_accumulated_gradients_equal_one_process():
     make = lambda: keras.optimizers.Adam(1e-2, amsgrad=True, gradient_accumulation_steps=2)  # noqa: E731
     model, one = (compiled(each, few_cut, make) for each in (SHARDING, None))
     for each in (model, one):
@@ -43,7 +43,7 @@ def few_cut() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2, name="dense_narrow")(hidden))
 
 
-def check_a_training_with_slots_in_shards_of_slices_is_resumed():
+def check_training_with_sharded_slices_resumes():
     one = fitted(None, few_cut, epochs=3)
     with shared_folder() as path:
         for epochs, strategy in enumerate((SHARDING, SHARDING, STRATEGY), 1):  # at last without shards
@@ -66,7 +66,7 @@ def normalized():
     return keras.Model(inputs, layers.Dense(2)(hidden), name="normalized")
 
 
-def check_a_step_on_a_mesh_may_use_weights_that_are_not_cut():
+def check_mesh_step_may_use_uncut_weights():
     model, one = compiled(KERNELS, normalized), alone(normalized)
     step, plain = KERNELS.function(step_of(model)), tf.function(step_of(one)) if one is not None else None
     for begin in (0, 11, 22):
@@ -77,7 +77,7 @@ def check_a_step_on_a_mesh_may_use_weights_that_are_not_cut():
     assert_equal(model, one)
 
 
-def check_steps_on_a_mesh_that_differ_are_refused():
+def check_differing_mesh_steps_are_refused():
     kept = tf.constant(np.random.default_rng(RANK).normal(size=(6, 40)))
     step = KERNELS.function(lambda x: x @ kept)
     raises(RankMismatchError, r"kept \(float64\[6, 40\].*on rank 0, and .* on rank 1", lambda: step(tf.constant(X)))

@@ -1,9 +1,7 @@
-"""A training that saves checkpoints and goes on from them, on a mesh. Run by test_mesh.py.
+"""A training on a mesh that saves checkpoints and resumes from them. Run by test_mesh.py.
 
-mesh_training.py FOLDER EPOCHS MODEL_RANKS [VICTIM MOMENT]   MODEL_RANKS: along the model axis; "2+shards": the data
-                                                             ranks have the optimizer in shards
-                                                             VICTIM: the rank that is killed while the second checkpoint
-                                                             is written, at this MOMENT, or before a step ("8")
+mesh_training.py FOLDER EPOCHS MODEL_RANKS [VICTIM MOMENT]
+  MODEL_RANKS: ranks along the model axis; "2+shards" also shards the optimizer over the data ranks
 """
 
 import os
@@ -26,11 +24,11 @@ layout_map[".*wide/kernel"] = (None, "model")
 layout_map[".*wide/bias"] = ("model",)
 layout_map[".*narrow/kernel"] = ("model", None)
 strategy = keras_ddl.Strategy(layout=layout_map, sharding="optimizer" if shards else None)
-from strategy.common import X, Y, set_precision  # noqa: E402  (which makes another Strategy)
+from strategy.common import X, Y, set_precision  # noqa: E402  (the import creates another Strategy)
 
 
 def die_in(owner, function, moment):
-    """Kills this process in the second call of a function: when it begins, or when it has ended."""
+    """Kills this process in the second call of a function: at its beginning or at its end."""
     original, calls = getattr(owner, function), []
 
     def call(*args, **kwargs):
@@ -58,7 +56,7 @@ if is_victim and sys.argv[5] in MOMENTS:
     die_in(*MOMENTS[sys.argv[5]])
 
 
-class Dies(keras.callbacks.Callback):
+class Kill(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if is_victim and str(int(model.optimizer.iterations.numpy())) == sys.argv[5]:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -71,7 +69,7 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(2, name="narrow")])
     model.compile(keras.optimizers.Adam(1e-2, weight_decay=0.1), "mse", jit_compile=False)
 callback = keras_ddl.callbacks.Checkpoint(folder / "saved", resume=True, save_freq=2, save_best=False, keep=99)
-model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, Dies()])
+model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, Kill()])
 with strategy.whole_model(model):
     found = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
 if strategy.rank == 0:

@@ -1,7 +1,7 @@
 """Every class of keras.metrics gives the result of one process. Run by test_strategy.py.
 
-Each is updated with this rank's rows in `strategy.run`; its result, outside, is that of all ranks. They are fed one
-batch after another, with weights where they take them.
+Each metric is updated with this rank's rows in `strategy.run`, one batch after another, with weights where it accepts
+them. Its result outside covers all ranks.
 """
 
 import inspect
@@ -14,14 +14,14 @@ from strategy.common import RANK, SIZE, STRATEGY, everyone, keras, rows_of_ranks
 RNG = np.random.default_rng(5)
 ROWS = 24
 NUMBERS = RNG.uniform(0.05, 0.95, size=(3, ROWS, 4)), RNG.uniform(0.05, 0.95, size=(3, ROWS, 4))
-# Of TensorFlow, top-k takes float32 only.
+# TensorFlow's top-k supports float32 only.
 CLASSES = RNG.integers(0, 4, size=(3, ROWS)), RNG.dirichlet(np.ones(4), size=(3, ROWS)).astype("float32")
 ONE_HOT = np.eye(4)[CLASSES[0]], CLASSES[1]
 BINARY = (NUMBERS[0] > 0.5).astype("float64"), NUMBERS[1]
 MASKS = RNG.integers(0, 2, size=(3, ROWS, 4)), RNG.integers(0, 2, size=(3, ROWS, 4))
 WEIGHTS = RNG.uniform(0.1, 2.0, size=(3, ROWS))
 
-# What a class is made with, and what it is fed, where that is not (), NUMBERS.
+# Constructor arguments and inputs, by class; the defaults are no arguments and NUMBERS.
 ARGUMENTS = {
     "BinaryIoU": {"threshold": 0.5},
     "IoU": {"num_classes": 2, "target_class_ids": [1]},
@@ -77,7 +77,7 @@ def result_of(kind, name, rows, run):
     return keras.tree.map_structure(np.asarray, metric.result())
 
 
-def check_every_class_of_metrics():
+def check_every_metric_class():
     set_precision("float64")
     found = classes()
     assert len(found) > 40, sorted(found)
@@ -96,7 +96,7 @@ def check_every_class_of_metrics():
         with STRATEGY.scope():
             mine = result_of(kind, name, rows, on_ranks)
         bits[name] = [one.tobytes() for one in keras.tree.flatten(mine)]
-        if number % SIZE != RANK:  # another rank computes what one process has
+        if number % SIZE != RANK:  # another rank computes the one-process result
             continue
         alone = result_of(
             kind, name, slice(None), lambda metric, values, weights: metric.update_state(*values, **weights)

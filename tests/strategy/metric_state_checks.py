@@ -1,4 +1,4 @@
-"""State of metrics and of layers as programs write them. Run by test_strategy.py; see oracle.py."""
+"""Custom metrics and layers with state. Run by test_strategy.py; see oracle.py."""
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
@@ -9,7 +9,7 @@ layers, ops = keras.layers, keras.ops
 
 
 @case()
-def check_metric_that_says_how_its_state_combines(scope):
+def check_metric_with_declared_aggregation(scope):
     class Largest(keras.metrics.Metric):
         ddl_reduction = {"value": "max"}
 
@@ -31,7 +31,7 @@ def check_metric_that_says_how_its_state_combines(scope):
 
 
 class StatefulLayer(layers.Layer):
-    """Keeps state of given names, {name: add_weight's arguments}, and updates it in training by `update`."""
+    """A layer with the given state, {name: arguments of add_weight}, which `update` changes in training."""
 
     def __init__(self, update, **state):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A second `Strategy(...)` of a process is the same one; other settings are kept apart. Run by test_strategy.py."""
+"""Equal `Strategy(...)` calls in a process return one object; other settings make another. Run by test_strategy.py."""
 
 import copy
 import random
@@ -33,7 +33,7 @@ def refusal(function):
     raise AssertionError("no ConfigError")
 
 
-def check_a_second_strategy_is_the_same():
+def check_second_strategy_is_the_first():
     for again in (
         keras_ddl.Strategy(gather_predictions="rank0"),
         keras_ddl.Strategy(gather_predictions="rank0", sharding=None),
@@ -42,12 +42,12 @@ def check_a_second_strategy_is_the_same():
         assert again is FIRST
     other = keras_ddl.Strategy(batch_statistics="rank")
     assert other is not FIRST and other.job.settings.gather_predictions == "all"
-    assert keras_ddl.Strategy() is other, "the latest, where nothing is asked for"
+    assert keras_ddl.Strategy() is other, "without arguments: the latest one"
     assert keras_ddl.Strategy(gather_predictions="rank0") is FIRST
 
 
 @long
-def check_other_settings_are_kept_apart():
+def check_strategies_with_other_settings_do_not_mix():
     other = keras_ddl.Strategy(batch_statistics="rank", gather_predictions="all")
     text = refusal(lambda: model_of(FIRST).compile(optimizer_of(other), "mse"))
     assert "'elsewhere', made under a Strategy with batch_statistics='rank' instead of 'global'" in text, text
@@ -60,10 +60,10 @@ def check_other_settings_are_kept_apart():
 
 
 @long
-def check_a_seed_counts_again():
+def check_seed_is_set_again():
     drawn = []
     for _ in range(2):
-        assert keras_ddl.Strategy(seed=5 + RANK, gather_predictions="rank0") is FIRST  # rank 0's counts
+        assert keras_ddl.Strategy(seed=5 + RANK, gather_predictions="rank0") is FIRST  # rank 0's seed is used
         drawn.append((random.random(), np.random.rand(), float(tf.random.uniform([]))))
     assert drawn[0] == drawn[1]
     assert keras_ddl.all_gather_object(drawn, name="drawn") == [drawn, drawn]

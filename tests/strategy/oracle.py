@@ -1,6 +1,6 @@
-"""The oracle of training: the same program in one process and on all ranks, with everything that it leaves compared.
+"""The oracle of training: runs a program in one process and on all ranks, and compares all results.
 
-Rank 0 runs the one process and tells the others: a test machine has fewer cores than ranks.
+Rank 0 runs the one-process program for all, because test machines have fewer cores than ranks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Values = list[tuple[str, np.ndarray]]  # label, value
 
 @dataclass(frozen=True)
 class Trained:
-    """What a program leaves: a model, logs (or predictions), and its optimizers if they are not the model's."""
+    """The results of a program: a model, logs (or predictions), and optimizers other than the model's."""
 
     model: keras.Model
     logs: Mapping[str, Any]
     optimizers: Sequence[keras.Optimizer] | None = None
 
     def values(self) -> Values:
-        """Returns all that one process and all ranks must have alike, in order."""
+        """Returns all values to compare, in a fixed order."""
         optimizers = [self.model.optimizer] if self.optimizers is None else self.optimizers
         variables = [*self.model.variables, *(variable for each in optimizers for variable in each.variables)]
         values = [(f"weight {v.path}", v.numpy()) for v in variables]
@@ -42,7 +42,7 @@ class Trained:
 
 
 def fit(model: keras.Model, x: Any = X, y: Any = Y, **arguments: Any) -> Trained:
-    """Trains for two epochs, in order, in batches of 10 rows of arrays, if the arguments of fit say nothing else."""
+    """Trains in order for two epochs; arrays are read in batches of 10 rows. `arguments` override this."""
     defaults = {"epochs": 2, "shuffle": False, "verbose": 0}
     if isinstance(x, np.ndarray):
         defaults["batch_size"] = 10
@@ -55,8 +55,8 @@ Program = Callable[[Any], Trained]  # takes the scope to build in
 def assert_as_one_process(program: Program, dtype: str = "float64", tolerance: float | None = None) -> None:
     """Runs `program` in one process and on all ranks, from the same seed. COLLECTIVE.
 
-    Raises: AssertionError, on all ranks: says how any rank differs from one process by more than a tolerance, or from
-    rank 0 in any bit.
+    Raises: AssertionError on all ranks, if a rank differs from one process by more than the tolerance, or from rank 0
+    in any bit.
     """
     set_precision(dtype)
     expected = of_one_process(lambda: _values(program, contextlib.nullcontext()))
@@ -72,12 +72,12 @@ def assert_as_one_process(program: Program, dtype: str = "float64", tolerance: f
 
 
 def _values(program: Program, scope: Any) -> Values | str:
-    """Returns the values that are left, or what was raised, which is alike on all ranks, or a collective hangs."""
+    """Returns the values or the error's text. All ranks must raise the same error, or a collective hangs."""
     keras.utils.set_random_seed(7)
     try:
         return program(scope).values()
     except Exception as error:
-        traceback.print_exc()  # shown with a check that fails
+        traceback.print_exc()  # appears in the report of a failed check
         return f"raised {type(error).__name__}: {error}"
 
 
@@ -95,11 +95,11 @@ def _gaps(expected: Values, values: Values, tolerance: float, log_tolerance: flo
 
 
 def case(dtype: str = "float64", *, tolerance: float | None = None) -> Callable[[Program], Callable[[], None]]:
-    """Makes a check of a program.
+    """Turns a program into a check.
 
     Args:
-        dtype: the precision that it runs in.
-        tolerance: of the weights, where it is not that of the precision.
+        dtype: precision of the run.
+        tolerance: tolerance for weights, if not the default of the precision.
     """
 
     def decorate(program: Program) -> Callable[[], None]:
@@ -115,9 +115,9 @@ def check_equal_to_one_process(
     compiled: dict[str, Any] | None = None,
     fit: dict[str, Any] | None = None,
 ) -> None:
-    """Checks compile and fit of a model against one process, and the ranks against each other, bit by bit.
+    """Checks that compile and fit give the results of one process, and that ranks agree bit by bit.
 
-    A callable among the arguments of compile (`compiled`) and fit is called for each run.
+    Callables in `compiled` and `fit` are called anew for each run.
     """
     compiled = {"loss": "mse", "optimizer": optimizer, "metrics": lambda: ["mae"], **(compiled or {})}
     arguments = {"x": X, "y": Y, "batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0, **(fit or {})}

@@ -1,4 +1,4 @@
-"""Ranks that read different batches are told so before the weights change. Run by test_strategy.py."""
+"""Ranks that read different batches get an error before the weights change. Run by test_strategy.py."""
 
 import re
 import time
@@ -13,11 +13,11 @@ from keras_ddl.errors import ConfigError, RankMismatchError
 from strategy.common import FEW, RANK, SIZE, STRATEGY, keras, linear_model, raises, recorded_warnings
 
 layers = keras.layers
-OTHER = np.random.default_rng(RANK)  # the mistake: another state on each rank
+OTHER = np.random.default_rng(RANK)  # the bug under test: every rank has its own state
 
 
-def refuses_to_fit(message, x, *, error=RankMismatchError, compile=None, **arguments):
-    """Checks that fit raises on every rank before the weights change, and that the ranks can go on."""
+def assert_fit_raises(message, x, *, error=RankMismatchError, compile=None, **arguments):
+    """Checks that fit raises on every rank before the weights change, and that a later fit works."""
     model = linear_model(**(compile or {}))
     before = model.get_weights()
     raises(error, message, lambda: model.fit(x, verbose=0, **arguments))
@@ -35,32 +35,32 @@ def rows_dataset(order=None):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
-def check_permutation_by_numpy_in_tf_data():
+def check_numpy_permutation_in_tf_data():
     dataset = rows_dataset(OTHER.permutation(40)).batch(10)
-    refuses_to_fit(FIRST_BATCH, dataset)
-    refuses_to_fit(FIRST_BATCH, dataset.repeat(), steps_per_epoch=3, compile={"steps_per_execution": 3})
-    refuses_to_fit(FIRST_BATCH, dataset, compile={"run_eagerly": True})
+    assert_fit_raises(FIRST_BATCH, dataset)
+    assert_fit_raises(FIRST_BATCH, dataset.repeat(), steps_per_epoch=3, compile={"steps_per_execution": 3})
+    assert_fit_raises(FIRST_BATCH, dataset, compile={"run_eagerly": True})
 
 
-def check_permutation_by_numpy_of_arrays():
+def check_numpy_permutation_of_arrays():
     order = OTHER.permutation(40)
-    refuses_to_fit(r"in the same order.*array\(s\) \[0, 1\] of 2", FEW[0][order], y=FEW[1][order], batch_size=10)
-    # The first and the last row may be the same all the same.
+    assert_fit_raises(r"in the same order.*array\(s\) \[0, 1\] of 2", FEW[0][order], y=FEW[1][order], batch_size=10)
+    # Equal first and last rows do not hide the difference.
     order[[0, -1]] = 0, 1
-    refuses_to_fit(r"in the same order", FEW[0][order], y=FEW[1][order], batch_size=10)
+    assert_fit_raises(r"in the same order", FEW[0][order], y=FEW[1][order], batch_size=10)
     model = linear_model()
     with recorded_warnings("does no harm if the differing arrays are random noise") as messages:
         model.fit(FEW[0] + OTHER.normal(size=(40, 6)), FEW[1], batch_size=10, verbose=0)
     assert bool(messages) == (RANK == 0)
 
 
-def check_steps_told_that_order_does_not_matter():
+def check_nondeterministic_pipelines_are_refused():
     dataset = rows_dataset().map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
-    refuses_to_fit(r"deterministic=False in ParallelMapDataset", dataset.batch(10), error=ConfigError)
+    assert_fit_raises(r"deterministic=False in ParallelMapDataset", dataset.batch(10), error=ConfigError)
 
     def read(i):
         def wait(x, y, j):
-            time.sleep(0.05 * (j % SIZE == RANK))  # every row of another file is slow on each rank
+            time.sleep(0.05 * (j % SIZE == RANK))  # each rank reads another file slowly
             return x, y
 
         rows = rows_dataset().skip(i * 10).take(10)
@@ -69,8 +69,8 @@ def check_steps_told_that_order_does_not_matter():
 
     interleaved = tf.data.Dataset.range(4).interleave(read, cycle_length=4, num_parallel_calls=4, deterministic=False)
     options = tf.data.Options()
-    options.threading.private_threadpool_size = 4  # a rank with few cores would read one file after the other
-    refuses_to_fit("All ranks must read the same batches", interleaved.batch(10).with_options(options))
+    options.threading.private_threadpool_size = 4  # otherwise a rank with few cores reads one file at a time
+    assert_fit_raises("All ranks must read the same batches", interleaved.batch(10).with_options(options))
 
 
 def check_difference_that_begins_late():
@@ -82,7 +82,7 @@ def check_difference_that_begins_late():
     signature = (tf.TensorSpec([None, 6]), tf.TensorSpec([None, 2]))
     late = tf.data.Dataset.from_generator(lambda: batches(RANK), output_signature=signature)
     model = linear_model()
-    model.fit(late, verbose=0)  # batch 41 is not one that is compared
+    model.fit(late, verbose=0)  # batch 41 is not compared
     late = late.skip(1)
     raises(RankMismatchError, "batch 40 of pass 1", lambda: model.fit(late, verbose=0))
 
@@ -92,7 +92,7 @@ def check_evaluate_predict_and_loops_compare_too():
     dataset = rows_dataset(OTHER.permutation(40)).batch(10)
     for function in (model.evaluate, model.predict):
         raises(RankMismatchError, FIRST_BATCH, lambda: function(dataset, verbose=0))  # noqa: B023
-    # Read ahead of the steps, in another thread.
+    # Another thread prefetches batches.
     shared = STRATEGY.experimental_distribute_dataset(dataset).prefetch(2)
     with pytest.raises(RankMismatchError, match=FIRST_BATCH):
         for x, y in shared:
@@ -111,7 +111,7 @@ def check_augmentation_of_equal_rows_is_a_warning():
     assert bool(messages) == (RANK == 0)
 
 
-def check_arrays_that_ranks_shuffle_in_orders_of_their_own():
+def check_arrays_that_ranks_shuffle_differently():
     original = arrays._shuffled_whole
 
     def reversed_on_one_rank(*arguments):

@@ -1,4 +1,4 @@
-"""What one rank changes outside of a step: where the next call begins, all have rank 0's; drift is found. Run by
+"""Changes by one rank outside steps: the next call starts from rank 0's values, and drift is detected. Run by
 test_strategy.py.
 """
 
@@ -48,8 +48,8 @@ def changed(model, by=0.5):
 
 
 @contextlib.contextmanager
-def warned(*words):
-    """Rank 0 warns so often, in these words, and nobody else does."""
+def assert_rank_0_warns(*words):
+    """Checks that rank 0 warns once for each of `words`, and that no other rank warns."""
     with recorded_warnings("also outside of steps") as texts:
         yield
     expected = words if RANK == 0 else ()
@@ -68,28 +68,28 @@ CALLS = {
 
 
 @long
-def check_what_rank_0_changes_alone_counts_on_all_ranks():
+def check_changes_on_rank_0_apply_to_all_ranks():
     alone = compiled(contextlib.nullcontext())
     for name, call in CALLS.items():
         shared = compiled(STRATEGY.scope())
         alone.set_weights(shared.get_weights())
-        for first in (True, False):  # in the first call the step is traced
+        for first in (True, False):  # the first call traces the step
             for model in (alone, shared):
                 if RANK == 0:
                     changed(model)
-            with warned(f"when {name} begins: values of net/first/kernel"):
+            with assert_rank_0_warns(f"when {name} begins: values of net/first/kernel"):
                 mine = call(shared)
             expected = of_one_process(lambda: call(alone))  # noqa: B023
             np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6, err_msg=f"{name} {first}")
             check_equal_on_all_ranks(shared)
-            with warned():
+            with assert_rank_0_warns():
                 CALLS["evaluate"](shared)
 
 
 @long
-def check_nothing_is_said_where_all_ranks_do_the_same():
+def check_no_warning_if_all_ranks_make_the_same_change():
     model = compiled(STRATEGY.scope(), dropout=0.3)
-    with warned():
+    with assert_rank_0_warns():
         for _ in range(2):
             for call in CALLS.values():
                 call(model)
@@ -98,20 +98,20 @@ def check_nothing_is_said_where_all_ranks_do_the_same():
 
 
 @long
-def check_what_a_step_uses_besides_the_model_is_rank_0s_too():
+def check_other_variables_of_a_step_take_rank_0_values():
     teacher = compiled(contextlib.nullcontext())
     shared = compiled(STRATEGY.scope(), loss=lambda y, p: keras.ops.square(p - teacher.layers[-1].bias))
     assert np.isfinite(CALLS["evaluate"](shared)).all()
     if RANK == 0:
         teacher.layers[-1].bias.assign([3.0, 4.0])
-    with warned("when evaluate begins: values of"):
+    with assert_rank_0_warns("when evaluate begins: values of"):
         losses = everyone(CALLS["evaluate"](shared))
     assert losses == [losses[0]] * SIZE
     np.testing.assert_array_equal(teacher.layers[-1].bias, [3.0, 4.0])
 
 
 @long
-def check_within_fit_an_evaluation_of_unlike_weights_is_a_drift_error():
+def check_evaluating_differing_weights_during_fit_is_a_drift_error():
     class Swap(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             before = self.model.get_weights()
@@ -134,14 +134,14 @@ def check_within_fit_an_evaluation_of_unlike_weights_is_a_drift_error():
 
 @contextlib.contextmanager
 def drift_check(share):
-    """With a share of a million times the training time every step is checked, however slow the machine is."""
+    """Replaces the drift check's share of training time; 1e6 checks every step on any machine."""
     job = dataclasses.replace(STRATEGY.job, drift_check_fraction=share)
     with mock.patch.object(STRATEGY, "job", job), mock.patch.object(drift, "_FIRST_INTERVAL", 1):
         yield
 
 
 class AtBatch(keras.callbacks.Callback):
-    """Does something on the last rank alone, in the third batch of the second epoch."""
+    """Calls `work` on the last rank only, by default in the third batch of the second epoch."""
 
     def __init__(self, work, epoch=1, batch=2):
         super().__init__()
@@ -162,7 +162,7 @@ def flip_a_bit(variable, element=3, bit=1):
 
 
 def drift_error(model, *parts, **arguments):
-    """What fit raises on this rank, which must be the same on all but for the rank's number."""
+    """Returns fit's DriftError, which must be equal on all ranks but for the rank's number, or "nothing"."""
     text = "nothing"
     try:
         model.fit(X, Y, callbacks=parts, **{"batch_size": 8, "epochs": 3, "verbose": 0, **arguments})
@@ -174,7 +174,7 @@ def drift_error(model, *parts, **arguments):
 
 
 @long
-def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
+def check_drift_error_names_layer_rank_and_step_of_a_flipped_bit():
     with drift_check(1e6):
         text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("first").kernel, element=1)))
     assert f"layer 'first', net/first/kernel on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 240" in text, text
@@ -183,14 +183,14 @@ def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
 
 
 @long
-def check_a_flipped_bit_is_named_at_the_epochs_end_at_the_latest():
-    """At the default share. The lowest bit could be rounded away until then."""
+def check_flipped_bit_is_found_by_the_end_of_the_epoch():
+    """Uses the default share. Training could round the lowest bit away by then, so a higher one is flipped."""
     text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("second").bias, element=1, bit=1 << 16)))
     assert "layer 'second', net/second/bias" in text and "(all were equal at step " in text, text
 
 
 @long
-def check_drift_of_frozen_layers_rates_and_slots_is_named():
+def check_drift_of_frozen_layers_rates_and_slots_is_found():
     model = two_layers()
     model.get_layer("first").trainable = False
     with STRATEGY.scope():
@@ -205,16 +205,16 @@ def check_drift_of_frozen_layers_rates_and_slots_is_named():
         text = drift_error(two_layers(optimizer=keras.optimizers.SGD), AtBatch(set_rate, batch=5))
     assert f"sgd/learning_rate on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 1 elements" in text, text
     assert "the first 0.5 for 0.01" in text, text
-    # The last batch's momentum has not reached the weights when the epoch ends.
+    # At the end of the epoch, the last batch's momentum has not yet reached the weights.
     last = AtBatch(lambda m: flip_a_bit(m.optimizer._momentums[0]), batch=5)
     text = drift_error(two_layers(), last)
     assert "adam/net_first_kernel_momentum on rank" in text and "after step 12" in text, text
 
 
 @long
-def check_drift_is_not_found_where_ranks_differ_by_design_or_the_check_is_off():
+def check_no_drift_error_if_ranks_differ_by_design_or_the_check_is_off():
     with drift_check(1e6):
-        # Dropout, local statistics and accumulators.
+        # Dropout, local statistics and accumulators differ by design.
         model = two_layers(gradient_accumulation_steps=4, use_ema=True, weight_decay=0.01)
         assert drift_error(model) == "nothing"
     with drift_check(0):

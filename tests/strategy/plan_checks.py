@@ -14,13 +14,15 @@ from keras_ddl.gradients.sparse import all_reduce_slices
 from strategy.common import RANK, SIZE, keras, set_precision
 
 STEPS = 6
-# Bytes of a kernel that no calling thread reduces itself (native/tf/collective_call.cc).
+# Kernels of this width are too large for a calling thread to reduce itself (native/tf/collective_call.cc).
 WIDTH = 160
 
 
-def counted(model, x, y):
-    """Returns what a fit has counted, on this rank, that was not disturbed: where a rank comes seconds late, as on a
-    busy machine, its step is the coordinator's, and some of the next ones are."""
+def undisturbed_counts(model, x, y):
+    """Returns this rank's counts for an undisturbed fit.
+
+    On a busy machine a rank may be seconds late; the coordinator then takes over that step and some of the next ones.
+    """
     for _ in range(20):
         before = communicator.count()
         model.fit(x, y, batch_size=SIZE * 4, epochs=1, verbose=0, shuffle=False)
@@ -32,20 +34,20 @@ def counted(model, x, y):
 
 @long
 def check_a_steady_step_needs_nothing_from_rank_0():
-    """Not even for the rows of its batch: a fit of more steps sends as many messages."""
+    """Row counts need no messages either: a longer fit sends as many messages."""
     set_precision("float32")
     rng = np.random.default_rng(2)
     x = rng.normal(size=(STEPS * SIZE * 20, WIDTH)).astype(np.float32)
     with mock.patch.dict(os.environ, KERAS_DDL_BUCKET_BYTES="1"):  # a bucket for each layer
-        strategy = keras_ddl.Strategy(batch_statistics="rank")  # another one than that of other checks
+        strategy = keras_ddl.Strategy(batch_statistics="rank")  # other checks use another Strategy
     with strategy.scope():
         model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     more = STEPS * 4
     sent = []
-    for steps in (STEPS, STEPS, STEPS + more):  # the first traces
+    for steps in (STEPS, STEPS, STEPS + more):  # the first fit traces
         rows = x[: steps * SIZE * 4]
-        counts = counted(model, rows, rows[:, :1])
+        counts = undisturbed_counts(model, rows, rows[:, :1])
         sent.append(counts["control_sent"])
     assert counts["fell_back"] == 0, counts
     assert counts["planned"] + counts["ran_inline"] >= 3 * (STEPS + more), counts  # rows and gradients
@@ -55,7 +57,7 @@ def check_a_steady_step_needs_nothing_from_rank_0():
 
 @long
 def check_bucket_size_is_agreed_and_measured_once():
-    """Ranks of different settings and different clocks plan the same buckets."""
+    """Ranks with different settings and clocks plan the same buckets."""
     from keras_ddl.gradients import bucket_size
 
     before = dict(os.environ)
@@ -78,8 +80,8 @@ def check_bucket_size_is_agreed_and_measured_once():
 
 
 @long
-def check_a_whole_table_among_slices_is_not_gathered():
-    """As a program makes it of a dense gradient, beside rank + 1 rows that were looked up, in an unknown batch."""
+def check_dense_part_of_slices_is_not_gathered():
+    """Some gradients combine a dense part and looked-up rows, here rank + 1 of them, in a batch of unknown size."""
     rows = tf.constant(([0, 3] * SIZE)[: RANK + 1], tf.int64)
     both = tf.reshape(tf.range(4 * 2 + 2 * (RANK + 1), dtype=tf.float64), [-1, 2])
     dense = keras_ddl.all_reduce(

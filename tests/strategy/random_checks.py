@@ -1,4 +1,4 @@
-"""Random numbers and functions of the host: those of one process. Run by test_strategy.py; see oracle.py."""
+"""Random numbers and host functions equal those of one process. Run by test_strategy.py; see oracle.py."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def check_layers_that_drop_and_add_noise(scope):
         last = [layers.Reshape((7, 1)), layers.Dense(3), *of_rows, of_all, layers.Flatten(), layers.Dense(2)]
         model = keras.Sequential([keras.Input((6,)), *first, *last])
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-    return fit(model)  # the last batch leaves ranks without rows
+    return fit(model)  # some ranks get no rows of the last batch
 
 
 @case()
@@ -59,12 +59,12 @@ COUNT = 2 * SIZE + 1  # rows of all ranks
 
 
 def by_row(rows, columns):
-    """Parameters that differ between rows."""
+    """Returns parameters that differ between rows."""
     return 1.0 + tf.cast(tf.range(rows), tf.float32)[:, tf.newaxis] * tf.ones([columns])
 
 
 @long
-def check_draws_of_every_kind_are_those_of_one_process():
+def check_draws_of_every_kind_equal_one_process():
     set_precision("float32")
     rows = tf.zeros([COUNT, 1])
     for name, draw in DRAWS.items():
@@ -80,20 +80,20 @@ def check_draws_of_every_kind_are_those_of_one_process():
 
 
 @long
-def check_seeds_that_rank_0_changes_alone_are_everybodys():
+def check_seeds_changed_on_rank_0_apply_to_all_ranks():
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((6,)), layers.Dropout(0.5), layers.Dense(2)])
         model.compile("sgd", "mse")
     seeds = next(v for v in model.variables if "seed" in v.name)
     if RANK == 0:
         seeds.assign([4711, 5])
-        random.normal((3,))  # rank 0 goes on with the global generator
+        random.normal((3,))  # rank 0 advances the global generator
     model.fit(X, Y, batch_size=10, verbose=0)
     states = everyone((seeds.numpy().tolist(), keras_compat.global_seed_generator().state.numpy().tolist()))
     assert states[0][0] == [4711, 10] and all(state == states[0] for state in states), states
 
 
-def check_functions_of_the_host_run_once_on_the_whole_batch():
+def check_host_functions_run_once_on_the_whole_batch():
     seen = []
 
     class Told(keras.Sequential):
@@ -109,6 +109,6 @@ def check_functions_of_the_host_run_once_on_the_whole_batch():
             model.compile("sgd", "mse")
         history = model.fit(X[:21], Y[:21], batch_size=10, epochs=2, shuffle=False, verbose=0).history
         printed = (folder / "printed").read_text().splitlines() if RANK == 0 else []
-    np.testing.assert_allclose(history["total"], [X[20].sum()] * 2)  # of the last batch, on all ranks
+    np.testing.assert_allclose(history["total"], [X[20].sum()] * 2)  # the last batch's total, on all ranks
     assert seen == ([10, 10, 1] * 2 if RANK == 0 else []), seen
     assert printed == (["rows 10", "rows 10", "rows 1"] * 2 if RANK == 0 else []), printed

@@ -1,4 +1,4 @@
-"""Data that rank 0 alone reads: every rank trains on its rows of it, as one process does. Run by test_strategy.py."""
+"""Data that only rank 0 reads: all ranks together train on it as one process does. Run by test_strategy.py."""
 
 import contextlib
 from unittest import mock
@@ -14,11 +14,11 @@ from keras_ddl.strategy import one_per_job
 from strategy.common import RANK, SIZE, X, Y, assert_same_weights, keras, raises, set_precision
 
 layers = keras.layers
-OTHER = np.random.default_rng()  # of which no two processes draw the same
+OTHER = np.random.default_rng()  # every process draws different numbers
 
 
 class Recorded:
-    """Batches by chance, which are remembered: what one process is to train on afterwards."""
+    """Yields random batches and records them, so that one process can train on them afterwards."""
 
     def __init__(self, batches=4, rows=10, last=3, fails_at=None):
         self.batches, self.rows, self.last, self.fails_at = batches, rows, last, fails_at
@@ -38,8 +38,8 @@ class Recorded:
 
         return tf.data.Dataset.from_generator(self, output_signature=({"a": spec(2), "b": (spec(4),)}, spec(2)))
 
-    def everyones(self):
-        """Returns what rank 0 has read; no other has read anything."""
+    def rank_0_batches(self):
+        """Returns the batches that rank 0 read, after checking that no other rank read any."""
         assert RANK == 0 or not self.read
         return keras_ddl.broadcast_object(self.read)
 
@@ -51,7 +51,7 @@ def model_of_parts():
 
 
 def models(build=model_of_parts, **compiled):
-    """Returns a model of one process, and one under a Strategy that reads on rank 0, with the same weights."""
+    """Returns a one-process model and one whose Strategy reads on rank 0, with equal weights."""
     set_precision("float64")
     made = []
     for scope in (contextlib.nullcontext(), reading_on_rank_0().scope()):
@@ -65,42 +65,42 @@ def models(build=model_of_parts, **compiled):
 
 def reading_on_rank_0():
     strategy = keras_ddl.Strategy(reader="rank0")
-    one_per_job._made.remove(strategy)  # `Strategy()` of other checks is another
+    one_per_job._made.remove(strategy)  # other checks must not get this one from `Strategy()`
     return strategy
 
 
-def again(batches):
-    """Returns a generator of what was read, for one process."""
+def replay(batches):
+    """Yields recorded batches for one process."""
     yield from batches
 
 
 @long
-def check_chance_that_only_rank_0_reads():
+def check_random_data_that_only_rank_0_reads():
     alone, shared = models(metrics=["mae"])
     data, validation = Recorded(), Recorded(2, 5, 2)
     fitted = shared.fit(data.dataset(), epochs=2, validation_data=validation.dataset(), verbose=0).history
-    read, validated = data.everyones(), validation.everyones()
+    read, validated = data.rank_0_batches(), validation.rank_0_batches()
     assert len(read) == 8 and len(validated) == 4
     for epoch in range(2):
-        now = alone.fit(again(read[4 * epoch : 4 * epoch + 4]), steps_per_epoch=4, verbose=0).history
-        logs = alone.evaluate(again(validated[2 * epoch : 2 * epoch + 2]), steps=2, verbose=0, return_dict=True)
+        now = alone.fit(replay(read[4 * epoch : 4 * epoch + 4]), steps_per_epoch=4, verbose=0).history
+        logs = alone.evaluate(replay(validated[2 * epoch : 2 * epoch + 2]), steps=2, verbose=0, return_dict=True)
         for name, value in (now | {f"val_{name}": [value] for name, value in logs.items()}).items():
             np.testing.assert_allclose(fitted[name][epoch], value[0], rtol=1e-12)
     assert_same_weights(alone, shared)
 
     data = Recorded(3, 7, 2)
     predicted = shared.predict(data.dataset(), verbose=0)
-    expected = [alone.predict_on_batch(x) for x, _ in data.everyones()]
+    expected = [alone.predict_on_batch(x) for x, _ in data.rank_0_batches()]
     np.testing.assert_allclose(predicted, np.concatenate(expected), rtol=1e-12)
 
 
-def check_an_error_of_the_generator_is_that_of_every_rank():
+def check_generator_error_is_raised_on_every_rank():
     _, shared = models()
     data = Recorded(fails_at=2)
     raises(tf.errors.InvalidArgumentError, "ValueError: no batch 2", lambda: shared.fit(data.dataset(), verbose=0))
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
     data = Recorded()
-    assert len(shared.fit(data.dataset(), verbose=0).history["loss"]) == 1  # and the job goes on
+    assert len(shared.fit(data.dataset(), verbose=0).history["loss"]) == 1  # the job continues
 
 
 @long
@@ -112,7 +112,7 @@ def check_arrays_and_py_datasets_of_rank_0():
         read = 0
 
         def __len__(self):
-            return 5 if RANK == 0 else 3  # what others have does not count
+            return 5 if RANK == 0 else 3  # only rank 0's length matters
 
         def __getitem__(self, index):
             Batches.read += 1
@@ -138,18 +138,18 @@ def check_arrays_and_py_datasets_of_rank_0():
     alone.set_weights(keras_ddl.broadcast_object(alone.get_weights()))
     assert_same_weights(alone, shared)
     orders = [shared.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"] for _ in range(2)]
-    assert keras_ddl.all_gather_object(orders) == [orders] * SIZE  # shuffled, and the next seeds are equal
+    assert keras_ddl.all_gather_object(orders) == [orders] * SIZE  # shuffled alike, with equal seeds
     np.testing.assert_allclose(shared.evaluate(X, Y, verbose=0), np.mean((shared.predict(X, verbose=0) - Y) ** 2))
 
 
 @long
-def check_a_dataset_of_a_rank_s_own_rows_is_refused():
+def check_per_rank_dataset_is_refused():
     _, shared = models()
     own = keras_ddl.data.per_rank_dataset(lambda _: Recorded().dataset(), RANK, SIZE)
     raises(ConfigError, "only rank 0 reads.*from_files", lambda: shared.fit(own, verbose=0))
 
 
-def check_who_reads_is_one_of_two():
+def check_reader_must_be_known():
     raises(ConfigError, "reader must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(reader="first"))
     with mock.patch.object(membership, "can_ask", lambda: True):
         raises(

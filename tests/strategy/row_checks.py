@@ -1,4 +1,4 @@
-"""Datasets that are asked for a rank's rows alone: files, PyDatasets, sources. Run by test_strategy.py."""
+"""Datasets that read only a rank's rows: files, PyDatasets, and sources. Run by test_strategy.py."""
 
 import functools
 import multiprocessing
@@ -29,7 +29,7 @@ layers = keras.layers
 
 
 def rows_files(folder, lengths):
-    """Writes files whose rows are numbered through, (features, label), and returns their pattern."""
+    """Writes files of consecutively numbered rows and returns their pattern."""
     if RANK == 0:
         for number, length in enumerate(lengths):
             first = sum(lengths[:number])
@@ -47,18 +47,18 @@ def read_rows(path):
 opened = []
 
 
-def check_rows_from_files_come_once_in_each_epoch():
+def check_rows_from_files_are_read_once_per_epoch():
     lengths = [7, 1, 11, 0, 5, 16, 3][: 3 + 2 * SIZE - 2]
     with shared_folder() as folder:
         pattern = rows_files(folder, lengths)
         options = {"batch_size": 4, "shuffle": True, "shuffle_rows": 5, "parallel_files": 2}
-        rows_once(keras_ddl.data.from_files(pattern, read_rows, **options), lengths)
+        assert_each_row_read_once(keras_ddl.data.from_files(pattern, read_rows, **options), lengths)
         dataset = keras_ddl.data.from_files(pattern, read_rows, **options, count_rows=lambda path: len(np.load(path)))
         assert int(dataset.cardinality()) == len(list(dataset))
-        rows_once(dataset, lengths)
+        assert_each_row_read_once(dataset, lengths)
 
 
-def rows_once(dataset, lengths):
+def assert_each_row_read_once(dataset, lengths):
     orders = []
     for _ in range(2):
         mine = [x[:, 0].numpy().tolist() for x, _ in dataset]
@@ -87,12 +87,12 @@ def check_fit_on_rows_from_files():
             check_equal_on_all_ranks(model)
             steps = int(model.optimizer.iterations)
             assert steps % 2 == 0 and steps >= 2 * 33 / 6
-            of_files = model.evaluate(dataset, verbose=0)
-            np.testing.assert_allclose(of_files, model.evaluate(all_rows, all_rows % 2, verbose=0), rtol=1e-12)
+            from_files_loss = model.evaluate(dataset, verbose=0)
+            np.testing.assert_allclose(from_files_loss, model.evaluate(all_rows, all_rows % 2, verbose=0), rtol=1e-12)
             assert sorted(model.predict(dataset, verbose=0)[:, 0]) == sorted(model.predict(all_rows, verbose=0)[:, 0])
 
 
-def check_files_that_are_not_alike():
+def check_files_that_differ_between_ranks():
     with shared_folder() as folder:
         read = functools.partial(keras_ddl.data.from_files, reader=read_rows, batch_size=4)
         raises(ConfigError, "must match a file", lambda: read(f"{folder}/none*"))
@@ -105,8 +105,8 @@ def check_files_that_are_not_alike():
         )
 
 
-class OfRows(keras.utils.PyDataset):
-    """Batches of 9 rows and a last one of 7, which can be asked for by rows; remembers how many were read."""
+class RowBatches(keras.utils.PyDataset):
+    """Four batches of 9 rows and one of 7, which can be read by rows; counts the rows read."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
@@ -130,21 +130,21 @@ class OfRows(keras.utils.PyDataset):
 
 @long
 @case()
-def check_py_dataset_that_processes_ask_for_rows(scope):
+def check_py_dataset_read_by_rows_in_worker_processes(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
         model.compile(keras.optimizers.SGD(0.05), "mse")
-    batches = OfRows(workers=2, use_multiprocessing=True)
+    batches = RowBatches(workers=2, use_multiprocessing=True)
     history = model.fit(batches, epochs=2, shuffle=True, verbose=0).history
     evaluated = model.evaluate(batches, verbose=0)
     if model.distribute_strategy is STRATEGY:
-        # Two epochs and the evaluation, and some batches for their shapes; in one process 129 rows and these.
+        # Two epochs, one evaluation, and some batches to infer shapes; one process reads 129 rows and those batches.
         assert batches.counts.value <= 1.5 * 129 / SIZE + 20, batches.counts.value
     return Trained(model, {**history, "evaluated": evaluated})
 
 
 class Source:
-    """Rows (x, y) that are read one by one; remembers how many were."""
+    """Rows (x, y) that are read one by one; counts the reads."""
 
     def __init__(self):
         self.reads = 0
@@ -165,12 +165,12 @@ def train_from_source(scope, source):
     batches = keras_ddl.data.from_source(source, batch_size=10, shuffle=True, seed=3)
     trained = Trained(model, model.fit(batches, epochs=2, shuffle=False, verbose=0).history)
     if isinstance(source, Source) and model.distribute_strategy is STRATEGY:
-        assert source.reads <= 2 * len(X) / SIZE + 30, source.reads  # and some batches for their shapes
+        assert source.reads <= 2 * len(X) / SIZE + 30, source.reads  # plus some batches to infer shapes
     return trained
 
 
 @long
-def check_sources_of_single_rows_and_of_datasets_with_an_index():
+def check_row_sources_and_indexed_datasets():
     indexed = tf.data.Dataset.from_tensor_slices(({"x": X}, Y))
     for make in (Source, lambda: indexed):
         assert_as_one_process(lambda scope, make=make: train_from_source(scope, make()))

@@ -1,4 +1,4 @@
-"""What a step reads besides its arguments is equal on all ranks, or it does not run. Run by test_strategy.py."""
+"""A step runs only if all ranks read equal values besides its arguments. Run by test_strategy.py."""
 
 import contextlib
 import re
@@ -13,13 +13,13 @@ from strategy.common import FEW, RANK, SIZE, STRATEGY, everyone, keras, own_fold
 set_precision("float32")
 layers = keras.layers
 WORDS = ["cat", "dog", "cow", "hen"]
-UNLIKE = np.random.default_rng(RANK)  # other numbers on each rank
+UNLIKE = np.random.default_rng(RANK)  # different numbers on each rank
 ALIKE = np.random.default_rng(99)
 
 
 @keras.saving.register_keras_serializable("same_step_checks")
 class Features(layers.Layer):
-    """Multiplies by what `make` returns when the layer is built."""
+    """Multiplies by the tensor that `make` returns when the layer is built."""
 
     def __init__(self, make, use=keras.ops.matmul, **options):
         super().__init__(**options)
@@ -40,8 +40,8 @@ def model_with(*first, inputs=None, **compiled):
     return model
 
 
-def refuses(call, *words):
-    """Checks that `call` raises the same error on all ranks, with these words, and that collectives still work."""
+def assert_mismatch(call, *words):
+    """Checks that `call` raises one RankMismatchError, with `words`, on all ranks, and that collectives still work."""
     try:
         call()
     except RankMismatchError as error:
@@ -63,13 +63,13 @@ def fit(model, x=FEW[0], y=FEW[1]):
 
 @long
 def check_same_step_names_the_layer_whose_tensor_differs():
-    for shape in ((6, 2), (6, 40)):  # TensorFlow makes constants of small ones
+    for shape in ((6, 2), (6, 40)):  # TensorFlow turns small tensors into constants
         model = model_with(Features(lambda shape=shape: drawn(UNLIKE, *shape), name="features"))
         before = model.get_weights()
         what = rf"layer 'features', attribute w \(float32\[6, {shape[1]}\], read in .*same_step_checks.py:\d+"
-        refuses(fit(model), "train_step: ", what, "on rank 0, and .* on rank 1", "add_weight")
-        refuses(lambda: model.evaluate(*FEW, verbose=0), "test_step: ")  # noqa: B023
-        refuses(lambda: model.predict(FEW[0], verbose=0), "predict_step: ")  # noqa: B023
+        assert_mismatch(fit(model), "train_step: ", what, "on rank 0, and .* on rank 1", "add_weight")
+        assert_mismatch(lambda: model.evaluate(*FEW, verbose=0), "test_step: ")  # noqa: B023
+        assert_mismatch(lambda: model.predict(FEW[0], verbose=0), "predict_step: ")  # noqa: B023
         np.testing.assert_array_equal(model.get_weights()[0], before[0])
     model = model_with(Features(lambda: drawn(ALIKE, 6, 40)))
     fit(model)()
@@ -77,13 +77,15 @@ def check_same_step_names_the_layer_whose_tensor_differs():
 
 @long
 def check_same_step_compares_numbers_of_layers():
-    refuses(
+    assert_mismatch(
         fit(model_with(Features(UNLIKE.normal, keras.ops.multiply))), "constant float32.*on rank 0, and .* on rank 1"
     )
-    refuses(fit(model_with(Features(lambda: UNLIKE.normal(size=(6, 40)).astype("float32")))), "constant float32.6,40.")
-    refuses(fit(model_with(layers.LeakyReLU(0.1 + 0.1 * RANK))), "on rank 0, and .* on rank 1")
+    assert_mismatch(
+        fit(model_with(Features(lambda: UNLIKE.normal(size=(6, 40)).astype("float32")))), "constant float32.6,40."
+    )
+    assert_mismatch(fit(model_with(layers.LeakyReLU(0.1 + 0.1 * RANK))), "on rank 0, and .* on rank 1")
     model = model_with(layers.Dropout(0.1 + 0.1 * RANK))
-    refuses(fit(model), "constant")
+    assert_mismatch(fit(model), "constant")
     model.predict(FEW[0], verbose=0)  # uses none
 
 
@@ -98,7 +100,7 @@ def check_same_step_compares_lookup_tables():
     answers = np.ones((4, 2), "float32")
     other = WORDS[::-1] if RANK == 1 else WORDS
     words_model(WORDS).fit(words, answers, batch_size=2, verbose=0)
-    refuses(
+    assert_mismatch(
         lambda: words_model(other).fit(words, answers, batch_size=2, verbose=0),
         r"layer 'words', attribute lookup_table",
         r"4 entries \{b'cat': 1, b'dog': 2, b'cow': 3, b'hen': 4\} on rank 0, and 4 entries \{b'hen': 1",
@@ -107,14 +109,14 @@ def check_same_step_compares_lookup_tables():
     adapted = layers.TextVectorization(output_mode="multi_hot", name="text")
     adapted.adapt(tf.constant(["one two", "two three", ["four", "five"][RANK > 0]]))
     model = model_with(adapted, inputs=keras.Input((), dtype="string"))
-    refuses(
+    assert_mismatch(
         lambda: model.evaluate(tf.constant(["one", "two"]), answers[:2], verbose=0),
         "layer 'string_lookup.*b'four'.*on rank 0, and 4 entries .*b'five'",
     )
 
 
-def steps_that_read_own_values():
-    """Pairs (what a step reads that differs between ranks, the step)."""
+def steps_with_per_rank_values():
+    """Yields (text in the error, step) for steps that read different values on each rank."""
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0)
     table.insert(tf.constant(WORDS), tf.constant(UNLIKE.normal(size=4), tf.float32))
     yield "table", lambda x: tf.cond(tf.size(x) > 0, lambda: x + table.lookup(tf.constant("dog")), lambda: x)
@@ -135,14 +137,14 @@ def steps_that_read_own_values():
 
 
 @long
-def check_same_step_of_a_function_reads_the_same():
-    for name, step in steps_that_read_own_values():
+def check_same_step_compares_values_in_functions():
+    for name, step in steps_with_per_rank_values():
         called = STRATEGY.function(step)
-        refuses(lambda: called(tf.ones([4, 2])), "<lambda>: |loops: ", "on rank 0, and ", name)  # noqa: B023
+        assert_mismatch(lambda: called(tf.ones([4, 2])), "<lambda>: |loops: ", "on rank 0, and ", name)  # noqa: B023
 
 
 @long
-def check_same_step_leaves_out_what_belongs_to_one_rank():
+def check_same_step_ignores_what_only_one_rank_uses():
     with own_folder() as folder, contextlib.redirect_stdout(None):
         own = tf.constant(f"{folder}/file")
         writer = tf.summary.create_file_writer(str(folder))
@@ -163,17 +165,17 @@ def check_same_step_leaves_out_what_belongs_to_one_rank():
 
         for number in range(3):
             found = [each.numpy().item() for each in step(tf.ones([4, 2]))]
-            assert found == [1, number, number], found  # rank 0's
+            assert found == [1, number, number], found  # rank 0's values
 
 
-def check_same_step_refuses_what_it_cannot_compare():
+def check_same_step_rejects_values_it_cannot_compare():
     dataset = tf.data.Dataset.range(3)
     step = STRATEGY.function(lambda x: x + tf.cast(dataset.reduce(np.int64(0), lambda a, b: a + b), x.dtype))
     raises(ConfigError, "Received: a dataset", lambda: step(tf.ones(4)))
     assert everyone(RANK) == list(range(SIZE))
 
 
-def check_same_step_compares_again_when_it_is_traced_again():
+def check_same_step_compares_again_after_retracing():
     values = [drawn(ALIKE, 6, 40)]
 
     @STRATEGY.function
@@ -182,25 +184,25 @@ def check_same_step_compares_again_when_it_is_traced_again():
 
     step(tf.ones([4, 6]))
     values.append(drawn(UNLIKE, 6, 40))
-    step(tf.ones([4, 6]))  # as traced
-    refuses(lambda: step(tf.ones([5, 6])), "float32.6, 40.")
+    step(tf.ones([4, 6]))  # reuses the trace
+    assert_mismatch(lambda: step(tf.ones([5, 6])), "float32.6, 40.")
     values.append(drawn(ALIKE, 6, 40))
     step(tf.ones([5, 6]))
 
 
 @long
-def check_same_step_run_eagerly_compares_what_it_writes():
+def check_same_step_compares_writes_of_eager_steps():
     model = model_with(Features(lambda: drawn(UNLIKE, 6, 40), name="features"), run_eagerly=True)
     before = model.get_weights()
-    refuses(fit(model), "runs eagerly.*dense/kernel on rank 1 differs|runs eagerly.*returns on rank 1 differs")
+    assert_mismatch(fit(model), "runs eagerly.*dense/kernel on rank 1 differs|runs eagerly.*returns on rank 1 differs")
     for mine, earlier in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, earlier)  # undone
-    refuses(lambda: model.predict(FEW[0], verbose=0), "predict_step.*returns on rank 1")
+    assert_mismatch(lambda: model.predict(FEW[0], verbose=0), "predict_step.*returns on rank 1")
     fit(model_with(Features(lambda: drawn(ALIKE, 6, 40)), run_eagerly=True))()
 
 
 @long
-def check_same_step_uses_the_weights_of_a_model_in_one_order():
+def check_same_step_compares_the_order_of_weights():
     class Unordered(keras.Model):
         def __init__(self):
             super().__init__()
@@ -216,6 +218,6 @@ def check_same_step_uses_the_weights_of_a_model_in_one_order():
         for each in model.parts:
             each.build((None, 6))
         model.compile("sgd", "mse")
-    refuses(
+    assert_mismatch(
         lambda: model.predict(FEW[0], verbose=0), "variable 0 of the model.*on rank 0, and .*variable 2 of the model"
     )

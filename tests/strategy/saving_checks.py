@@ -1,4 +1,4 @@
-"""What ranks save: once, whole, and with the statistics of all. Run by test_strategy.py."""
+"""Ranks save once, completely, and with the statistics of all ranks. Run by test_strategy.py."""
 
 import contextlib
 import time
@@ -49,25 +49,25 @@ SAVES = {
 
 def files_of(folder):
     for _ in range(100):
-        with contextlib.suppress(FileNotFoundError):  # another rank removes its temporary folder meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another rank may be removing its temporary folder
             return {str(p.relative_to(folder)): p.stat() for p in sorted(folder.rglob("*")) if p.is_file()}
-    raise AssertionError(f"{folder} does not come to rest")
+    raise AssertionError(f"{folder} keeps changing")
 
 
 @long
-def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
+def check_saves_are_written_once_and_visible_on_all_ranks():
     model = trained()
     with shared_folder() as folder:
         for name, save in SAVES.items():
             if RANK == 0:
-                time.sleep(0.1)  # whoever comes first writes
+                time.sleep(0.1)  # the first rank to arrive writes
             save(model, folder / name)
             found = {k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()}
-            of_all = everyone(found)
+            on_all_ranks = everyone(found)
             later = {k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()}
-            keras_ddl.barrier()  # the next save is not to be among these files
-            assert of_all == [later] * SIZE, f"{name}: whole when the call returns, and not written again"
-        assert not any(path.name.startswith(".") for path in folder.iterdir()), "nothing is left beside them"
+            keras_ddl.barrier()  # no rank may start the next save before all have listed the files
+            assert on_all_ranks == [later] * SIZE, f"{name}: complete when the call returns, and written once"
+        assert not any(path.name.startswith(".") for path in folder.iterdir()), "no temporary files are left"
         assert {"sharded_00000.weights.h5", "new/exported/saved_model.pb", "folder/config.json"} <= set(later)
         expected = model.predict_on_batch(X[:4])
         for name in ("model.keras", "function.keras", "legacy.h5", "folder"):
@@ -82,7 +82,7 @@ def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
 
 
 @long
-def check_what_else_all_ranks_write_is_written_once_and_is_there_on_all():
+def check_other_files_are_written_once_and_visible_on_all_ranks():
     model = trained()
     module = tf.Module()
     module.value = tf.Variable(2.0)
@@ -112,7 +112,7 @@ def check_what_else_all_ranks_write_is_written_once_and_is_there_on_all():
             files = everyone({k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()})
             assert files == [files[0]] * SIZE and any(each.startswith(name) for each in files[0]), name
             keras_ddl.barrier(name="around/else")
-            for again in (True, False):  # of what it wrote itself, each rank's own is there
+            for again in (True, False):  # each rank can read back its own file
                 tf.io.write_file(str(folder / f"own_{RANK}"), f"{again}")
                 assert (folder / f"own_{RANK}").read_text() == f"{again}"
             keras_ddl.barrier(name="around/own_else")
@@ -136,7 +136,7 @@ def check_what_else_all_ranks_write_is_written_once_and_is_there_on_all():
 
 
 @long
-def check_one_rank_may_save_alone_and_each_to_its_own_path():
+def check_one_rank_may_save_alone_and_each_rank_to_its_own_path():
     model = trained()
     with shared_folder() as folder:
         for rank in range(SIZE):
@@ -150,7 +150,7 @@ def check_one_rank_may_save_alone_and_each_to_its_own_path():
         assert set(files_of(folder)) == {n for r in range(SIZE) for n in (f"of_{r}.keras", f"{r}.weights.h5")}
 
 
-def check_a_save_that_fails_leaves_the_earlier_file_and_is_an_error_on_all_ranks():
+def check_failed_save_keeps_the_earlier_file_and_raises_on_all_ranks():
     class Fails(keras.layers.Dense):
         fails = False
 
@@ -180,7 +180,7 @@ def with_statistics():
 
 
 @long
-def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
+def check_saves_within_an_epoch_hold_the_statistics_of_all_ranks():
     with shared_folder() as folder:
         path, seen = folder / "{batch}.weights.h5", []
 
@@ -189,13 +189,13 @@ def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
                 seen.append([w.copy() for w in self.model.get_weights()])
 
         saver = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
-        parts = [saver, Look()] if RANK == 0 else [Look()]  # as scripts in Horovod's manner give it
+        parts = [saver, Look()] if RANK == 0 else [Look()]  # Horovod-style scripts pass it on rank 0 only
         trained(with_statistics, batch_size=5, callbacks=parts)
         names = sorted(files_of(folder))
         assert names == ["2.weights.h5", "4.weights.h5"], names
         saved = with_statistics()
         saved.load_weights(folder / "2.weights.h5")
-        of_all = everyone(seen[1])
-        assert_close(saved.get_weights(), of_all[LAST], 0)
+        on_all_ranks = everyone(seen[1])
+        assert_close(saved.get_weights(), on_all_ranks[LAST], 0)
         for mine, theirs in zip(*everyone(seen[0])[:2]):
             np.testing.assert_array_equal(mine, theirs)

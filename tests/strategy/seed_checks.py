@@ -11,13 +11,13 @@ import keras  # isort: skip
 
 from harness.rank_program import long
 
-random.seed()  # another state on each rank
+random.seed()  # a different state on each rank
 STRATEGY = keras_ddl.Strategy()
 RANK, SIZE = STRATEGY.rank, STRATEGY.size
 
 
 class Rows(keras.Model):
-    """Remembers the rows that it is trained with: in eager steps all of a batch, in the order of the ranks."""
+    """Records the rows that it is trained with; an eager step sees the rows of all ranks, in the order of ranks."""
 
     def __init__(self):
         super().__init__()
@@ -58,11 +58,11 @@ def assert_epochs(by_rank, rows):
         order = [row for batch in by_rank[0][epoch] for row in batch]
         assert sorted(order) == list(range(rows)), order
         orders.append(order)
-    assert orders[0] != orders[1] != orders[2], "every epoch has an order of its own"
+    assert orders[0] != orders[1] != orders[2], "every epoch has its own order"
     assert orders[0] != sorted(orders[0])
 
 
-def check_arrays_are_shuffled_alike_and_anew_in_each_epoch():
+def check_arrays_are_shuffled_alike_and_differently_in_each_epoch():
     x = np.arange(23.0, dtype="float32")[:, None]
     assert_epochs(rows_of_epochs(x, y=x, batch_size=5), 23)
     by_rank = rows_of_epochs(x, y=x, batch_size=5, shuffle="batch")
@@ -71,7 +71,7 @@ def check_arrays_are_shuffled_alike_and_anew_in_each_epoch():
 
 
 @long
-def check_tf_data_is_shuffled_alike_and_anew_in_each_epoch():
+def check_tf_data_is_shuffled_alike_and_differently_in_each_epoch():
     x = np.arange(23.0, dtype="float32")[:, None]
     assert_epochs(rows_of_epochs(tf.data.Dataset.from_tensor_slices((x, x)).shuffle(23).batch(5)), 23)
 

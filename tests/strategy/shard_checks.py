@@ -50,7 +50,7 @@ def check_adam_in_shards_equals_one_process():
     assert all(sum(counts) == np.prod(each.shape) for counts, each in zip(zip(*held), slots))
 
 
-def check_gradients_accumulate_in_parts_beside_shards():
+def check_gradients_accumulate_beside_sharded_slots():
     make = lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3)  # noqa: E731
     model, one = fitted(SHARDED, optimizer=make), fitted(None, optimizer=make)
     assert_close(model.get_weights(), one.get_weights())
@@ -65,7 +65,7 @@ def check_other_optimizers_in_shards_equal_one_process():
     assert_equals_one_process(lambda: optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3))
 
 
-def check_function_holds_slots_in_shards():
+def check_function_shards_slots():
     model, one = (compiled(each, optimizer=lambda: optimizers.Adam(1e-2, clipnorm=0.2)) for each in (SHARDED, None))
     cut, plain = SHARDED.function(step_of(model)), tf.function(step_of(one))
     for begin in range(0, 40, 10):
@@ -76,13 +76,13 @@ def check_function_holds_slots_in_shards():
     assert_close(model.get_weights(), one.get_weights())
 
 
-def check_others_are_refused_by_name():
+def check_unsupported_optimizers_are_refused_by_name():
     for make in (optimizers.Adafactor, optimizers.Muon, type("Own", (optimizers.Adam,), {})):
         with pytest.raises(ConfigError, match=f"Received: {make.__name__}"):
             fitted(SHARDED, optimizer=lambda: make(1e-2))  # noqa: B023
 
 
-def check_a_slot_is_read_whole_or_not_at_all():
+def check_sharded_slots_are_read_only_in_whole_optimizer():
     model = fitted(SHARDED, optimizer=lambda: optimizers.Adam(1e-2), epochs=1)
     slot = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))
     for read in (
@@ -107,7 +107,7 @@ def check_a_slot_is_read_whole_or_not_at_all():
         SHARDED.whole_optimizer(None)
 
 
-def check_averages_in_shards_swap_with_weights():
+def check_sharded_averages_swap_with_weights():
     def swapped(strategy):
         swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
         return fitted(
@@ -130,7 +130,7 @@ def check_run_and_eager_steps_are_refused():
         SHARDED.run(tf.function(lambda: optimizer.apply([tf.ones((6, 3), "float64")], [weight]), autograph=False))
 
 
-def check_keras_saves_and_restores_slots_in_shards():
+def check_keras_saves_and_restores_sharded_slots():
     make = lambda: optimizers.Adam(1e-2)  # noqa: E731
     with shared_folder() as folder:
         saver = keras.callbacks.ModelCheckpoint(folder / "model.keras")
@@ -163,7 +163,7 @@ def check_momentum_follows_the_learning_rate():
     assert_close(model.get_weights(), one.get_weights())
 
 
-def check_going_back_to_what_was_good_takes_the_chunks():
+def check_restoring_the_last_good_state_restores_chunks():
     from keras_ddl.callbacks._last_good import InMemorySnapshots
 
     model = fitted(SHARDED, optimizer=lambda: optimizers.Adam(1e-2), epochs=1)

@@ -1,4 +1,4 @@
-"""What each rank has of its own (data) and what all share (weights, statistics, accumulated gradients).
+"""Data of each rank, and state that ranks share: weights, statistics, accumulated gradients.
 
 Run by test_strategy.py.
 """
@@ -25,8 +25,8 @@ set_precision("float64")
 
 
 @long
-def check_data_of_each_rank_with_unequal_lengths():
-    # Rank r has r + 2 batches of 3 rows; step k of all ranks together is one batch of one process.
+def check_per_rank_data_of_unequal_lengths():
+    # Rank r has r + 2 batches of 3 rows; one process trains on the k-th batches of all ranks as one batch.
     batches = {
         r: [(X[6 * r + 2 * k : 6 * r + 2 * k + 3], Y[6 * r + 2 * k : 6 * r + 2 * k + 3]) for k in range(r + 2)]
         for r in range(SIZE)
@@ -66,7 +66,7 @@ def slots(model):
 
 
 @case()
-def check_what_a_fit_leaves_in_the_middle_of_an_accumulation(scope):
+def check_fits_that_end_in_the_middle_of_an_accumulation(scope):
     model = accumulating(scope)
     logs = {}
     for number, rows in enumerate((20, 40, 10)):  # 2, 4 and 1 steps

@@ -1,4 +1,4 @@
-"""Training steps written by hand, also of two models and two optimizers. Run by test_strategy.py; see oracle.py."""
+"""Custom training steps, some with two models and two optimizers. Run by test_strategy.py; see oracle.py."""
 
 import contextlib
 
@@ -54,8 +54,8 @@ def check_train_step_by_hand(scope):
 
 @long
 @case()
-def check_habits_of_tf_distribute(scope):
-    """What a step of tf.distribute divides by is that of one process here."""
+def check_steps_ported_from_tf_distribute(scope):
+    """A step written for tf.distribute divides by the same numbers as in one process."""
 
     class Ported(ByHand):
         def loss_of(self, x, y, predicted):
@@ -70,7 +70,7 @@ def check_habits_of_tf_distribute(scope):
 
 @long
 @case()
-def check_gradients_of_each_row_clipped(scope):
+def check_per_row_gradients_are_clipped(scope):
     class Clipped(ByHand):
         def train_step(self, batch):
             x, y = batch
@@ -104,8 +104,8 @@ def check_inner_step_of_maml(scope):
 
 
 @long
-@case(tolerance=1e-12)  # the logits are ten times as large
-def check_rows_compared_with_those_of_all_ranks(scope):
+@case(tolerance=1e-12)  # the logits are scaled by ten
+def check_contrastive_loss_over_all_ranks(scope):
     class Contrastive(ByHand):
         def loss_of(self, x, y, predicted):
             own, others = ops.normalize(predicted, axis=1), ops.normalize(y, axis=1)
@@ -122,11 +122,11 @@ def scope_strategy():
     return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
 
-LATENT = Y  # what a generator starts from: given, as random numbers would differ between one process and ranks
+LATENT = Y  # the generator's input: fixed, because random numbers would differ from one process
 
 
 class Gan(keras.Model):
-    """The guide's GAN, but for what it draws at random; `train_step` of (real rows, latent rows). It has no `call`."""
+    """The guide's GAN without random draws; `train_step` takes (real rows, latent rows). It has no `call`."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +168,7 @@ def check_gan_of_two_optimizers_without_call(scope):
 
 
 class TwoRates(keras.Model):
-    """A body and a head with an optimizer each; the body's is the compiled one."""
+    """A body and a head with one optimizer each; compile() receives the body's."""
 
     def __init__(self):
         super().__init__()
@@ -192,8 +192,8 @@ class TwoRates(keras.Model):
 
 @long
 @case()
-def check_an_optimizer_has_slots_for_what_it_updates_only(scope):
-    # It would average the head's weights, too, and write the averages over them.
+def check_optimizer_has_slots_only_for_weights_it_updates(scope):
+    # Otherwise it would also average the head's weights and overwrite them with the averages.
     with scope:
         model = TwoRates()
         average = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}

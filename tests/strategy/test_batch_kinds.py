@@ -1,4 +1,4 @@
-"""Which trace serves a batch: what tf.function(reduce_retracing=True) decides, for global batches."""
+"""Batches are retraced as by tf.function(reduce_retracing=True) for global batches."""
 
 import random
 
@@ -10,7 +10,7 @@ from keras_ddl.strategy.step.batch_kinds import BatchKinds
 
 
 def traced_by_tensorflow(batches):
-    """Returns the shapes for which each batch is traced; None where an earlier trace serves it."""
+    """Returns the shapes that each batch is traced for, or None if an earlier trace serves it."""
     traced = []
 
     @tf.function(reduce_retracing=True, autograph=False)
@@ -24,7 +24,7 @@ def traced_by_tensorflow(batches):
 
 
 def traced_by_kinds(batches, rows_of_part):
-    """Returns the same, told by this rank's part of each batch and the rows of all."""
+    """Returns the same as seen from a rank with `rows_of_part` rows of each batch."""
     kinds, seen, traced = BatchKinds(), [], []
     for batch in batches:
         part = tf.nest.map_structure(lambda leaf: leaf if leaf is None else leaf[:rows_of_part], batch)
@@ -47,7 +47,7 @@ def batch_of(chosen):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_batch_kinds_are_the_traces_of_one_process(seed):
+def test_batch_kinds_match_the_traces_of_one_process(seed):
     chosen = random.Random(seed)
     batches = [batch_of(chosen) for _ in range(25)]
     expected = traced_by_tensorflow(batches)

@@ -28,7 +28,7 @@ def test_checksum_reads_scalars_empty_and_strided_arrays():
     assert checksum(matrix.T) == checksum(matrix.T.copy()) != checksum(matrix)
 
 
-def test_digests_of_checksums_differ_though_checksums_are_followed_by_their_own():
+def test_digests_differ_if_checksums_include_their_own_digest():
     def digest(sums: list[int]) -> int:
         return compared.digest_of_numbers([*sums, compared.digest_of_numbers(sums)])
 

@@ -1,4 +1,4 @@
-"""How a global batch is cut into the ranks' rows; one process suffices, because cutting is not collective."""
+"""Cutting a global batch into the ranks' rows; it is not collective, so one process suffices."""
 
 import time
 
@@ -41,7 +41,7 @@ def test_take_chunk_of_every_kind_of_tensor():
 def test_share_dataset_partitions_every_batch(drop_remainder):
     source = {"x": np.arange(22), "y": (np.arange(44).reshape(22, 2),)}
     dataset = tf.data.Dataset.from_tensor_slices(source).batch(5, drop_remainder=drop_remainder)
-    shares = [list(data.share_dataset(dataset, rank, 7)) for rank in range(7)]  # two have no rows
+    shares = [list(data.share_dataset(dataset, rank, 7)) for rank in range(7)]  # two ranks get no rows
     for batch, *parts in zip(dataset, *shares):
         np.testing.assert_array_equal(np.concatenate([p["x"] for p in parts]), batch["x"])
         np.testing.assert_array_equal(np.concatenate([p["y"][0] for p in parts]), batch["y"][0])
@@ -49,7 +49,7 @@ def test_share_dataset_partitions_every_batch(drop_remainder):
     assert spec["x"].shape.as_list() == ([1] if drop_remainder else [None])
 
 
-def test_share_dataset_keeps_structures_and_what_has_no_rows():
+def test_share_dataset_keeps_structures_and_values_without_rows():
     dataset = tf.data.Dataset.from_tensors((np.arange(6),))
     assert isinstance(data.share_dataset(dataset, 0, 2).element_spec, tuple)
     one, row_less = next(iter(data.share_dataset(tf.data.Dataset.from_tensors((np.arange(6), 3.0)), 1, 2)))
@@ -69,7 +69,7 @@ def test_share_dataset_cuts_once():
 
 @pytest.mark.parametrize("seeds", [(None,), (1, None), (None, 1)])
 def test_share_dataset_refuses_a_shuffle_without_a_seed(seeds):
-    tf.random.set_seed(None)  # other tests of this process may have set the global seed, which would do
+    tf.random.set_seed(None)  # other tests may have set a global seed, which is also accepted
     dataset = tf.data.Dataset.range(8)
     for seed in seeds:
         dataset = dataset.shuffle(8, seed=seed)
@@ -81,7 +81,7 @@ def test_share_dataset_is_deterministic():
     dataset = tf.data.Dataset.range(64).batch(4)
 
     def wait_in_the_first(batch):
-        time.sleep(0.5 if batch[0] == 0 else 0.0)  # the others would overtake it
+        time.sleep(0.5 if batch[0] == 0 else 0.0)  # later batches could overtake it
         return batch
 
     slow_first = dataset.map(
@@ -118,7 +118,7 @@ def test_digest_of_every_kind_of_component():
     assert order.digest([tf.zeros([4, 3])])[0] != alike[0]
     texts = tf.constant(["one", "two"])
     assert order.digest([texts])[0] != order.digest([texts[::-1]])[0]
-    no_texts = tf.fill([4, 0], "")  # say, of a padded batch of empty lists
+    no_texts = tf.fill([4, 0], "")  # for example a padded batch of empty lists
     first, second = [order.digest([each])[0] for each in (no_texts, tf.identity(no_texts))]
     assert first == second and first % 2 == 0
     ragged = [tf.ragged.constant([[1], [2, 3]]), tf.ragged.constant([[1, 2], [3]])]
@@ -131,7 +131,7 @@ def test_digest_of_every_kind_of_component():
     assert order.digest([large])[0] != order.digest([large[::-1]])[0]
 
 
-def test_notes_of_the_same_batch_are_compared_over_the_ranks(monkeypatch):
+def test_notes_of_a_batch_are_compared_between_ranks(monkeypatch):
     monkeypatch.setitem(order._components, 5, ["x", "y"])
     monkeypatch.setattr(order._notes(), "unlike", None)
     key = order.BatchKey(dataset=5, pass_=2, batch=0).packed()
@@ -148,8 +148,8 @@ def test_notes_of_the_same_batch_are_compared_over_the_ranks(monkeypatch):
     assert order._difference(late) == b"" and order._notes().unlike is None
     drawn = reports([first], [[key, 11, 9, 0, 0]], [first])
     assert order._difference(drawn) == b"" and order._notes().unlike == (0, "x")
-    of_constants = reports([first], [[key, 7, 10, 0, 0]], [[key, 8, 9, 0, 0]])  # 8: its rows are alike
-    assert order._difference(of_constants) == b""
+    constant_rows = reports([first], [[key, 7, 10, 0, 0]], [[key, 8, 9, 0, 0]])  # 8: all its rows are equal
+    assert order._difference(constant_rows) == b""
     other = reports([second, first], [second], [[key, 13, 15, 0, 0], [key + 1, 5, 6, 0, 0]])
     text = order._difference(other).decode()
     assert "batch 0 of pass 2 over dataset 5 differs on rank(s) [2] from that on rank 0 (in x, y)" in text

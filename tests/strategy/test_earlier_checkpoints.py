@@ -1,8 +1,8 @@
-"""Checkpoints that an earlier version has written are resumed, on other numbers of ranks.
+"""Checkpoints of an earlier version can be resumed on other numbers of ranks.
 
-earlier_checkpoints.tar.xz was written with commit 8ba281e0 (0.1.0): sharded_training.py FOLDER 1 KIND and
-mesh_training.py FOLDER 1 2 (mesh), 2+shards (mesh_shards), each with its latest checkpoint, within the epoch or at its
-end. Do not write it again: add another file.
+earlier_checkpoints.tar.xz was written by commit 8ba281e0 (0.1.0) with sharded_training.py FOLDER 1 KIND and
+mesh_training.py FOLDER 1 2 (mesh) or 2+shards (mesh_shards). It holds the latest checkpoint of each run, from within or
+from the end of the epoch. Do not overwrite it: add another file.
 """
 
 import tarfile
@@ -16,7 +16,7 @@ from harness.rank_tests import run_ranks
 from keras_ddl import checkpoint as ckpt
 
 HERE = Path(__file__).parent
-CASES = {  # written by ranks: 3, 2, 2, 2 x 2, 2 x 2
+CASES = {  # written by 3, 2, 2, 2 x 2, and 2 x 2 ranks
     "sharded": ("sharded_training.py", [(2, "sharded"), (1, "whole")]),
     "weights": ("sharded_training.py", [(3, "weights")]),
     "whole": ("sharded_training.py", [(3, "sharded")]),
@@ -26,7 +26,7 @@ CASES = {  # written by ranks: 3, 2, 2, 2 x 2, 2 x 2
 
 
 def trained(folder, program, ranks, kind):
-    """Returns weights and optimizer state after two epochs in a folder, which may hold a checkpoint of the first."""
+    """Resumes or starts a training in `folder`; returns weights and optimizer state after two epochs."""
     environment = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2", "PYTHONPATH": python_path(HERE.parent)}
     run_ranks(HERE / program, ranks, args=[folder, 2, kind], env=environment).check()
     (path,) = folder.glob("*.npz")
@@ -36,7 +36,7 @@ def trained(folder, program, ranks, kind):
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    """Returns what one process has after two epochs of a program."""
+    """Returns a function that trains a program in one process, once per program."""
     found = {}
 
     def trained_alone(program, kind):
@@ -50,7 +50,7 @@ def one_process(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parallel
 @pytest.mark.parametrize("written_as", CASES)
-def test_a_checkpoint_of_an_earlier_version_is_resumed(written_as, one_process, tmp_path):
+def test_checkpoint_of_an_earlier_version_resumes(written_as, one_process, tmp_path):
     program, resumes = CASES[written_as]
     expected = one_process(program, "1" if program.startswith("mesh") else "whole")
     for ranks, kind in resumes:

@@ -1,4 +1,4 @@
-"""Values that all ranks have already are not sent."""
+"""Values that are equal on all ranks are not sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.agreement import equal_values
 
 
-def test_are_equal_depends_on_dtypes_shapes_and_each_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_are_equal_compares_dtypes_shapes_and_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equal_values, "is_equal", lambda content, name: content)
     large = tf.range(100_000.0)
     values = [
@@ -19,7 +19,7 @@ def test_are_equal_depends_on_dtypes_shapes_and_each_bit(monkeypatch: pytest.Mon
         [large, large],
         [tf.zeros([2])],
         [-tf.zeros([2])],
-        [tf.zeros([2], tf.int32)],  # the same bits
+        [tf.zeros([2], tf.int32)],  # the same bits as zeros of float32
         [tf.zeros([0, 2])],
         [tf.constant(True)],
         [tf.ones([], tf.bfloat16)],

@@ -1,7 +1,7 @@
-"""All ranks have finished a step before callbacks are called that may write or change something (callbacks.py).
+"""All ranks finish a step before callbacks that may write or change state run (callbacks.py).
 
-A rank that is behind gets what the step has written from another one. It must not get what callbacks have made of it,
-which its own callbacks will do again.
+A rank that is behind receives the step's results from another rank. They must not include changes by callbacks, because
+its own callbacks will make these changes again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOMENTS = {
 
 
 class Spy(keras.callbacks.Callback):
-    """Notes which of its methods are called."""
+    """Records which of its methods are events_of."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class Spy(keras.callbacks.Callback):
             setattr(self, name, lambda *_, name=name, **__: events.append(name))
 
 
-def called(moment: str, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool) -> list[str]:
-    """Calls `moment` of a list whose callbacks may ask to stop at any batch. Returns what has happened."""
+def events_of(moment: str, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool) -> list[str]:
+    """Calls `moment` of a list with callbacks that may stop training at any batch; returns the events."""
     events: list[str] = []
     strategy = SimpleNamespace(rank=0, job=SimpleNamespace(goes_on=goes_on), resilience=resilience.Resilience())
     monkeypatch.setattr(patched, "strategy_of_ranks", lambda _: strategy)
@@ -46,7 +46,7 @@ def called(moment: str, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool) -> li
     monkeypatch.setattr(agreement, "any_rank", lambda *_: events.append("agree") or False)
     monkeypatch.setattr(agreement, "name_of", lambda _, name: name)
     monkeypatch.setattr(patched.accumulation, "combine", lambda _: None)
-    monkeypatch.setattr(patched.CallbackList, "_begin_loop", lambda *_: None)  # the ranks compare their weights
+    monkeypatch.setattr(patched.CallbackList, "_begin_loop", lambda *_: None)  # it would compare weights between ranks
     monkeypatch.setattr(patched.CallbackList, "_model", SimpleNamespace(), raising=False)
     callbacks: Any = patched.CallbackList([Spy(events)])
     callbacks._ask_to_stop = frozenset({"train", "test", "predict"})
@@ -60,9 +60,7 @@ def called(moment: str, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool) -> li
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_all_ranks_have_finished_a_step_before_callbacks_may_write(
-    moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the job ends with a lost rank."""
-    assert called(moment, monkeypatch, goes_on=True)[:2] == ["barrier", moment]
-    assert called(moment, monkeypatch, goes_on=False)[0] == moment
+def test_all_ranks_finish_a_step_before_callbacks_may_write(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a lost rank ends the job, no barrier is needed."""
+    assert events_of(moment, monkeypatch, goes_on=True)[:2] == ["barrier", moment]
+    assert events_of(moment, monkeypatch, goes_on=False)[0] == moment

@@ -1,4 +1,4 @@
-"""The line that a machine's first job ends with."""
+"""The line printed at the end of the first job on a machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from keras_ddl.strategy.keras_patches import first_job
 
 
-def test_line_is_printed_once_with_where_the_time_went(
+def test_line_is_printed_once_and_tells_where_time_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -22,7 +22,7 @@ def test_line_is_printed_once_with_where_the_time_went(
     assert capsys.readouterr().out == ""
 
 
-def test_nothing_is_printed_where_nothing_can_be_remembered(
+def test_nothing_is_printed_without_a_usable_cache(
     foreign_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(foreign_directory))
@@ -30,7 +30,7 @@ def test_nothing_is_printed_where_nothing_can_be_remembered(
     assert capsys.readouterr().out == ""
 
 
-def test_age_of_the_process_is_that_of_the_clock() -> None:
+def test_age_of_the_process_matches_the_clock() -> None:
     before, began = first_job.seconds_since_start(), time.monotonic()
     time.sleep(0.1)
     passed = time.monotonic() - began

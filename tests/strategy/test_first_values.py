@@ -1,4 +1,4 @@
-"""A rank's share of what an initializer draws has the bits that one process would have; no ranks."""
+"""Each rank draws its share of an initial value bit for bit as one process would; needs no ranks."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from keras_ddl.strategy.first_values import FirstValue, recipe_of
 of = keras.initializers
 INITIALIZERS = {
     "glorot_uniform": lambda: of.GlorotUniform(3),
-    "glorot_normal": lambda: of.GlorotNormal(),  # of a seed from Python's generator
+    "glorot_normal": lambda: of.GlorotNormal(),  # takes its seed from Python's generator
     "he_normal": lambda: of.HeNormal(keras.random.SeedGenerator(4)),
     "he_uniform": lambda: of.HeUniform(5),
     "lecun_normal": lambda: of.LecunNormal(6),
@@ -30,7 +30,7 @@ SHAPES = [(12, 8), (4, 6, 10), (36,), (3, 3, 4, 20), (2, 2), (130, 2)]
 
 
 def made(name, shape, dtype):
-    """Returns all of a first value as one process makes it, and what makes shares of it."""
+    """Returns an initial value drawn by one process, and the object that makes shares of it."""
     keras.utils.set_random_seed(1)
     one = np.asarray(INITIALIZERS[name]()(shape, dtype=dtype))
     keras.utils.set_random_seed(1)
@@ -44,8 +44,8 @@ FURTHER = [(each, "float32") for each in INITIALIZERS] + [("normal", "float64"),
 @pytest.mark.parametrize(
     ("name", "dtype"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in FURTHER if each not in QUICK)]
 )
-def test_shares_of_a_first_value_are_bits_of_one_process(name, dtype, monkeypatch):
-    monkeypatch.setattr(first_values, "_BLOCK", 64)  # several blocks, which begin within groups of numbers
+def test_shares_of_a_first_value_equal_one_process(name, dtype, monkeypatch):
+    monkeypatch.setattr(first_values, "_BLOCK", 64)  # several blocks, which start inside groups of numbers
     for shape in SHAPES:
         one, value = made(name, shape, dtype)
         slices = [Slices(shape, ranks, axis) for axis, n in enumerate(shape) for ranks in (2, 3, 4) if n % ranks == 0]
@@ -56,12 +56,12 @@ def test_shares_of_a_first_value_are_bits_of_one_process(name, dtype, monkeypatc
                 np.testing.assert_array_equal(value.share(each.runs(rank), expected.shape).numpy(), expected)
 
 
-def test_a_share_takes_memory_of_a_share(monkeypatch):
+def test_drawing_a_share_takes_memory_for_a_share(monkeypatch):
     drawn = []
     draw = FirstValue._draw
     monkeypatch.setattr(FirstValue, "_draw", lambda self, op, first, n: drawn.append(n) or draw(self, op, first, n))
     monkeypatch.setattr(first_values, "_BLOCK", 1000)
-    for axis, most in ((0, 20 * 50), (1, 1000)):  # a rank's rows, drawn alone; rows of all, some at a time
+    for axis, most in ((0, 20 * 50), (1, 1000)):  # draws only the rank's rows; draws all rows block by block
         slices = Slices((100, 50), 5, axis)
         FirstValue(recipe_of(of.GlorotUniform(3)), (100, 50), "float32").share(slices.runs(2), slices.shape_of_slice)
         assert max(drawn) <= most and sum(drawn) == (1000 if axis == 0 else 5000)
@@ -79,7 +79,7 @@ def test_a_variable_is_given_a_share_in_its_memory(name, monkeypatch):
         np.testing.assert_array_equal(variable.numpy(), layout.cut(one, rank))
 
 
-def test_a_recipe_advances_what_one_process_would_have_advanced():
+def test_recipe_advances_generators_as_one_process_would():
     generator = keras.random.SeedGenerator(4)
     recipe_of(of.RandomNormal(seed=generator))
     assert generator.state.numpy().tolist() == [4, 1]
@@ -101,7 +101,7 @@ def test_other_initializers_have_no_recipe(initializer):
 
 
 @pytest.mark.parametrize("initializer", [of.Zeros(), of.GlorotUniform(1)])
-def test_a_rank_may_have_nothing_of_a_value(initializer):
+def test_share_of_a_rank_may_be_empty(initializer):
     layout = Layout((2,), 3)
     value = FirstValue(recipe_of(initializer), (2,), "float32")
     assert [value.share(layout.runs(rank), [layout.chunk(rank)[1]]).shape for rank in range(3)] == [1, 1, 0]

@@ -1,4 +1,4 @@
-"""Reading a keras.distribution.LayoutMap, and what of it is refused; no ranks."""
+"""Reading a keras.distribution.LayoutMap and rejecting invalid ones; needs no ranks."""
 
 import math
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from keras_ddl.strategy.shards.layout_choice import written
 
 
 def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):
-    """Returns a LayoutMap; `layouts`: by pattern."""
+    """Returns a LayoutMap with the given layouts, keyed by pattern."""
     devices = [f"rank:{each}" for each in range(math.prod(shape))]
     result = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, names, devices=devices))
     for pattern, axes in layouts.items():
@@ -25,7 +25,7 @@ def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):
     return result
 
 
-def test_a_layout_names_the_axis_that_is_cut_as_keras_looks_it_up():
+def test_layout_finds_the_cut_axis_as_keras_would():
     kernels = layout_map(**{"dense/kernel": (None, "model"), ".*other/bias": ("model",)})
     layout = VariableLayout(kernels, 4, 0)
     assert layout.axis_of("dense/kernel", (3, 4)) == 1
@@ -41,12 +41,12 @@ def test_a_layout_names_the_axis_that_is_cut_as_keras_looks_it_up():
         ({".*": ("model", None)}, "with extent 3"),
     ],
 )
-def test_a_layout_that_does_not_fit_a_variable_is_refused(layouts, message):
+def test_layout_that_does_not_fit_a_variable_is_refused(layouts, message):
     with pytest.raises(ConfigError, match=message):
         VariableLayout(layout_map(**layouts), 4, 0).axis_of("dense/kernel", (3, 4))
 
 
-def test_the_batch_axis_and_a_model_axis_of_one_rank_cut_nothing():
+def test_batch_axis_and_model_axis_of_one_rank_cut_nothing():
     layout = VariableLayout(layout_map(**{".*kernel": ("model", "batch"), ".*bias": ("batch",)}), 4, 0)
     assert layout.axis_of("kernel", (4, 3)) == 0 and layout.axis_of("bias", (4,)) is None
     assert layout.along_batch() == [".*kernel", ".*bias"]
@@ -68,12 +68,12 @@ def with_devices(*devices):
         (with_devices("rank:0", "rank:1", "rank:3", "rank:2"), 4, r"in their order, rank:0.*Received: devices="),
     ],
 )
-def test_a_mesh_of_other_devices_than_the_ranks_is_refused(mesh, size, message):
+def test_mesh_whose_devices_are_not_the_ranks_is_refused(mesh, size, message):
     with pytest.raises(ConfigError, match=message):
         VariableLayout(mesh, size, 0)
 
 
-def test_axes_that_the_mesh_does_not_have_are_refused():
+def test_unknown_mesh_axes_are_refused():
     mapped = layout_map()
     elsewhere = keras.distribution.DeviceMesh((1,), ("columns",), devices=["rank:0"])
     mapped[".*kernel"] = keras.distribution.TensorLayout((None, "columns"), elsewhere)
@@ -81,14 +81,14 @@ def test_axes_that_the_mesh_does_not_have_are_refused():
         VariableLayout(mapped, 4, 0)
 
 
-def test_a_mesh_whose_axes_are_exchanged_is_refused():
+def test_mesh_with_swapped_axes_is_refused():
     exchanged = layout_map((2, 2), ("model", "batch"), **{".*kernel": (None, "model")})
     with pytest.raises(ConfigError, match="swap the axes of the mesh"):
         VariableLayout(exchanged, 4, 0)
     VariableLayout(layout_map((4, 1), **{".*kernel": (None, "batch")}), 4, 0)  # nothing to cut
 
 
-def test_keys_without_effect_are_told(recwarn):
+def test_unused_layout_keys_are_reported(recwarn):
     layout = VariableLayout(layout_map(**{".*kernel": (None, "model"), "nothing": ("model",)}), 4, 0)
     layout.axis_of("sequential/dense/bias", (4,))
     with pytest.raises(ConfigError, match=r"match no path of sequential/dense/bias .*begin the keys with '\.\*'"):
@@ -101,7 +101,7 @@ def test_keys_without_effect_are_told(recwarn):
     ]
 
 
-def test_a_mesh_that_is_not_of_the_ranks_is_refused():
+def test_mesh_of_the_wrong_size_is_refused():
     with pytest.raises(ConfigError, match="product of the extents"):
         keras_ddl.device_mesh((2, 2))
     with pytest.raises(ConfigError, match="with 1 ranks"):
@@ -111,7 +111,7 @@ def test_a_mesh_that_is_not_of_the_ranks_is_refused():
 
 
 @pytest.mark.parametrize("other", [{"compression": "float16"}, {"batch_statistics": "rank"}])
-def test_settings_that_do_not_go_together_with_a_layout_are_refused(other):
+def test_settings_incompatible_with_a_layout_are_refused(other):
     layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 1)))
     with pytest.raises(ConfigError, match=f"with a LayoutMap, {next(iter(other))} must be"):
         keras_ddl.Strategy(layout=layout, **other)
@@ -135,7 +135,7 @@ def test_data_layout_names_both_axes_of_the_mesh():
         layout.axes_of_arguments(values[1:2], rows, 2, "step")
 
 
-def test_number_of_model_ranks_is_refused_where_it_cannot_be():
+def test_invalid_number_of_model_ranks_is_refused():
     for other in ({"compression": "float16"}, {"sharding": "optimizer"}):
         with pytest.raises(ConfigError, match="with a number of model ranks, .* must be None"):
             keras_ddl.Strategy(layout=2, **other)
@@ -148,15 +148,15 @@ def test_number_of_model_ranks_is_refused_where_it_cannot_be():
     assert layout_of(2, None, SimpleNamespace(size=1, rank=0)) is None  # one rank trains alone
 
 
-def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():
-    of_block = {
+def test_chosen_layout_is_written_as_few_equivalent_keys():
+    block_axes = {
         "attention/query/kernel": (None, "model", None),
         "attention/key/kernel": (None, "model", None),
         "attention/output/kernel": ("model", None, None),
         "up/kernel": (None, "model"),
         "norm/gamma": None,
     }
-    axes = {f"block_{n}/{path}": each for n in range(12) for path, each in of_block.items()}
+    axes = {f"block_{n}/{path}": each for n in range(12) for path, each in block_axes.items()}
     axes |= {
         "dense/kernel": (None, "model"),
         "dense_1/kernel": ("model", None),
@@ -185,7 +185,7 @@ def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():
     ],
 )
 def test_errors_name_positions_on_the_mesh(communicator, fields, lost, said, monkeypatch):
-    """To rank 3 of 2 x 2, whose axes number their ranks by themselves."""
+    """Rank 3 of a 2 x 2 mesh reports the error; each axis numbers its own ranks."""
     layout = VariableLayout(layout_map(**{".*": (None, "model")}), 4, 3)
     monkeypatch.setattr(errors, "_position_of", None)
     monkeypatch.setattr(errors, "_ranks_of", {11: (2, 3), 12: (1, 3)})
@@ -195,7 +195,7 @@ def test_errors_name_positions_on_the_mesh(communicator, fields, lost, said, mon
     assert errors.name_of_rank(2) == "rank 2 (batch 1, model 0)"
 
 
-def test_a_smaller_mesh_leaves_whole_what_it_does_not_divide(recwarn):
+def test_smaller_mesh_replicates_axes_it_does_not_divide(recwarn):
     layout = VariableLayout(layout_map(**{".*": (None, "model")}), 4, 0).resized(1, 3, 0)
     assert layout.axis_of("dense/kernel", (2, 6)) == 1
     assert layout.axis_of("dense/kernel", (2, 4)) is None

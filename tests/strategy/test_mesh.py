@@ -18,14 +18,14 @@ test_further = pytest.mark.long(rank_tests(FURTHER, [4]))
 
 
 def train(folder, data_ranks, model_ranks, epochs, *kill):
-    """Runs a training in a folder. `kill`: which rank dies, and when."""
+    """Runs a training in `folder`. `kill`: the rank to kill, and when."""
     program, ranks = HERE / "mesh_training.py", data_ranks * model_ranks
     environment = {"PYTHONPATH": python_path(HERE.parent)}
     return run_ranks(program, ranks, args=[folder, epochs, model_ranks, *kill], env=environment)
 
 
 def trained(folder, data_ranks, model_ranks, epochs):
-    """Returns weights and optimizer state at the end of a training in a folder."""
+    """Trains in `folder` and returns weights and optimizer state."""
     train(folder, data_ranks, model_ranks, epochs).check()
     with np.load(folder / f"{data_ranks * model_ranks}_{epochs}.npz") as arrays:
         return [arrays[name] for name in arrays.files]
@@ -52,7 +52,7 @@ def test_checkpoints_of_a_mesh_resume_on_others(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_a_training_whose_ranks_are_killed_as_they_write_goes_on_from_the_last_complete_checkpoint(tmp_path):
+def test_training_killed_while_writing_resumes_from_the_last_complete_checkpoint(tmp_path):
     (tmp_path / "one").mkdir()
     expected = trained(tmp_path / "one", 1, 1, 4)
     for (data_ranks, model_ranks), rank, moment, step in (

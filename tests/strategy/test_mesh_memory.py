@@ -1,4 +1,4 @@
-"""What a rank of a mesh takes of memory: a model of 1.6 GB of weights and slots on four model ranks."""
+"""Memory per mesh rank for a model with 1.6 GB of weights and slots on four model ranks."""
 
 import json
 import subprocess
@@ -27,12 +27,12 @@ def on_ranks(*arguments):
     return measured_in(done.ranks[0].stdout)
 
 
-def test_a_rank_needs_its_share_under_a_limit_that_one_process_exceeds():
+def test_rank_fits_a_memory_limit_that_one_process_exceeds():
     command = [sys.executable, str(PROGRAM), str(WIDTH), str(BLOCKS), "--alone", "--limit", str(LIMIT)]
     alone = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert alone.returncode != 0 and measured_in(alone.stdout) is None, alone.stdout
     mine, narrow = on_ranks(WIDTH, BLOCKS, "--limit", LIMIT), on_ranks(32, BLOCKS)
     assert mine["share"] * 4 > 1500
     assert mine["tensors"] < 1.15 * mine["share"], mine
-    # Resident, above a network of as many operations: TensorFlow's allocator returns no memory that it had once.
+    # Compare with a narrow network of as many layers, because TensorFlow's allocator never returns memory.
     assert mine["peak"] - narrow["peak"] < 1.25 * mine["share"], (mine, narrow)

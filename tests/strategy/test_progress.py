@@ -1,4 +1,4 @@
-"""What is saved of a run within an epoch (progress.py)."""
+"""The training progress saved within an epoch (progress.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras_ddl.strategy.progress import capture
 
 
-def test_logs_may_hold_the_dict_of_compiled_metrics() -> None:
-    """As those of a train_step of the program's own that asks each of the model's metrics for its result."""
+def test_logs_may_contain_a_dict_of_compiled_metrics() -> None:
+    """A custom train_step may return such logs, if it asks each metric for its result."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
     logs = {"loss": tf.constant(1.0), "compile_metrics": {"mae": np.float32(2.0)}, "of_each_class": np.ones(3)}

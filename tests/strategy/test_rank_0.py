@@ -1,4 +1,4 @@
-"""Rank 0, which writes, is killed: the next rank writes, and what is left is what one process leaves."""
+"""Rank 0 is killed, the next rank continues its writing, and the results equal those of one process."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from keras_ddl import parts
 from launch.launching import Ended, run, write_program
 
 WITHOUT_BASE = parts.is_missing("export")
-SECOND = 2 if WITHOUT_BASE else 3  # checkpoint: among the directories that become complete; the first is the base graph
+SECOND = (
+    2 if WITHOUT_BASE else 3
+)  # number of the second checkpoint among published directories; the base graph comes first
 PROGRAM = str(Path(__file__).with_name("writing_training.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
 @pytest.fixture(scope="session")
-def of_one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_process_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "written"
     subprocess.run([sys.executable, PROGRAM, str(folder)], capture_output=True, check=True)
     return folder
 
 
 def points(folder: Path) -> dict[tuple[str, str, int], Any]:
-    """The scalars by writer, tag and step; without those that tell the job's speed."""
+    """Returns the scalars by writer, tag and step, without those that measure the job's speed."""
     actual = {}
     for path in sorted(folder.rglob("events*")):
         writer = str(path.parent.relative_to(folder))
@@ -48,7 +50,7 @@ def points(folder: Path) -> dict[tuple[str, str, int], Any]:
 
 @cache
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """What a file or a checkpoint of Keras's or ours keeps, by name."""
+    """Returns the arrays of a Keras file or of a checkpoint, by name."""
     if path.is_dir():
         bundles = (tf.train.load_checkpoint(str(path / part)) for part in ("weights", "optimizer"))
         return {name: each.get_tensor(name) for each in bundles for name in each.get_variable_to_shape_map()}
@@ -73,7 +75,7 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def check_equal(left: Path, one: Path, absent: tuple[int, ...] = ()) -> None:
-    """absent: steps of which there may be no checkpoint."""
+    """`absent`: steps that may lack a checkpoint."""
     seen, expected = (json.loads((each / "result.json").read_text()) for each in (left, one))
     assert seen["history"].keys() == expected["history"].keys()
     for name, values in expected["history"].items():
@@ -113,7 +115,7 @@ def train(tmp_path: Path, *plan: str, ranks: int = 3) -> Ended:
 
 
 def check(tmp_path: Path, one: Path, *plan: str, absent: tuple[int, ...] = (), twice: tuple[int, ...] = ()) -> Ended:
-    """twice: epochs whose first line may be shown twice."""
+    """`twice`: epochs whose first line may be shown twice."""
     ended = train(tmp_path, *plan)
     check_equal(tmp_path / "written", one, absent)
     for epoch in (1, 2, 3):
@@ -122,8 +124,8 @@ def check(tmp_path: Path, one: Path, *plan: str, absent: tuple[int, ...] = (), t
     return ended
 
 
-def test_rank_0_is_killed_in_the_middle_of_a_step(tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, "step:7:0")
+def test_rank_0_is_killed_in_the_middle_of_a_step(tmp_path: Path, one_process_run: Path) -> None:
+    check(tmp_path, one_process_run, "step:7:0")
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
@@ -132,26 +134,26 @@ def test_rank_0_is_killed_in_the_middle_of_a_step(tmp_path: Path, of_one_process
     ["train_begin:0", "train_batch_begin:0", "train_batch_end:8", "test_begin:10", "test_batch_begin:5", "test_end:10"]
     + ["epoch_end:1", "epoch_begin:2", "epoch_end:2", "train_end:15"],
 )
-def test_rank_0_is_killed_in_a_hook(place: str, hook: str, tmp_path: Path, of_one_process: Path) -> None:
-    # Right after the end of that epoch its checkpoint is still being written, in the background.
-    twice = (3,) if f"{place}-{hook}" == "last-epoch_begin:2" else ()  # the bar has begun
+def test_rank_0_is_killed_in_a_hook(place: str, hook: str, tmp_path: Path, one_process_run: Path) -> None:
+    # The checkpoint of the epoch that has just ended may still be on its way to disk.
+    twice = (3,) if f"{place}-{hook}" == "last-epoch_begin:2" else ()  # the bar has started
     is_written = f"{place}-{hook}" not in ("last-epoch_end:1", "first-epoch_begin:2", "last-epoch_begin:2")
-    check(tmp_path, of_one_process, f"{place}-{hook}:0", absent=() if is_written else (10,), twice=twice)
+    check(tmp_path, one_process_run, f"{place}-{hook}:0", absent=() if is_written else (10,), twice=twice)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", range(1, 40, 3))
-def test_a_rank_is_killed_while_fit_begins(number: int, rank: int, tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, f"collective:{number}:{rank}")
+def test_a_rank_is_killed_while_fit_starts(number: int, rank: int, tmp_path: Path, one_process_run: Path) -> None:
+    check(tmp_path, one_process_run, f"collective:{number}:{rank}")
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "renamed"])
-def test_rank_0_is_killed_while_a_checkpoint_is_written(where: str, tmp_path: Path, of_one_process: Path) -> None:
-    """The checkpoint of step 10 is there or not."""
-    check(tmp_path, of_one_process, f"{where}:{SECOND}:0", absent=(10,) if where == "checkpoint" else ())
+def test_rank_0_is_killed_while_a_checkpoint_is_written(where: str, tmp_path: Path, one_process_run: Path) -> None:
+    """The checkpoint of step 10 may be missing."""
+    check(tmp_path, one_process_run, f"{where}:{SECOND}:0", absent=(10,) if where == "checkpoint" else ())
 
 
-def test_a_run_resumes_from_what_the_next_rank_has_written(tmp_path: Path, of_one_process: Path) -> None:
+def test_run_resumes_from_checkpoints_of_the_next_rank(tmp_path: Path, one_process_run: Path) -> None:
     plan = [f"checkpoint:{SECOND}:0", "step:13:1", "step:13:2"]
     ended = run(["run", "-np", "1:3", "python", PROGRAM, "written", *plan], tmp_path)
     assert ended.status == 137, ended
@@ -159,10 +161,12 @@ def test_a_run_resumes_from_what_the_next_rank_has_written(tmp_path: Path, of_on
     assert saved in ([5], [5, 10]), ended
     ended = train(tmp_path, ranks=2)
     assert "Checkpoint: resuming from step" in ended.out, ended
-    seen, expected = (json.loads((each / "result.json").read_text()) for each in (tmp_path / "written", of_one_process))
+    seen, expected = (
+        json.loads((each / "result.json").read_text()) for each in (tmp_path / "written", one_process_run)
+    )
     for mine, theirs in zip(seen["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
-    check_checkpoints(tmp_path / "written" / "ckpt", of_one_process / "ckpt", absent=(10,))
+    check_checkpoints(tmp_path / "written" / "ckpt", one_process_run / "ckpt", absent=(10,))
 
 
 PREDICTING = """
@@ -189,7 +193,7 @@ if strategy.rank == 0:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_predictions_that_rank_0_alone_has_are_lost_with_it(lost: int, tmp_path: Path) -> None:
+def test_predictions_gathered_on_rank_0_are_lost_with_it(lost: int, tmp_path: Path) -> None:
     program = write_program(tmp_path, PREDICTING.replace("LOST", str(lost)))
     ended = run(["run", "-np", "1:3", "python", program], tmp_path)
     assert (ended.status, ended.out.count("right")) == ((137, 0) if lost == 0 else (0, 1)), ended

@@ -1,4 +1,4 @@
-"""Which components of a batch have rows of their own, as far as specs, pipelines and a first batch tell."""
+"""Which components of a batch have their own number of rows, judged by specs, pipelines and a first batch."""
 
 import numpy as np
 import pytest
@@ -10,18 +10,22 @@ from keras_ddl.data.rows import BatchRows, chunked_rows, component_rows, unlike_
 X = np.arange(24.0).reshape(12, 2)
 
 
-def test_unlike_rows_are_those_that_fewer_components_have():
+def test_unlike_rows_belong_to_the_minority_of_components():
     assert unlike_rows([[100, 8, 8, None]] * 2) == ([200, 16, 16, None], (frozenset((0,)),))
-    assert unlike_rows([[40, 5]] * 2)[1] == unlike_rows([[5, 40]] * 2)[1] == (frozenset((1,)),), "the first counts"
+    assert unlike_rows([[40, 5]] * 2)[1] == unlike_rows([[5, 40]] * 2)[1] == (frozenset((1,)),), (
+        "the first component is the reference"
+    )
     images_and_labels = ("unlabelled", ("labelled", "labels"))
-    assert unlike_rows([[80, 10, 10]], images_and_labels)[1] == (frozenset((1, 2)),), "of two elements the first"
+    assert unlike_rows([[80, 10, 10]], images_and_labels)[1] == (frozenset((1, 2)),), (
+        "on a tie, the first element is the reference"
+    )
     assert unlike_rows([[8, 100, 8]], ({"x": "", "weights": ""}, "y"))[1] == (frozenset((1,)),)
     assert unlike_rows([[2, 3, 1], [1, 3, 1]]) == ([3, 6, 2], (frozenset((1,)), frozenset((2,))))
-    assert unlike_rows([[2, 1], [1, 2]])[1] == (frozenset((1,)),), "as many, but on other ranks"
+    assert unlike_rows([[2, 1], [1, 2]])[1] == (frozenset((1,)),), "equal totals, but different rows per rank"
     assert unlike_rows([[4, 4]] * 3)[1] == unlike_rows([[None]])[1] == unlike_rows([[]])[1] == ()
 
 
-def test_chunked_rows_of_what_the_spec_says():
+def test_chunked_rows_follow_the_spec():
     spec = (tf.TensorSpec([10, 3]), tf.TensorSpec([80]), {"a": tf.TensorSpec([]), "b": tf.TensorSpec([10])})
     rows = chunked_rows(spec, may_differ=True)
     assert (rows.total, rows.others, rows.may_differ) == (10, (frozenset((1,)),), False)
@@ -72,11 +76,11 @@ def test_is_batched_at_once(dataset, at_once):
         (tf.data.Dataset.zip((batched(4), batched(2))).map(lambda a, b: (a[0], b[0])), True),
     ],
 )
-def test_components_may_differ_where_they_are_zipped_or_nested(dataset, may_differ):
+def test_components_may_differ_if_zipped_or_nested(dataset, may_differ):
     assert datasets.components_may_differ(dataset) == may_differ
 
 
-def test_continued_goes_on_after_what_was_read():
+def test_continued_yields_the_read_element_first():
     def read(dataset):
         iterator = iter(dataset)
         return datasets.continued(next(iterator), iterator)
@@ -94,7 +98,7 @@ def test_continued_goes_on_after_what_was_read():
     assert found == expected == [[5, 5, 3, 3], [5, 5, 3, 3], [2, 2, 3, 3]]
     with pytest.raises(tf.errors.OutOfRangeError):
         in_a_function(again)
-    original = iter(batched(3))  # is where it is to be after a first execution of two steps
+    original = iter(batched(3))  # its position after a first execution of two steps
     again = datasets.continued(next(original), original)
     found = [next(again)[0], next(again)[0], *(x for x, _ in original)]
     np.testing.assert_array_equal(np.concatenate(found), X)

@@ -1,4 +1,4 @@
-"""The record of what ranks have saved: it is gone when they are, however they have ended."""
+"""The record of saved files disappears when the ranks end, even if they are killed."""
 
 import contextlib
 import multiprocessing
@@ -24,7 +24,7 @@ def save_and_wait(job: str, folder: str, saved: "multiprocessing.synchronize.Eve
 
 @pytest.fixture
 def records_of_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A process with records in the directory for temporary files, which is `tmp_path`."""
+    """A process that keeps records in the temporary directory, `tmp_path`."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("KERAS_DDL_RUN_DIR", raising=False)
     context = multiprocessing.get_context("fork")
@@ -41,7 +41,7 @@ def records_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("keras_ddl-saves-*")]
 
 
-def test_records_of_a_job_that_lives_stay_and_those_of_a_killed_one_go(records_of_another_job, tmp_path: Path) -> None:
+def test_records_of_a_killed_job_are_removed_and_others_stay(records_of_another_job, tmp_path: Path) -> None:
     SaveRecords("mine", 0)
     assert records_in(tmp_path) == ["keras_ddl-saves-other"]
     records_of_another_job.kill()
@@ -51,13 +51,13 @@ def test_records_of_a_job_that_lives_stay_and_those_of_a_killed_one_go(records_o
     assert records_in(tmp_path) == []
 
 
-def test_records_leave_alone_what_strangers_have_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("KERAS_DDL_RUN_DIR", raising=False)
     os.mkfifo(tmp_path / "keras_ddl-saves-fifo")
     (tmp_path / "keras_ddl-saves-link").symlink_to(tmp_path)
     (tmp_path / "keras_ddl-saves-file").touch()
-    with time_limit(60):  # opening the FIFO would wait for ever
+    with time_limit(60):  # opening the FIFO would block forever
         SaveRecords("mine", 0)
     assert sorted(records_in(tmp_path)) == [f"keras_ddl-saves-{kind}" for kind in ("fifo", "file", "link")]
     if os.geteuid() == 0:
@@ -70,7 +70,7 @@ def test_records_leave_alone_what_strangers_have_made(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     "make", [os.mkfifo, lambda path: path.symlink_to("."), Path.touch], ids=["fifo", "link", "file"]
 )
-def test_records_are_kept_in_no_directory_of_a_stranger(make, tmp_path: Path, monkeypatch) -> None:
+def test_records_refuse_a_path_that_is_not_their_own_directory(make, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("KERAS_DDL_RUN_DIR", raising=False)
     records = SaveRecords("mine", 0)
@@ -97,8 +97,8 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"])  # TensorFlow knows others, such as gs://, likewise
-def test_a_file_is_written_once_and_records_go_with_the_last_rank(scheme: str, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("scheme", ["", "file://"])  # TensorFlow treats other schemes, such as gs://, likewise
+def test_file_is_written_once_and_the_last_rank_removes_records(scheme: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
     ranks = [SaveRecords("mine", rank) for rank in range(2)]
     written = []
@@ -116,7 +116,7 @@ def test_a_file_is_written_once_and_records_go_with_the_last_rank(scheme: str, t
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_what_rank_0_has_changed_alone_stays(order: tuple[int, int], tmp_path: Path, monkeypatch) -> None:
+def test_changes_made_only_on_rank_0_are_kept(order: tuple[int, int], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
     ranks, path, writers = [SaveRecords("mine", rank) for rank in range(2)], tmp_path / "model", []
 
@@ -126,12 +126,12 @@ def test_what_rank_0_has_changed_alone_stays(order: tuple[int, int], tmp_path: P
                 path.write_text(str(weights))
                 writers.append(rank)
 
-    for rank in order:  # all have 7, and rank 0 alone goes on to 8
+    for rank in order:  # all have 7, and only rank 0 changes it to 8
         is_late = rank == 1 and order[0] == 0
         with pytest.warns(match="which differ from those of rank") if is_late else contextlib.nullcontext():
             save(rank, 8 if rank == 0 else 7, agreed=7, times=1)
     assert (path.read_text(), writers) == ("8", [0] if order[0] == 0 else [1, 0])
-    save(0, 8, agreed=8, times=2)  # rank 0 alone, and then all what all have changed
+    save(0, 8, agreed=8, times=2)  # rank 0 saves its own change, then all ranks save a common one
     for rank in order:
         save(rank, 9, agreed=8, times=2)
         assert path.read_text() == "9", "a rank that has changed its weights writes"

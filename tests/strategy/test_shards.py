@@ -28,7 +28,7 @@ def trained(folder, ranks, epochs, kind):
 @pytest.mark.long
 @pytest.mark.parallel
 @pytest.mark.parametrize(("kind", "whole"), [("sharded", "whole"), ("tables", "whole tables")])
-def test_checkpoints_are_whole_and_resume_at_any_number_of_ranks(tmp_path, kind, whole):
+def test_checkpoints_are_complete_and_resume_on_any_number_of_ranks(tmp_path, kind, whole):
     trained(tmp_path, 3, 2, kind)
     saved = tmp_path / "saved"
     found = {}
@@ -54,7 +54,7 @@ def test_checkpoints_are_whole_and_resume_at_any_number_of_ranks(tmp_path, kind,
 @pytest.mark.long
 @pytest.mark.parallel
 @pytest.mark.parametrize(("kind", "victim"), [("sharded", 0), ("sharded", 2), ("tables", 1)])
-def test_a_rank_lost_as_it_writes_its_shards_leaves_the_checkpoints_of_the_others(tmp_path, kind, victim):
+def test_rank_lost_while_writing_shards_leaves_usable_checkpoints(tmp_path, kind, victim):
     (tmp_path / "one").mkdir()
     expected = trained(tmp_path / "one", 1, 4, "whole tables" if kind == "tables" else "whole")
     program = str(HERE / "sharded_training.py")

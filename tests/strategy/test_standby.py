@@ -1,4 +1,4 @@
-"""What stands in for a callback that writes, and brings it to where the training is (keras_patches/standby.py)."""
+"""Stand-ins for callbacks that write can take over at the current point of training (keras_patches/standby.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_ddl.strategy.keras_patches.progress import JobBar
 
 
 class Finished:
-    """How many calls all ranks have finished."""
+    """Counts the calls that all ranks have finished."""
 
     number = 0
 
@@ -28,7 +28,7 @@ class Finished:
 
 
 class Writer(keras.callbacks.Callback):
-    """A callback of another package, which writers.py takes for one that only writes."""
+    """A callback of another package that writers.py classifies as a mere writer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Writer(keras.callbacks.Callback):
 
 
 @pytest.fixture(autouse=True)
-def of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def register_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers, "_OTHER_WRITERS", {f"{Writer.__module__}.{Writer.__qualname__}"})
 
 
@@ -61,14 +61,14 @@ def silenced(callback: Any, finished: Finished) -> standby.StandIn:
     return stand_in
 
 
-def seen_of(stand_in: standby.StandIn, **options: bool) -> list[Any]:
+def calls_after_takeover(stand_in: standby.StandIn, **options: bool) -> list[Any]:
     stand_in.become_writer({}, **options)
     seen: list[Any] = stand_in.writer.seen
     return seen
 
 
 def trained(stand_in: standby.StandIn, finished: Finished) -> standby.StandIn:
-    """After the first batch of the second epoch, which has ended since the last call."""
+    """Trains up to the end of the first batch of the second epoch; only its last call may be unfinished elsewhere."""
     writer = stand_in.writer
     writer.on_train_begin({})
     finished.number += 1
@@ -89,32 +89,32 @@ def trained(stand_in: standby.StandIn, finished: Finished) -> standby.StandIn:
     [
         (0, True, ["model", "train", ("epoch", 1), ("batch", 0, {"loss": 1})]),
         (0, False, ["model", "train", ("epoch", 1)]),
-        (1, True, ["model", "train", ("epoch", 1)]),  # what all have finished since is not lacking
+        (1, True, ["model", "train", ("epoch", 1)]),  # all ranks have finished that call
     ],
 )
-def test_a_writer_gets_what_is_open_and_what_may_be_lacking(further: int, may_lack_last: bool, expected: Any) -> None:
+def test_writer_receives_open_calls_and_possibly_lost_ones(further: int, may_lack_last: bool, expected: Any) -> None:
     finished = Finished()
     stand_in = trained(silenced(Writer(), finished), finished)
     finished.number += further
-    assert seen_of(stand_in, may_lack_last=may_lack_last, has_begun=True) == expected
+    assert calls_after_takeover(stand_in, may_lack_last=may_lack_last, has_begun=True) == expected
 
 
-def test_a_writer_begins_itself_where_training_has_not_and_not_again_when_it_is_over() -> None:
+def test_writer_starts_before_training_and_not_after_its_end() -> None:
     finished = Finished()
     stand_in = silenced(Writer(), finished)
     stand_in.writer.on_train_begin({})
     finished.number += 1
-    assert seen_of(stand_in, may_lack_last=True, has_begun=False) == ["model", "train"]
+    assert calls_after_takeover(stand_in, may_lack_last=True, has_begun=False) == ["model", "train"]
     stand_in = trained(silenced(Writer(), finished), finished)
     stand_in.writer.on_epoch_end(1, {})
     stand_in.writer.on_train_end({})
     finished.number += 1
-    assert seen_of(stand_in, may_lack_last=True, has_begun=True) == []
+    assert calls_after_takeover(stand_in, may_lack_last=True, has_begun=True) == []
 
 
 @pytest.mark.parametrize("written", [b"", b"a,b\r\n1", b"a,b\r\n1,2\r\n3,4\r\n5,6\r\n", b"else\r\n"])
 @pytest.mark.parametrize("before", [b"", b"an earlier run\r\n"])
-def test_a_file_is_made_equal_to_the_rows_that_it_should_have(before: bytes, written: bytes, tmp_path: Path) -> None:
+def test_file_is_corrected_to_the_expected_rows(before: bytes, written: bytes, tmp_path: Path) -> None:
     path, text = tmp_path / "log.csv", b"a,b\r\n1,2\r\n3,4\r\n"
     path.write_bytes(before + written)
     standby._make_equal(str(path), len(before), text)
@@ -122,7 +122,7 @@ def test_a_file_is_made_equal_to_the_rows_that_it_should_have(before: bytes, wri
 
 
 @pytest.mark.parametrize("append", [False, True])
-def test_rows_of_a_csv_logger_go_on(append: bool, tmp_path: Path) -> None:
+def test_csv_logger_continues_its_rows(append: bool, tmp_path: Path) -> None:
     path, finished = tmp_path / "log.csv", Finished()
     path.write_bytes(b"epoch,loss,val_loss\r\n7,0.5,NA\r\n" if append else b"another\r\n")
     writer = keras.callbacks.CSVLogger(path, append=append)
@@ -140,7 +140,7 @@ def test_rows_of_a_csv_logger_go_on(append: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("may_lack_last", [True, False])
-def test_a_class_derived_from_a_writer_runs_and_writes_what_is_lacking(may_lack_last: bool, tmp_path: Path) -> None:
+def test_subclass_of_a_writer_runs_and_writes_missing_output(may_lack_last: bool, tmp_path: Path) -> None:
     class Rates(keras.callbacks.CSVLogger):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             logs["rate"] = 0.5
@@ -178,10 +178,10 @@ def test_a_class_derived_from_a_writer_runs_and_writes_what_is_lacking(may_lack_
     rates.on_train_end()
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert rows == ["epoch,loss,rate,val_loss,val_rate", *(f"{n},{n},0.5,NA,NA" for n in range(3))]
-    assert {name: vars(getattr(keras.callbacks, name)).copy() for name in kept} == kept  # Keras's classes are Keras's
+    assert {name: vars(getattr(keras.callbacks, name)).copy() for name in kept} == kept  # Keras's classes are unchanged
 
 
-def test_tensorboard_counts_on(tmp_path: Path) -> None:
+def test_tensorboard_continues_its_count(tmp_path: Path) -> None:
     finished = Finished()
     writer = keras.callbacks.TensorBoard(tmp_path, update_freq=1)
     stand_in = silenced(writer, finished)
@@ -199,7 +199,7 @@ def test_tensorboard_counts_on(tmp_path: Path) -> None:
     writer.on_train_end({})
 
 
-def test_backups_are_due_on_all_ranks_and_restored_where_they_have_not_begun(
+def test_backups_are_due_on_all_ranks_and_restored_before_training_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished, backup = Finished(), keras.callbacks.BackupAndRestore(tmp_path, save_freq=2)
@@ -207,7 +207,7 @@ def test_backups_are_due_on_all_ranks_and_restored_where_they_have_not_begun(
     monkeypatch.setattr(backup, "_save_model", lambda: saved.append((backup._current_epoch, backup._last_batch_seen)))
     monkeypatch.setattr(backup, "_load_model", lambda: saved.append("restored"))
     stand_in = trained(silenced(backup, finished), finished)
-    assert saved == [(1, 0)]  # after the second batch of all
+    assert saved == [(1, 0)]  # after two batches in total
     stand_in.become_writer({}, may_lack_last=True, has_begun=True)
     assert saved == [(1, 0)]
     stand_in = silenced(backup, finished)
@@ -217,7 +217,7 @@ def test_backups_are_due_on_all_ranks_and_restored_where_they_have_not_begun(
     assert saved == [(1, 0), "restored"]
 
 
-def test_a_backup_is_deleted_by_the_next_rank(tmp_path: Path) -> None:
+def test_next_rank_deletes_the_backup(tmp_path: Path) -> None:
     finished, backup = Finished(), keras.callbacks.BackupAndRestore(tmp_path / "backup")
     backup._save_model = lambda: None
     stand_in = trained(silenced(backup, finished), finished)
@@ -228,10 +228,8 @@ def test_a_backup_is_deleted_by_the_next_rank(tmp_path: Path) -> None:
     assert not Path(backup.backup_dir).exists()
 
 
-def test_a_save_is_made_by_rank_0_and_by_the_next_where_it_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks, written = iter([1, 1, 0, 0]), []  # the second save is made again, and this rank is rank 0 then
+def test_save_is_made_by_rank_0_or_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, written = iter([1, 1, 0, 0]), []  # the second save is repeated, when this rank has become rank 0
     checkpoint = keras.callbacks.ModelCheckpoint(
         tmp_path / "best.keras", monitor="loss", save_best_only=True, mode="min"
     )
@@ -247,7 +245,7 @@ def test_a_save_is_made_by_rank_0_and_by_the_next_where_it_is_lost(
         assert written == [1.0] * (epoch > 0)
 
 
-def test_a_bar_that_was_drawn_in_silence_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_drawn_silently_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     finished, params = Finished(), {"verbose": 2, "epochs": 3, "steps": 1}
     bar = JobBar()
     bar._now = lambda: (0.0, 0)

@@ -1,4 +1,4 @@
-"""The Strategy on real ranks: training, data, callbacks, shards, custom loops, and what it refuses."""
+"""The Strategy on real ranks: training, data, callbacks, shards, custom loops, and errors."""
 
 import contextlib
 from pathlib import Path
@@ -17,10 +17,10 @@ def checks(*names: str, folder: Path = HERE) -> list[Path]:
     return [folder / f"{name}_checks.py" for name in names]
 
 
-# One launch for all quick checks: the ranks' imports of TensorFlow and Keras take longer than most of them. Of each
-# program a few are quick; the others are `long`.
+# One launch serves all quick checks, because importing TensorFlow and Keras takes longer than most of them. Each
+# program has a few quick checks; the others are `long`.
 OF_TWO = (
-    "trace",  # begins with what only the first step of a process shows
+    "trace",  # comes first: it needs the first step of a process
     *("exact", "loop", "random", "batch_loop", "callback", "saving", "outside", "error", "failing"),
     *(
         "plan",
@@ -37,12 +37,12 @@ OF_TWO = (
     ),
 )
 CALLBACKS = checks("callbacks", "resume", folder=HERE.parent / "callbacks")
-# Programs whose checks are long, all of them.
+# Every check of these programs is long.
 PROGRAMS = ("metric_state", "table")  # as Keras's guides write them
 FURTHER = ("metric", "guard", "fine_tuning", *PROGRAMS)
-# What differs between two ranks and more.
+# Programs that may behave differently on more than two ranks.
 OF_MORE = (*(name for name in OF_TWO if name not in ("trace", "error", "one_per_job", "weight")), *FURTHER)
-# Of small models' weights all are in shards, and each is gathered anew wherever it is needed.
+# Shards all weights of small models and gathers each weight anew for every use.
 IN_SHARDS = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2", "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}
 
 test_of_two = rank_tests([*checks(*OF_TWO), *CALLBACKS], [2], env=IN_SHARDS)
@@ -59,7 +59,7 @@ test_plans_over_mpi = pytest.mark.long(rank_tests(checks("plan"), [(2, "x:1x2")]
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_strategy_warns_of_an_unknown_keras_and_refuses_one_that_lacks_something():
+def test_strategy_warns_of_an_unknown_keras_and_rejects_an_incomplete_one():
     def make():
         import warnings
 

@@ -1,4 +1,4 @@
-"""Messages of rank 0 as bytes, and errors on their way; no ranks are needed."""
+"""Serialized messages and errors of rank 0's data stream; needs no ranks."""
 
 import gc
 import weakref
@@ -12,7 +12,7 @@ from keras_ddl.data.streams import BATCH, END, Message
 from keras_ddl.errors import RankMismatchError
 
 
-def test_messages_arrive_as_they_were_sent():
+def test_messages_survive_packing():
     rng = np.random.default_rng(0)
     arrays = [
         rng.normal(size=(7, 3)),
@@ -37,22 +37,22 @@ def test_messages_arrive_as_they_were_sent():
     assert np.shares_memory(found[0].content[0], data), "contiguous arrays are not copied again"
 
 
-def test_an_error_of_a_stream_is_known_again_in_that_of_tensorflow():
+def test_stream_error_is_recovered_from_tensorflows_error():
     error = RankMismatchError("All ranks must.")
     text = f"UNKNOWN: StreamError: {streams.StreamError('data/3/1', error)}\nTraceback ..."
     assert streams.failure_in(text) is error
     assert streams.failure_in(text) is None and streams.failure_in("another error") is None
 
 
-def test_a_source_is_freed_with_its_dataset():
-    """TensorFlow keeps the functions of every dataset as long as the process lives."""
+def test_source_is_freed_with_its_dataset():
+    """TensorFlow keeps the functions of every dataset until the process ends."""
     source = tf.data.Dataset.range(4).batch(2)
     one_rank = SimpleNamespace(rank=0, size=1)
     dataset = from_rank_0.DatasetFromRank0(source, source.element_spec, 2, "dataset", one_rank)
     kept = weakref.ref(source)
     del source
     gc.collect()
-    assert kept() is not None, "its dataset is to be read"
+    assert kept() is not None, "its dataset may still be read"
     del dataset
     gc.collect()
     assert kept() is None

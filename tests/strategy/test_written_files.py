@@ -1,4 +1,4 @@
-"""What writes files in the public interfaces of Keras and TensorFlow: each is written once, or left for a reason."""
+"""Every public function of Keras and TensorFlow that writes files is either made to write once or left alone."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_ddl.strategy.keras_patches import other_files
 
-# Public modules; tf.raw_ops and tf.compat have the same functions once more, and operations of graphs.
+# Public modules. tf.raw_ops and tf.compat only repeat these functions or hold graph operations.
 MODULES = {
     "keras": keras,
     "keras.export": keras.export,
@@ -28,7 +28,7 @@ MODULES = {
 }
 _PATH = re.compile(r"(file|path|dir$|directory|prefix|folder|^fname$|^logdir$|^profiler_outdir$)", re.IGNORECASE)
 _WRITES = re.compile(r"(save|write|writer|export|dump|snapshot|cache|get_file|plot_|add_)", re.IGNORECASE)
-# Their names or arguments look like it, and they write nothing under a name that they are given.
+# These match the patterns, but write no file under a given name.
 _WRITE_NOTHING = {
     "tensorflow.saved_model.contains_saved_model",
     "tensorflow.train.get_checkpoint_state",
@@ -71,7 +71,7 @@ def _defined(name: str) -> Any:
     return inspect.unwrap(owner) if callable(owner) else owner
 
 
-def test_each_public_function_that_writes_a_file_is_decided_on() -> None:
+def test_every_public_function_that_writes_a_file_is_classified() -> None:
     decided = {*other_files.ONCE, *other_files.LEFT}
     same = [_defined(name) for name in decided]
     undecided = [

@@ -1,4 +1,4 @@
-"""Programs in the shape of TensorFlow's guides to its multi-worker strategies. Run by test_strategy.py."""
+"""Programs modelled on TensorFlow's guides to its multi-worker strategies. Run by test_strategy.py."""
 
 import json
 import os
@@ -34,8 +34,8 @@ def rows():
 
 
 @long
-def check_the_guide_to_custom_loops_with_several_workers():
-    """An iterator for the tf.function, a loss by compute_average_loss, InputContext."""
+def check_custom_loop_of_the_multi_worker_guide():
+    """Uses InputContext, an iterator passed to a tf.function, and compute_average_loss."""
     alone, shared = pair()
     with STRATEGY.scope():
         optimizer = keras.optimizers.RMSprop(0.01)
@@ -90,8 +90,8 @@ def check_the_guide_to_custom_loops_with_several_workers():
 
 
 @long
-def check_a_dataset_of_the_whole_batch_in_a_loop():
-    """experimental_distribute_dataset, read by an iterator and by a loop inside a tf.function."""
+def check_distributed_dataset_in_a_loop():
+    """Reads experimental_distribute_dataset by an iterator, and by a loop inside a tf.function."""
     whole = tf.data.Dataset.from_tensor_slices(X).batch(2 * SIZE + 1)
     input_options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
     data = STRATEGY.experimental_distribute_dataset(whole, input_options)
@@ -115,7 +115,7 @@ def check_a_dataset_of_the_whole_batch_in_a_loop():
     np.testing.assert_allclose(mean, X[: 2 * SIZE + 1].mean(0), rtol=1e-14)
 
 
-def check_who_and_where_in_tensorflows_words():
+def check_cluster_resolver_and_replica_context():
     resolver = STRATEGY.cluster_resolver
     assert (resolver.task_type, resolver.task_id) == ("worker", RANK)
     assert len(resolver.cluster_spec().as_dict()["worker"]) == SIZE
@@ -139,20 +139,20 @@ def check_who_and_where_in_tensorflows_words():
     assert total.numpy().tolist() == merged.numpy().tolist() == [sum(range(SIZE)), SIZE * SIZE]
 
 
-def check_values_that_are_no_plain_rows():
+def check_reduce_and_gather_of_scalars_and_variables():
     with STRATEGY.scope():
         summed = tf.Variable(
             1.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
         )
-    assert float(STRATEGY.reduce("SUM", summed, axis=None)) == SIZE  # and not once more for each rank
+    assert float(STRATEGY.reduce("SUM", summed, axis=None)) == SIZE  # summed once, not again for each rank
     assert float(STRATEGY.reduce("SUM", 1.5, axis=None)) == 1.5 * SIZE
     assert STRATEGY.gather(tf.ones([2, 1]), axis=-1).shape == (2, SIZE)
     with pytest.raises(ConfigError, match="Received: a scalar"):
         STRATEGY.gather(tf.constant(1.0), axis=0)
 
 
-def check_the_chief_is_that_of_tf_config():
-    """As a rank finds it under keras-ddl run --tf-config."""
+def check_chief_comes_from_tf_config():
+    """Sets TF_CONFIG as `keras-ddl run --tf-config` does."""
     workers = [f"h{rank}:1" for rank in range(1, SIZE)]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"chief": ["h0:1"], "worker": workers, "evaluator": ["h9:1"]}})
     try:
@@ -182,7 +182,7 @@ def check_arguments_of_tensorflows_strategies():
         keras_ddl.Strategy(speed=2)
 
 
-def check_a_preemption_handler_is_refused_at_once():
+def check_preemption_handler_is_refused():
     checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
     with pytest.raises(
         ConfigError, match=rf"Received: a PreemptionCheckpointHandler on rank {RANK} of {SIZE}.*resume=True"
@@ -191,7 +191,7 @@ def check_a_preemption_handler_is_refused_at_once():
 
 
 @long
-def check_a_strategy_may_be_set_for_the_whole_program():
+def check_strategy_set_for_the_whole_program():
     alone = dense_model()
     tf.distribute.experimental_set_strategy(STRATEGY)
     try:

@@ -1,5 +1,5 @@
-"""The program's own Python runs as often, in the same order and for the same shapes as in one process: calls of layers
-and losses, and builds of optimizers. Run by test_strategy.py.
+"""Layers, losses and optimizers are called and built as often as in one process, in the same order and with the same
+shapes. Run by test_strategy.py.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def note(what, value=None):
 
 @keras.saving.register_keras_serializable("trace_checks")
 class Noted(layers.Dense):
-    """Notes each call."""
+    """Records each build and call."""
 
     def build(self, shape):
         EVENTS.append(("layer.build", tuple(shape)))
@@ -34,7 +34,7 @@ class Noted(layers.Dense):
 
 @keras.saving.register_keras_serializable("trace_checks")
 class NotedSGD(keras.optimizers.SGD):
-    """Notes when it is built, and for what."""
+    """Records when it is built, and for which variables."""
 
     def build(self, variables):
         EVENTS.append(("optimizer.build", [tuple(each.shape) for each in variables]))
@@ -48,7 +48,7 @@ def noted_loss(y, predicted):
 
 
 class OwnStep(keras.Model):
-    """Two optimizers, one of them for a layer only."""
+    """Uses two optimizers, one of them for the last layer only."""
 
     def __init__(self):
         super().__init__()
@@ -77,8 +77,8 @@ def without_input(scope, **options):
     return model
 
 
-def notes_of(program):
-    """Checks that a program notes the same on every rank as in one process."""
+def same_events(program):
+    """Turns a program into a check that every rank records the same events as one process."""
 
     def check():
         set_precision("float64")
@@ -102,9 +102,9 @@ def _notes(program, scope):
     return list(EVENTS)
 
 
-@notes_of
+@same_events
 def check_calls_of_the_first_step(scope):
-    """Of arrays in order, which nothing has numbered before; the last batch is shorter."""
+    """Trains on arrays in order before anything else has numbered rows; the last batch is shorter."""
     assert int(STRATEGY.keras_steps.rows_trained) == 0, "the first check of a launch must be this one"
     model = without_input(scope)
     model.fit(X[:10], Y[:10], batch_size=4, shuffle=False, verbose=0)
@@ -113,7 +113,7 @@ def check_calls_of_the_first_step(scope):
 
 
 @long
-@notes_of
+@same_events
 def check_calls_of_a_model_without_an_input(scope):
     model = without_input(scope)
     model.fit(X[:9], Y[:9], batch_size=4, epochs=2, verbose=0)
@@ -127,8 +127,8 @@ def check_calls_of_a_model_without_an_input(scope):
 
 
 @long
-@notes_of
-def check_calls_of_a_step_of_ones_own(scope):
+@same_events
+def check_calls_of_a_custom_step(scope):
     with scope:
         model = OwnStep()
         model.compile(NotedSGD(0.05))
@@ -138,7 +138,7 @@ def check_calls_of_a_step_of_ones_own(scope):
 
 
 @long
-@notes_of
+@same_events
 def check_calls_in_eager_mode(scope):
     model = without_input(scope, run_eagerly=True)
     model.fit(X[:9], Y[:9], batch_size=4, epochs=2, verbose=0)
@@ -146,7 +146,7 @@ def check_calls_in_eager_mode(scope):
 
 
 class Drawing(layers.Layer):
-    """Draws with Python's generator whenever it is traced, as augmentations do."""
+    """Draws from Python's generator whenever it is traced, as augmentations do."""
 
     def call(self, x):
         return x * random.random() + random.choice([-1.0, 1.0])
@@ -154,7 +154,7 @@ class Drawing(layers.Layer):
 
 @long
 @case()
-def check_numbers_that_python_draws_while_it_traces(scope):
+def check_python_random_numbers_drawn_while_tracing(scope):
     with scope:
         model = keras.Sequential([Drawing(), layers.Dense(4, activation="tanh"), Drawing(), layers.Dense(2)])
         model.compile(keras.optimizers.SGD(0.05), "mse")

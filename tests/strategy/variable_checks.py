@@ -1,4 +1,4 @@
-"""tf.Variables of the program's own: aggregation and synchronization. Run by test_strategy.py.
+"""Aggregation and synchronization of the program's own tf.Variables. Run by test_strategy.py.
 
 The values expected are those of tf.distribute.MirroredStrategy (TensorFlow 2.21), where replica r assigns r + 1.
 """
@@ -12,7 +12,7 @@ from strategy.common import RANK, SIZE, STRATEGY, keras, raises
 from strategy.oracle import Trained, case, fit
 
 AGGREGATIONS, ON_READ = tf.VariableAggregation, tf.VariableSynchronization.ON_READ
-TOTAL = SIZE * (SIZE + 1) / 2  # of r + 1
+TOTAL = SIZE * (SIZE + 1) / 2  # sum of r + 1 over ranks
 layers, ops = keras.layers, keras.ops
 
 
@@ -22,9 +22,9 @@ def make(aggregation="NONE", value=3.0, **arguments):
 
 
 def in_step(variable, how, value, eagerly=False, add=1.0):
-    """Assigns `value` + `add` in strategy.run, a value that the graph computes from the rows of a batch.
+    """Assigns `value` + `add` in strategy.run; the graph computes it from the rows of a batch.
 
-    Returns: what this rank reads there, and what is read outside afterwards.
+    Returns: the value read inside, and the value read outside afterwards.
     """
 
     def step(rows):
@@ -35,7 +35,7 @@ def in_step(variable, how, value, eagerly=False, add=1.0):
     return float(STRATEGY.run(function, args=(tf.constant([value]),))), float(variable.numpy())
 
 
-def check_variables_aggregate_what_ranks_assign():
+def check_assigned_values_are_aggregated():
     expected = {"SUM": TOTAL, "MEAN": TOTAL / SIZE, "ONLY_FIRST_REPLICA": 1.0}
     for eagerly in (False, True):
         for aggregation, total in expected.items():
@@ -44,7 +44,7 @@ def check_variables_aggregate_what_ranks_assign():
                 np.testing.assert_allclose([inside, outside], result, rtol=1e-6)
 
 
-def check_variables_that_are_aggregated_when_they_are_read():
+def check_variables_aggregated_on_read():
     for eagerly in (False, True):
         for aggregation, total, before in (
             ("SUM", TOTAL, 3.0 * SIZE),
@@ -62,10 +62,10 @@ def check_variables_that_are_aggregated_when_they_are_read():
             variable.assign(12.0)
             assert float(variable.numpy()) == 12.0 and float(tf.function(lambda v=variable: v + 1.0)()) == 13.0
             if RANK == 0:
-                repr(variable)  # a look by one rank is no collective
+                repr(variable)  # a repr on one rank is not collective
 
 
-def check_what_cannot_be_honoured_is_refused_by_name():
+def check_unsupported_variables_are_refused_by_name():
     raises(ConfigError, "Received: seen.*SUM", lambda: make("NONE", synchronization=ON_READ, name="seen"))
     kept_apart = tf.VariableSynchronization.NONE
     raises(ConfigError, "Received: alone", lambda: make("SUM", synchronization=kept_apart, name="alone"))
@@ -73,7 +73,7 @@ def check_what_cannot_be_honoured_is_refused_by_name():
     table = make("SUM", tf.zeros([3, 2]), name="table")
     rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]))
     raises(ConfigError, "table:0.scatter_sub", lambda: STRATEGY.run(lambda: table.scatter_sub(rows)))
-    table.scatter_sub(rows)  # outside all ranks do the same
+    table.scatter_sub(rows)  # outside run, all ranks do the same
 
 
 def check_variables_without_aggregation_stay_equal():
@@ -107,7 +107,7 @@ def check_reduced_gradients_are_applied_by_hand():
     np.testing.assert_allclose(float(weight.numpy()), 2.0 - 0.5 * TOTAL / SIZE, rtol=1e-6)
 
 
-def check_variables_first_made_in_a_traced_step_are_rank_0s():
+def check_variables_made_in_a_traced_step_take_rank_0_values():
     made = {}
 
     @tf.function
@@ -130,7 +130,7 @@ def check_variables_first_made_in_a_traced_step_are_rank_0s():
 
 
 class Counting(layers.Layer):
-    """Keeps state in tf.Variables, which Keras does not know."""
+    """Keeps state in tf.Variables, which Keras does not track."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ class Counting(layers.Layer):
 
 
 @case()
-def check_state_of_layers_in_tensorflows_variables(scope):
+def check_layer_state_in_tf_variables(scope):
     with scope:
         counting = Counting()
         model = keras.Sequential([keras.Input((6,)), counting, layers.Dense(2)])

@@ -63,7 +63,7 @@ def check_fit_evaluate_and_predict_equal_one_process():
 
 
 @long
-def check_parts_of_weights_that_one_rank_changes_are_a_drift_error():
+def check_sharded_weights_changed_on_some_ranks_are_a_drift_error():
     model = fitted(STRATEGY, epochs=1)
     before = model.evaluate(X, Y, verbose=0)
     kernel = model.trainable_variables[0]
@@ -110,7 +110,7 @@ def check_mixed_precision_gathers_halves():
 
 
 @long
-def check_a_training_is_resumed_with_or_without_weights_in_shards():
+def check_training_resumes_with_or_without_sharded_weights():
     whole = keras_ddl.Strategy(sharding=None)
     with shared_folder() as path:
         for epochs, strategy in ((1, STRATEGY), (2, whole), (3, STRATEGY)):
@@ -120,7 +120,7 @@ def check_a_training_is_resumed_with_or_without_weights_in_shards():
 
 
 @long
-def check_a_training_is_resumed_though_layers_have_other_names_on_rank_0():
+def check_training_resumes_if_layer_names_differ_between_ranks():
     if RANK == 0:  # as after a model that it alone has made
         keras.layers.Dense(1)
     with shared_folder() as path:
@@ -152,7 +152,7 @@ def check_a_model_is_saved_complete_and_loaded():
 
 
 @long
-def check_callbacks_keep_parts_of_weights_and_set_them():
+def check_callbacks_store_and_set_sharded_weights():
     kept_weights.check_equal_one_process(compiled, STRATEGY, assert_equal, gathers)
 
 
@@ -162,7 +162,7 @@ def check_a_resumed_run_has_the_best_weights_of_the_first():
 
 
 @long
-def check_a_weight_in_shards_is_refused_outside_of_steps():
+def check_sharded_weights_are_refused_outside_steps():
     model = compiled(STRATEGY)
     kernel = model.trainable_variables[0]
     refused = [
@@ -186,7 +186,7 @@ def check_a_weight_in_shards_is_refused_outside_of_steps():
         model.fit(X, Y, batch_size=10, verbose=0)
 
 
-def check_settings_that_exclude_one_another_are_refused():
+def check_conflicting_settings_are_refused():
     layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE, 1)))
     for options, words in (
         ({"sharding": "yes"}, "sharding must be 'optimizer', 'weights' or None"),

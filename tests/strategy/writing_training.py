@@ -1,14 +1,14 @@
-"""A training with every callback that writes, of which ranks are killed. Run by test_rank_0.py, alone or on ranks.
+"""A training with every writing callback that survives killed ranks. Run by test_rank_0.py, in one process or on ranks.
 
 writing_training.py FOLDER [WHERE:WHEN:RANK ...]
 
-WHERE   step         WHEN   the step of the optimizer in which it is killed
-        HOOK                the step, or of hooks of an epoch the epoch
-        collective          how many collectives of fit it has begun
-        checkpoint          which directory that Checkpoint makes complete, before it is renamed
-        renamed             ... afterwards
+WHERE   step         WHEN   the optimizer step during which to kill
+        HOOK                the step, or for hooks of an epoch the epoch
+        collective          the number of collectives that fit has begun
+        checkpoint          the number of the directory that Checkpoint is about to publish
+        renamed             the number of the directory that Checkpoint has just published
 
-Files, points and predictions are left in FOLDER: result.json, written by whichever rank is rank 0 at the end.
+The rank that is rank 0 at the end writes result.json; files, points and predictions also stay in FOLDER.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def counted(where: str, function, after: bool = False):
 
 
 class Kills(JobCallback):
-    """In all hooks. In FIRST of the callbacks, or LAST."""
+    """Kills in the hooks. `place`: "first" or "last" among callbacks, or "alone"."""
 
     def __init__(self, place: str) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Kills(JobCallback):
         when = number if hook.startswith(("epoch", "predict")) else steps
         kill(f"{self.place}-{hook}", when)
         if hook == "train_batch_begin" and self.place == "first":
-            threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at some moment of the step
+            threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at a random moment of the step
 
 
 with strategy.scope() if strategy is not None else contextlib.nullcontext():

@@ -102,11 +102,9 @@ def imports_point_one_way(project: Project) -> Iterator[Finding]:
 
 
 def folders_beside_each_other_import_one_way(project: Project) -> Iterator[Finding]:
-    """Sibling folders of the core do not import each other in a cycle."""
+    """Sibling folders do not import each other in a cycle."""
     imports: dict[str, dict[str, dict[str, Finding]]] = {}  # folder -> subfolder -> imported sibling -> where
     for name in inside(project):
-        if folder_of(name) in FOLDERS:
-            continue
         path = project.modules[name]
         words = (name if path.stem == "__init__" else name.rpartition(".")[0]).split(".")
         for depth in range(2, len(words)):

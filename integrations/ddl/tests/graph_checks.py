@@ -22,7 +22,7 @@ def count_reductions() -> int:
     return sum(op.type == "DdlAllReduceN" for op in tf.get_default_graph().get_operations())
 
 
-def check_optimizers_of_compat_v1_keep_ranks_equal():
+def check_compat_v1_optimizers_keep_ranks_equal():
     for make in (
         lambda: tf.train.AdamOptimizer(0.1),
         lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
@@ -38,7 +38,7 @@ def check_optimizers_of_compat_v1_keep_ranks_equal():
             assert np.abs(changed - start(0)).max() > 1e-5
 
 
-def check_grads_reduce_takes_the_place_of_the_optimizers_own():
+def check_grads_reduce_replaces_the_optimizers_reduction():
     for average, factor in ((True, 1), (False, SIZE)):
         with graph() as session:
             w, loss = linear()
@@ -53,7 +53,7 @@ def check_grads_reduce_takes_the_place_of_the_optimizers_own():
             np.testing.assert_allclose(everywhere(session.run(w)), expected, rtol=1e-5)
 
 
-def check_ranks_that_differ_are_told_in_a_session():
+def check_mismatch_fails_in_a_session():
     with graph() as session:
         value = ddl.bcast(np.zeros([RANK + 1]))
         try:
@@ -66,25 +66,25 @@ def check_ranks_that_differ_are_told_in_a_session():
         np.testing.assert_array_equal(session.run(ddl.bcast(RANK)), 0)
 
 
-def check_init_after_that_of_keras_ddl_is_whole():
+def check_init_after_keras_ddl_init_is_complete():
     with mock.patch.object(job._State, "ready", False), mock.patch.object(job._State, "bucket_size", None):
         ddl.init()
         assert job.bucket_size() is not None
 
 
-def check_init_again_takes_the_box_that_there_is():
+def check_second_init_accepts_the_running_box():
     ddl.init()
     ddl.init("-mode p")  # the same box
     ddl.init("-mode p:" + keras_ddl.topology().mode.partition(":")[2])
 
 
-def check_session_config_says_only_what_a_script_leaves_open():
+def check_session_config_sets_only_missing_values():
     given = tf.ConfigProto(intra_op_parallelism_threads=7, allow_soft_placement=True)
     config = session_config(given)
     assert config.intra_op_parallelism_threads == 7 and config.allow_soft_placement
     assert config.inter_op_parallelism_threads == tf.config.threading.get_inter_op_parallelism_threads() > 0
     assert not given.inter_op_parallelism_threads and not config.gpu_options.visible_device_list
-    # Without a GPU here: what TensorFlow says of the one that a rank keeps.
+    # Without a GPU here, this stands for what TensorFlow reports about a rank's GPU.
     gpu = mock.Mock()
     gpu.name = "/physical_device:GPU:3"
     with mock.patch.object(tf2.config, "get_visible_devices", return_value=[gpu]):
@@ -93,7 +93,7 @@ def check_session_config_says_only_what_a_script_leaves_open():
         assert session_config(given).gpu_options.visible_device_list == "0"
 
 
-def check_dump_iter_prints_every_so_many_reductions():
+def check_dump_iter_prints_every_n_reductions():
     text = io.StringIO()
     ddl.init("-dump_iter 4")
     try:

@@ -1,4 +1,4 @@
-"""DDL beside Keras, without a Strategy, on several ranks. Run by test_ddl.py."""
+"""DDL with Keras, without a Strategy, on several ranks. Run by test_ddl.py."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ def make_model(seed: int) -> keras.Model:
 
 
 def whole(optimizer, steps: int) -> list[np.ndarray]:
-    """The weights of a process that has all rows, in plain TensorFlow."""
+    """Returns the weights of one process with all rows, trained in plain TensorFlow."""
     model = make_model(0)
     for _ in range(steps):
         with tf.GradientTape() as tape:
@@ -36,9 +36,9 @@ def compare(model: keras.Model, expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(mine, one, rtol=1e-4, atol=1e-6)
 
 
-def check_fit_is_that_of_all_rows():
+def check_fit_equals_one_process():
     model = make_model(RANK)
-    # What Keras chooses by itself on a GPU, and XLA cannot do.
+    # As Keras chooses on a GPU, although XLA has no kernel for collectives.
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
     callbacks = [ddl.DDLCallback(), ddl.DDLGlobalVariablesCallback()]
     history = model.fit(
@@ -48,7 +48,7 @@ def check_fit_is_that_of_all_rows():
     assert len(set(keras_ddl.all_gather_object(history["loss"][-1]))) == 1
 
 
-def check_a_callback_without_parentheses_is_named():
+def check_callback_without_parentheses_is_named():
     for wrong in (ddl.DDLCallback, ddl.DDLGlobalVariablesCallback):
         model = make_model(RANK)
         model.compile("sgd", "mse")
@@ -60,7 +60,7 @@ def check_a_callback_without_parentheses_is_named():
             raise AssertionError("no error")
 
 
-def check_loop_by_hand_is_that_of_all_rows():
+def check_custom_loop_equals_one_process():
     for wrap in (lambda optimizer: optimizer, lambda optimizer: keras.optimizers.LossScaleOptimizer(optimizer)):
         model = make_model(0)
         optimizer = wrap(keras.optimizers.SGD(0.1))

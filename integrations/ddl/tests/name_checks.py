@@ -1,6 +1,6 @@
-"""Every name of IBM's DDL, option and variable, as its documentation uses it. Run by test_ddl.py.
+"""Checks every name, option and variable of IBM's DDL as its documentation uses it. Run by test_ddl.py.
 
-integrations/ddl/docs/ddl-names.md is made of these rows, and of those of the command in test_ddlrun.py
+integrations/ddl/docs/ddl-names.md is generated from these rows, and from the command's rows in test_ddlrun.py
 (tests/harness/name_tables.py).
 """
 
@@ -24,18 +24,18 @@ from keras_ddl.ddl.options import parse
 from keras_ddl.errors import RankMismatchError
 
 RANK, SIZE = ddl.rank(), ddl.size()
-MEAN = (SIZE + 1) / 2  # of rank + 1
+MEAN = (SIZE + 1) / 2  # mean of rank + 1
 
 
 @contextlib.contextmanager
 def graph():
-    """A graph, and a session in it."""
+    """Opens a graph and a session in it."""
     with tf.Graph().as_default(), tf.Session() as session:
         yield session
 
 
 def stepped(optimizer=None, gradients=None):
-    """What one step at rate 1 takes away from zero, where the loss is (rank + 1) w."""
+    """Returns by how much one step at rate 1 lowers a weight of 0, where the loss is (rank + 1) w."""
     with graph() as session:
         w = tf.Variable(0.0)
         optimizer = optimizer or tf.train.GradientDescentOptimizer(1.0)
@@ -109,7 +109,7 @@ def check_name_disable_broadcast():
         ddl.enable_broadcast()
         shared = tf.Variable(RANK + 1.0)
         if RANK == 0:
-            session.run(tf.variables_initializer([own]))  # nobody is waited for
+            session.run(tf.variables_initializer([own]))  # does not wait for other ranks
         session.run(tf.global_variables_initializer())
         assert session.run([own, shared]) == [RANK + 1.0, 1.0]
 
@@ -136,7 +136,7 @@ def check_name_DDLCallback():
     np.testing.assert_allclose(logs["loss"], [np.mean([rank**2 for rank in range(SIZE)])])
 
 
-# ---- what import changes ---------------------------------------------------------------------------------------------
+# ---- what the import changes -----------------------------------------------------------------------------------------
 
 
 @row("import ddl", WORKS, "with DDL_OPTIONS; started alone, it trains without DDL")
@@ -273,14 +273,14 @@ def check_name_export_meta_graph():
 def check_name_mode():
     assert keras_ddl.topology().mode == f"x:{SIZE}x1"
     for letter in ("p", "r", "b", "n", "m", "c"):
-        ddl.init(f"-mode {letter}:{SIZE}x1")  # what there is: no error
+        ddl.init(f"-mode {letter}:{SIZE}x1")  # the running box: no error
         assert parse(f"-mode {letter}").mode == "p"
     refuses(lambda: parse("-mode q"), "'q'")
     ddl.init(os.environ["DDL_OPTIONS"])
 
 
-def told(options):
-    """What this rank says on stderr while it is initialised with options and reduces."""
+def printed(options):
+    """Returns what this rank prints on stderr while it initialises with options and reduces."""
     text = io.StringIO()
     with contextlib.redirect_stderr(text):
         ddl.init(options)
@@ -295,15 +295,15 @@ def told(options):
 @row(
     "DDL_OPTIONS -dump_iter",
     WORKS,
-    "every so many reductions rank 0 prints how long they took after the last gradient, and which rank was late",
+    "every N reductions, rank 0 prints how long they took after the last gradient, and which rank was late",
 )
 @row("DDL_OPTIONS -dev_sync", WORKS, "no effect: tensors are there when an op gets them")
 @row("DDL_OPTIONS -rebind_iter", WORKS, "no effect: ranks are not bound to cores")
 def check_name_dbg_level():
-    assert ("device" in told("-dbg_level 1")) == (RANK == 0)
-    assert "device" in (text := told("-dbg_level 2")) and "reduces 1 gradients" in text
-    assert ("jitter: rank" in told("-dump_iter 1")) == (RANK == 0)
-    assert told("-dev_sync 2 -rebind_iter 30") == ""
+    assert ("device" in printed("-dbg_level 1")) == (RANK == 0)
+    assert "device" in (text := printed("-dbg_level 2")) and "reduces 1 gradients" in text
+    assert ("jitter: rank" in printed("-dump_iter 1")) == (RANK == 0)
+    assert printed("-dev_sync 2 -rebind_iter 30") == ""
 
 
 @row(
@@ -329,7 +329,7 @@ def check_name_DDL_GROUP_SIZE():
     assert before is None and reductions() == 1
 
 
-# ---- what there is not -----------------------------------------------------------------------------------------------
+# ---- missing names ---------------------------------------------------------------------------------------------------
 
 
 @row("ddl.Init", REFUSED, "an older interface: call `ddl.init(options)`")

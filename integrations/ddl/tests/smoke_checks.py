@@ -1,4 +1,4 @@
-"""Ranks, and a training in a graph of tf.compat.v1. Run by test_smoke.py, which sets DDL_OPTIONS."""
+"""Ranks, and training in a graph of tf.compat.v1. Run by test_smoke.py, which sets DDL_OPTIONS."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -12,13 +12,13 @@ def count_reductions() -> int:
     return sum(op.type == "DdlAllReduceN" for op in tf.get_default_graph().get_operations())
 
 
-def check_ranks_are_those_of_the_job():
+def check_ranks_match_the_job():
     assert (keras_ddl.rank(), keras_ddl.size()) == (RANK, SIZE)
     assert ddl.local_rank() == RANK and ddl.num_hosts() == 1
     assert keras_ddl.topology().mode == f"x:{SIZE}x1"
 
 
-def check_gradient_descent_is_that_of_all_rows():
+def check_gradient_descent_equals_one_process():
     with graph() as session:
         w, loss = linear()
         train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)

@@ -1,4 +1,4 @@
-"""What variables start from, on several ranks. Run by test_ddl.py, which sets DDL_OPTIONS."""
+"""The initial values of variables, on several ranks. Run by test_ddl.py, which sets DDL_OPTIONS."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def check_group_size_counts_elements_of_four_bytes():
         job._State.options, job._State.bucket_size = before
 
 
-def check_get_variable_and_a_list_of_variables_start_from_rank_0():
+def check_get_variable_and_a_list_start_from_rank_0():
     with graph() as session:
         v = tf.get_variable("v", [4], initializer=tf.random_normal_initializer(seed=RANK))
         u = tf.get_variable("u", [4], initializer=tf.random_normal_initializer(seed=RANK))
@@ -39,7 +39,7 @@ def check_get_variable_and_a_list_of_variables_start_from_rank_0():
         everywhere(session.run(u))
 
 
-def check_one_variables_initializer_gives_rank_0s_value():
+def check_single_initializer_gives_rank_0s_value():
     for resource in (True, False):
         with graph() as session:
             w, _ = linear(use_resource=resource)
@@ -57,7 +57,7 @@ def check_one_variables_initializer_gives_rank_0s_value():
             assert len(tf.get_default_graph().get_operations()) == operations
 
 
-def check_what_starts_from_weights_starts_from_rank_0s():
+def check_variables_copied_from_weights_start_from_rank_0():
     with graph() as session:
         w, _ = linear()
         average = tf.train.ExponentialMovingAverage(0.9)
@@ -68,7 +68,7 @@ def check_what_starts_from_weights_starts_from_rank_0s():
         assert session.run(words) == b"not to be broadcast"
 
 
-def check_parts_of_a_variable_start_from_rank_0():
+def check_partitioned_variable_starts_from_rank_0():
     with graph() as session:
         parts = tf.get_variable("t", [5, 2], partitioner=tf.fixed_size_partitioner(2))
         session.run(tf.global_variables_initializer())
@@ -89,7 +89,7 @@ def check_fit_without_callbacks_starts_from_rank_0():
     np.testing.assert_allclose(everywhere(model.get_weights()[0]), expected, rtol=1e-4, atol=1e-6)
 
 
-def check_an_eager_loop_is_told_that_ranks_began_apart():
+def check_eager_loop_with_unequal_start_is_warned():
     for optimizer in (tf.train.MomentumOptimizer(0.1, 0.5), keras.optimizers.SGD(0.1, momentum=0.5)):
         w = tf2.Variable(start(RANK))
         for step in range(2):
@@ -99,12 +99,12 @@ def check_an_eager_loop_is_told_that_ranks_began_apart():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 optimizer.apply_gradients(zip(gradients, [w]))
-            told = [str(each.message) for each in caught if "ddl: variables must be equal" in str(each.message)]
-            assert len(told) == (SIZE > 1 and RANK == step == 0), told
+            warned = [str(each.message) for each in caught if "ddl: variables must be equal" in str(each.message)]
+            assert len(warned) == (SIZE > 1 and RANK == step == 0), warned
         everywhere(w.numpy())
 
 
-def check_variables_made_while_the_broadcast_is_off_stay_apart():
+def check_variables_made_with_broadcast_off_stay_local():
     ddl.disable_broadcast()
     try:
         own = tf2.Variable(start(RANK))
@@ -115,7 +115,7 @@ def check_variables_made_while_the_broadcast_is_off_stay_apart():
 
 
 def monitored(folder, steps, **kwargs):
-    """Trains to `steps` steps in all, with checkpoints of rank 0. Returns (first step, weights)."""
+    """Trains up to step `steps`, with checkpoints of rank 0. Returns (first step, weights)."""
     with tf.Graph().as_default():
         w, loss = linear()
         step = tf.train.get_or_create_global_step()
@@ -137,7 +137,7 @@ def monitored(folder, steps, **kwargs):
 
 
 @contextlib.contextmanager
-def folder_of_all():
+def shared_folder():
     folder = keras_ddl.broadcast_object(tempfile.mkdtemp())
     yield folder
     keras_ddl.barrier()
@@ -145,9 +145,9 @@ def folder_of_all():
         shutil.rmtree(folder)
 
 
-def check_monitored_session_goes_on_from_rank_0s_checkpoint():
+def check_monitored_session_continues_from_rank_0s_checkpoint():
     for of_one_chief in ({}, {"is_chief": RANK == 0}):
-        with folder_of_all() as folder:
+        with shared_folder() as folder:
             first, _ = monitored(folder, 4, **of_one_chief)
             assert everywhere(first) == 0
             first, resumed = monitored(folder, 8, **of_one_chief)
@@ -156,7 +156,7 @@ def check_monitored_session_goes_on_from_rank_0s_checkpoint():
             np.testing.assert_allclose(everywhere(resumed), at_once, rtol=1e-6)
 
 
-def check_what_one_chief_loads_reaches_all():
+def check_chiefs_restore_reaches_all_ranks():
     with tf.Graph().as_default():
         w, _ = linear()
         given = tf.placeholder(tf.float32, [3, 1])
@@ -166,7 +166,7 @@ def check_what_one_chief_loads_reaches_all():
             np.testing.assert_array_equal(session.run(w), start(9))
 
 
-def check_sessions_without_a_chief_on_rank_0_are_refused():
+def check_sessions_without_chief_on_rank_0_are_refused():
     if SIZE == 1:
         return
     with tf.Graph().as_default():
@@ -179,10 +179,10 @@ def check_sessions_without_a_chief_on_rank_0_are_refused():
             raise AssertionError("no error")
 
 
-def check_supervisor_goes_on_from_rank_0s_checkpoint():
-    with folder_of_all() as folder:
+def check_supervisor_continues_from_rank_0s_checkpoint():
+    with shared_folder() as folder:
         for expected in (0, 2):
-            # A Supervisor's session cannot read the global step where it is a variable of today.
+            # A Supervisor's session cannot read the global step if it is a resource variable.
             with tf.Graph().as_default():
                 _, loss = linear(use_resource=False)
                 step = tf.Variable(0, trainable=False, use_resource=False)
@@ -200,7 +200,7 @@ def check_supervisor_goes_on_from_rank_0s_checkpoint():
             keras_ddl.barrier()
 
 
-def check_monitored_session_refuses_a_checkpoint_of_another_rank():
+def check_monitored_session_refuses_another_ranks_checkpoint():
     if SIZE == 1:
         return
     with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default():

@@ -1,4 +1,4 @@
-"""IBM's names on real ranks, and in a process that was started alone."""
+"""IBM's names on several ranks, and in a process without other ranks."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from keras_ddl.errors import NotInitializedError
 HERE = Path(__file__).parent
 CHECKS = [HERE / f"{name}_checks.py" for name in ("graph", "start", "keras")]
 
-# Every name once is enough: on two ranks.
+# Checking every name once, on two ranks, is enough.
 NAMES = HERE / "name_checks.py"
 
 test_ddl = rank_tests([*CHECKS, NAMES], [2], env={"DDL_OPTIONS": "-mode p:2x1"})
@@ -71,15 +71,15 @@ def test_ddl_alone_is_rank_0_of_size_1():
     assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
 
 
-def test_a_rank_without_options_is_told_of_ddlrun(monkeypatch):
+def test_missing_options_error_names_ddlrun(monkeypatch):
     monkeypatch.setattr(job, "is_alone", lambda: False)
-    monkeypatch.setattr(job.communicator, "is_initialized", lambda: False)  # another test may have done so
+    monkeypatch.setattr(job.communicator, "is_initialized", lambda: False)  # another test may have initialised it
     with pytest.raises(NotInitializedError, match=r"`ddlrun`, which sets DDL_OPTIONS.*or call ddl.init\(\)"):
         job.rank()
 
 
-def test_dump_names_the_rank_that_comes_last():
-    # Rank 1 comes 3 ms and 1 ms after rank 0; the reductions take 1 ms and 2 ms.
+def test_dump_names_the_last_rank():
+    # Rank 1 arrives 3 ms and 1 ms after rank 0; the reductions take 1 ms and 2 ms.
     line = summary(np.array([[0.004, 0.001], [0.003, 0.002]]), first=11)
     assert line.startswith("reductions 11 to 12: 1.500 ms on average, 1.000 to 2.000;")
     assert "rank 1, ready 2.000 ms after the first rank on average, 3.000 at most" in line

@@ -1,4 +1,4 @@
-"""The four kinds of scripts that DDL had, on 2 ranks."""
+"""Runs example scripts of the four kinds that DDL supported, on 2 ranks."""
 
 import re
 import sys
@@ -15,36 +15,36 @@ DDLRUN = (Path(sys.executable).with_name("ddlrun"), "--accelerators", 2, "--mode
 pytestmark = [pytest.mark.parallel, pytest.mark.slow, pytest.mark.long]
 
 
-def on_two_ranks(folder, script, *arguments):
+def run_on_two_ranks(folder, script, *arguments):
     return run(folder, *DDLRUN, SCRIPTS / script, *arguments)
 
 
-def accuracy_of_two(output):
+def accuracy_on_two_ranks(output):
     assert "2 rank(s), held-out" in output, output
     return held_out_accuracy(output)
 
 
-def test_ddl_graph_mode_learns_saves_and_goes_on(tmp_path):
-    assert accuracy_of_two(on_two_ranks(tmp_path, "graph_mode.py", "--steps", 200)) > 0.9
+def test_ddl_graph_mode_learns_saves_and_resumes(tmp_path):
+    assert accuracy_on_two_ranks(run_on_two_ranks(tmp_path, "graph_mode.py", "--steps", 200)) > 0.9
     alone = run(tmp_path, sys.executable, SCRIPTS / "graph_mode.py", "--steps", 10, "--resume")
     assert "rank 0 continues from step 200" in alone and "step 210, 1 rank(s)" in alone
 
 
 def test_ddl_keras_learns(tmp_path):
-    assert accuracy_of_two(on_two_ranks(tmp_path, "keras_callbacks.py", "--epochs", 6)) > 0.9
+    assert accuracy_on_two_ranks(run_on_two_ranks(tmp_path, "keras_callbacks.py", "--epochs", 6)) > 0.9
 
 
 def test_ddl_three_graphs_learn(tmp_path):
-    output = on_two_ranks(tmp_path, "sequences.py", "--steps", 300, "--evaluate-every", 150)
+    output = run_on_two_ranks(tmp_path, "sequences.py", "--steps", 300, "--evaluate-every", 150)
     evaluated = re.findall(r"^step (\d+): loss ([\d.]+), ([\d.]+) of", output, re.MULTILINE)
     assert [int(step) for step, _, _ in evaluated] == [150, 300], output[-2000:]
     assert float(evaluated[1][1]) < min(0.5, float(evaluated[0][1]))
     assert float(evaluated[1][2]) > 0.5
 
 
-def test_ddl_recipe_ends_in_a_saved_model_that_needs_nothing_of_ours(tmp_path):
-    assert accuracy_of_two(on_two_ranks(tmp_path, "export_train.py")) > 0.9
-    # Neither keras_ddl nor what it installs can be imported there.
+def test_ddl_saved_model_needs_nothing_of_keras_ddl(tmp_path):
+    assert accuracy_on_two_ranks(run_on_two_ranks(tmp_path, "export_train.py")) > 0.9
+    # There, neither keras_ddl nor its dependencies can be imported.
     (tmp_path / "keras_ddl.py").write_text("raise ImportError('not here')")
     clean = {"PYTHONPATH": str(tmp_path)}
     run(tmp_path, sys.executable, SCRIPTS / "export_saved_model.py", env=clean)

@@ -1,4 +1,4 @@
-"""IBM's command: how its options become those of keras-ddl run, and that it starts ranks."""
+"""ddlrun: translates its options to those of keras-ddl run, and starts ranks."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def run(*words: object, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_ddlrun_mode_is_the_box_of_racks_and_aisles():
+def test_ddlrun_mode_follows_racks_and_aisles():
     four = [(f"h{i}", 2) for i in range(4)]
     assert ddlrun.mode_of(four, 1, 1) == "p"
     assert ddlrun.mode_of(four, 1, 2) == "p:2x2x2"
@@ -31,7 +31,7 @@ def test_ddlrun_mode_is_the_box_of_racks_and_aisles():
             ddlrun.mode_of(hosts, 1, 2)
 
 
-def test_ddlrun_says_that_another_ddl_lies_beside_the_script(tmp_path):
+def test_ddlrun_warns_of_another_ddl_beside_the_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import ddl")
     said = run("-accelerators", 2, "--dry-run", "python", script)
@@ -41,7 +41,7 @@ def test_ddlrun_says_that_another_ddl_lies_beside_the_script(tmp_path):
     assert f"finds {tmp_path / 'ddl.py'}, which is next to the script" in said and "Rename the file" in said, said
 
 
-def test_ddlrun_names_the_mode_as_it_was_written():
+def test_ddlrun_error_quotes_the_mode_as_written():
     with pytest.raises(ConfigError, match="Received: mode='b:4x2'"):
         ddlrun.ddl_options("b:4x2", [], [("h0", 2), ("h1", 2)])
 
@@ -128,7 +128,7 @@ def test_ddlrun_starts_ranks_with_its_options():
     assert "-accelerators" in run("-help")
 
 
-# Two steps in graph mode: where each rank is, in which box, and what it has learned.
+# Two steps in graph mode; prints each rank's host and position, the box, and the learned weights.
 PROGRAM = """
 import socket
 

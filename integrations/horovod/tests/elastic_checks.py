@@ -1,4 +1,4 @@
-"""hvd.elastic inside living processes: states, commits and what interrupts them. Run by test_horovod_training.py."""
+"""hvd.elastic inside running processes: states, commits and interruptions. Run by test_horovod_training.py."""
 
 import itertools
 import os
@@ -35,13 +35,13 @@ def raised_by(call):
     raise AssertionError("nothing was raised")
 
 
-def check_elastic_state_is_that_of_rank_0_and_goes_back_to_its_commit():
+def check_elastic_state_syncs_from_rank_0_and_returns_to_its_commit():
     model = elastic_model()
     state = hvd.elastic.TensorFlowKerasState(model, batch=RANK, names=[RANK])
     state.sync()
     assert state.batch == 0 and state.names == [0] and (model.get_weights()[0] == 1.0).all()
     seeds = hvd.allgather_object(model.layers[-1].seed_generator.state.numpy().tolist())
-    assert len({tuple(seed) for seed in seeds}) == SIZE, seeds  # ranks drop units of their own
+    assert len({tuple(seed) for seed in seeds}) == SIZE, seeds  # each rank has its own dropout
     state.names.append("committed")
     model.layers[0].bias.assign([5.0] * 4)
     state.commit()
@@ -53,7 +53,7 @@ def check_elastic_state_is_that_of_rank_0_and_goes_back_to_its_commit():
     assert (model.get_weights()[1] == 5.0).all() and int(model.optimizer.iterations.numpy()) == 0
 
 
-def check_reset_callbacks_may_speak_keras_2():
+def check_reset_callbacks_may_use_keras_2_names():
     model = elastic_model()
     optimizer, rates = model.optimizer, []
     state = hvd.elastic.TensorFlowKerasState(model)
@@ -70,7 +70,7 @@ def check_reset_callbacks_may_speak_keras_2():
     assert not hasattr(optimizer, "lr") and not hasattr(keras.backend, "set_value")
 
 
-def check_elastic_state_goes_on_in_another_process_from_the_newest_commit():
+def check_elastic_state_continues_from_newest_commit_in_another_process():
     folder = keras_ddl.broadcast_object(tempfile.mkdtemp() if RANK == 0 else "")
     os.environ["KERAS_DDL_COMMIT_DIR"] = folder
     first_of_next_process = next(elastic_state._states) + 1
@@ -104,7 +104,7 @@ def check_elastic_state_goes_on_in_another_process_from_the_newest_commit():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_elastic_callbacks_count_and_leave_out_what_is_done():
+def check_elastic_callbacks_count_batches_and_skip_finished_ones():
     model = elastic_model()
     hvd.broadcast_variables(model.variables, 0)
     state = hvd_keras.elastic.KerasState(model, batch=3, epoch=4)

@@ -1,6 +1,6 @@
-"""Every public name of Horovod's elastic modules, as its documentation uses it. Run by test_horovod_training.py.
+"""Checks every public name of Horovod's elastic modules, as its documentation uses it. Run by test_horovod_training.py.
 
-integrations/horovod/docs/horovod-names.md is made of these rows, as of those in name_checks.py.
+integrations/horovod/docs/horovod-names.md is generated from these rows and those in name_checks.py.
 """
 
 import keras
@@ -18,7 +18,7 @@ RANK, SIZE = hvd.rank(), hvd.size()
 
 
 def own_model():
-    """A compiled model with weights of this rank's own."""
+    """Returns a compiled model whose weights depend on the rank."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False, dtype="float32")])
     model.set_weights([np.float32([[RANK + 1.0]])])
     model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
@@ -56,7 +56,7 @@ def check_name_elastic_run():
         return factor * state.epoch + offset
 
     assert train(state, 2, offset=5) == 11
-    # Begun with rank 0's values, back to the commit, on from where other hosts interrupted it.
+    # It begins with rank 0's values, returns to the commit, and continues from where other hosts interrupted it.
     assert called == [(0, 1.0), (1, 2.0), (2, 3.0)] and resets == [1, 2], (called, resets)
 
     @hvd.elastic.run

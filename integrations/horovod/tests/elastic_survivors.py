@@ -1,6 +1,6 @@
-"""A fit of Horovod's elastic kind of which one rank is killed, and the others go on. Run by test_elastic.py.
+"""A fit with hvd.elastic in which one rank is killed and the others continue. Run by test_elastic.py.
 
-elastic_survivors.py RANK   is killed in the second epoch
+elastic_survivors.py RANK   RANK is killed in the second epoch
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A fit of Horovod's elastic kind that is killed in the middle, by `keras-ddl run --restarts`. Run by test_elastic.py.
+"""A fit with hvd.elastic that is killed in the middle and restarted by `keras-ddl run --restarts`.
 
-elastic_training.py   The last rank is killed in the first attempt. The last attempt then trains once more, without a
-                      stop, for comparison.
+Run by test_elastic.py. The last rank is killed in the first attempt. The last attempt then trains once more, without
+a kill, for comparison.
 """
 
 import json
@@ -51,7 +51,7 @@ def train(begins_alike, dies):
     state = hvd.elastic.KerasState(model, batch=0, epoch=0, seen=[])
     resets = []
     state.register_reset_callbacks([lambda: resets.append([state.epoch, state.batch, len(state.seen)])])
-    callbacks = [  # in this order, commits made at once would be of the batch before
+    callbacks = [  # in this order, commits made immediately would be one batch behind
         hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
         hvd.elastic.UpdateBatchStateCallback(state),
         Note(state, dies),
@@ -75,5 +75,5 @@ killed = train(begins_alike=ATTEMPT == 0, dies=ATTEMPT == 0 and RANK == SIZE - 1
 whole = train(begins_alike=True, dies=False)
 equal = all(np.array_equal(a, b) for a, b in zip(killed[2], whole[2], strict=True))
 if RANK == 0:
-    told = {"resets": killed[0], "seen": killed[1] == whole[1], "equal": equal, "size": SIZE, "attempt": ATTEMPT}
-    Path("told.json").write_text(json.dumps(told))
+    result = {"resets": killed[0], "seen": killed[1] == whole[1], "equal": equal, "size": SIZE, "attempt": ATTEMPT}
+    Path("result.json").write_text(json.dumps(result))

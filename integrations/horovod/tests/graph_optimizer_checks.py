@@ -1,4 +1,4 @@
-"""Optimizers of tf.compat.v1.train in Horovod's manner, in graphs and sessions. Run by test_horovod_training.py.
+"""Optimizers of tf.compat.v1.train with Horovod's interface, in graphs and sessions. Run by test_horovod_training.py.
 
 The oracle is NumPy: gradient descent on all ranks' rows (harness/linear_graph.py).
 """
@@ -25,7 +25,7 @@ def distributed(rate=1.0, **arguments):
 
 
 def begin(session):
-    """Initializes the graph's variables, and gives all ranks rank 0's."""
+    """Initializes the graph's variables, and broadcasts rank 0's."""
     session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     session.run(hvd.broadcast_global_variables(0))
 
@@ -34,7 +34,7 @@ def count_reductions():
     return sum(op.type == "DdlAllReduceN" for op in tf.get_default_graph().get_operations())
 
 
-def check_graph_gradient_descent_is_that_of_all_rows():
+def check_graph_gradient_descent_equals_one_process():
     for use_resource in (True, False):
         with graph() as session:
             w, loss = linear(use_resource=use_resource)
@@ -64,7 +64,7 @@ def check_graph_adam_keeps_slots_step_and_names():
         np.testing.assert_allclose(everywhere(moment), 0.1 * gradient(start(0)), rtol=1e-5)
 
 
-def check_graph_gradients_are_reduced_once_clipped_by_hand_or_in_a_condition():
+def check_graph_gradients_are_reduced_once_if_clipped_or_conditional():
     def clipped_between(optimizer, w, loss):
         ((computed, _),) = optimizer.compute_gradients(loss)
         return optimizer.apply_gradients([(tf.clip_by_norm(computed, 0.5), w)])
@@ -107,7 +107,7 @@ def check_graph_tables():
         np.testing.assert_allclose(everywhere(session.run(table)), expected, rtol=1e-6, atol=1e-6)
 
 
-def check_graph_local_variables_keep_their_ranks_gradient():
+def check_graph_local_variables_use_local_gradients():
     with graph() as session:
         w, loss = linear()
         optimizer = distributed()
@@ -147,7 +147,7 @@ def weights_without_hooks(session, w):
     return session.run_step_fn(read)
 
 
-def check_graph_monitored_session_begins_with_rank_0s_values_restored_or_not():
+def check_graph_monitored_session_starts_from_rank_0s_values():
     folder = keras_ddl.broadcast_object(tempfile.mkdtemp())
     kept = None
     for _ in range(2):
@@ -188,7 +188,7 @@ def check_graph_optimizer_in_eager_mode_and_in_a_function():
         np.testing.assert_allclose(everywhere(w.numpy()), second - gradient(second), rtol=1e-4, atol=1e-5)
 
 
-def check_graph_optimizer_reduces_once_in_eager_mode_what_is_changed_before_it_is_applied():
+def check_graph_optimizer_reduces_changed_gradients_once_in_eager_mode():
     w = tf2.Variable([0.0, 0.0])
     optimizer = distributed(op=hvd.Sum)
 
@@ -213,35 +213,35 @@ def check_graph_optimizer_reduces_once_in_eager_mode_what_is_changed_before_it_i
     np.testing.assert_allclose(everywhere(w.numpy()), [-total * 5] * 2)
 
 
-def check_graph_optimizer_refuses_in_eager_mode_a_changed_gradient_of_a_tape_that_it_would_sum_again():
+def check_graph_optimizer_refuses_to_sum_changed_tape_gradients_again():
     w = tf2.Variable([0.0])
 
-    def of_tape(**arguments):
+    def tape_gradient(**arguments):
         with tf2.GradientTape() as tape:
             loss = tf2.reduce_sum(w) * (RANK + 1.0)
         return hvd.DistributedGradientTape(tape, **arguments).gradient(loss, [w])[0]
 
     total, summing = SIZE * (SIZE + 1) / 2, distributed(op=hvd.Sum)
-    clipped = tf2.clip_by_norm(of_tape(op=hvd.Sum), 0.5)
+    clipped = tf2.clip_by_norm(tape_gradient(op=hvd.Sum), 0.5)
     raises(ConfigError, "'Variable:0'.*may have reduced.*op=Sum", lambda: summing.apply_gradients([(clipped, w)]))
-    summing.apply_gradients([(of_tape(op=hvd.Sum), w)])
+    summing.apply_gradients([(tape_gradient(op=hvd.Sum), w)])
     np.testing.assert_allclose(everywhere(w.numpy()), [-total])
-    summing.apply_gradients([(tf2.constant([RANK + 1.0]), w)])  # those of the tape are applied: it is none of them
+    summing.apply_gradients([(tf2.constant([RANK + 1.0]), w)])  # not the gradient of the tape
     np.testing.assert_allclose(everywhere(w.numpy()), [-2 * total])
-    distributed().apply_gradients([(of_tape(op=hvd.Sum) / 2, w)])  # the mean of equal ones
+    distributed().apply_gradients([(tape_gradient(op=hvd.Sum) / 2, w)])  # the mean of equal values
     np.testing.assert_allclose(everywhere(w.numpy()), [-2.5 * total])
 
     @tf2.function
     def step():
-        summing.apply_gradients([(of_tape(op=hvd.Sum) / 2, w)])
+        summing.apply_gradients([(tape_gradient(op=hvd.Sum) / 2, w)])
 
-    step()  # the graph shows what it is computed from
+    step()  # the graph shows what a gradient was computed from
     np.testing.assert_allclose(everywhere(w.numpy()), [-3 * total])
 
 
-def check_graph_optimizer_in_a_function_is_traced_in_linear_time():
+def check_graph_optimizer_in_a_function_traces_in_linear_time():
     def calls(layers):
-        """Calls of Python functions that tracing a step takes."""
+        """Returns the number of Python calls while a step is traced."""
         weights = [tf2.Variable(tf2.eye(2)) for _ in range(layers)]
         optimizer = distributed()
 
@@ -270,7 +270,7 @@ def check_graph_optimizer_in_a_function_is_traced_in_linear_time():
     assert many < 8 * few, (few, many)
 
 
-def check_graph_optimizer_refuses_what_it_cannot_do():
+def check_graph_optimizer_refuses_unsupported_arguments():
     optimizer = distributed()
     raises(ConfigError, "already a DistributedOptimizer", lambda: hvd.DistributedOptimizer(optimizer))
     raises(ConfigError, "Average or Sum", lambda: distributed(op=hvd.Adasum))

@@ -1,6 +1,6 @@
-"""What checks of training in Horovod's manner share: data of each rank, models, and the oracle.
+"""Data, models and the oracle for checks of training with Horovod's interface.
 
-The oracle is one process: a plain model, trained on the ranks' batches put together.
+The oracle is one process: a plain model, trained on all ranks' batches joined.
 """
 
 import re
@@ -51,7 +51,7 @@ def assert_close(shared, alone, tolerance=1e-13):
 
 
 def compare(make, build=dense_model, x=X, tolerance=1e-13, oracle=None, distribute=DistributedOptimizer, **arguments):
-    """Trains with the optimizer of `make` on all ranks, and alone with that of `oracle` or `make`."""
+    """Trains on all ranks with the optimizer of `make`, and alone with the one of `oracle` or `make`; compares."""
     compiled = arguments.pop("compiled", {})
     shared = build()
     fit(shared, distribute(make(), **arguments), mine(x), mine(Y), BATCH, **compiled)

@@ -1,7 +1,7 @@
-"""Every public name of horovod.tensorflow, as Horovod's documentation uses it. Run by test_horovod.py.
+"""Checks every public name of horovod.tensorflow, as Horovod's documentation uses it. Run by test_horovod.py.
 
-docs/horovod-names.md of the part is made of these (tests/harness/name_tables.py); train_name_checks.py has those of
-optimizers, tapes, layers and Keras.
+The part's docs/horovod-names.md is generated from these rows (tests/harness/name_tables.py).
+train_name_checks.py has the rows of optimizers, tapes, layers and Keras.
 """
 
 import functools
@@ -31,7 +31,7 @@ refuses = functools.partial(refusing.refuses, error=ValueError)
 
 
 def ours(name):
-    """What keras_ddl has for a name of HOROVOD.names()."""
+    """Returns keras_ddl's object for a name of HOROVOD.names()."""
     places = {"horovod": hvd, "compression": compression, "keras": hvd_keras, "callbacks": hvd_keras.callbacks}
     first, _, rest = name.partition(".")
     value = places.get(first, hvd)
@@ -40,20 +40,20 @@ def ours(name):
     return value
 
 
-# ---- what all rows promise -------------------------------------------------------------------------------------------
+# ---- all rows --------------------------------------------------------------------------------------------------------
 
 
-def check_names_take_horovods_parameters_in_horovods_order():
+def check_names_take_horovods_parameters_in_order():
     listed = [
         (HOROVOD.sections[key].prefix + name, parameters)
         for key, names in HOROVOD.lists().items()
         for name, parameters in names.items()
         if isinstance(parameters, list)
     ]
-    elsewhere = {}  # by name: parameters that stand at another place here
+    elsewhere = {}  # name -> parameters at another position here
     for name, parameters in listed:
         found = HOROVOD.row_of(name)
-        # What an optimizer and a tape have is of objects: their checks call it with these parameters.
+        # Parameters of an optimizer's or a tape's methods are tested by their own checks.
         if not parameters or found is None or found.verdict == REFUSED or "Distributed" in name.rpartition(".")[0]:
             continue
         takes = inspect.signature(ours(name)).parameters
@@ -74,14 +74,14 @@ def check_names_take_horovods_parameters_in_horovods_order():
         )
 
 
-def check_names_of_one_module_are_those_of_the_other():
+def check_modules_share_their_names():
     for module, names in HOROVOD.lists().items():
         here = {"horovod.tensorflow.compression": compression}.get(module, hvd_keras)
         for name, origin in names.items():
             if not isinstance(origin, str) or any(each in f"{module}.{origin}" for each in ("elastic", "is_version")):
                 continue
             owner, _, last = origin.rpartition(".")
-            if "." in name:  # what a class inherits from another
+            if "." in name:  # inherited from another class
                 assert ours(HOROVOD.sections[module].prefix + name) is not None
                 continue
             if f"{owner}.{last}" in HOROVOD.sections:  # a module
@@ -243,7 +243,7 @@ def check_name_global_process_set():
     assert not hvd.remove_process_set(everybody)
 
 
-# ---- what there is not -----------------------------------------------------------------------------------------------
+# ---- missing names ---------------------------------------------------------------------------------------------------
 
 
 @row("broadcast_global_variables", WORKS, "in graphs; RuntimeError in eager execution, as in Horovod")

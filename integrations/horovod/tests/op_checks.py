@@ -1,6 +1,6 @@
-"""Compares what Horovod's collectives add to those of keras_ddl with NumPy. Run by test_horovod.py.
+"""Compares the features that Horovod's collectives add to keras_ddl's with NumPy. Run by test_horovod.py.
 
-tests/ops proves the collectives themselves, and the checks of names that each of Horovod's calls the right one.
+tests/ops tests the collectives themselves, and the name checks test that each Horovod name calls the right one.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def tensor(dtype: str, shape, rank: int = RANK) -> tf.Tensor:
     return tf.cast(tf.constant(values(dtype, shape, rank)), dtype)
 
 
-def of_all(dtype: str, shape) -> list[np.ndarray]:
+def all_values(dtype: str, shape) -> list[np.ndarray]:
     return [tf.cast(tensor(dtype, shape, rank), tf.float64).numpy() for rank in range(SIZE)]
 
 
@@ -40,14 +40,14 @@ def assert_equal(actual, expected, dtype: str, roundings: int = 1, what=None) ->
 
 
 def both_ways(function):
-    """The function as it is, and as a tf.function."""
+    """Returns the function itself, and as a tf.function."""
     return function, tf.function(function, reduce_retracing=False)
 
 
-def check_horovod_every_dtype_and_operation_scaled_or_not():
-    """Scaled integers lose what is behind the point, before the sum and after it."""
+def check_horovod_every_dtype_and_operation_with_factors():
+    """Scaled integers lose their fraction before the sum and after it."""
     for dtype in DTYPES:
-        parts = np.stack(of_all(dtype, (2, 3)))
+        parts = np.stack(all_values(dtype, (2, 3)))
         whole = np.trunc if "int" in dtype else np.asarray
         for function in both_ways(hvd.allreduce):
             for op, numpy in NUMPY.items():
@@ -58,7 +58,7 @@ def check_horovod_every_dtype_and_operation_scaled_or_not():
                 reduced = whole(NUMPY[op](whole(parts * 1.5), axis=0))
                 assert_equal(scaled, whole(reduced * 2.25), dtype, 6, op)
     tripled = hvd.grouped_allreduce([tensor("float32", (5,))] * 2, op=hvd.Sum, prescale_factor=tf.constant(3.0))
-    assert_equal(tripled[1], 3 * np.sum(of_all("float32", (5,)), 0), "float32")
+    assert_equal(tripled[1], 3 * np.sum(all_values("float32", (5,)), 0), "float32")
 
 
 def check_horovod_wrong_arguments():
@@ -77,14 +77,14 @@ def check_horovod_wrong_arguments():
         raise AssertionError("no error")
 
 
-def check_horovod_allgather_of_numbers_makes_a_row_of_each():
+def check_horovod_allgather_makes_scalars_rows():
     for dtype in (*DTYPES, "uint16", "bool"):
         numbers = hvd.allgather(tf.cast(RANK, dtype))
         assert_equal(numbers, np.array([tf.cast(tf.cast(rank, dtype), tf.float64) for rank in range(SIZE)]), dtype)
 
 
 def in_a_session(make):
-    """What a session of a graph gets for what make() returns, after the initializers."""
+    """Runs make() in a graph, and returns the values of its result in a session after the initializers."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variables = [
             tf.compat.v1.get_variable(f"v{n}", initializer=RANK + 10.0 * n, use_resource=n > 0) for n in range(3)
@@ -94,11 +94,11 @@ def in_a_session(make):
         return session.run(wanted), session.run(variables)
 
 
-def check_horovod_broadcasts_of_variables_in_a_session():
+def check_horovod_broadcasts_variables_in_a_session():
     expected = [SIZE - 1 + 10.0 * n for n in range(3)]
     returned, held = in_a_session(lambda variables: hvd.broadcast_(variables, SIZE - 1))
     assert returned == held == expected, (returned, held)
-    _, held = in_a_session(lambda variables: [hvd.broadcast_(each, SIZE - 1) for each in variables])  # at once
+    _, held = in_a_session(lambda variables: [hvd.broadcast_(each, SIZE - 1) for each in variables])
     assert held == expected
     for broadcast in (hvd.broadcast_variables, lambda _, root: hvd.broadcast_global_variables(root)):
         _, held = in_a_session(lambda variables, broadcast=broadcast: broadcast(variables, SIZE - 1))
@@ -126,10 +126,10 @@ def check_horovod_compression():
             ):
                 expected = sum(tf.cast(tf.constant([0.5, 2.0, -3.0]) * (rank + 1), dtype) for rank in range(SIZE))
                 assert_equal(result, tf.cast(expected, tf.float64), dtype, what=compression)
-        # That it is 16 bits which travel: this cannot be told from 1 there.
+        # With 16 bits sent, this value is rounded to 1.
         lost = hvd.allreduce(tf.constant([1 + 2.0**-12]), op=hvd.Average, compression=compression)
         np.testing.assert_array_equal(lost, [1.0])
-    # The sum is beyond float16, the average is not.
+    # The sum exceeds float16; the average does not.
     np.testing.assert_array_equal(hvd.allreduce(tf.constant([6e4]), compression=hvd.Compression.fp16), [6e4])
     kept = hvd.allreduce(tf.constant([1 + 2.0**-12]), compression=hvd.Compression.none)
     np.testing.assert_array_equal(kept, [1 + 2.0**-12])
@@ -159,7 +159,7 @@ def check_horovod_indexed_slices():
 
 
 def gradient(function, x: tf.Tensor) -> tf.Tensor:
-    """Of sum((rank + 1) * y), so that ranks differ."""
+    """Returns the gradient of sum((rank + 1) * y), which differs between ranks."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = tf.reduce_sum(function(x)) * (RANK + 1.0)
@@ -167,7 +167,7 @@ def gradient(function, x: tf.Tensor) -> tf.Tensor:
 
 
 def check_horovod_gradients():
-    whole = sum(range(1, SIZE + 1))  # the weights of all ranks' losses
+    whole = sum(range(1, SIZE + 1))  # the sum of the weights of all ranks' losses
     ones = np.ones([SIZE, 2])
     fp16 = hvd.Compression.fp16
     cases = {
@@ -200,7 +200,7 @@ def check_horovod_gradients():
             np.testing.assert_allclose(run(function, x), expected, rtol=1e-6, err_msg=what)
 
 
-def check_horovod_join_in_a_loop_with_unequal_numbers_of_batches():
+def check_horovod_join_with_unequal_numbers_of_batches():
     def step(weights, x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(weights * x)

@@ -1,4 +1,4 @@
-"""What scripts of Horovod's examples do, and what users do beside: copies, resuming, several models."""
+"""Patterns of Horovod's example scripts, and of users: copies, resuming, several models."""
 
 import copy
 import pickle
@@ -40,7 +40,7 @@ def folder():
     return Path(keras_ddl.broadcast_object(tempfile.mkdtemp()))
 
 
-def check_gradients_that_disagree_are_failed_preconditions():
+def check_mismatched_gradients_are_failed_preconditions():
     if SIZE == 1:
         return
     value, optimizer = tf.Variable(tf.zeros([2 + RANK])), DistributedOptimizer(SGD(1.0))
@@ -61,7 +61,7 @@ def check_gradients_that_disagree_are_failed_preconditions():
     np.testing.assert_allclose(hvd.allreduce(1.0, op=hvd.Sum), SIZE)
 
 
-def check_what_a_tape_has_reduced_an_optimizer_leaves():
+def check_optimizer_does_not_reduce_tape_gradients_again():
     table, value = tf.Variable(tf.zeros([2, 1])), keras.Variable(0.0)
     optimizer = DistributedOptimizer(SGD(1.0), op=hvd.Sum)
 
@@ -86,18 +86,18 @@ def check_what_a_tape_has_reduced_an_optimizer_leaves():
 
     for run in (clipped, tf.function(clipped)):
         raises(ConfigError, "that a DistributedGradientTape has already reduced.*op=Sum", run)
-    clipped(DistributedOptimizer(SGD(1.0)))  # a mean of equal ones
+    clipped(DistributedOptimizer(SGD(1.0)))  # the mean of equal values
     np.testing.assert_allclose(value.numpy(), -total - 1)
     summing = DistributedOptimizer(SGD(1.0), op=hvd.Sum, backward_passes_per_step=2)
     raises(ConfigError, "has already reduced", lambda: clipped(summing, largest=None))
 
 
-def check_adaptive_sums_of_the_tape():
+def check_tape_with_adaptive_sum():
     value = tf.Variable(tf.zeros([SIZE, 2], tf.float64))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(value[RANK]) * (RANK + 1.0)
     gradient = DistributedGradientTape(tape, op=ddl_hvd.Adasum).gradient(loss, value)
-    np.testing.assert_allclose(gradient, np.arange(1.0, SIZE + 1)[:, np.newaxis] * [1, 1])  # orthogonal: the sum
+    np.testing.assert_allclose(gradient, np.arange(1.0, SIZE + 1)[:, np.newaxis] * [1, 1])  # orthogonal: their sum
     table = tf.Variable(tf.zeros([SIZE, 2]))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(table, [RANK]))
@@ -106,7 +106,7 @@ def check_adaptive_sums_of_the_tape():
 
 
 @long
-def check_copies_reduce_or_are_warned_of():
+def check_copies_reduce_or_warn():
     optimizer = DistributedOptimizer(SGD(1.0), backward_passes_per_step=2)
     own, shared = keras.Variable(0.0, dtype="float64"), keras.Variable(0.0, dtype="float64")
     optimizer.register_local_var(own)
@@ -134,8 +134,8 @@ def check_copies_reduce_or_are_warned_of():
         assert len(texts) == (warned if SIZE > 1 else 0), (trained, texts)
 
 
-def check_rank_0_alone_may_load_what_all_go_on_with():
-    """As Horovod's ImageNet example does: the others have a new model, and an optimizer without variables."""
+def check_rank_0_may_load_alone_before_a_broadcast():
+    """As in Horovod's ImageNet example, the others have a new model, and an optimizer without variables."""
     path = folder() / "model.keras"
     if RANK == 0:
         saved = dense_model()
@@ -153,14 +153,14 @@ def check_rank_0_alone_may_load_what_all_go_on_with():
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(mine(X), mine(Y), batch_size=BATCH, callbacks=[broadcast], **arguments)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this one does not reduce
+        warnings.simplefilter("ignore")  # the warning that this one does not reduce
         alone.fit(everyones(X), everyones(Y), batch_size=BATCH * SIZE, **arguments)
     assert int(model.optimizer.iterations) == 3 * STEPS
     assert_close(model, alone)
 
 
 @long
-def check_load_model_goes_on_adding_up_gradients():
+def check_load_model_continues_to_accumulate_gradients():
     path, batches = folder() / "model.keras", {"batch_size": BATCH, "shuffle": False, "verbose": 0}
     model = dense_model()
     fit(model, DistributedOptimizer(SGD(0.05), backward_passes_per_step=3), mine(X), mine(Y), BATCH)
@@ -179,13 +179,13 @@ def check_load_model_goes_on_adding_up_gradients():
 
 
 @long
-def check_several_steps_in_one_call_equal_one_process():
+def check_several_steps_per_call_equal_one_process():
     compare(lambda: Adam(0.01), compiled={"steps_per_execution": 3})
     oracle = {"oracle": lambda: SGD(0.1, gradient_accumulation_steps=2), "backward_passes_per_step": 2}
     compare(lambda: SGD(0.05), compiled={"steps_per_execution": 4}, **oracle)
 
 
-def check_a_rank_outside_of_the_process_set_keeps_its_gradients():
+def check_rank_outside_the_process_set_keeps_its_gradients():
     first = ddl_hvd.add_process_set([0])
     own, x = keras.Variable(0.0), keras.Variable(0.0)
     optimizer = DistributedOptimizer(

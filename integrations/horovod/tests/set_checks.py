@@ -1,4 +1,4 @@
-"""Process sets, and calls that ranks disagree about. Run by test_horovod.py."""
+"""Process sets, and calls that differ between ranks. Run by test_horovod.py."""
 
 import numpy as np
 
@@ -93,7 +93,7 @@ def check_horovod_process_sets():
         np.testing.assert_array_equal(reduced, np.full(x.shape, total))
         gathered = function(hvd.allgather, tf.fill([1], RANK), process_set=mine)
         np.testing.assert_array_equal(gathered, members)
-        # A root's number is that among all ranks.
+        # A root is numbered among all ranks.
         sent = function(hvd.broadcast, tf.fill([2], RANK), members[-1], process_set=mine)
         np.testing.assert_array_equal(sent, [members[-1]] * 2)
         scattered = function(hvd.reducescatter, x, op=hvd.Sum, process_set=mine)

@@ -1,4 +1,4 @@
-"""Sums of ranks, and a step of an optimizer. Run by test_smoke.py."""
+"""Sums over ranks, and an optimizer step. Run by test_smoke.py."""
 
 import keras
 import numpy as np
@@ -18,13 +18,13 @@ def check_allreduce_sums_and_averages():
     np.testing.assert_allclose(hvd.allreduce(x), [total / SIZE, 2 * total / SIZE])
 
 
-def check_an_optimizer_steps_by_the_mean_of_all_ranks():
+def check_optimizer_applies_the_mean_of_all_ranks():
     shared = keras.Variable(0.0)
     DistributedOptimizer(keras.optimizers.SGD(1.0)).apply([tf.constant(RANK + 1.0)], [shared])
     np.testing.assert_allclose(float(shared.numpy()), -(SIZE + 1) / 2)
 
 
-def check_an_optimizer_leaves_registered_variables_to_each_rank():
+def check_registered_variables_stay_local():
     for wrap in (lambda x: x, lambda x: keras.optimizers.LossScaleOptimizer(x, initial_scale=1.0)):
         own = keras.Variable(0.0)
         optimizer = DistributedOptimizer(wrap(keras.optimizers.SGD(1.0)))

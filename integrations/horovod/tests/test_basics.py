@@ -1,4 +1,4 @@
-"""What of Horovod's basics follows from where the ranks are, without ranks on several hosts."""
+"""Horovod's ranks and sizes on several hosts, computed without real hosts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from keras_ddl.topology import Topology
     ("hosts", "expected", "homogeneous"),
     [
         ((0, 0, 1, 1), [(0, 2), (0, 2), (1, 2), (1, 2)], True),
-        # Host 1 alone has a third rank.
+        # Only host 1 has a third rank.
         ((0, 0, 1, 1, 1, 2), [(0, 3), (0, 2), (1, 3), (1, 2), (0, 1), (2, 3)], False),
         ((0,), [(0, 1)], True),
     ],
 )
-def test_cross_rank_and_size_are_of_the_hosts_with_this_local_rank(
+def test_cross_rank_and_size_count_hosts_with_this_local_rank(
     hosts: tuple[int, ...], expected: list[tuple[int, int]], homogeneous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []

@@ -1,4 +1,4 @@
-"""Commits on disk: whole or not there, whatever happens to the writer."""
+"""Commits on disk are complete or absent, whatever happens to the writer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def alone():
     keras_ddl.init()
 
 
-def test_newest_of_all_ranks_is_found(tmp_path: Path) -> None:
+def test_newest_commit_of_all_ranks_is_found(tmp_path: Path) -> None:
     mine = commits.Commits(tmp_path)
     assert commits.newest(mine) is None
     for number in (9, 10, 11):
         mine.write(number, {"number": number, "array": np.arange(number)})
-    assert [each.step for each in mine.found()] == [11, 10]  # the one before stays
+    assert [each.step for each in mine.found()] == [11, 10]  # the previous commit stays
     (tmp_path / "rank-0").rename(tmp_path / "rank-4")
     mine.write(10, "older")
     number, root, content = commits.newest(mine)
@@ -39,7 +39,7 @@ def test_newest_of_all_ranks_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tear", [lambda data: data[:-1], lambda data: b"", lambda data: b"\0" + data[1:]])
-def test_torn_commit_is_passed_over(tmp_path: Path, tear) -> None:
+def test_truncated_commit_is_skipped(tmp_path: Path, tear) -> None:
     mine = commits.Commits(tmp_path, synced=True)
     mine.write(1, "one")
     mine.write(2, "two")
@@ -52,7 +52,7 @@ def test_torn_commit_is_passed_over(tmp_path: Path, tear) -> None:
     assert commits.newest(mine) == (2, 0, "two again")
 
 
-def test_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+def test_unwritable_directory_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("a file")
     with pytest.raises(ConfigError, match="rank-0, which is not a directory"):
         commits.Commits(tmp_path).write(1, "one")
@@ -81,27 +81,27 @@ def test_killed_writer_leaves_the_last_commit_or_the_next(tmp_path: Path) -> Non
             assert int(writer.stdout.readline()) == before + 1
             time.sleep(generator.uniform(0.02, 0.1))
             writer.kill()
-            said = writer.stdout.read().splitlines()  # the last line may be cut off as well
+            said = writer.stdout.read().splitlines()  # the last line may be truncated, too
         last = int(said[-2]) if len(said) > 1 else before + 1
         number, _, (content, array) = commits.newest(commits.Commits(tmp_path))
         assert last <= number <= last + 2 and content == number and (array == number).all(), (last, number)
         before = number
     after = commits.Commits(tmp_path)
     after.sweep()
-    after.write(before + 1, "after")  # removes what the last writer came not to remove
+    after.write(before + 1, "after")  # removes what the killed writer did not
     names = sorted(path.name for path in (tmp_path / "rank-0").iterdir())
     assert names == sorted(f"ckpt-{number:08d}" for number in (before, before + 1)), names
 
 
 class Evil:
-    """What runs when it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch made",)
 
 
-def commit_of_a_stranger(folder: Path) -> Path:
-    """Writes a commit that is intact, and newer than all others; returns its content."""
+def write_foreign_commit(folder: Path) -> Path:
+    """Writes an intact commit that is newer than all others; returns its content."""
 
     def fill(staged: Path) -> dict[str, Any]:
         (staged / "content.pickle").write_bytes(pickle.dumps(Evil()))
@@ -121,7 +121,7 @@ PLANTS = ["link", "hard link", "FIFO", "for all", "in a directory for all", "in 
 
 
 @pytest.mark.parametrize("kind", [*PLANTS, *(["by another user", "all by another user"] if os.geteuid() == 0 else [])])
-def test_no_commit_of_a_stranger_is_unpickled(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_commits_are_never_unpickled(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     configured = tmp_path / "configured"
     configured.mkdir()
@@ -136,26 +136,26 @@ def test_no_commit_of_a_stranger_is_unpickled(kind: str, tmp_path: Path, monkeyp
     match kind:
         case "link":
             rank.mkdir(mode=0o700)
-            (rank / "ckpt-00000999").symlink_to(commit_of_a_stranger(elsewhere).parent)
+            (rank / "ckpt-00000999").symlink_to(write_foreign_commit(elsewhere).parent)
         case "hard link":
-            content = commit_of_a_stranger(rank)
+            content = write_foreign_commit(rank)
             (tmp_path / "another name").hardlink_to(content)
         case "FIFO":
-            content = commit_of_a_stranger(rank)
+            content = write_foreign_commit(rank)
             content.unlink()
             os.mkfifo(content)
         case "for all":
-            commit_of_a_stranger(rank).chmod(0o666)
+            write_foreign_commit(rank).chmod(0o666)
         case "in a directory for all":
-            commit_of_a_stranger(rank)
+            write_foreign_commit(rank)
             rank.chmod(0o777)
         case "in a linked directory":
-            commit_of_a_stranger(elsewhere)
+            write_foreign_commit(elsewhere)
             rank.symlink_to(elsewhere)
         case "by another user":
-            give_away(commit_of_a_stranger(rank), mine.directory)
+            give_away(write_foreign_commit(rank), mine.directory)
         case "all by another user":
-            give_away(commit_of_a_stranger(rank), configured)
+            give_away(write_foreign_commit(rank), configured)
     with pytest.raises(ConfigError, match="only a job's user may have access"):
         commits.newest(mine)
     assert not (tmp_path / "made").exists()
@@ -164,7 +164,7 @@ def test_no_commit_of_a_stranger_is_unpickled(kind: str, tmp_path: Path, monkeyp
             mine.write(1, "one")
 
 
-def test_commits_are_written_for_this_user_alone(tmp_path: Path) -> None:
+def test_commits_are_readable_only_by_this_user(tmp_path: Path) -> None:
     mine = commits.Commits(tmp_path / "commits" / "state")
     mine.write(1, "one")
     for folder in (tmp_path / "commits", mine.directory, mine.directory / "rank-0"):

@@ -1,4 +1,4 @@
-"""keras_ddl.horovod on real ranks: what its collectives and process sets give, against NumPy."""
+"""Compares keras_ddl.horovod's collectives and process sets on several ranks with NumPy."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from harness.rank_tests import rank_tests
 HERE = Path(__file__).parent
 CHECKS = [HERE / "op_checks.py", HERE / "set_checks.py"]
 
-# Every name once is enough: on two ranks.
+# Checking every name once, on two ranks, is enough.
 NAMES = [HERE / "name_checks.py", HERE / "name_collective_checks.py"]
 
 test_horovod_of_two = rank_tests([*CHECKS, *NAMES], [2])

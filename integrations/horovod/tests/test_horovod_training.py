@@ -1,4 +1,4 @@
-"""Scripts in Horovod's manner on real ranks: optimizers, tapes, callbacks and layers without a Strategy."""
+"""Training with Horovod's interface on several ranks: optimizers, tapes, callbacks and layers without a Strategy."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 from harness.rank_tests import rank_tests
 
 HERE = Path(__file__).parent
-# The last check of train_checks.py makes a Strategy: it comes at the end.
+# The last check of train_checks.py creates a Strategy, so it must come last.
 NAMES = ["elastic", "graph_optimizer", "train_callback", "script", "train"]
 CHECKS = [HERE / f"{name}_checks.py" for name in NAMES]
 
-# Once is enough: on two ranks.
+# Running these once, on two ranks, is enough.
 EVERY_NAME = [HERE / "train_name_checks.py", HERE / "elastic_name_checks.py"]
 
 test_training = rank_tests([*EVERY_NAME, *CHECKS], [2])

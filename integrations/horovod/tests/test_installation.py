@@ -21,7 +21,7 @@ from keras_ddl.horovod.installation import explain
 
 hvd.init()
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-# The first DistributedOptimizer of the process: Python looks up compile before it is made.
+# The first DistributedOptimizer of the process: Python looks up compile before it is created.
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse", experimental_run_tf_function=False)
 assert model.jit_compile is False
 total = hvd.allreduce(tf.constant([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
@@ -92,13 +92,13 @@ print("done")
     assert python(code, tmp_path) == "done\n"
 
 
-def test_install_leaves_heavy_imports_to_their_first_use(tmp_path: Path) -> None:
+def test_install_imports_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, keras_ddl.horovod as hvd; hvd.install(); import horovod.tensorflow; dir(hvd)"
     code += "; heavy = {'tensorflow', 'keras', 'mpi4py'} & set(sys.modules); assert not heavy, heavy"
     python(code, tmp_path)
 
 
-def test_install_refuses_beside_another_horovod(tmp_path: Path) -> None:
+def test_install_refuses_if_another_horovod_is_installed(tmp_path: Path) -> None:
     other_horovod(tmp_path)
     code = """
 import sys
@@ -119,9 +119,9 @@ print("refused")
 
 
 @pytest.mark.parallel
-def test_run_as_horovod_takes_a_script_as_it_is(tmp_path: Path) -> None:
+def test_run_as_horovod_runs_an_unchanged_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "horovod").mkdir()  # a folder of that name beside the script is no Horovod
+    (tmp_path / "horovod").mkdir()  # a folder of that name beside the script is not Horovod
     ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path)
     assert ended.status == 0, ended
     assert "total [3.0, 6.0] 0.28.1+keras.ddl" in ended.out, ended
@@ -168,7 +168,7 @@ print("done")
     assert python(code, tmp_path).endswith("done\n")
 
 
-def test_run_as_horovod_refuses_beside_another_horovod(tmp_path: Path) -> None:
+def test_run_as_horovod_refuses_if_another_horovod_is_installed(tmp_path: Path) -> None:
     other_horovod(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     env = {"PYTHONPATH": python_path(tmp_path)}

@@ -1,4 +1,4 @@
-"""Which gradients are reduced already."""
+"""Finds out which gradients are already reduced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.reduction import GradientReduction
 
 
-def test_a_graph_is_walked_once_for_all_gradients_of_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_is_walked_once_for_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[int] = []
     monkeypatch.setattr(reduced, "computed_from", lambda sources: (walks.append(1), computed_from(sources))[1])
     variables = [tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)]

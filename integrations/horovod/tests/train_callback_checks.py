@@ -23,7 +23,7 @@ def small_model(seed=7):
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(2)])
 
 
-def everyone(value):
+def gathered(value):
     return keras_ddl.all_gather_object(value)
 
 
@@ -50,11 +50,11 @@ def check_variables_are_broadcast_before_the_first_batch():
     root = SIZE - 1
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(root)
     model.fit(X[RANK], Y[RANK], batch_size=8, verbose=0, callbacks=[broadcast, watch])
-    for received, sent in zip(watch.first, everyone(mine)[root]):
+    for received, sent in zip(watch.first, gathered(mine)[root]):
         np.testing.assert_array_equal(received, sent)
     momentum = watch.first[len(mine) + 2]
     assert watch.rates[0] == 0.1 * (root + 1) and (momentum == root).all(), (watch.rates, momentum)
-    weights = everyone([w.tobytes() for w in model.get_weights()])
+    weights = gathered([w.tobytes() for w in model.get_weights()])
     assert all(each == weights[0] for each in weights)
 
 
@@ -83,7 +83,7 @@ def check_local_variables_are_not_broadcast():
     )
 
 
-def check_steps_that_count_no_rows_weigh_the_same():
+def check_steps_that_do_not_count_rows_have_equal_weights():
     class Own(keras.Model):
         def train_step(self, data):
             return {"number": tf.constant(1.0 + RANK)}
@@ -102,7 +102,7 @@ def check_steps_that_count_no_rows_weigh_the_same():
 def normalised(layer):
     keras.utils.set_random_seed(9)
     inputs = keras.Input((5, 6))
-    x = keras.layers.Dense(4, use_bias=False)(inputs)  # BatchNormalization has one: this one's gradient is noise
+    x = keras.layers.Dense(4, use_bias=False)(inputs)  # without bias, whose gradient would be noise
     outputs = keras.layers.Dense(2)(keras.layers.Flatten()(layer(x)))
     return keras.Model(inputs, outputs)
 
@@ -121,11 +121,11 @@ def check_synchronised_statistics_and_gradients_equal_one_process():
     alone.fit(x.reshape(-1, 5, 6), y.reshape(-1, 2), **{**arguments, "batch_size": 4 * SIZE})
     for one, other in zip(shared.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
-    weights = everyone([w.tobytes() for w in shared.get_weights()])
+    weights = gathered([w.tobytes() for w in shared.get_weights()])
     assert all(each == weights[0] for each in weights)
 
 
-def check_masks_axes_and_uneven_rows_of_synchronised_statistics():
+def check_synchronised_statistics_with_masks_axes_and_uneven_rows():
     rng = np.random.default_rng(6)
     rows = [2 + 3 * rank for rank in range(SIZE)]
     ends = np.cumsum([0, *rows])

@@ -1,4 +1,4 @@
-"""Training in Horovod's manner: each rank its own batches and loss. Run by test_horovod_training.py."""
+"""Training with Horovod's interface, where each rank has its own batches and loss. Run by test_horovod_training.py."""
 
 import warnings
 
@@ -61,7 +61,7 @@ def check_accumulation_reduces_once_per_update():
         ops.all_reduce_n = original
 
 
-def check_iterations_count_batches_as_horovods_do():
+def check_iterations_count_batches_as_in_horovod():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.5, 0.25])
     optimizer = DistributedOptimizer(keras.optimizers.Nadam(schedule), backward_passes_per_step=2)
     by_hand = DistributedOptimizer(
@@ -73,8 +73,8 @@ def check_iterations_count_batches_as_horovods_do():
         for each, variable in zip((optimizer, by_hand, plain), variables):
             each.apply([tf.ones([1], variable.dtype)], [variable])
         assert (int(optimizer.iterations), int(by_hand.iterations)) == (batch + 1, batch + 1)
-        assert int(plain.iterations) == (batch + 1) // 2  # plain Keras stays as it is
-        if batch == 3:  # by the mean of two gradients that are equal, or by their sum: Nadam does not mind
+        assert int(plain.iterations) == (batch + 1) // 2  # plain Keras is unchanged
+        if batch == 3:  # by the mean or the sum of two equal gradients: Nadam gives the same
             np.testing.assert_allclose(variables[0].numpy(), variables[2].numpy(), rtol=1e-4)
     np.testing.assert_allclose(variables[1].numpy(), [1.0 - 2 * 0.5 - 2 * 0.5 - 2 * 0.25])
     assert float(optimizer.learning_rate) == 0.25
@@ -85,7 +85,7 @@ def check_loss_scaling_skips_the_step_on_all_ranks():
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=4.0)
 
     compare(scaled)
-    # An overflow on the last rank alone; also where Keras wraps the distributed optimizer itself.
+    # Only the last rank overflows; also when Keras itself wraps the distributed optimizer.
     x = mine(X).copy()
     if RANK == SIZE - 1:
         x[BATCH * 2] = np.inf
@@ -98,7 +98,7 @@ def check_loss_scaling_skips_the_step_on_all_ranks():
         assert_close(model, model)
 
 
-def check_what_is_saved_is_plain_keras():
+def check_saved_optimizer_is_plain_keras():
     optimizer = DistributedOptimizer(keras.optimizers.Adam(0.01, clipnorm=1.0), backward_passes_per_step=2)
     plain = keras.optimizers.Adam(0.01, clipnorm=1.0, gradient_accumulation_steps=2)
     config = {**optimizer.get_config(), "name": plain.name}
@@ -108,7 +108,7 @@ def check_what_is_saved_is_plain_keras():
     assert type(again) is keras.optimizers.Adam and "_ddl_reduction" not in vars(again)
 
 
-def check_jit_compile_is_left_out():
+def check_jit_compile_is_off():
     class WithGpu(keras.Sequential):
         def _resolve_auto_jit_compile(self):
             return True
@@ -131,7 +131,7 @@ def check_float8_scales_take_the_maximum_over_ranks():
     assert float(scale.numpy()) == 4.0 + SIZE and float(weight.numpy()) == 0.0
 
 
-def check_what_makes_no_sense_is_refused():
+def check_contradictory_arguments_are_refused():
     sgd = keras.optimizers.SGD
     raises(ConfigError, "takes an optimizer of Keras 3", lambda: DistributedOptimizer("sgd"))
     raises(ConfigError, "reduced (only )?once", lambda: DistributedOptimizer(DistributedOptimizer(sgd())))
@@ -184,7 +184,7 @@ def check_tape_equals_one_process():
         assert_close(shared, alone)
 
 
-def check_tape_of_structures_slices_and_persistent_tapes():
+def check_tape_with_structures_slices_and_persistence():
     table = tf.Variable(tf.ones([5, 2], tf.float64))
     weight = keras.Variable(2.0 * np.ones([2]))
     with tf.GradientTape(persistent=True) as tape:
@@ -200,14 +200,14 @@ def check_tape_of_structures_slices_and_persistent_tapes():
     for rank in range(SIZE):
         expected[[rank, 4]] += 2 * (rank + 1) / SIZE
     np.testing.assert_allclose(tf.convert_to_tensor(found["table"]), expected)
-    np.testing.assert_allclose(tape.gradient(loss, weight), [2 * (RANK + 1)] * 2)  # the plain tape stays plain
+    np.testing.assert_allclose(tape.gradient(loss, weight), [2 * (RANK + 1)] * 2)  # the plain tape is unchanged
     single = DistributedGradientTape(tape, sparse_as_dense=True, op="max").gradient(loss, table)
     assert isinstance(single, tf.Tensor) and single[4, 0] == 2 * SIZE
     np.testing.assert_allclose(shared.gradient(loss, weight), [2 * mean] * 2)
 
 
-def check_a_table_as_slices_is_not_gathered():
-    """The gradient of a product as slices of all rows: summed, where looked up rows are those of all ranks."""
+def check_complete_table_as_slices_is_not_gathered():
+    """A gradient as slices that cover all rows is summed, whereas slices of looked-up rows are gathered."""
     table = tf.Variable(tf.ones([5, 2], tf.float64))
 
     @tf.custom_gradient
@@ -230,7 +230,7 @@ def check_a_table_as_slices_is_not_gathered():
     np.testing.assert_allclose(tf.convert_to_tensor(found), expected)
 
 
-# ---- last: a Strategy, whose scope no other check may meet -----------------------------------------------------------
+# ---- last: a Strategy, which would affect other checks ---------------------------------------------------------------
 
 
 def check_a_strategy_and_a_distributed_optimizer_are_refused():

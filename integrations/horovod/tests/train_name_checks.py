@@ -1,6 +1,6 @@
-"""Every public name of Horovod for training, as its documentation uses it. Run by test_horovod_training.py.
+"""Checks every public name of Horovod for training, as its documentation uses it. Run by test_horovod_training.py.
 
-integrations/horovod/docs/horovod-names.md is made of these rows, as of those in name_checks.py.
+integrations/horovod/docs/horovod-names.md is generated from these rows and those in name_checks.py.
 """
 
 import shutil
@@ -27,12 +27,12 @@ def assert_same(actual, expected, rtol=1e-6):
 
 
 def mine():
-    """This rank's gradient: [1, 2] on rank 0, [2, 4] on rank 1."""
+    """Returns this rank's gradient: [1, 2] on rank 0, [2, 4] on rank 1."""
     return tf.constant([1.0, 2.0]) * (RANK + 1)
 
 
 def stepped(make, gradient=None, steps=1, slices=False, **arguments):
-    """What SGD at rate 1 takes away from zeros after some steps with `gradient`, or this rank's own."""
+    """Returns by how much SGD at rate 1 lowers zeros in some steps with `gradient`, or this rank's gradient."""
     variable = keras.Variable(np.zeros([SIZE, 2] if slices else [2]), dtype="float32")
     optimizer = make(keras.optimizers.SGD(1.0), **arguments)
     for _ in range(steps):
@@ -229,7 +229,7 @@ def check_name_keras_allreduce():
 @row("keras.load_model(legacy_opts)", REFUSED, "True: Keras 3 has no legacy optimizers")
 def check_name_load_model():
     class Mine(keras.optimizers.SGD):
-        """As a script has it."""
+        """A user's own optimizer class."""
 
     folder = hvd.broadcast_object(tempfile.mkdtemp())
     if RANK == 0:
@@ -261,7 +261,7 @@ def check_name_keras_broadcast_global_variables():
 
 
 def fit(*callbacks, epochs=2, rows=2, **arguments):
-    """A model with a rank's own start, on rows of its own: (model, logs, rates at the begin of each batch)."""
+    """Fits a model that starts differently on each rank, on the rank's rows: (model, logs, rates at batch begin)."""
     rates = []
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
@@ -344,7 +344,7 @@ def check_name_LearningRateScheduleCallback():
     by_keyword="mode save_freq",
 )
 def check_name_BestModelCheckpoint():
-    folder = Path(tempfile.mkdtemp())  # of each rank its own
+    folder = Path(tempfile.mkdtemp())  # one for each rank
     arguments = {"monitor": "loss", "verbose": 0, "save_weights_only": True, "mode": "min", "save_freq": "epoch"}
     best = hvd_keras.callbacks.BestModelCheckpoint(**arguments)
     refuses(lambda: fit(best), "filepath")

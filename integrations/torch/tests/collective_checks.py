@@ -1,4 +1,4 @@
-"""Every collective of torch.distributed by backend "ddl", against what one process computes."""
+"""Compares every collective of backend "ddl" with results that one process computes."""
 
 import itertools
 import warnings
@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 import keras_ddl.torch  # noqa: F401  (registers the backend)
 from harness.rank_program import skip
 
-warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 has further names for some
+warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 deprecates some names
 dist.init_process_group("ddl")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 REDUCED = (
@@ -30,21 +30,21 @@ OPS = {
 }
 
 
-def of(rank, size, dtype=torch.float32):
-    """Small whole numbers that differ by rank and place: sums and products are exact in every dtype."""
+def values(rank, size, dtype=torch.float32):
+    """Returns small whole numbers that differ by rank and position: sums and products are exact in every dtype."""
     return ((torch.arange(size) * 7 + 3 * rank) % 3 + (rank % 2)).to(dtype)
 
 
-def of_all(size, dtype=torch.float32):
-    return torch.stack([of(rank, size, dtype) for rank in range(SIZE)])
+def all_values(size, dtype=torch.float32):
+    return torch.stack([values(rank, size, dtype) for rank in range(SIZE)])
 
 
-def same(found, expected):
+def assert_same(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def ended(work):
-    """Waits for the work of a collective; None: it has ended already."""
+def wait_for(work):
+    """Waits for a collective; None: it has already ended."""
     if work is not None:
         work.wait()
         assert work.is_completed() and work.is_success() and work.exception() is None
@@ -61,17 +61,17 @@ def check_all_reduce_of_every_dtype_op_and_size():
         if size > 1000 and dtype not in (torch.bfloat16, torch.float32, torch.uint8):
             continue
         for later in (False, True):
-            tensor = of(RANK, size, dtype)
-            ended(dist.all_reduce(tensor, op, async_op=later))
+            tensor = values(RANK, size, dtype)
+            wait_for(dist.all_reduce(tensor, op, async_op=later))
             if size:
-                same(tensor, expected(of_all(size, dtype)).to(dtype))
+                assert_same(tensor, expected(all_values(size, dtype)).to(dtype))
 
 
 def check_all_reduce_mean():
     for dtype in (torch.float32, torch.float64):
-        tensor = of(RANK, 1001, dtype)
+        tensor = values(RANK, 1001, dtype)
         dist.all_reduce(tensor, ReduceOp.AVG)
-        torch.testing.assert_close(tensor, of_all(1001, dtype).mean(0))
+        torch.testing.assert_close(tensor, all_values(1001, dtype).mean(0))
 
 
 def check_all_reduce_of_bools_is_any_and_all():
@@ -79,139 +79,139 @@ def check_all_reduce_of_bools_is_any_and_all():
     for op, expected in ((ReduceOp.SUM, [True, True, False]), (ReduceOp.PRODUCT, [SIZE == 1, True, False])):
         tensor = mine.clone()
         dist.all_reduce(tensor, op)
-        same(tensor, torch.tensor(expected))
-        assert tensor.view(torch.uint8).max() <= 1  # no sum, which is 0 again for 256 ranks
+        assert_same(tensor, torch.tensor(expected))
+        assert tensor.view(torch.uint8).max() <= 1  # a sum would wrap to 0 at 256 ranks
 
 
-def check_all_reduce_in_the_order_of_memory():
-    # Dense, but not in the order of the indices: as gradients of channels_last models are.
-    tensor = of(RANK, 24).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+def check_all_reduce_of_permuted_tensors():
+    # Dense, but not in index order, like gradients of channels_last models.
+    tensor = values(RANK, 24).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
     dist.all_reduce(tensor)
-    same(tensor.contiguous(), of_all(24).sum(0).reshape(2, 3, 2, 2))
+    assert_same(tensor.contiguous(), all_values(24).sum(0).reshape(2, 3, 2, 2))
 
 
-def check_all_reduce_leaves_its_neighbours_alone():
+def check_all_reduce_does_not_touch_adjacent_memory():
     whole = torch.full((30,), -1.0)
-    whole[10:20] = of(RANK, 10)
+    whole[10:20] = values(RANK, 10)
     dist.all_reduce(whole[10:20])
-    same(whole[10:20], of_all(10).sum(0))
+    assert_same(whole[10:20], all_values(10).sum(0))
     assert (whole[:10] == -1).all() and (whole[20:] == -1).all()
 
 
 def check_all_reduce_coalesced():
-    tensors = [of(RANK, 5), of(RANK, 70_001), of(RANK, 0)]
+    tensors = [values(RANK, 5), values(RANK, 70_001), values(RANK, 0)]
     with warnings.catch_warnings(action="ignore"):
         dist.all_reduce_coalesced(tensors)
         for tensor in tensors:
-            same(tensor, of_all(tensor.numel(), tensor.dtype).sum(0))
+            assert_same(tensor, all_values(tensor.numel(), tensor.dtype).sum(0))
         dist.all_reduce_coalesced(tensors, async_op=True).wait()
-    same(tensors[1], SIZE * of_all(70_001).sum(0))
+    assert_same(tensors[1], SIZE * all_values(70_001).sum(0))
 
 
 def check_reduce():
     for root in range(SIZE):
-        tensor = of(RANK, 1000)
+        tensor = values(RANK, 1000)
         dist.reduce(tensor, root)
         if root == RANK:
-            same(tensor, of_all(1000).sum(0))
+            assert_same(tensor, all_values(1000).sum(0))
 
 
 def check_reduce_scatter_into_one_tensor():
     for dtype, (op, expected), rows in itertools.product((torch.float32, torch.int64), OPS.items(), (0, 1, 5001)):
-        mine = of(RANK, rows * SIZE * 3, dtype).reshape(rows * SIZE, 3)
+        mine = values(RANK, rows * SIZE * 3, dtype).reshape(rows * SIZE, 3)
         for later in (False, True):
             output = torch.empty(rows, 3, dtype=dtype)
-            ended(dist.reduce_scatter_tensor(output, mine, op, async_op=later))
+            wait_for(dist.reduce_scatter_tensor(output, mine, op, async_op=later))
             if rows:
-                same(output, expected(of_all(rows * SIZE * 3, dtype)).reshape(SIZE, rows, 3)[RANK].to(dtype))
-        same(mine, of(RANK, rows * SIZE * 3, dtype).reshape(rows * SIZE, 3))  # read only
+                assert_same(output, expected(all_values(rows * SIZE * 3, dtype)).reshape(SIZE, rows, 3)[RANK].to(dtype))
+        assert_same(mine, values(RANK, rows * SIZE * 3, dtype).reshape(rows * SIZE, 3))  # unchanged
 
 
 def check_reduce_scatter_of_a_list():
     for lengths in ([4] * SIZE, list(range(SIZE))):
-        pieces = [of(RANK + rank, length) for rank, length in enumerate(lengths)]
+        pieces = [values(RANK + rank, length) for rank, length in enumerate(lengths)]
         output = torch.empty(lengths[RANK])
         dist.reduce_scatter(output, pieces)
-        same(output, torch.stack([of(rank + RANK, lengths[RANK]) for rank in range(SIZE)]).sum(0))
+        assert_same(output, torch.stack([values(rank + RANK, lengths[RANK]) for rank in range(SIZE)]).sum(0))
 
 
 def check_broadcast_of_every_dtype():
     for dtype, root, size in itertools.product(MOVED, range(SIZE), SIZES):
         for later in (False, True):
-            tensor = of(RANK, size, dtype)
-            ended(dist.broadcast(tensor, root, async_op=later))
-            same(tensor, of(root, size, dtype))
+            tensor = values(RANK, size, dtype)
+            wait_for(dist.broadcast(tensor, root, async_op=later))
+            assert_same(tensor, values(root, size, dtype))
 
 
 def check_all_gather_into_one_tensor():
     for dtype, size in itertools.product(MOVED, SIZES):
         for later in (False, True):
             output = torch.empty(SIZE * size, dtype=dtype)
-            ended(dist.all_gather_into_tensor(output, of(RANK, size, dtype), async_op=later))
-            same(output, of_all(size, dtype).reshape(-1))
+            wait_for(dist.all_gather_into_tensor(output, values(RANK, size, dtype), async_op=later))
+            assert_same(output, all_values(size, dtype).reshape(-1))
 
 
 def check_all_gather_into_a_list():
     for dtype in MOVED:
         outputs = [torch.empty(2, 3, dtype=dtype) for _ in range(SIZE)]
-        dist.all_gather(outputs, of(RANK, 6, dtype).reshape(2, 3))
-        same(torch.stack(outputs), of_all(6, dtype).reshape(SIZE, 2, 3))
+        dist.all_gather(outputs, values(RANK, 6, dtype).reshape(2, 3))
+        assert_same(torch.stack(outputs), all_values(6, dtype).reshape(SIZE, 2, 3))
 
 
 def check_all_gather_of_transposed_tensors():
     outputs = [torch.empty(3, 2).T if rank % 2 else torch.empty(2, 3) for rank in range(SIZE)]
-    dist.all_gather(outputs, of(RANK, 6).reshape(3, 2).T)
-    same(torch.stack(outputs), of_all(6).reshape(SIZE, 3, 2).transpose(1, 2))
+    dist.all_gather(outputs, values(RANK, 6).reshape(3, 2).T)
+    assert_same(torch.stack(outputs), all_values(6).reshape(SIZE, 3, 2).transpose(1, 2))
 
 
 def check_all_gather_of_different_lengths():
     outputs = [torch.empty(3 * rank) for rank in range(SIZE)]
-    dist.all_gather(outputs, of(RANK, 3 * RANK))
+    dist.all_gather(outputs, values(RANK, 3 * RANK))
     for rank in range(SIZE):
-        same(outputs[rank], of(rank, 3 * rank))
+        assert_same(outputs[rank], values(rank, 3 * rank))
 
 
-def check_all_gather_is_done_where_it_says_so():
+def check_all_gather_is_done_when_it_says_so():
     outputs = [torch.full((1000,), -1.0) for _ in range(SIZE)]
-    work = dist.all_gather(outputs, of(RANK, 1000), async_op=True)
+    work = dist.all_gather(outputs, values(RANK, 1000), async_op=True)
     while not work.is_completed():
         pass
-    same(torch.stack(outputs), of_all(1000))
+    assert_same(torch.stack(outputs), all_values(1000))
 
 
 def check_gather_and_scatter():
     for dtype, root in itertools.product(MOVED, range(SIZE)):
         here = root == RANK
         outputs = [torch.empty(2, 2, dtype=dtype) for _ in range(SIZE)] if here else None
-        dist.gather(of(RANK, 4, dtype).reshape(2, 2), outputs, root)
+        dist.gather(values(RANK, 4, dtype).reshape(2, 2), outputs, root)
         if here:
-            same(torch.stack(outputs), of_all(4, dtype).reshape(SIZE, 2, 2))
+            assert_same(torch.stack(outputs), all_values(4, dtype).reshape(SIZE, 2, 2))
         output = torch.empty(5, dtype=dtype)
-        dist.scatter(output, list(of_all(5, dtype)) if here else None, root)
-        same(output, of(RANK, 5, dtype))
+        dist.scatter(output, list(all_values(5, dtype)) if here else None, root)
+        assert_same(output, values(RANK, 5, dtype))
 
 
-def check_all_to_all_of_equal_parts():
+def check_all_to_all_with_equal_splits():
     for dtype in MOVED:
         output = torch.empty(2 * SIZE, 3, dtype=dtype)
-        dist.all_to_all_single(output, of(RANK, 6 * SIZE, dtype).reshape(2 * SIZE, 3))
-        same(output, of_all(6 * SIZE, dtype).reshape(SIZE, SIZE, 2, 3)[:, RANK].reshape(2 * SIZE, 3))
+        dist.all_to_all_single(output, values(RANK, 6 * SIZE, dtype).reshape(2 * SIZE, 3))
+        assert_same(output, all_values(6 * SIZE, dtype).reshape(SIZE, SIZE, 2, 3)[:, RANK].reshape(2 * SIZE, 3))
 
 
-def check_all_to_all_of_different_parts():
+def check_all_to_all_with_unequal_splits():
     # Rank s sends r + s rows of two elements to rank r.
     def sent(sender, to):
-        return of(10 * sender + to, 2 * (sender + to)).reshape(-1, 2)
+        return values(10 * sender + to, 2 * (sender + to)).reshape(-1, 2)
 
     mine = [sent(RANK, to) for to in range(SIZE)]
     expected = [sent(sender, RANK) for sender in range(SIZE)]
     output = torch.empty(sum(map(len, expected)), 2)
     work = dist.all_to_all_single(output, torch.cat(mine), [*map(len, expected)], [*map(len, mine)], async_op=True)
     work.wait()
-    same(output, torch.cat(expected))
+    assert_same(output, torch.cat(expected))
     outputs = [torch.empty_like(each) for each in expected]
     dist.all_to_all(outputs, mine)
-    same(torch.cat(outputs), torch.cat(expected))
+    assert_same(torch.cat(outputs), torch.cat(expected))
 
 
 def check_send_and_receive_around_a_ring():
@@ -219,25 +219,25 @@ def check_send_and_receive_around_a_ring():
         skip("one rank has nobody to send to")
     after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     for size, dtype in ((0, torch.float32), (1, torch.complex64), (1000, torch.bool), (1_000_003, torch.float32)):
-        mine, theirs = of(RANK, size, dtype), torch.empty(size, dtype=dtype)
+        mine, theirs = values(RANK, size, dtype), torch.empty(size, dtype=dtype)
         pairs = [dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, theirs, before)]
         for work in dist.batch_isend_irecv(pairs):
             work.wait()
-        same(theirs, of(before, size, dtype))
+        assert_same(theirs, values(before, size, dtype))
 
 
-def check_receive_by_tag_and_from_anyone():
+def check_receive_by_tag_and_from_any_rank():
     if SIZE == 1:
         skip("one rank has nobody to send to")
     if RANK == 0:
-        dist.send(of(1, 3), 1, tag=1)
-        dist.send(of(2, 3), 1, tag=2)
+        dist.send(values(1, 3), 1, tag=1)
+        dist.send(values(2, 3), 1, tag=2)
     if RANK == 1:
         first, second = torch.empty(3), torch.empty(3)
         assert dist.recv(second, 0, tag=2) == 0
         assert dist.recv(first, tag=1) == 0
-        same(first, of(1, 3))
-        same(second, of(2, 3))
+        assert_same(first, values(1, 3))
+        assert_same(second, values(2, 3))
 
 
 def check_futures_complete_in_the_order_of_the_collectives():
@@ -253,13 +253,13 @@ def check_futures_complete_in_the_order_of_the_collectives():
     assert sorted(order) == list(range(len(tensors)))
 
 
-def check_works_may_be_forgotten():
-    # The tensor lives until the collective is done.
+def check_works_may_be_dropped():
+    # The tensor must live until the collective is done.
     for _ in range(20):
         dist.all_reduce(torch.full((300_000,), 1.0), async_op=True)
     dist.barrier()
     output = [torch.empty(100_000) for _ in range(SIZE)]
-    dist.all_gather(output, of(RANK, 100_000), async_op=True)
+    dist.all_gather(output, values(RANK, 100_000), async_op=True)
     dist.barrier()
 
 
@@ -270,8 +270,8 @@ def check_group_of_some_ranks():
         assert dist.get_group_rank(group, RANK) == members.index(RANK)
         tensor = torch.ones(3)
         dist.all_reduce(tensor, group=group)
-        same(tensor, torch.full((3,), float(len(members))))
+        assert_same(tensor, torch.full((3,), float(len(members))))
         tensor = torch.full((2,), float(RANK))
         dist.broadcast(tensor, members[-1], group=group)
-        same(tensor, torch.full((2,), float(members[-1])))
+        assert_same(tensor, torch.full((2,), float(members[-1])))
     dist.barrier()

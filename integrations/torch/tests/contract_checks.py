@@ -1,4 +1,4 @@
-"""What backend "ddl" promises: errors that say what is wrong, groups that come and go, waiting that ends."""
+"""Promises of backend "ddl": clear errors, groups that are created and destroyed, waits that end."""
 
 import os
 import time
@@ -16,7 +16,7 @@ if not dist.is_initialized():
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 
 
-def needs_others():
+def skip_if_alone():
     if SIZE == 1:
         skip("needs another rank")
 
@@ -29,7 +29,7 @@ def check_init_needs_no_address():
         assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]) == (str(SIZE), str(SIZE))
 
 
-def check_what_is_refused_says_so_by_name():
+def check_refusals_name_the_call():
     sparse = torch.eye(3).to_sparse()
     whole = torch.ones(3, 4)
     refused = [
@@ -46,11 +46,11 @@ def check_what_is_refused_says_so_by_name():
     for call, said in refused:
         with pytest.raises(ValueError, match=said):
             call()
-    dist.barrier()  # nothing of it was sent
+    dist.barrier()  # nothing was sent
 
 
-def check_tensors_of_two_devices_are_refused():
-    # No GPU is needed to see it: only where the tensor says that it lies.
+def check_tensors_on_two_devices_are_refused():
+    # This needs no GPU, because the check only reads the tensor's device.
     from keras_ddl.errors import ConfigError
     from keras_ddl.torch import memory
 
@@ -61,8 +61,8 @@ def check_tensors_of_two_devices_are_refused():
         memory.check("all_reduce", [torch.ones(1, device="cpu"), OnGpu()])
 
 
-def check_a_mismatch_is_told_to_every_rank():
-    needs_others()
+def check_mismatch_fails_on_every_rank():
+    skip_if_alone()
     last = RANK == SIZE - 1
     calls = [
         (lambda: dist.all_reduce(torch.ones(3 + last)), r"shape \[4\]"),
@@ -82,16 +82,16 @@ def check_a_mismatch_is_told_to_every_rank():
     dist.barrier()
 
 
-def check_parts_that_do_not_fit_are_told_to_who_gets_them():
-    needs_others()
+def check_mismatched_splits_fail_on_receiver():
+    skip_if_alone()
     output = torch.empty(2 * SIZE)
     with pytest.raises(dist.DistBackendError, match="the output sizes must equal the numbers"):
         dist.all_to_all_single(output, torch.ones(SIZE))
     dist.barrier()
 
 
-def check_a_message_of_another_length_is_an_error():
-    needs_others()
+def check_message_of_wrong_length_is_an_error():
+    skip_if_alone()
     for sent, expected in ((3, 5), (5, 3)):
         if RANK == 0:
             dist.send(torch.ones(sent), 1)
@@ -101,8 +101,8 @@ def check_a_message_of_another_length_is_an_error():
     dist.barrier()
 
 
-def check_wait_with_a_timeout_ends_and_the_collective_goes_on():
-    needs_others()
+def check_wait_timeout_does_not_end_the_collective():
+    skip_if_alone()
     tensor = torch.ones(3)
     if RANK == 0:
         work = dist.all_reduce(tensor, async_op=True)
@@ -119,8 +119,8 @@ def check_wait_with_a_timeout_ends_and_the_collective_goes_on():
     assert (tensor == SIZE).all()
 
 
-def check_the_timeout_of_a_group_names_who_is_missing():
-    needs_others()
+def check_group_timeout_names_missing_ranks():
+    skip_if_alone()
     group = dist.new_group(timeout=timedelta(seconds=1))
     if RANK == 0:
         with pytest.raises(dist.DistBackendError, match="DeadlineError") as raised:
@@ -135,7 +135,7 @@ def check_the_timeout_of_a_group_names_who_is_missing():
 def check_monitored_barrier():
     keras_ddl.torch.monitored_barrier()
     keras_ddl.torch.monitored_barrier(timeout=timedelta(seconds=30))
-    needs_others()
+    skip_if_alone()
     if RANK == SIZE - 1:
         store().wait([f"rank {rank} has seen it" for rank in range(SIZE - 1)])
         keras_ddl.torch.monitored_barrier()
@@ -146,8 +146,8 @@ def check_monitored_barrier():
     dist.barrier()
 
 
-def check_shutdown_with_work_under_way():
-    needs_others()
+def check_shutdown_with_running_work():
+    skip_if_alone()
     group = dist.new_group()
     if RANK == 0:
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
@@ -167,7 +167,7 @@ def store():
 
 
 def check_init_again_after_destroy():
-    """The last check: it takes the group from the others."""
+    """Must be the last check, because it destroys the group that the others use."""
     dist.barrier()
     dist.destroy_process_group()
     assert not dist.is_initialized()

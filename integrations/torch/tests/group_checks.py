@@ -1,4 +1,4 @@
-"""Groups that come and go by the thousand, and what is under way when they go."""
+"""Creates and destroys thousands of groups, also with messages in progress."""
 
 import os
 import threading
@@ -17,8 +17,8 @@ if not dist.is_initialized():
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 
 
-def come_and_go(count):
-    """Makes and destroys groups; returns the handles of MPI's communicators for messages."""
+def create_and_destroy(count):
+    """Creates and destroys groups; returns the handles of their MPI communicators for messages."""
     handles = set()
     for _ in range(count):
         group = dist.new_group()
@@ -36,7 +36,7 @@ def held():
 
 
 def await_held(before):
-    """Threads of a group end soon after it, not with it."""
+    """Waits for the threads of a group, which end shortly after the group."""
     end = time.monotonic() + 60
     while max(after - each for after, each in zip(held(), before)) > 2:
         assert time.monotonic() < end, (before, held())
@@ -48,26 +48,26 @@ def resident_mb():
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def check_groups_leave_nothing():
+def check_groups_leave_nothing_behind():
     if SIZE == 1:
         skip("one rank has no communicators of MPI")
-    come_and_go(5)
+    create_and_destroy(5)
     before = held()
-    assert len(come_and_go(40)) < 20  # MPI gives the numbers of freed ones again
+    assert len(create_and_destroy(40)) < 20  # MPI reuses handles of freed communicators
     await_held(before)
 
 
 @long
 def check_five_thousand_groups():
-    come_and_go(100)
+    create_and_destroy(100)
     before, memory = held(), resident_mb()
-    come_and_go(5000 if SIZE == 2 else 1000)
+    create_and_destroy(5000 if SIZE == 2 else 1000)
     await_held(before)
     assert resident_mb() - memory < 20
 
 
-def check_groups_of_several_members_come_and_go():
-    # Ranks leave in different orders, and make different groups next.
+def check_groups_of_several_members_are_created_and_destroyed():
+    # Ranks leave in different orders, and create different groups next.
     for turn in range(20):
         kept = []
         for members in ([0, SIZE - 1], list(range(SIZE)), [turn % SIZE]):
@@ -82,13 +82,13 @@ def check_groups_of_several_members_come_and_go():
     dist.barrier()
 
 
-def check_messages_under_way_when_a_group_goes():
+def check_destroying_a_group_with_messages_in_progress():
     if SIZE == 1:
         skip("one rank has nobody to send to")
     for turn in range(10):
         group = dist.new_group()
         if RANK == 0:
-            dist.isend(torch.full((3,), -1.0), 1, group=group, tag=5)  # nobody receives it
+            dist.isend(torch.full((3,), -1.0), 1, group=group, tag=5)  # never received
             if turn == 9:
                 work = dist.irecv(torch.empty(3), SIZE - 1, group=group)
         dist.destroy_process_group(group)
@@ -106,8 +106,8 @@ def check_messages_under_way_when_a_group_goes():
     dist.barrier()
 
 
-def check_a_callback_waits_for_a_collective_that_it_starts():
-    # As PowerSGD's does.
+def check_callback_waits_for_a_collective_that_it_starts():
+    # as PowerSGD's does
     results = []
 
     def again(done):
@@ -123,7 +123,7 @@ def check_a_callback_waits_for_a_collective_that_it_starts():
     assert (results[0] == SIZE).all()
 
 
-def check_many_works_outstanding():
+def check_many_works_at_once():
     tensors = [torch.ones(1 + turn % 50) for turn in range(1000)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):

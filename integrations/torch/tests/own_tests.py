@@ -1,13 +1,13 @@
-"""Runs PyTorch's own tests of backends on ranks that keras-ddl run has started: DistributedTest, as its wheel ships it.
+"""Runs PyTorch's own backend tests, DistributedTest as its wheel ships it, on ranks started by keras-ddl run.
 
     keras-ddl run -np 4 python integrations/torch/tests/own_tests.py FOLDER [PATTERN]
 
-FOLDER: empty, shared by the ranks. Theirs start processes themselves; here the ranks are there already, and each test
-gets a process group of its own. Rank 0 prints a line for each test: passed, skipped or failed, and why.
+FOLDER: empty, shared by the ranks. PyTorch's tests start processes; here the ranks already exist, and each test
+gets its own process group. Rank 0 prints a line for each test: passed, skipped or failed, and why.
 
 Of 285 in PyTorch 2.13.0, on 4 ranks, 87 pass and none fails. 86 skip themselves without 2 or 4 GPUs, 21 below 8 ranks,
 and 7 because PyTorch has switched them off. 84 are left out: 56 need GPUs (or torchvision), 11 look for gloo's names in
-the profiler, 7 call torch.distributed.monitored_barrier, which takes gloo by name, 4 look for gloo's words for a
+the profiler, 7 call torch.distributed.monitored_barrier, which requires gloo, 4 look for gloo's message for a
 timeout, 3 use sparse tensors, which are refused, and 3 names of backends or the environment of torchrun.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import keras_ddl.torch  # noqa: F401  (registers the backend, sets RANK and WORLD_SIZE)
 from keras_ddl import communicator
 
-# They do not know "ddl": what they do for gloo is what a backend of CPUs must do.
+# PyTorch's tests do not know "ddl". A CPU backend must pass what they test for gloo.
 os.environ.update(BACKEND="gloo", TEMP_DIR=sys.argv[1])
 
 import torch.testing._internal.common_distributed as common
@@ -36,7 +36,7 @@ from torch.testing._internal.common_utils import set_rng_seed
 PATTERN = sys.argv[2] if len(sys.argv) > 2 else "test_*"
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 REASONS = {skip.exit_code: skip.message for skip in common.TEST_SKIPS.values()}
-# Not of this backend, by a part of the test's name.
+# Tests that do not concern this backend, by a part of their names.
 LEFT_OUT = {
     "cuda": "GPUs",
     "nccl": "GPUs",
@@ -56,7 +56,7 @@ LEFT_OUT = {
 
 
 class Own(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
-    """Their tests, whose processes are these ranks."""
+    """PyTorch's tests, with these ranks as their processes."""
 
     rank = RANK
 
@@ -101,7 +101,7 @@ def run(name):
         ended = ("skipped", REASONS.get(left.code, f"exit status {left.code}"))
     except Exception:
         ended = ("failed", traceback.format_exc())
-    os.environ.update(environment)  # some leave it changed
+    os.environ.update(environment)  # some tests leave it changed
     found = communicator.all_gather_object(ended)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -109,7 +109,7 @@ def run(name):
 
 
 def main():
-    # Their barrier is over files, so that it works whatever is broken; nothing is broken here.
+    # Their barrier uses files, so that it works even if the backend is broken. Here it is not.
     theirs.Barrier.sync = classmethod(lambda *_, **__: dist.barrier())
     warnings.simplefilter("ignore")
     counts = Counter()

@@ -1,4 +1,4 @@
-"""Backend "ddl" of torch.distributed on real ranks: collectives, what they promise, training."""
+"""Backend "ddl" of torch.distributed on several ranks: collectives, contract, training."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from harness.rank_tests import rank_tests
 pytestmark = TORCH
 
 HERE = Path(__file__).parent
-# No TensorFlow, whose absence a check looks at.
+# A check requires that TensorFlow is not imported.
 CHECKS = [HERE / f"{name}_checks.py" for name in ("collective", "group", "training", "contract")]
 
 test_of_two = rank_tests(CHECKS[1:], [2])  # the first are in test_smoke.py

@@ -1,4 +1,4 @@
-"""The example and the page for PyTorch run as they say."""
+"""The PyTorch example and documentation page run."""
 
 import re
 import sys
@@ -28,8 +28,8 @@ def test_digits_learns_on_two_ranks(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_keras_on_two_ranks_trains_as_alone(tmp_path: Path):
-    """Exact where ranks have equal rows; a short last batch weighs each rank's mean equally."""
+def test_keras_on_two_ranks_equals_one_process(tmp_path: Path):
+    """Exact if ranks have equally many rows; with a short last batch, each rank's mean has the same weight."""
     versions = [
         each.version for each in metadata.distributions() if each.metadata["Name"] in ("keras", "keras-nightly")
     ]
@@ -49,8 +49,8 @@ def test_keras_on_two_ranks_trains_as_alone(tmp_path: Path):
         assert difference < allowed and (rows == 1440 or difference > 1e-5), difference
 
 
-def test_blocks_of_the_page_run(tmp_path: Path):
-    """Those without Keras, one script: alone, for what ranks do together is tested elsewhere."""
+def test_code_blocks_of_the_page_run(tmp_path: Path):
+    """Runs the blocks without Keras as one script, in one process; other tests cover several ranks."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     of_others = (
@@ -58,7 +58,7 @@ def test_blocks_of_the_page_run(tmp_path: Path):
         "keras_ddl.regroup",
         "def take_newest",
         "torch.cuda",
-    )  # test_going_on.py has the latter two
+    )  # test_torch_survival.py covers the latter two
     some = [each for each in blocks if not any(words in each for words in of_others)]
     assert len(some) == 2
     given = "import torch\nmodel, x = torch.nn.Linear(3, 1), torch.ones(2, 3)\n"

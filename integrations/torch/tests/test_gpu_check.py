@@ -1,4 +1,4 @@
-"""The programs of tools/gpu_check.sh, on tensors of the CPU: on a machine with a GPU the script runs them there."""
+"""Runs the programs of tools/gpu_check.sh on CPU tensors; on a machine with a GPU, the script runs them there."""
 
 import os
 import subprocess

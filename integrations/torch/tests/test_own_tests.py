@@ -1,4 +1,4 @@
-"""PyTorch's own tests of backends, against "ddl"."""
+"""Runs PyTorch's own backend tests on "ddl"."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_distributed_test_of_pytorch(tmp_path: Path):
     shared.mkdir()
     program = Path(__file__).with_name("own_tests.py")
     command = ["run", "-np", "4", "python", str(program), str(shared)]
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}  # which stays
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}  # created by the import, and stays
     ended = run(command, tmp_path, env=env, limit_seconds=1200)
     assert ended.status == 0, ended
     assert not re.findall("^failed: .*", ended.out, re.MULTILINE), ended.out

@@ -1,4 +1,4 @@
-"""What tests of keras_ddl.torch need. Imports nothing of it: collecting tests would take seconds longer."""
+"""Requirements of keras_ddl.torch's tests. Does not import it, because that would slow down test collection."""
 
 import importlib.util
 

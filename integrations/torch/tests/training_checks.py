@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP over backend "ddl", against the same training in one process."""
+"""Compares DistributedDataParallel and FSDP over backend "ddl" with the same training in one process."""
 
 import copy
 import tempfile
@@ -45,16 +45,16 @@ def train(model, wrapped, *, mine):
     return model
 
 
-def close(found, expected):
+def assert_close(found, expected):
     for ours, theirs in zip(found.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
-def check_ddp_trains_as_one_process():
+def check_ddp_equals_one_process():
     expected = train(model := network(), model, mine=False)
     for options in ({}, {"bucket_cap_mb": 0.001}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
         model = network()
-        close(train(model, DistributedDataParallel(model, **options), mine=True), expected)
+        assert_close(train(model, DistributedDataParallel(model, **options), mine=True), expected)
 
 
 def check_ddp_starts_from_rank_0():
@@ -63,14 +63,14 @@ def check_ddp_starts_from_rank_0():
         for parameter in model.parameters():
             parameter.add_(RANK)
     DistributedDataParallel(model)
-    close(model, network())
+    assert_close(model, network())
 
 
 def check_ddp_reduces_buckets_while_the_backward_pass_runs():
     reduced = threading.Event()
 
     class Waits(torch.autograd.Function):
-        """Computes no gradient before one of a later layer has been reduced."""
+        """Computes no gradient before the gradient of a later layer has been reduced."""
 
         @staticmethod
         def forward(_, x):
@@ -84,7 +84,7 @@ def check_ddp_reduces_buckets_while_the_backward_pass_runs():
     class Network(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.last = nn.Linear(7, 100), nn.Linear(100, 4000)  # more than the first bucket holds
+            self.first, self.last = nn.Linear(7, 100), nn.Linear(100, 4000)  # larger than the first bucket
 
         def forward(self, x):
             return self.last(Waits.apply(self.first(x)))
@@ -95,17 +95,19 @@ def check_ddp_reduces_buckets_while_the_backward_pass_runs():
 
     wrapped = DistributedDataParallel(Network(), bucket_cap_mb=1)
     wrapped.register_comm_hook(None, hook)
-    for step in range(2):  # PyTorch plans the buckets in the first
+    for step in range(2):  # PyTorch plans the buckets in the first step
         reduced.clear()
         wrapped((step + 1) * torch.ones(4, 7)).sum().backward()
 
 
-def check_the_timeline_shows_reductions_beside_the_backward_pass():
+def check_timeline_shows_reductions_during_the_backward_pass():
     with tempfile.TemporaryDirectory() as folder:
         path = timeline.start(Path(folder) / "steps.json")
         layers = nn.Sequential(*(nn.Linear(200, 200) for _ in range(6)))
         wrapped = DistributedDataParallel(layers, bucket_cap_mb=0.3)
-        layers[0].weight.register_hook(lambda _: timeline.add_span("gradients", begun))  # computed last
+        layers[0].weight.register_hook(
+            lambda _: timeline.add_span("gradients", begun)
+        )  # this gradient is computed last
         for _ in range(3):
             loss = wrapped(torch.ones(8, 200)).sum()
             begun = time.monotonic()
@@ -121,7 +123,7 @@ def check_the_timeline_shows_reductions_beside_the_backward_pass():
 
 
 def check_ddp_powersgd_hook():
-    """Its callbacks wait for collectives that they start."""
+    """The hook's callbacks wait for collectives that they start."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     models = []
@@ -130,11 +132,11 @@ def check_ddp_powersgd_hook():
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         models.append(train(wrapped.module, wrapped, mine=True))
-    close(*models)
+    assert_close(*models)
 
 
-def check_an_error_in_the_backward_pass_of_ddp():
-    """A rank that calls another collective in the middle of a step: all ranks get an exception, and can go on."""
+def check_error_in_the_backward_pass_of_ddp():
+    """If a rank calls another collective in the middle of a step, all ranks get an exception and can continue."""
     if SIZE == 1:
         skip("needs another rank")
     model = network()
@@ -164,10 +166,10 @@ def check_zero_redundancy_optimizer():
             some.zero_grad()
             nn.functional.mse_loss(each(rows), labels).backward()
             some.step()
-    close(model, alone)
+    assert_close(model, alone)
 
 
-def check_fsdp2_trains_as_one_process():
+def check_fsdp2_equals_one_process():
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 

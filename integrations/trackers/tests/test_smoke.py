@@ -1,4 +1,4 @@
-"""Tests that MLflow keeps nothing of ranks other than 0."""
+"""MLflow stores nothing from ranks other than 0."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from keras_ddl.trackers import mlflow_scratch
 
 
 class Store:
-    """MLflow, as far as it is changed."""
+    """A stand-in for the parts of MLflow that keras_ddl changes."""
 
     def __init__(self) -> None:
         self.uris: list[str] = []
@@ -31,20 +31,20 @@ class Store:
         return experiment_name
 
 
-def test_mlflow_of_other_ranks_stays_in_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_on_other_ranks_uses_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MLFLOW_RUN_ID", "MLFLOW_ALLOW_FILE_STORE"):
         monkeypatch.setenv(name, "of the job")
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path))
-    mlflow, told = Store(), []
-    mlflow_scratch.log_to_scratch(mlflow, lambda: told.append("once"))  # type: ignore[arg-type]
+    mlflow, notified = Store(), []
+    mlflow_scratch.log_to_scratch(mlflow, lambda: notified.append("once"))  # type: ignore[arg-type]
     mlflow.set_tracking_uri("http://server")
     mlflow.set_registry_uri("http://server")
     (uri,) = mlflow.uris
     assert uri.startswith(f"{tmp_path.as_uri()}/keras_ddl-mlflow-"), "where the launcher removes it"
-    assert told == []
+    assert notified == []
     assert "MLFLOW_RUN_ID" not in os.environ
     assert mlflow.start_run("a1b2", run_name="tanh") == "run"
-    assert told == ["once"]
+    assert notified == ["once"]
     assert mlflow.begun == [{"run_id": None, "experiment_id": None, "run_name": "tanh"}], (
         "that run is in rank 0's store"
     )

@@ -1,6 +1,6 @@
-"""Tests that ranks other than 0 log nothing to Weights & Biases and MLflow.
+"""Ranks other than 0 log nothing to Weights & Biases and MLflow.
 
-tests/project/works_with has the real packages.
+tests/project/works_with tests the real packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEFORE, AFTER = "import wandb, keras_ddl", "import keras_ddl, wandb"
     ("imports", "rank", "setting", "mode"),
     [(BEFORE, 1, "0", "disabled"), (AFTER, 1, "0", "disabled"), (AFTER, 0, "0", "offline"), (AFTER, 1, "1", "offline")],
 )
-def test_wandbs_runs_are_disabled_on_other_ranks(
+def test_wandb_runs_are_disabled_on_other_ranks(
     tmp_path: Path, imports: str, rank: int, setting: str, mode: str
 ) -> None:
     (tmp_path / "wandb.py").write_text(WANDB)
@@ -35,7 +35,7 @@ def test_wandbs_runs_are_disabled_on_other_ranks(
     assert done.stderr.count("KERAS_DDL_TRACK_ALL_RANKS=1") == (mode == "disabled"), "said once"
 
 
-def test_without_a_launcher_nothing_of_trackers_is_imported() -> None:
+def test_trackers_are_not_imported_without_a_launcher() -> None:
     environ = {name: value for name, value in os.environ.items() if name not in keras_ddl._RANK_VARIABLES}
     code = "import sys, keras_ddl; print([name for name in ('keras_ddl.trackers', 'socket') if name in sys.modules])"
     for ranks, imported in (({}, []), ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["keras_ddl.trackers", "socket"])):
@@ -44,6 +44,6 @@ def test_without_a_launcher_nothing_of_trackers_is_imported() -> None:
         assert done.stdout.strip() == str(imported)
 
 
-def test_variables_that_are_looked_for_are_those_of_all_launchers() -> None:
+def test_rank_variables_cover_all_launchers() -> None:
     table = {rank for _, rank, _ in launcher._LAUNCHERS}
     assert set(keras_ddl._RANK_VARIABLES) == {*table, "KERAS_DDL_HOST_RANK"}

@@ -1,6 +1,6 @@
-"""keras_ddl.tuner on a rank that is not 0, with a tuner in the place of KerasTuner's.
+"""keras_ddl.tuner on a rank other than 0, with a stand-in for KerasTuner's tuner.
 
-tests/project/works_with has the real one.
+tests/project/works_with tests the real one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Oracle:
 
 
 class Tuner:
-    """Sets what KerasTuner's sets when it is made, in its order."""
+    """Sets the attributes of a KerasTuner tuner, in the same order."""
 
     def __init__(self, work: Any, directory: str | None = None) -> None:
         self.oracle = Oracle()
@@ -73,7 +73,7 @@ class Tuner:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """name of a collective -> what this process, rank 1 of 2, gets from it."""
+    """Returns name of a collective -> its result in this process, rank 1 of 2."""
     answers: dict[str, Any] = {"integrations/tuner/project/notes": ({"oracle.json": "{}"}, None)}
     monkeypatch.setitem(sys.modules, "keras_tuner", SimpleNamespace(errors=ERRORS))
     for name, value in {"is_initialized": True, "size": 2, "rank": 1}.items():
@@ -88,7 +88,7 @@ def made(directory: Path, work: Any = lambda: "result") -> Any:
     return keras_ddl.tuner.on_all_ranks(Tuner)(work, directory=str(directory))
 
 
-def test_another_rank_writes_to_a_folder_of_its_own_that_begins_as_rank_0s(
+def test_other_rank_writes_to_its_own_copy_of_rank_0s_folder(
     answers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "of the launcher"
@@ -116,7 +116,7 @@ def test_rank_0_chooses_and_its_results_count(answers: Any, tmp_path: Path) -> N
     assert oracle.results == [("0", {"val_loss": 0.5}, 3)]
 
 
-def test_a_trial_that_fails_on_one_rank_fails_on_all(answers: Any, tmp_path: Path) -> None:
+def test_trial_that_fails_on_one_rank_fails_on_all(answers: Any, tmp_path: Path) -> None:
     failed = "integrations/tuner/failed"
     answers[failed] = None
     assert made(tmp_path).run_trial(None) == "result"
@@ -135,7 +135,7 @@ def test_a_trial_that_fails_on_one_rank_fails_on_all(answers: Any, tmp_path: Pat
         made(tmp_path, lambda: fail(RankMismatchError("other models"))).run_trial(None)
 
 
-def test_trials_for_each_process_are_refused(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_trials_per_process_are_refused(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERASTUNER_ORACLE_IP", "10.0.0.1")
     with pytest.raises(ConfigError, match=r"KERASTUNER_ORACLE_IP=10.0.0.1 \(rank 1\).*Unset KERASTUNER_ORACLE_IP"):
         made(tmp_path)

@@ -1,1 +1,1 @@
-"""The native library's functions for Python: loading, collectives on memory, signals, timelines."""
+"""Python bindings of the native library: loading, collectives on memory, signals, timelines."""

@@ -82,7 +82,7 @@ class NativeCommunicator(Requests):
         Args:
             transport: connects the ranks; the communicator takes it over. None: a single rank.
             group: see ddl_options in ddl.h, also for the options below.
-            outer: the box of the groups in the order of their leaders, fastest dimension first; (): one dimension.
+            outer: the grid of the groups' leaders, fastest dimension first; (): one dimension.
             id: the number by which ops find the communicator; equal on all its ranks.
             world_ranks: the number of each rank among all ranks; None: the same.
             note: text to append to its error messages.
@@ -120,7 +120,7 @@ class NativeCommunicator(Requests):
             threading.Thread(target=_reply_to_queries, args=(self._comm,), name="keras_ddl", daemon=True).start()
 
     def close(self) -> None:
-        """Leaves the group; collectives that other ranks still wait in fail there with RankLostError. Idempotent.
+        """Leaves the group; collectives that still wait on other ranks fail there with RankLostError. Idempotent.
 
         In a signal handler in the middle of a collective, the collective fails first, with NotInitializedError.
         """
@@ -176,13 +176,13 @@ class NativeCommunicator(Requests):
         self._has_lane = True
 
     def add_device(self, ordinal: int, mode: str, name: str) -> None:
-        """Gives this rank the GPU `ordinal`, on which memory of requests may lie from then on. COLLECTIVE, once.
+        """Gives this rank the GPU `ordinal`, so that requests may use its memory from then on. COLLECTIVE, once.
 
         Args:
             mode: KERAS_DDL_DEVICE. name: names the collectives in which ranks exchange their devices.
 
         Raises:
-            DependencyError: CUDA's driver or the device is not there. ConfigError: `mode` is "nccl", and NCCL cannot
+            DependencyError: CUDA's driver or the device is missing. ConfigError: `mode` is "nccl", and NCCL cannot
                 connect these ranks. CollectiveError: the ranks could not agree.
         """
         device = Device()
@@ -192,7 +192,7 @@ class NativeCommunicator(Requests):
         number = c_uint64()
         arguments = (self._comm, byref(device), _DEVICE_MODES[mode], name.encode(), byref(number))
         if code := core().ddl_add_device(*arguments):
-            raise failure_with_number(number.value) or errors.from_code(code, "no memory for the reason")
+            raise failure_with_number(number.value) or errors.from_code(code, "no memory for the error message")
 
     def count(self) -> dict[str, int]:
         """Returns this rank's counters (ddl_counters in ddl.h) by name."""
@@ -275,7 +275,7 @@ class NativeCommunicator(Requests):
         self._run(BARRIER, name, None, None)
 
     def join(self) -> int:
-        """Waits until every rank has joined, and returns the last. Continues a join that was interrupted."""
+        """Waits until every rank has joined, and returns the last to join. Continues an interrupted join."""
         import numpy as np
 
         left, self._left_join = self._left_join, None
@@ -290,7 +290,7 @@ class NativeCommunicator(Requests):
     def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], np.ndarray]:
         """Returns a function that reduces the current content of `array`, which is C-contiguous, into `out`."""
         request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
-        # A function without declared argument types, because their conversions take longer than a small exchange.
+        # Argument types are not declared, because converting them would take longer than a small exchange.
         try_run = core()["ddl_try_run"]
         comm, reference, patience = c_void_p(self._comm), byref(request), c_uint32(PATIENCE_US)
 

@@ -30,7 +30,7 @@ class FailedRank(Structure):
 
 
 class Failure(Structure):
-    """Why a function or a request of the native library failed."""
+    """The reason why a function or request of the native library failed."""
 
     _fields_ = (
         ("code", c_int32),
@@ -42,7 +42,7 @@ class Failure(Structure):
     )
 
     def error(self, communicator: int | None = None, note: str = "") -> errors.KerasDdlError:
-        """Returns the error for it. communicator: id of the request's communicator; None: the field's value."""
+        """Returns the matching error. communicator: id of the request's communicator; None: the field's value."""
         ranks = self.ranks[: self.num_ranks]
         return errors.from_code(
             self.code,
@@ -138,7 +138,7 @@ _BeginFunction = ctypes.CFUNCTYPE(c_int, c_void_p, c_int, c_int, c_void_p, c_siz
 
 
 class TransportFunctions(Structure):
-    """The functions of a ddl_transport. Those that Python calls are typed. The first argument is `self`."""
+    """The functions of a ddl_transport. Only those that Python calls are typed. The first argument is `self`."""
 
     _fields_ = (
         ("all_gather", ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t)),
@@ -284,7 +284,7 @@ def core() -> ctypes.CDLL:
 
 
 def failure_with_number(number: int) -> errors.KerasDdlError | None:
-    """Returns the error for a failure that the core has kept (ddl_keep_failure), or None if there is none."""
+    """Returns the error for a failure that the core has stored (ddl_keep_failure), or None if there is none."""
     failure = core().ddl_find_failure(number)
     if not failure:
         return None

@@ -8,14 +8,14 @@ from keras_ddl.communicator.native.native_library import ERROR_BYTES, Traced, co
 
 
 def start(path: str, rank: int, label: str) -> str:
-    """Starts the timeline of this process; returns an error message or ""."""
+    """Starts the timeline of this process; returns an error message, or "" on success."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
     core().ddl_trace_start(path.encode(), rank, label.encode(), message, ERROR_BYTES)
     return message.value.decode(errors="replace")
 
 
 def stop() -> str:
-    """Ends the timeline; returns an error message or ""."""
+    """Ends the timeline; returns an error message, or "" on success."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
     core().ddl_trace_stop(message, ERROR_BYTES)
     return message.value.decode(errors="replace")
@@ -27,7 +27,7 @@ def span(name: str, begin: float, end: float) -> None:
 
 
 def keep(capacity: int) -> None:
-    """Keeps the newest `capacity` collectives in memory for `take` from now on; 0: none."""
+    """From now on, keeps the newest `capacity` collectives in memory for `take`; 0: none."""
     core().ddl_trace_keep(capacity)
 
 

@@ -15,6 +15,7 @@ from keras_ddl.communicator.native.dtypes import DTYPES
 from keras_ddl.communicator.native.native_library import NOT_FOUND, Buffer, Place, Request, core
 from keras_ddl.communicator.native.native_signals import Interruption
 from keras_ddl.communicator.native.started import WAIT_SLICE_MS, Started
+from keras_ddl.communicator.reporting.idleness import waits_for_collectives
 
 # Public spelling -> number in ddl.h.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
@@ -45,7 +46,7 @@ class Memory(NamedTuple):
 
 
 class _Waited(NamedTuple):
-    """A submitted request, with the memory that it reads and writes; `work`: its ddl_work."""
+    """A submitted request (`work`: its ddl_work), with the memory that it reads and writes."""
 
     work: int
     request: Request
@@ -91,7 +92,7 @@ class Requests:
         Args:
             detail: text that must be equal on all ranks.
             place: memory for the rows of all ranks; None: the core allocates it (`Started.copy_to`).
-            stream: a stream of the GPU that holds the memory; the collective waits for its work so far.
+            stream: a stream of the GPU that holds the memory; the collective waits for the work queued so far.
         """
         allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
         result = Request(
@@ -188,6 +189,7 @@ class Requests:
     def _is_in_handler_of_wait(self) -> bool:
         return self._waiting and threading.current_thread() is threading.main_thread()
 
+    @waits_for_collectives
     def _wait(self, work: int, keep: Any) -> bool:
         done, main = False, threading.current_thread() is threading.main_thread()
         self._waiting = self._waiting or main

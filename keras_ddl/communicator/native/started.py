@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from keras_ddl.communicator.native.native_library import Request, core
+from keras_ddl.communicator.reporting.idleness import waits_for_collectives
 from keras_ddl.errors import KerasDdlError
 
 # Long enough to cost nothing, short enough for Ctrl-C to feel immediate: signals are handled between two slices.
@@ -42,6 +43,7 @@ class Started:
         """Whether it has ended, successfully or not."""
         return self.wait(0)
 
+    @waits_for_collectives
     def wait(self, seconds: float | None = None) -> bool:
         """Waits at most `seconds` until it has ended; returns whether it has. Handles signals while it waits."""
         end = math.inf if seconds is None else time.monotonic() + seconds
@@ -54,7 +56,7 @@ class Started:
                 return False
 
     def error(self) -> KerasDdlError | None:
-        """Returns its error, None if it has ended without one. REQUIRES: it has ended."""
+        """Returns its error, or None if it succeeded. REQUIRES: it has ended."""
         return self._error_of(self._work)
 
     def rows(self, ranks: int) -> list[int]:
@@ -63,14 +65,14 @@ class Started:
         return rows
 
     def copy_to(self, places: Iterable[tuple[int, int]]) -> None:
-        """Copies the rows one after another to `places`: (address, number of bytes) of each."""
+        """Copies the rows one after another to `places`, a list of (address, number of bytes)."""
         source = core().ddl_work_data(self._work)
         for address, length in places:
             ctypes.memmove(address, source, length)
             source += length
 
     def in_place(self, length: int) -> Rows:
-        """Returns the rows, `length` bytes together, for numpy.asarray, which makes no copy."""
+        """Returns the rows, `length` bytes in total, for numpy.asarray, which does not copy them."""
         return Rows(self, core().ddl_work_data(self._work), length)
 
     def __del__(self) -> None:

@@ -39,11 +39,11 @@ class Board:
         self._link.ask({"admit_at": calls})
 
     def ask(self, what: str, text: str = "") -> None:
-        """A newcomer asks rank 0: "record" | "join"."""
+        """In a newcomer: asks rank 0 for the "record", or to "join"."""
         self._link.ask({"ask": what, "text": text})
 
     def questions(self, what: str) -> dict[str, str]:
-        """Returns name -> text of asking newcomers, until `forget`; for "leave", the leaving ranks and why."""
+        """Returns newcomer -> text of its question, until `forget`; for "leave", leaving rank -> reason."""
         return self._link.ask({"questions": what})
 
     def answer(self, name: str, record: bytes) -> None:
@@ -68,7 +68,7 @@ class Board:
         return self._link.wait_for_record()
 
 
-def of_process() -> Board | None:
+def current() -> Board | None:
     """Returns the board of this rank or newcomer; None: the job takes no newcomers."""
-    link = program.of_process()
-    return Board(link) if link is not None and link.of_job("takes_newcomers") else None
+    link = program.current()
+    return Board(link) if link is not None and link.job_fact("takes_newcomers") else None

@@ -1,25 +1,30 @@
 """Records what the ranks of a job have exchanged, so that a newcomer can run the same program up to their position.
 
-A newcomer begins with the first line of the script. Its collectives, and its calls of `fit` that the other ranks have
-already ended, return what they returned on the other ranks (`Replay`). So if a job may have newcomers, its members
+A newcomer begins at the first line of the script. Its collectives, and its calls of `fit` that the other ranks have
+already finished, return the results of the other ranks (`Replay`). So if a job may have newcomers, its members
 record the results (`Record`) of the main thread's collectives that are equal on all ranks, and of calls of the trainer,
 which replace the results of the collectives inside the call. Newcomers ask rank 0 for the record through their boards
 (board.py).
+
+The same collectives of all ranks are repeated when a job continues after ranks were lost (`repeated`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from keras_ddl.communicator.newcomers.board import Board
 from keras_ddl.errors import CollectiveError
 
 T = TypeVar("T")
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 _MAX_BYTES = 256 << 20  # limit of a record; a job that has exchanged more takes no newcomers
 
@@ -43,7 +48,7 @@ class Record:
         self.board, self.calls = board, calls
         self._entries = entries
         self._bytes = sum(len(each.result) for each in entries)
-        self._call_began: int | None = None  # number of entries; None: no call of the trainer runs
+        self._call_began: int | None = None  # number of entries when the call began; None: no call is running
         self._is_paused = False
         self._why_closed = ""
 
@@ -73,7 +78,7 @@ class Record:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Adds nothing inside the block."""
+        """Records nothing inside the block."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -155,9 +160,9 @@ class Replay:
         return True
 
     def ask_to_join(self, what: str) -> bool:
-        """Waits until other ranks are about to meet this newcomer in the call. Returns whether the call ended first."""
+        """Waits until the other ranks are about to admit this newcomer. Returns whether the call ended first."""
         self.board.ask("join", str(self.calls))
-        self._take_answer()  # rank 0 may not look at the board again before this newcomer comes
+        self._take_answer()  # rank 0 may not look at the board again before it admits this newcomer
         has_ended = self._knows_end_of_call(what)
         if has_ended:
             self.board.forget("join")
@@ -190,7 +195,7 @@ class Replay:
 _of_job: Record | Replay | None = None
 
 
-def of_job() -> Record | Replay | None:
+def current() -> Record | Replay | None:
     """Returns the record of this rank's job, or this newcomer's position in it; None: the job takes no newcomers."""
     return _of_job if threading.current_thread() is threading.main_thread() else None
 
@@ -204,12 +209,12 @@ def takes_newcomers() -> bool:
 
 
 def with_own(gathered: list[T], own: T) -> list[T]:
-    """Returns the values of all ranks for a comparison; in a newcomer, whose value is not among them, also its own."""
-    return [*gathered, own] if isinstance(of_job(), Replay) else gathered
+    """Returns the values of all ranks for a comparison. A newcomer is not among them, so its value is added."""
+    return [*gathered, own] if isinstance(current(), Replay) else gathered
 
 
 def begin(history: Record | Replay | None) -> None:
-    """Sets what `of_job` returns."""
+    """Sets what `current` returns."""
     global _of_job
     _of_job = history
 
@@ -234,12 +239,12 @@ def recover_by(recover: Callable[..., Any] | None) -> None:
 
 
 def recovers() -> bool:
-    """Whether collectives of all ranks are repeated when ranks are lost."""
+    """Whether collectives over all ranks are repeated when ranks are lost."""
     return _recover is not None
 
 
 def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[Any]]) -> T:
-    """Returns `call(comm)`, a collective of all ranks; if ranks are lost, a continuing job repeats it without them.
+    """Returns `call(comm)`, a collective over all ranks; if ranks are lost, a continuing job repeats it without them.
 
     variables: returns the variables that `call` writes.
     """
@@ -250,8 +255,8 @@ def repeated(call: Callable[[Any], T], comm: Any, *variables: Callable[[], list[
 
 
 def recorded(what: str, make: Callable[[], T]) -> T:
-    """Returns `make()`, which is equal on all ranks. A newcomer gets the other ranks' result."""
-    history = of_job()
+    """Returns `make()`, which is equal on all ranks. A newcomer gets the other ranks' recorded result."""
+    history = current()
     if history is None:
         return make()
     if isinstance(history, Replay):
@@ -268,7 +273,7 @@ def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
 
     A newcomer returns `own()`, because it gets the values of all variables when it joins.
     """
-    history = of_job()
+    history = current()
     if history is None:
         return make()
     if isinstance(history, Replay):
@@ -279,10 +284,47 @@ def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
 
 def not_recorded(what: str, make: Callable[[], T]) -> T:
     """Returns `make()`, which differs between ranks. A newcomer cannot call it."""
-    if isinstance(of_job(), Replay):
+    if isinstance(current(), Replay):
         raise CollectiveError(
             "A rank that joins a running job repeats the calls before fit with the recorded results of the other "
-            f"ranks. Received: {what}, whose results differ between ranks. Leave out this call, or start the job "
-            "without --spares."
+            f"ranks. Received: {what.split()[0]}, whose results differ between ranks. Leave out this call, or start "
+            "the job without --spares."
         )
     return make()
+
+
+def collective(
+    is_of_all_ranks: Callable[[Any], bool], for_newcomers: Callable[..., Any] = recorded
+) -> Callable[[_Function], _Function]:
+    """Decorates a collective, so that newcomers get its result, and that it is repeated when ranks are lost.
+
+    Args:
+        is_of_all_ranks: whether a call on this communicator needs that: the method's `self`, or the argument `comm`.
+        for_newcomers: `recorded`, `not_recorded`, or `left_to_join`, which returns the first argument in a newcomer.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        parameters = list(inspect.signature(function).parameters)
+        is_method, place = parameters[0] == "self", parameters.index("name")
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            own = args[0] if is_method else kwargs.pop("comm", None)
+
+            def call(comm: Any) -> Any:
+                return function(comm, *args[1:], **kwargs) if is_method else function(*args, comm=comm, **kwargs)
+
+            if not is_of_all_ranks(own):
+                return call(own)
+            name = kwargs.get("name", args[place] if len(args) > place else None)
+            label = (lambda: args[0]) if for_newcomers is left_to_join else f"{function.__name__} {name or ''}"
+            result = for_newcomers(label, lambda: repeated(call, own))
+            out = kwargs.get("out")
+            if out is not None and out is not result:
+                out[...] = result
+                return out
+            return result
+
+        return cast("_Function", wrapper)
+
+    return decorate

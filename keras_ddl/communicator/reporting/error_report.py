@@ -25,7 +25,7 @@ from keras_ddl.link import program
 from keras_ddl.link.kinds import Kind
 
 _INTERRUPTED = 130
-# mpirun forwards the output of ranks through pipes; output that is still in them when the job is aborted is lost.
+# mpirun forwards the output of ranks through pipes; output still in a pipe when the job is aborted is lost.
 _FORWARDING_SECONDS = 0.2
 # How long to wait for the exit status of a rank that has left. With TensorFlow a process takes seconds to end on a busy
 # machine. If it ends with its own status (sys.exit(3)), the launcher must end the job with that status, so this
@@ -103,7 +103,7 @@ def _print_resume_hint() -> None:
 
 @dataclass(frozen=True)
 class ErrorText:
-    """The shown text of an exception.
+    """The text shown for an exception.
 
     Attributes:
         traceback: the program's own frames, then the message once.
@@ -119,7 +119,7 @@ class ErrorText:
 
 
 def for_program(error: BaseException) -> ErrorText:
-    """Returns the shown text of an uncaught exception, and removes hidden frames from its traceback."""
+    """Returns the text to show for an uncaught exception, and removes hidden frames from its traceback."""
     leaves_out = shown_frames.leave_out(error)
     own = _own_traceback(error)
     if own is not None:  # raised in a function that TensorFlow called; shown instead of TensorFlow's error
@@ -141,7 +141,7 @@ def _own_traceback(error: BaseException) -> str | None:
 
 
 def write(rank: int, error: BaseException, *, gives_up: bool = False) -> None:
-    """Reports the exception to the launcher, if there is one, which keeps the first report of a rank.
+    """Reports the exception to the launcher, if there is one. It keeps only a rank's first report.
 
     `gives_up`: the rank is a newcomer, and the others continue without it.
     """

@@ -1,4 +1,4 @@
-"""Measures how long this process has certainly only waited for collectives.
+"""Measures how long this process has certainly done nothing but wait for collectives.
 
 The coordinator uses this to detect, before the deadline, ranks that wait for each other in different collectives: it
 must be certain that none of them will submit anything else. A process counts as idle only while all of this holds:
@@ -16,19 +16,18 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 from keras_ddl.communicator.reporting import stack_position
 
-# File and name of the innermost function of a main thread that waits for collectives. A wait with a timeout (`seconds`)
-# does not count, because the thread will then do something else.
-_WAITS_IN = (
-    (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}requests.py", "_wait"),
-    (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}started.py", "wait"),
-    (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "quick_execute"),
-    (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "execute_with_cancellation"),
-)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_waiting_functions: set[CodeType] = set()
+# TensorFlow may not be imported, so its functions are known by file and name.
+_TENSORFLOW = f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py"
+_WAITING_IN_TENSORFLOW = ("quick_execute", "execute_with_cancellation")
 # Polling threads: the name that the core gives to its communication threads, and the ids of Python threads.
 _OURS = "keras_ddl"
 _polling: set[str] = set()
@@ -37,6 +36,14 @@ _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio
 # The share of the time since the last query in which threads may be runnable although the process counts as idle.
 _IDLE_SHARE = 0.2
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two compared queries
+
+
+def waits_for_collectives(function: _Function) -> _Function:
+    """Marks a function that only waits for collectives. With a timeout (`seconds`) the wait does not count, because the
+    thread will then do something else.
+    """
+    _waiting_functions.add(function.__code__)
+    return function
 
 
 def this_thread_polls() -> None:
@@ -54,7 +61,7 @@ class Idleness:
         self._since: float | None = None  # the first query at which it was idle
 
     def seconds(self) -> float:
-        """Returns how long the process has certainly been idle, 0.0 if it may not be idle. Takes milliseconds."""
+        """Returns how long the process has certainly been idle, or 0.0 if it may be busy. Takes milliseconds."""
         with self._lock:
             now = time.monotonic()
             runnable = _runnable_seconds() if _threads_wait() and not _has_accelerator() else None
@@ -88,8 +95,8 @@ def _threads_wait() -> bool:
 
 def _waits_for_collectives(frame: FrameType) -> bool:
     code = frame.f_code
-    waits = any(code.co_filename.endswith(file) and code.co_name == name for file, name in _WAITS_IN)
-    return waits and frame.f_locals.get("seconds") is None
+    in_tensorflow = code.co_name in _WAITING_IN_TENSORFLOW and code.co_filename.endswith(_TENSORFLOW)
+    return (in_tensorflow or code in _waiting_functions) and frame.f_locals.get("seconds") is None
 
 
 def _waits_without_timeout(frame: FrameType) -> bool:

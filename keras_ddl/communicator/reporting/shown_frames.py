@@ -23,14 +23,14 @@ _FRAME_IN_TEXT = re.compile(
 )
 
 
-def leave_out(error: BaseException, *, goes_on: bool = False) -> bool:
+def leave_out(error: BaseException, *, continues: bool = False) -> bool:
     """Leaves frames out of the tracebacks of `error` and its causes; returns whether it left out any.
 
-    A cause may lose all frames, because its message stays. `error` may lose all frames if its traceback `goes_on`, that
-    is, if the error has yet to pass through the program.
+    A cause may lose all frames, because its message stays. `error` may lose all its frames only if its traceback
+    `continues`, that is, if the error has yet to pass through the program.
     """
     kept = _kept(error.__traceback__)
-    if _shows_all() or (kept is None and error.__traceback__ is not None and not goes_on):
+    if _shows_all() or (kept is None and error.__traceback__ is not None and not continues):
         return False
     leaves_out = _length(kept) < _length(error.__traceback__)
     error.__traceback__ = kept

@@ -1,11 +1,11 @@
-"""Finds the line of the user's own code that this process is at, for warnings and for reports on missing ranks.
+"""Finds the line of the user's own code that this process is running, for warnings and for reports about missing ranks.
 
 Rank 0 asks a rank that does not arrive at a collective for its position. The native library passes the query to a
 thread that waits in C without the interpreter's lock. If the main thread holds that lock in a library's C code, there
 is no reply, and rank 0 reports so.
 
 The user's own code excludes the standard library, installed packages, keras_ddl and code without a file, such as the
-functions that TensorFlow generates for ops ("<string>"). As in `python -c`, such code counts if there is nothing else.
+functions that TensorFlow generates for ops ("<string>"). If nothing else exists (`python -c`), such code counts.
 """
 
 from __future__ import annotations

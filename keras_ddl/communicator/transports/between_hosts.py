@@ -1,8 +1,8 @@
 """Connects ranks of different hosts without MPI: a stream socket between each pair, which the native transport takes.
 
-Every rank listens on a port, its door, while its process lives. The launcher tells every rank the doors of all ranks
-(membership.py). In each pair, the higher rank connects to the lower rank's door, with the handshake of all connections
-of a job (link/handshake.py). One thread serves the door and never waits for a peer.
+Every rank listens on a port, its door, as long as its process lives. The launcher tells every rank the doors of all
+ranks (membership.py). In each pair, the higher rank connects to the lower rank's door, with the handshake of all
+connections of a job (link/handshake.py). One thread serves the door and never waits for a peer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Doorkeeper:
         os.eventfd_write(self._introduced, 1)
 
     def others(self, world_ranks: Sequence[int]) -> list[int]:
-        """Returns the `world_ranks` that are on other hosts."""
+        """Returns those of `world_ranks` that are on other hosts."""
         here = self._doors[self.rank].host
         return [rank for rank in world_ranks if self._doors[rank].host != here]
 
@@ -87,7 +87,7 @@ class Doorkeeper:
             self._wait_for([rank for rank in others if rank > self.rank], key, connected, check)
         except BaseException:
             with self._changed:
-                self._given_up.add(key)  # for threads that will wait for this rank
+                self._given_up.add(key)  # for threads of other ranks that will wait for this rank
                 for arrived in [at for at in self._arrived if at[0] == key]:
                     self._arrived.pop(arrived).close()
             for connection in connected.values():

@@ -1,4 +1,4 @@
-"""Connects ranks that `keras-ddl run` has started without MPI.
+"""Connects ranks that `keras-ddl run` started without MPI.
 
 Ranks of one host use sockets in the job's directory, which only the job's user may enter (ddl_host.h). For ranks of
 other hosts see between_hosts.py.
@@ -90,7 +90,7 @@ class _Patience:
 
     def check(self, missing: list[int]) -> None:
         """Raises: RankLostError: one of the `missing` has ended. DeadlineError: the time is over."""
-        if (link := program.of_process()) is not None:
+        if (link := program.current()) is not None:
             if not self._launcher_knows:
                 self._launcher_knows = True
                 program.tell(Kind.WAITS, {"ranks": missing})
@@ -110,7 +110,7 @@ class _Patience:
             stack_position.warn(f"keras_ddl: {text}. {_TOGETHER}", RuntimeWarning)
 
 
-_worlds: collections.Counter[int] = collections.Counter()  # epoch -> number of transports made
+_worlds: collections.Counter[int] = collections.Counter()  # epoch -> number of transports made in it
 _doorkeeper: Doorkeeper | None = None
 
 

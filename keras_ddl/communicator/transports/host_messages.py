@@ -40,7 +40,7 @@ class HostMessages:
         return operation
 
     def leave(self, *, clean: bool) -> None:
-        """Frees the transport. `clean` matters to MPI only."""
+        """Frees the transport. `clean` matters only to MPI."""
         with self._lock:
             self._transport.destroy()
 
@@ -58,7 +58,7 @@ class HostMessages:
 
 
 class _Operation:
-    """A send or a receive. `source` and `length`: of the message that a receive has matched."""
+    """A send or a receive. `source` and `length` describe the message that a receive has matched."""
 
     source: int | None = None
     length: int | None = None

@@ -1,4 +1,4 @@
-"""Asks the launcher with which ranks a job continues after a loss. The launcher decides (launch/regroup/)."""
+"""Asks the launcher which ranks continue the job after a loss. The launcher decides (launch/regroup/)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_ddl.link.kinds import Kind
 
 @dataclass(frozen=True)
 class Membership:
-    """The launcher's ranks that are left.
+    """The ranks, as the launcher numbers them, that make up the job.
 
     Attributes:
         epoch: counts memberships; epoch 0 has all ranks.
@@ -30,8 +30,8 @@ class Membership:
 
 def can_ask() -> bool:
     """Whether this rank's launcher lets the job continue when ranks are lost."""
-    link = program.of_process()
-    return link is not None and bool(link.of_job("regroups"))
+    link = program.current()
+    return link is not None and bool(link.job_fact("regroups"))
 
 
 def enter_job() -> None:
@@ -41,7 +41,7 @@ def enter_job() -> None:
 
 
 def leave_job() -> None:
-    """Tells the launcher that this rank has done its part, so that its end is no failure."""
+    """Tells the launcher that this rank is done, so that its exit does not count as a failure."""
     if can_ask():
         program.tell(Kind.IN_JOB, {"in_job": False})
 
@@ -58,7 +58,7 @@ def after(
         doorkeeper: this rank's Doorkeeper, in a job on several hosts. There the launcher sends all ranks the addresses
             of each other's doors, and the first epoch follows -1.
         admits: newcomers that this rank names, perhaps none; None: the membership must have no newcomers.
-        leaves: why this rank should not be a member, after which it ends; None: it stays a member.
+        leaves: the reason why this rank leaves and ends; None: it stays a member.
 
     Raises:
         ConfigError: the job was not started to continue with fewer ranks.

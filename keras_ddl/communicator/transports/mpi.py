@@ -103,7 +103,7 @@ class MpiMessages:
 
 
 class _Request:
-    """A send or a receive. `source` and `length`: of the received message."""
+    """A send or a receive. `source` and `length` describe the received message."""
 
     def __init__(self, module: Any, request: MPI.Request, *, receives: bool) -> None:
         self._module, self._request, self._receives = module, request, receives
@@ -141,7 +141,7 @@ def no_exit_status_consensus() -> None:
 
 
 def no_pending_exit_status() -> bool:
-    """Announces that this rank ends. Returns whether all ranks have, none of them with its own exit status.
+    """Announces that this rank ends. Returns whether all ranks did so, none with its own exit status.
 
     Never blocks.
     """

@@ -96,8 +96,8 @@ def cut_along_model(
 
     def step(*arguments: tf.Tensor) -> list[tf.Tensor]:
         batch = Batch(collectives.size, 1, collectives.rank)
-        builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
-        builder.everyone, builder.rows_by_extent = None, False
+        costs = report or Report()
+        builder = Builder(program=program, batch=batch, collectives=collectives, everyone=None, report=costs, seed=seed)
         for value, outer in program.captured:
             builder.place(value, *local_part(outer))
         for value, tensor, axis in zip_longest(program.inputs, arguments, input_axes):

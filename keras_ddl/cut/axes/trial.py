@@ -75,10 +75,9 @@ class Trials:
         """
         result = TriedLayout()
         with FuncGraph("trial").as_default():
+            ranks, costs = _NoRanks(self._size), _Costs(result, most_bytes)
             batch = Batch(self._size, 1, 0)
-            trial = _Trial(
-                program=self.program, batch=batch, collectives=_NoRanks(self._size), report=_Costs(result, most_bytes)
-            )
+            trial = _Trial(program=self.program, batch=batch, collectives=ranks, everyone=None, report=costs)
             trial.begin(result, self._extents, self._placements)
             self._extents = trial.extents
             try:
@@ -148,7 +147,6 @@ class _Trial(Builder):
         self._result = result
         self._placed = _Replicated()
         self._done = defaultdict(list)
-        self.everyone, self.rows_by_extent = None, False
         self.updates = None  # slices must reach assignments, which show which variables go together
         self._queue: list[int] = []  # positions, a heap
         self._queued: set[int] = set()

@@ -15,7 +15,7 @@ import contextlib
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import if_certain
@@ -33,6 +33,7 @@ from keras_ddl.cut.analysis.placements import (
 )
 from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS
+from keras_ddl.cut.batch_statistics.own_rows import OwnStatistics
 from keras_ddl.cut.building import model_collectives, opaque
 from keras_ddl.cut.building.both_placements import BothPlacements
 from keras_ddl.cut.building.replicated_updates import ReplicatedUpdates
@@ -100,22 +101,17 @@ class Schedule:
         return bool(self._postponed)
 
 
-class OpOverride(Protocol):
-    """Builds some operations differently from their types' rules (batch_statistics/own_rows.py)."""
-
-    def make(self, b: Context, node: Node) -> PlacedOutputs | None:
-        """Returns the outputs; None for all other operations. Raises: Pending."""
-
-    def before(self, node: Node) -> Node | None:
-        """Returns a node that must be built before `node`, besides its inputs."""
-
-
+@dataclass(kw_only=True, eq=False)
 class Builder(Context):
-    """Builds one rank's graph. All ranks make the same decisions, because none depends on how many rows a rank has."""
+    """Builds one rank's graph. All ranks make the same decisions, because none depends on how many rows a rank has.
+
+    Args: those of `Context`, and statistics: BatchNormalization with each rank's own statistics.
+    """
+
+    statistics: OwnStatistics | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.override: OpOverride | None = None
         self._sharding = Sharding(self, self._apply_rules, self._keep)
         self._both = BothPlacements(self)
         self.updates: ReplicatedUpdates | None = ReplicatedUpdates(self)
@@ -138,7 +134,7 @@ class Builder(Context):
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
         """Builds all nodes, and the values `ends` in their placements (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
-        schedule = Schedule(nodes, self.override.before if self.override is not None else lambda node: None)
+        schedule = Schedule(nodes, self.statistics.before if self.statistics is not None else lambda node: None)
         missing = dict.fromkeys(self.program.outputs, REPLICATED) if ends is None else dict(ends)
         for rounds in itertools.count():
             for node in schedule:
@@ -244,7 +240,7 @@ class Builder(Context):
         reason = node.reason_to_keep
         if reason is not None and node.type not in (*HOST_FUNCTIONS, *HOST_EFFECTS):
             return self._both.also_sharded(node, opaque.make(self, node, reason))
-        made = self.override.make(self, node) if self.override is not None else None
+        made = self.statistics.make(self, node) if self.statistics is not None else None
         if made is None and self._sharding.is_on:
             made = self._sharding.make(node)
         if made is None and self.updates is not None and not self.rows_by_extent:

@@ -103,13 +103,14 @@ class SubgraphBuilder(Builder):
             batch=parent.batch,
             others=parent.others,
             collectives=collectives,
+            earlier=parent.earlier,
+            everyone=everyone,
             report=Report(),
             seed=seed,
             scope=scope,
+            gathered_bytes=parent.gathered_bytes,
         )
-        self.everyone, self.earlier, self.rows_by_extent = everyone, parent.earlier, parent.rows_by_extent
         self.programs, self.decisions = parent.programs, parent.decisions
-        self.gathered_bytes = parent.gathered_bytes
         self.in_loop = is_loop or parent.in_loop
         self.is_trial = is_trial or parent.is_trial
         self._outside_graph = outside

@@ -54,8 +54,14 @@ def writes_without_batch(
 
     def write() -> None:
         batch = Batch(1, int(collectives.rank == 0), min(collectives.rank, 1))
-        builder = Builder(program=program, batch=batch, collectives=collectives, report=Report())
-        builder.earlier, builder.everyone = earlier, everyone or collectives
+        builder = Builder(
+            program=program,
+            batch=batch,
+            collectives=collectives,
+            earlier=earlier,
+            everyone=everyone or collectives,
+            report=Report(),
+        )
         for value, outer in program.captured:
             chunk = chunks[value]
             builder.place(value, outer if chunk is None else chunk, REPLICATED if chunk is None else FLAT_SHARD)

@@ -37,19 +37,21 @@ class _Made(NamedTuple):
 class Context(PlacedValues):
     """Builds operations of one program in one rank's graph.
 
-    Args: those of `PlacedValues`, and seed: equal on all ranks; random operations without a seed get one made from it.
+    Args: those of `PlacedValues`, and
+        seed: equal on all ranks; random operations without a seed get one made from it.
+        gathered_bytes: bytes of weights in flat shards that may be gathered at a time (gathered_weights.py).
     Attributes:
         writes: the writes of a step that commits; None: variables are written at once.
         in_loop: whether this is the body or condition of a loop, in which no collective may run.
         is_trial: whether it is built only to learn the placements of its outputs.
         waits_outside: whether a collective of the enclosing graph is still to come.
-        gathered_bytes: bytes of weights in flat shards that may be gathered at a time (gathered_weights.py).
         before: the operations after which the node being built runs.
         built_from: operations of the program, by the names of the operations built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
     """
 
     seed: int = 0
+    gathered_bytes: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +60,6 @@ class Context(PlacedValues):
         self.is_trial = False
         self.waits_outside = False
         self.before: list[tf.Operation] = []
-        self.gathered_bytes = 0
         self.programs: dict[str, Program] = {}  # by scope
         self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
         self._constants: dict[Hashable, tf.Tensor] = {}

@@ -94,7 +94,7 @@ class JoinedRows:
         if layout is None or not sharded or not all(_has_whole_rows(b.placement(each)) for each in parts):
             return False
         extents = [if_certain(b.dims, each) for each in sharded]
-        return self._rows.takes_less([each and each[0] for each in extents], layout, table.dtype)
+        return self._rows.takes_less([None if each is None else each[0] for each in extents], layout, table.dtype)
 
     def lend(self, value: Value, outer: Value, around: JoinedRows, lend: Callable[[Value, Value], None]) -> None:
         """Lets `value` stand for a joined value of the graph around this one. lend: does so for values that are

@@ -51,7 +51,7 @@ class Plan:
                 self.reduced.add(value)
             tables = [self._table_of(each, value) for each in readers]
             if tables and None not in tables:
-                named = [each for each in tables if each is not _ANY]
+                named = [each for each in tables if each is not None and each is not _ANY]
                 self.rows[value] = max(named, key=lambda each: each.dtype.size, default=_ANY)
 
     def _updated(self) -> set[Value]:

@@ -13,7 +13,7 @@ from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.shards.joined_rows import JoinedRows
 from keras_ddl.cut.shards.shard_plan import SCATTER_INTO, expands_indices
-from keras_ddl.cut.shards.table_rows import Arrived, TableRows, is_added_to_a_part
+from keras_ddl.cut.shards.table_rows import TableRows, is_added_to_a_part
 from keras_ddl.cut.values.layouts import Layout
 
 _COMBINED = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
@@ -78,28 +78,21 @@ def add_up(b: Context, rows: TableRows, joined: JoinedRows, node: Node) -> Place
         table, expanded, data = node.inputs
         if not expands_indices(expanded.node):
             return None
-        arrived = _arrived(b, rows, joined, node, expanded.node.inputs[0], data, layout)
+        arrived = joined.arrived(node, expanded.node.inputs[0], data, layout)
         if arrived is None:
             return None
         chunk = tf.reshape(b.redistributed(table, FLAT_SHARD), [number, layout.unit])
         return _chunk(b, tf.tensor_scatter_nd_update(chunk, arrived.places[:, tf.newaxis], arrived.rows))
     data, ids, count = node.inputs
-    arrived = _arrived(b, rows, joined, node, ids, data, layout) if b.placement(count) == REPLICATED else None
+    placements = [b.placement(each) for each in (ids, data)]
+    are_sharded = JOINED not in placements and any(isinstance(each, Sharded) for each in placements)
+    if b.placement(count) != REPLICATED or are_sharded and not rows.moves_less(ids, layout, data.dtype):
+        return None
+    arrived = joined.arrived(node, ids, data, layout)
     if arrived is None:
         return None
     # As in one process, rows with a negative index are left out, and an index that is too large is an error.
     return _chunk(b, tf.math.unsorted_segment_sum(arrived.rows, arrived.places, number))
-
-
-def _arrived(
-    b: Context, rows: TableRows, joined: JoinedRows, node: Node, ids: Value, data: Value, layout: Layout
-) -> Arrived | None:
-    """Returns rows at their owners; None: they cannot go there, or would take more bytes than the table."""
-    placements = [b.placement(each) for each in (ids, data)]
-    are_sharded = JOINED not in placements and any(isinstance(each, Sharded) for each in placements)
-    if are_sharded and not rows.moves_less(ids, layout, data.dtype):
-        return None
-    return joined.arrived(node, ids, data, layout)
 
 
 def _gradient_of_segments(b: Context, rows: TableRows, node: Node, layout: Layout) -> PlacedOutputs:

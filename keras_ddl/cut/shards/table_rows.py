@@ -218,14 +218,12 @@ class TableRows:
             elif is_here and self._repeats(rows, moved.layout):
                 self._arrived[key] = self._arrived_once(key, moved, rows)
             else:
-                received = b.requests.exchange(key, lambda: self._sent(moved, rows, placement))
-                self._arrived[key] = tf.cast(received.rows, rows.dtype)
+                self._arrived[key] = b.requests.exchange(key, lambda: self._sent(moved, rows, placement)).rows
         return self._arrived[key]
 
     def _sent(self, moved: _Moved, rows: Value, placement: Placement) -> SentRows:
         local = tf.reshape(self._b.redistributed(rows, placement), [-1, moved.layout.unit])
         in_order, route, total = tf.gather(local, moved.route.order), moved.route, moved.layout.bytes(rows.dtype)
-        in_order = tf.cast(in_order, tf.uint8) if rows.dtype == tf.bool else in_order
         return SentRows(in_order, route.sent, route.received, moved.node, rows, rows.dtype.size, total)
 
     def _arrived_once(self, key: Hashable, moved: _Moved, rows: Value) -> tf.Tensor:
@@ -251,7 +249,7 @@ class TableRows:
         """Whether rows repeat fewer rows along axes between the first and the last, as the gradient of a sum over
         several indices does, and these rows and their numbers take fewer bytes."""
         b, node = self._b, rows.node
-        if node.type not in ("Tile", "BroadcastTo") or node.inputs[0].rank != rows.rank:
+        if node.type not in ("Tile", "BroadcastTo") or not rows.rank or node.inputs[0].rank != rows.rank:
             return False
         few = node.inputs[0]
         if not self._is_in_rows(rows) or not self._is_in_rows(few):

@@ -48,24 +48,20 @@ class PlacedValues(LocalShapes):
         collectives: sums and gathers.
         report: records every collective.
         scope: prefix of the names of collectives; the same on all ranks.
-    Attributes:
         everyone: collectives of all ranks of the mesh; only the first rank runs host functions. None: the step will be
             cut along another axis, and host functions are left to the last cut.
         earlier: collectives of the axis along which the program was cut before; None: it is the step of one process.
-        rows_by_extent: whether an axis with the batch's extent may be taken for the batch's rows. False if the rows are
-            the ranks of a model axis.
     """
 
     program: Program
     collectives: Collectives
     report: Report
+    everyone: Collectives | None
+    earlier: Collectives | None = None
     scope: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.everyone: Collectives | None = self.collectives
-        self.earlier: Collectives | None = None
-        self.rows_by_extent = True
         self.extents = Extents(self.rows)
         self.requests = Requests(self.collectives, self.report, self.scope)
         self.node: Node | None = None  # the node that is being built
@@ -77,6 +73,11 @@ class PlacedValues(LocalShapes):
         self._batch_dependent: set[Value] = set()
         self._parts_of_rules: dict[Node, dict[str, Value]] = {}  # by name
         self._names = 0
+
+    @property
+    def rows_by_extent(self) -> bool:
+        """Whether an axis with the batch's extent may be taken for the batch's rows, not the ranks of a model axis."""
+        return self.everyone is not None
 
     # ---- properties of a value
 

@@ -9,12 +9,12 @@ from typing import Any
 
 
 class Severity(enum.IntEnum):
-    """The exit status of `keras-ddl doctor` is 0 up to NOTE, 1 with an ERROR, 3 with a WARNING at most."""
+    """`keras-ddl doctor` exits with 0 if the worst finding is a NOTE, with 3 for a WARNING, and with 1 for an ERROR."""
 
     OK = 0
     NOTE = 1  # good to know
     WARNING = 2  # slower, or fails in some cases
-    ERROR = 3  # trainings fail
+    ERROR = 3  # training fails
 
 
 EXIT_STATUS = {Severity.OK: 0, Severity.NOTE: 0, Severity.WARNING: 3, Severity.ERROR: 1}

@@ -25,7 +25,7 @@ _OWN_MESSAGE = (
 class Driver:
     """The driver library's facts about the GPUs that this process may use.
 
-    `problem`: why there are no facts, or "". `cuda`: the newest CUDA that it runs, as (12, 8).
+    `problem`: why there are no facts, or "". `cuda`: the newest CUDA version that the driver runs, as (12, 8).
     """
 
     problem: str = ""
@@ -52,7 +52,7 @@ def ask_driver() -> Driver:
         return Driver(f"the driver fails: error {failed}, {(text.value or b'without a name').decode()}")
     count = number.value
     cuda.cuDriverGetVersion(ctypes.byref(number))
-    get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", cuda.cuDeviceGetUuid)  # the newer one also tells parts of GPUs apart
+    get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", cuda.cuDeviceGetUuid)  # it also distinguishes parts of a GPU
     names, ids = [], []
     for index in range(count):
         device, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
@@ -95,7 +95,7 @@ def check_host(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 
 def names_in_tensorflow() -> list[str]:
-    """Returns the name of each GPU that TensorFlow sees. Imports TensorFlow, and does not start it."""
+    """Returns the name of each GPU that TensorFlow sees. Imports TensorFlow, but does not initialize it."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

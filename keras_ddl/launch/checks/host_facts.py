@@ -1,4 +1,4 @@
-"""Facts that must be equal on all hosts before ranks start: each rank's wrapper reports them, the launcher compares.
+"""Facts that must be equal on all hosts before ranks start; wrappers report them and the launcher compares them.
 
 This module does not import TensorFlow: versions are read from the packages' metadata, in milliseconds.
 """
@@ -19,7 +19,7 @@ from keras_ddl.packages import TENSORFLOWS, version
 
 VERSIONS = ("keras_ddl", "TensorFlow", "Keras", "Python")
 SHARED_MEMORY = "/dev/shm"
-# With less, MPI cannot create its first segment, and ranks of a host use slower ways. The doctor recommends more.
+# With less, MPI cannot create its first segment, and the ranks of a host use slower paths. The doctor recommends more.
 _LEAST_SHM = 8 << 20
 CLOCKS_SECONDS = 1.0
 _REMEDY_VERSIONS = (
@@ -52,7 +52,7 @@ def facts() -> dict[str, Any]:
 
 
 def clock_offset(clock: float, sent: float, received: float) -> tuple[float, float]:
-    """Returns (how far another clock is ahead of ours, error bound), in seconds.
+    """Returns (how far another clock is ahead of ours, error bound) in seconds.
 
     The other clock was read between our times `sent` (of the request) and `received` (of the reply).
     """
@@ -60,9 +60,9 @@ def clock_offset(clock: float, sent: float, received: float) -> tuple[float, flo
 
 
 def measured_clock() -> dict[str, float] | None:
-    """Returns the offset of this host's clock that the launcher measured; None without one."""
-    link = program.of_process()
-    return None if link is None else link.of_job("clock") or None
+    """Returns this host's clock offset as measured by the launcher, or None."""
+    link = program.current()
+    return None if link is None else link.job_fact("clock") or None
 
 
 def compare_versions(hosts: Sequence[dict[str, Any]], names: Sequence[str] = VERSIONS) -> Iterator[Finding]:

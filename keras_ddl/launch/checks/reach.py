@@ -1,4 +1,4 @@
-"""Checks while mpirun starts whether hosts answer on their ssh port: ssh waits minutes for a host that is down."""
+"""While mpirun starts, checks whether hosts answer on their ssh port: ssh waits minutes for a host that is down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_ddl.launch.checks.finding import Finding, Severity
 from keras_ddl.launch.hosts import Host
 
 _SECONDS = 5.0
-# Parts of settings by which mpirun reaches hosts in another way than by the ssh in PATH.
+# Fragments of settings that make mpirun reach hosts other than by the ssh in PATH.
 _OTHER_WAYS = ("plm", "launcher", "bootstrap", "rsh")
 
 
@@ -38,12 +38,12 @@ class Reach:
             thread.start()
 
     def wait(self) -> None:
-        """Waits for the checks, at most some seconds."""
+        """Waits for the checks, but only a few seconds."""
         for thread in self._threads:
             thread.join(2 * _SECONDS)
 
     def findings(self) -> dict[str, Finding]:
-        """Returns the results so far, in the order of the hosts: name of a host that cannot be reached -> why."""
+        """Returns the findings so far, in the order of the hosts: name of an unreachable host -> reason."""
         found = dict(self._findings)
         return {name: found[name] for name in self._names if name in found}
 

@@ -11,13 +11,13 @@ MAX_LOSSES = 3  # lost processes after which a host gets no replacements
 
 
 class HostPlan:
-    """The hosts of one job, and its living processes on each.
+    """The hosts of one job, and the job's living processes on each host.
 
     Args:
         hosts: hosts at the start; ranks fill one after the other.
         num_ranks: number of ranks at the start; spares follow them.
-        min_ranks: ranks that stay, independently of the file.
-        max_ranks: upper limit on ranks; None: as many as the hosts have slots for.
+        min_ranks: number of ranks that stay, whatever the file says.
+        max_ranks: upper limit on ranks; None: limited only by the hosts' slots.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class HostPlan:
     ) -> None:
         self._slots = {host.name: host.slots for host in hosts}
         names = [host.name for host in hosts for _ in range(host.slots)][: num_ranks + spares]
-        self._host_of = dict(enumerate(names))  # of living processes
+        self._host_of = dict(enumerate(names))  # host of each living process
         self._local_rank_of = {rank: names[:rank].count(name) for rank, name in enumerate(names)}
-        self.spares = set(range(num_ranks, num_ranks + spares))  # living processes that wait
+        self.spares = set(range(num_ranks, num_ranks + spares))  # living spares that have not started
         self._min_ranks, self._max_ranks = min_ranks, max_ranks
         self._gone: set[str] = set()  # hosts that were lost, or where nothing could be started
         self._losses: Counter[str] = Counter()
@@ -49,7 +49,7 @@ class HostPlan:
     def change(self, hosts: Iterable[Host]) -> None:
         """Records that the file now names `hosts`."""
         slots = {host.name: host.slots for host in hosts}
-        # Known hosts keep their places. A host that the file omitted in between counts as new.
+        # Known hosts keep their places. A host that the file omitted for a while counts as new.
         order = [name for name in self._slots if name in slots] + [name for name in slots if name not in self._slots]
         self._gone &= slots.keys()
         for name in self._losses.keys() - slots.keys():
@@ -58,7 +58,7 @@ class HostPlan:
         self.takes_newcomers = True
 
     def end(self, rank: int, *, is_lost: bool, has_reported: bool) -> None:
-        """Handles the end of a process. `is_lost`: ended from outside. `has_reported`: its wrapper reported how."""
+        """Handles the end of a process. `is_lost`: ended from outside. `has_reported`: its wrapper reported the end."""
         name = self._host_of.pop(rank, None)
         self.spares.discard(rank)
         if name is None or not is_lost:
@@ -72,11 +72,11 @@ class HostPlan:
         return self._losses[name] >= MAX_LOSSES
 
     def lose_host(self, name: str) -> None:
-        """Records that no process can be started on this host until the file has omitted it once."""
+        """Records that no process can be started on this host until the file omits it once."""
         self._gone.add(name)
 
     def surplus(self, members: Iterable[int]) -> list[int]:
-        """Returns the members of the job that have no slot in the file, limited to as many as may leave."""
+        """Returns the members of the job that have no slot in the file, up to the number that may leave."""
         members = [rank for rank in members if rank in self._host_of]
         left, surplus = Counter(self._slots), list[int]()
         for rank in members:

@@ -19,7 +19,7 @@ _POLL_SECONDS = 2.0
 
 def hosts_changed() -> bool:
     """Whether the launcher would now start the job on other hosts, or with another number of ranks."""
-    link = program.of_process()
+    link = program.current()
     if link is None:
         return False
     link.look()
@@ -32,7 +32,7 @@ def exit_for_restart() -> NoReturn:
 
 
 class HostWatch:
-    """Polls a script or a file in a thread, as a context manager. A change counts when two answers in a row agree."""
+    """Polls a script or a file in a thread, inside a `with` block. A change counts after two equal answers."""
 
     def __init__(
         self,

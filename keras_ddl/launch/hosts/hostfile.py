@@ -7,13 +7,13 @@ from pathlib import Path
 
 from keras_ddl.errors import ConfigError
 
-# Other words are refused: they may be a number of ranks (`cpu=4`, `slot=4`), or belong to a rankfile.
+# Other words are refused, because they may mean a number of ranks (`cpu=4`, `slot=4`), or belong to a rankfile.
 _WORDS = r"(?:\s+(?:max[-_]slots|slots[-_]max|sockets|username|user)\s*=\s*\w+)*?"
 _LINE = re.compile(
     r"(?P<names>[A-Za-z0-9](?:[A-Za-z0-9._-]|\[[0-9,-]+\])*)"
     rf"(?::(?P<after_colon>\d+)|{_WORDS}\s+slots\s*=\s*(?P<slots>\d+))?{_WORDS}"
 )
-# More hosts than any cluster has: a mistyped range must not exhaust memory.
+# No cluster has more hosts; a mistyped range must not exhaust memory.
 _MAX_HOSTS = 100_000
 
 

@@ -77,15 +77,15 @@ class HostFile:
 
 @dataclass
 class Placement:
-    """Chooses number of ranks and hosts for each attempt.
+    """Chooses the number of ranks and the hosts of each attempt.
 
     Attributes:
         wanted: ranks of the first attempt; None: as many as the hosts have slots for.
         min_ranks, max_ranks: bounds for later attempts; None: `wanted`, or the number of the first attempt.
         fixed: the hosts of the command line; empty: this host, or the hosts of the resource manager.
         discovery: a script that names the hosts instead.
-        lost: names of lost hosts, which are left out as long as the others have enough slots.
-        order: names of all hosts so far, which keep this order even if a script prints them in another.
+        lost: names of lost hosts, which are skipped as long as the others have enough slots.
+        order: names of all hosts so far; they keep this order even if a script prints them in another one.
     """
 
     wanted: int | None
@@ -106,7 +106,7 @@ class Placement:
             )
 
     def first(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of the first attempt on `hosts`; None: they have too few slots yet."""
+        """Returns (ranks, hosts) of the first attempt on `hosts`; None: they do not have enough slots yet."""
         slots = _slots(hosts)
         if slots < max(self.wanted or self.min_ranks or 1, 1):
             return None
@@ -116,10 +116,10 @@ class Placement:
         return self._chosen(ranks, hosts)
 
     def later(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
-        """Returns (ranks, hosts) of a later attempt; None: the hosts have too few slots."""
+        """Returns (ranks, hosts) of a later attempt; None: the hosts do not have enough slots."""
         assert self.min_ranks is not None
         names = {host.name for host in hosts}
-        self.lost &= names  # a host that was removed and is named again is back
+        self.lost &= names  # a host that was removed and is named again counts as available
         places = {name: place for place, name in enumerate(self.order)}
         hosts = sorted(hosts, key=lambda host: places.get(host.name, len(places)))
         for some in ([host for host in hosts if host.name not in self.lost], hosts):
@@ -129,7 +129,7 @@ class Placement:
         return None
 
     def would_change(self, ranks: int, hosts: Sequence[Host], now: Sequence[Host]) -> bool:
-        """Whether `later(now)` differs from `ranks` on `hosts`, or finds too few."""
+        """Whether `later(now)` differs from `ranks` on `hosts`, or would find too few slots."""
         placed = replace(self, lost=set(self.lost), order=list(self.order)).later(now)
         return placed is None or ranks_by_host(*placed) != ranks_by_host(ranks, hosts)
 

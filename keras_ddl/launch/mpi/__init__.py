@@ -1,1 +1,1 @@
-"""Starts ranks by an mpirun, for programs that use MPI themselves and for sites that allow nothing else."""
+"""Starts ranks with an mpirun, for programs that use MPI themselves and for sites that allow nothing else."""

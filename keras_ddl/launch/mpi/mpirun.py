@@ -20,14 +20,14 @@ from keras_ddl.launch.mpi import native_mpi
 OPEN_MPI = "Open MPI"
 HYDRA = "Hydra"
 
-# Variables that a launcher or an outer MPI job sets for its own ranks. A job started from within must not see them.
+# Variables that a launcher or an outer MPI job sets for its own ranks. A job started inside must not see them.
 _OUTER_JOB = re.compile(
     r"(OMPI_COMM_WORLD_|OMPI_(ARGV|COMMAND|FILE_LOCATION|APP_CTX|UNIVERSE|WORLD|NUM_APP)|PMIX_|PMI_|PRTE_LAUNCHED|HYDI?_"
     r"|MPI_LOCAL|KERAS_DDL_(RESTART|JOB_DIR|RANK_PROCESS|HOST_RANK)$)"
 )
-# For a job on one host: otherwise Open MPI's ranks listen on all interfaces, although no other host connects.
+# For a job on one host: otherwise Open MPI's ranks listen on all interfaces, although no other host needs to connect.
 ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
-# Debian's home of nobody. Other users cannot write to it, because Open MPI and Python load code from HOME.
+# The home of Debian's user nobody. Open MPI and Python load code from HOME, and other users cannot write to this one.
 _NO_HOME = "/nonexistent"
 ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
@@ -42,7 +42,7 @@ class Mpirun:
 
     @property
     def mpi(self) -> str:
-        """The family of MPI whose ranks it starts: "Open MPI" or "MPICH" (also for Intel MPI)."""
+        """The MPI family whose ranks it starts: "Open MPI" or "MPICH" (also for Intel MPI)."""
         return "Open MPI" if self.family == OPEN_MPI else "MPICH"
 
 
@@ -56,7 +56,7 @@ def find(path: str | None = None) -> Mpirun:
     chosen = path or config.get("MPIRUN")
     if chosen:
         origin = "--mpirun" if path else "KERAS_DDL_MPIRUN"
-        # A name without a folder is searched for like the default.
+        # A name without a folder is looked up in the same places as the default.
         folders = _folders() if os.sep not in chosen else (None,)
         executable = next(filter(None, (shutil.which(chosen, path=folder) for folder in folders)), None)
         if executable is None:
@@ -112,10 +112,10 @@ def identify(path: str) -> Mpirun:
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment for mpirun: `base` without the variables of an outer MPI job; root may run it."""
+    """Returns the environment for mpirun: `base` without the variables of an outer MPI job; root may use it."""
     result = {name: value for name, value in base.items() if not _OUTER_JOB.match(name)}
     if os.geteuid() == 0:
-        # In a container one is root; Open MPI refuses root unless both are set.
+        # In a container the user is root, which Open MPI refuses unless both are set.
         result["OMPI_ALLOW_RUN_AS_ROOT"] = result["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     result.setdefault("I_MPI_PIN", "0")  # Intel MPI binds by default
     if not result.get("HOME"):
@@ -151,7 +151,7 @@ def command(
     """
     if mpirun.family == OPEN_MPI:
         line = [mpirun.path, "-np", str(num_ranks)]
-        # Bound ranks would give TensorFlow's thread pools one core each. By slot: consecutive ranks share a host.
+        # With bound ranks, TensorFlow's thread pools would have one core each. By slot: consecutive ranks share a host.
         line += ["--bind-to", "none", "--map-by", "slot"]
         if hosts:
             line += ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)]

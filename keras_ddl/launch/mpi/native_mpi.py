@@ -1,4 +1,4 @@
-"""Asks in a separate process which MPI the native library uses.
+"""Finds out, in a separate process, which MPI the native library uses.
 
 Loading the library loads MPI, which may install signal and memory hooks. The launcher, and above all a notebook's
 kernel, must not have such hooks.

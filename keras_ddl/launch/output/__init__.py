@@ -1,1 +1,1 @@
-"""The ranks' output, and what of it a user sees."""
+"""Shows and filters the ranks' output."""

@@ -1,4 +1,4 @@
-"""Hides passwords and the like where command lines and variables are shown: `--dry-run`, `--verbose`, the event log."""
+"""Hides secrets where command lines and variables are shown: `--dry-run`, `--verbose`, the event log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAMES = "KEY|TOKEN|SECRET|PASSW|CREDENTIAL"
 _SECRET = re.compile(_NAMES, re.IGNORECASE)
 _NAME = rf"[\w.-]*(?:{_NAMES})[\w.-]*"
 _OPTION = re.compile(rf"-{_NAME}", re.IGNORECASE)
-# In one word, which may be the command line of a shell: NAME= or --NAME, and the rest of the word.
+# Matches NAME= or --NAME and the rest of the word, which may be a shell's command line.
 _IN_WORD = re.compile(rf"({_NAME}=|(?<!\S)-{_NAME}\s+(?!-)).+", re.IGNORECASE | re.DOTALL)
 HIDDEN = "***"
 

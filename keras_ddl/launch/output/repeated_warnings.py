@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-# Ranks are seconds apart while they load TensorFlow.
+# Ranks may be seconds apart while they load TensorFlow.
 _WAIT_SECONDS = 5.0
 # A Python warning ends with a source line. It must arrive within this time and after at most this many lines.
 _REST_SECONDS = 0.2
@@ -30,7 +30,7 @@ class Split:
     def __init__(self, message_lines: int = _MESSAGE_LINES) -> None:
         """`message_lines`: how many lines the message of a Python warning may have before its source line."""
         self._message_lines = message_lines
-        self._lines: list[bytes] = []  # of an incomplete warning
+        self._lines: list[bytes] = []  # the lines of an incomplete warning
         self._since = 0.0
 
     def feed(self, lines: list[bytes]) -> list[tuple[bool, list[bytes]]]:
@@ -56,7 +56,7 @@ class Split:
         return self.flush() if self._lines and time.monotonic() - self._since > _REST_SECONDS else []
 
     def flush(self) -> list[tuple[bool, list[bytes]]]:
-        """Returns an incomplete warning as a warning of one line, and the lines after it."""
+        """Returns an incomplete warning as a warning of one line, and then the lines after it."""
         lines, self._lines = self._lines, []
         return [(number == 0, [line]) for number, line in enumerate(lines)]
 
@@ -66,14 +66,14 @@ class Split:
 
 
 def key_of(lines: list[bytes]) -> bytes:
-    """Returns the warning without TensorFlow's time and thread, so that repetitions are equal."""
+    """Returns the warning without TensorFlow's time and thread, so that repetitions compare equal."""
     match = _ONE_LINE.match(lines[0])
     head = len(match["head"]) if match and match["head"] else 0
     return b"\n".join(lines)[head:]
 
 
 def without_python_warnings(text: bytes) -> bytes:
-    """Returns `text` without warnings of Python, absl and logging. Text that may be something else stays."""
+    """Removes warnings of Python, absl and logging from `text`. Keeps text that may be something else."""
     split = Split(message_lines=1)
     parts = [*split.feed(text.split(b"\n")), *split.flush()]
     kept = [line for is_warning, lines in parts if not is_warning or _is_from_tensorflow(lines) for line in lines]

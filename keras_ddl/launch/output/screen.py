@@ -1,4 +1,4 @@
-"""Shows the ranks' output on one screen: rank 0's as it arrives, others' in complete lines that start with the rank."""
+"""Shows the ranks' output on one screen: rank 0's as it arrives, others' by the line, with their rank."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keras_ddl.launch.output.sinks import LastingSink, Sink
 from keras_ddl.launch.output.startup_notes import NoteFilter, StartupNotes
 
 # A traceback is delayed this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
-# only summarised) at the end; otherwise the program has caught and logged it, and it is shown in place. One that goes
-# up to the program itself has probably ended it, but TensorFlow's end takes seconds on a busy machine.
+# only summarised) at the end; otherwise the program has caught and logged it, and it is shown in place. A
+# traceback through the whole program has probably ended it, but shutting down TensorFlow can take seconds.
 _TRACEBACK_SECONDS = 3.0
 _UNCAUGHT_SECONDS = 10.0
-# A RankLostError is delayed until the lost rank must have reported why (error_report.py waits for it, too).
+# A RankLostError is delayed until the lost rank must have reported the reason (error_report.py waits for it, too).
 _CONSEQUENCE = re.compile(rb"^(?:[\w.]+: )?(?:keras_ddl\.errors\.)?RankLostError: ", re.MULTILINE)
 _CONSEQUENCE_SECONDS = 15.0
 _TRACEBACK_BYTES = 1 << 18
@@ -31,9 +31,9 @@ _ERASE_LINE = b"\r\x1b[K"
 _HEADER = b"Traceback (most recent call last):"
 _TRACEBACK = re.compile(rb"^(?:  \+ Exception Group )?" + re.escape(_HEADER), re.MULTILINE)
 _UNCAUGHT = re.compile(_TRACEBACK.pattern + rb"\n  (?:\| )?File \".*\", line \d+, in <module>\n", re.MULTILINE)
-# One that ends the text, with an exception of one line: of a longer one, the end cannot be told from other text.
+# A traceback at the end of the text, with a one-line exception: the end of a longer one cannot be recognized.
 _LAST_UNCAUGHT = re.compile(_UNCAUGHT.pattern + rb"(?: .*\n)*(?:\S.*\n?)?\Z", re.MULTILINE)
-# The last lines of a rank are those that it has written without a pause, shortly before it ended.
+# A rank's last lines are the ones that it wrote without a pause, shortly before it ended.
 _PAUSE_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 30.0
 
@@ -43,14 +43,14 @@ class _Surface:
 
     def __init__(self) -> None:
         self.unfinished = b""
-        self.rewritten = False  # a progress bar, which may stay unfinished for hours
+        self.rewritten = False  # the line is a progress bar, which may stay unfinished for hours
         self.touched = 0.0
         self.waiting: list[tuple[Sink, bytes]] = []
         self.waiting_since = 0.0
 
     def track(self, data: bytes) -> None:
         line = (self.unfinished + data).rpartition(b"\n")[2]
-        # Text that a carriage return has overwritten is dropped.
+        # Drop text that a carriage return has overwritten.
         head, _, last = line.rpartition(b"\r")
         if not last and head:
             last = head.rpartition(b"\r")[2] + b"\r"
@@ -107,7 +107,7 @@ class Screen:
             surface.waiting.append((sink, data))
 
     def tick(self) -> bool:
-        """Writes what has waited long enough. Returns whether something still waits."""
+        """Writes text that has waited long enough. Returns whether some text still waits."""
         now = time.monotonic()
         waits = self.warnings.tick()
         for surface in self._surfaces.values():
@@ -124,7 +124,7 @@ class Screen:
         return waits
 
     def finish(self) -> None:
-        """Writes what still waits, and ends unfinished lines, so that later output begins on a new line."""
+        """Writes all waiting text and ends unfinished lines, so that later output begins on a new line."""
         self.warnings.flush()
         for name, surface in self._surfaces.items():
             if surface.waiting:
@@ -149,8 +149,8 @@ class RankOutput:
 
     def __init__(self, rank: int, screen: Screen, log: IO[bytes] | None = None) -> None:
         self._rank, self._screen = rank, screen
-        self._number = rank  # as the ranks are numbered now
-        self._is_first = rank == 0  # shown as it arrives
+        self._number = rank  # this rank's current number
+        self._is_first = rank == 0  # whether output is shown as it arrives
         self._log = None if log is None else LastingSink(log, self._on_full_log)
         self._prefix = b"" if rank == 0 else b"[%d] " % rank
         self._notes = NoteFilter(screen.notes)
@@ -174,9 +174,9 @@ class RankOutput:
         self._show(name, data)
 
     def renumber(self, number: int) -> None:
-        """Takes the value that `keras_ddl.rank()` has in this rank from now on.
+        """Sets the number that `keras_ddl.rank()` returns in this rank from now on.
 
-        Rank 0's output is shown as the lost rank 0's was. Lines of others start with both numbers, because the
+        The new rank 0 takes over the screen of the lost one. Lines of others start with both numbers, because the
         launcher's own lines keep the first number.
         """
         self._number = number
@@ -195,7 +195,7 @@ class RankOutput:
         self._screen.write_lines("err", f"keras-ddl: rank {self._rank}'s log file is incomplete: {error}\n".encode())
 
     def tick(self) -> bool:
-        """Shows output that was delayed long enough. Returns whether some is still delayed."""
+        """Shows output that was delayed long enough. Returns whether some output is still delayed."""
         self._show("err", self._delay(self._notes.tick()))
         self._show_split(self._split.tick())
         if self._delayed:
@@ -207,13 +207,13 @@ class RankOutput:
 
     @property
     def traceback_since(self) -> float | None:
-        """The time.monotonic() at which the delayed traceback began."""
+        """When the delayed traceback began (time.monotonic())."""
         return self._delayed_since if _TRACEBACK.match(self._delayed) else None
 
     def end(self, *, failed: bool, status: int | None = None) -> tuple[str, str]:
         """Writes the rest, unless it is the traceback of a failure. Returns (traceback, last lines of stderr).
 
-        The last lines are recent ones that may be about a failure: Python's warnings are left out.
+        The last lines are recent ones that may explain a failure, so Python's warnings are left out.
         `status`: the exit status, 1 after an uncaught exception; None: unknown.
         """
         traceback = ""
@@ -226,11 +226,11 @@ class RankOutput:
                 self._show(name, b"\n")
         self._show_split(self._split.flush())
         tail = self._stderr_tail if time.monotonic() - self._stderr_since < _LAST_WORDS_SECONDS else b""
-        if len(tail) == _TAIL_BYTES:  # its first line is cut
+        if len(tail) == _TAIL_BYTES:  # its first line is incomplete
             tail = tail.partition(b"\n")[2] or tail
         tail = without_python_warnings(startup_notes.without(tail))
         if failed and status == 1 and not traceback and (uncaught := _LAST_UNCAUGHT.search(tail)):
-            traceback = uncaught[0].decode(errors="replace")  # shown in place, because the rank has taken long to end
+            traceback = uncaught[0].decode(errors="replace")  # shown in place, because the rank took long to end
         return traceback, tail.decode(errors="replace")
 
     def _delay(self, data: bytes) -> bytes:

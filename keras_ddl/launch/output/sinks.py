@@ -80,7 +80,7 @@ class LastingSink:
             self._sink.write(data)
         except BrokenPipeError:
             self.lost = signal.SIGPIPE
-        except (OSError, ValueError) as error:  # ValueError: of a text stream that was closed
+        except (OSError, ValueError) as error:  # ValueError: a text stream was closed
             hung_up = self.terminal and getattr(error, "errno", None) in _LOST_TERMINAL_ERRORS
             if hung_up and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
                 self.lost = signal.SIGHUP
@@ -90,7 +90,7 @@ class LastingSink:
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null as stdin, stdout or stderr if this process was started without them.
+    """Opens /dev/null as stdin, stdout or stderr if this process was started without.
 
     Otherwise the next opened file would take their descriptor.
     """
@@ -98,5 +98,5 @@ def open_standard_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is the missing one
             os.set_inheritable(fd, True)

@@ -44,11 +44,11 @@ _NOTE = re.compile(
     rb"(?:%b(?P<said>(?:%b).*)|%b(?P<error>(?:%b).*)|(?P<plain>%b|%b))\r?"
     % (_head(b"IW"), _SAID, _head(b"IWE"), _SAID_AS_ERROR, _PREFACE, _CPU)
 )
-_GPU = re.compile(rb"cudart_stub|failed call to cuInit")  # of interest where TensorFlow should use one
+_GPU = re.compile(rb"cudart_stub|failed call to cuInit")  # relevant only where TensorFlow should use a GPU
 _CUDA = ("/usr/local/cuda", "/dev/nvidiactl")
 _INFO = re.compile(_head(b"I"))
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-# Beginnings of lines whose rest is waited for.
+# Beginnings of lines that are held back until the rest arrives.
 _BEGINNINGS = (
     *(b"I0000 00:00:", b"W0000 00:00:", b"E0000 00:00:", b"0000-00-00 00:00:"),
     *(b"WARNING: All log messages", b"To enable the following"),
@@ -98,11 +98,11 @@ def hidden() -> Iterator[None]:
 def _filter(source: int, over: int) -> NoReturn:
     """Copies `source` to stderr without the notes, until a byte in `over`; ends the process."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process may write something about it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process may still write a message about the interrupt
         _close_others(source, over, 2)
         notes = NoteFilter(StartupNotes(shown=False))
         while ready := select.select([source, over], [], [])[0]:
-            if source not in ready:  # and all that the body has written is read
+            if source not in ready:  # and everything that the body wrote has been read
                 os.write(2, notes.flush())
                 break
             data = os.read(source, 1 << 16)
@@ -118,10 +118,10 @@ def _filter(source: int, over: int) -> NoReturn:
 
 
 def _close_others(*kept: int) -> None:
-    """Closes all file descriptors but `kept`, so that nobody waits for the end of their pipes."""
+    """Closes all file descriptors but `kept`, so that this process does not keep pipes open."""
     for each in list(Path("/proc/self/fd").iterdir()):
         if int(each.name) not in kept:
-            with contextlib.suppress(OSError):  # the list's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(each.name))
 
 
@@ -148,7 +148,7 @@ class StartupNotes:
         self._seen: set[bytes] = set()
 
     def is_new(self, key: bytes) -> bool:
-        """Whether the note is to be shown now."""
+        """Whether to show the note now."""
         new = key not in self._seen and (self._shown or (_GPU.search(key) is not None and _is_for_gpus()))
         self._seen.add(key)
         return new
@@ -199,6 +199,6 @@ def _may_begin_a_note(piece: bytes) -> bool:
 
 
 def _key(line: bytes) -> bytes:
-    """Returns a note without time and thread, so that repetitions are equal; b"" for other lines."""
+    """Returns a note without time and thread, so that repetitions compare equal; b"" for other lines."""
     match = _NOTE.fullmatch(line.rstrip(b"\r\n"))
     return match[match.lastgroup or 0] if match else b""

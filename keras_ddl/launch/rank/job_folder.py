@@ -1,6 +1,6 @@
 """The directories of a job on one host. The host's last rank to end removes them.
 
-A rank's wrapper locks the rank's directory. If the wrapper is killed, that frees the lock, and another rank removes the
+A rank's wrapper locks the rank's directory. If the wrapper is killed, the lock is freed, and another rank removes the
 directory.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from keras_ddl.errors import LaunchError
 from keras_ddl.files.private import private_directory
 
-_TRIES = 20  # an ending rank may remove a directory before this rank has put anything into it
+_TRIES = 20  # a rank that ends may remove a directory while it is still empty
 PREFIX = "keras_ddl-"
 SOCKETS = f"{PREFIX}sockets"  # in the job's directory, for all of its ranks on the host
 _RANK = "rank-"
@@ -40,10 +40,10 @@ def on_this_host(secret: str) -> Path:
 
 
 def make(*folders: Path, is_new: bool = False) -> Path:
-    """Makes directories, or takes existing ones, each in a shared directory or the one before; returns the last path.
+    """Makes or reuses directories, each in a shared directory or its predecessor; returns the last path.
 
     Args:
-        is_new: the last one must not exist yet.
+        is_new: whether the last directory must not exist yet.
     Raises: ConfigError: others can use a directory. LaunchError: a directory cannot be made.
     """
     made = folders[-1]
@@ -75,7 +75,7 @@ def make_for_rank(folder: Path, rank: int) -> Path:
 
 
 def _locked(path: Path, how: int) -> int | None:
-    """Returns a descriptor that locks the directory at `path`; None: it is gone, or with LOCK_NB another has it."""
+    """Returns a descriptor that locks the directory at `path`; None: it is gone, or (with LOCK_NB) already locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def remove_job_folder(folder: Path, patience: float) -> None:
     """Removes the job's directory and the ranks' shared files, if this is the last rank on this host.
 
     Args:
-        patience: seconds after which it is removed even if other ranks still have files in it; 0: never remove it then.
+        patience: seconds after which it is removed even if other ranks still have files in it; 0: keep it then.
     """
     deadline = time.monotonic() + patience
     while True:

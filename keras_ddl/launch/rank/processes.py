@@ -19,7 +19,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def die_with_parent(signum: int, parent: int | None = None) -> None:
-    """Asks the kernel to send `signum` to this process when the thread that started it ends.
+    """Asks the kernel to send `signum` to this process when the thread that started this process ends.
 
     `parent`: the expected parent; if it died before this call took effect, the signal is raised now.
     """
@@ -83,7 +83,7 @@ def kill_marked(marker: str, *, timeout: float = 2.0) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Whether it is a resource tracker of multiprocessing or joblib.
+    """Whether process `pid` is a resource tracker of multiprocessing or joblib.
 
     A tracker removes files in /dev/shm when the processes that made them have ended, and then ends itself.
     """

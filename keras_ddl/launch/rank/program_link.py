@@ -1,4 +1,4 @@
-"""The wrapper's end of the connections of its rank's program (link/program.py)."""
+"""The wrapper's end of the connections with its rank's program (link/program.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WrapperLink:
         self._welcome = {**of_job, "has_question": False, "admit_at": 0, "hosts_changed": False}
         self._channels: list[Channel] = []
         self._asking: Channel | None = None
-        self._unshown: int | None = None  # the admit_at that is on its way to the program
+        self._unshown: int | None = None  # the `admit_at` that the program has not seen yet
 
     def sources(self, report: Callable[[Iterable[Frame]], None]) -> Iterator[Source]:
         """Yields the sources for the loop. `report`: sends frames to the launcher."""

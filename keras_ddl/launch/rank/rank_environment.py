@@ -13,7 +13,7 @@ from keras_ddl.errors import LaunchError
 from keras_ddl.topology import tf_config
 from keras_ddl.topology.launcher import find_launcher
 
-# The process manager sets these per rank or per host: the launcher's own values would be wrong.
+# The process manager sets these per rank or per host, so the launcher's own values would be wrong.
 _MPI_VARIABLES = re.compile(
     r"(OMPI_|OPAL_|PMIX_|PMI_|PRTE_|MPI_LOCAL|MPIR_|MPICH_|HYDI?_|HYDRA_|I_MPI_|SLURM_|UCX_|FI_)"
 )
@@ -24,12 +24,12 @@ _PATHS = ("PATH", "LD_LIBRARY_PATH")
 _NO_MPI = "this rank was started without MPI; use keras-ddl run --mpirun mpirun"
 _HUGE_PAGES, _ARENAS = "glibc.malloc.hugetlb", "glibc.malloc.arena_max"
 _THREADS_PER_ARENA = 4  # cores per rank up to which one malloc arena is enough
-# For the wrapper itself, not for the program.
+# Variables for the wrapper itself, not for the program.
 _WRAPPER_VARIABLES = ("KERAS_DDL_LAUNCHER", "KERAS_DDL_JOB_ID", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Returns the rank and size that mpirun set for this process. Raises: LaunchError: it set none."""
+    """Returns the rank and size that mpirun set for this process. Raises: LaunchError: the variables are missing."""
     started_by = find_launcher(environ)
     if started_by is None or started_by.rank is None or started_by.size is None:
         raise LaunchError(
@@ -60,7 +60,7 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
 
 
 def tune_malloc(environment: dict[str, str], ranks: int) -> None:
-    """Sets GLIBC_TUNABLES so that glibc keeps a step's memory, in huge pages, for the next step. Keeps tunables set.
+    """Sets GLIBC_TUNABLES so that glibc keeps a step's memory, in huge pages, for the next step. Keeps set tunables.
 
     TensorFlow's tensors come from malloc, and new pages cost a training step much time
     (benchmarks/results/training_step.md). Huge pages (glibc 2.35 and later) are only a request, which a kernel without
@@ -115,7 +115,7 @@ def prepare_start(environment: dict[str, str], *, is_spare: bool) -> None:
 
 def python_path() -> str:
     """Returns the PYTHONPATH that lets another python import this keras_ddl; "" if none is needed."""
-    # Not site-packages: in PYTHONPATH, its backports would precede the standard library.
+    # Without site-packages, whose backports would precede the standard library in PYTHONPATH.
     here = str(Path(__file__).resolve().parents[3])
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     paths = [] if here in installed else [here]

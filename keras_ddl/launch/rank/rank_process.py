@@ -1,4 +1,4 @@
-"""The wrapper of each rank: it runs the rank's program and reports to the launcher.
+"""The wrapper of each rank, which runs the rank's program and reports to the launcher.
 
 The program's output goes to the launcher over the rank's connection. If the launcher's own output is a terminal, rank 0
 writes to a pseudo-terminal, and so do all ranks of a job that may continue without rank 0. When the program ends, the
@@ -39,19 +39,19 @@ from keras_ddl.link.loop import READ, WRITE, Source, serve
 
 _LOSS = "the loss of the launcher"
 _BACKLOG_BYTES = 1 << 20
-_LINK_BACKLOG_BYTES = 4 << 20  # larger, because the program's frames are rare, or the result of a call
-# Signals for the program. Slurm and mpirun send them to the wrapper, because they do not know the program.
+_LINK_BACKLOG_BYTES = 4 << 20  # larger than for output: frames of the program are rare, but may hold a call's result
+# Signals for the program. Slurm and mpirun send them to the wrapper, because they do not know the program's process.
 FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RankProcess:
-    """One rank: its connection, its program, and the loop that serves both. The loop waits only in poll."""
+    """One rank: its connection, its program, and the loop that serves both. The loop blocks only in poll."""
 
     def __init__(self, rank: int, size: int, address: Address, command: list[str], signals: Interrupts) -> None:
         """`signals`: receives signals for the program."""
         self.rank, self.size, self.command, self._signals = rank, size, command, signals
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # On one host there is nothing to compare, so no facts are collected.
+        # On a single host there is nothing to compare, so no facts are collected.
         self._facts = None if address.path else host_facts.facts()
         # A SIGTERM before this point just ends this process, because there is nothing to clean up yet.
         self._channel, self._welcome = self._introduce(address)
@@ -60,7 +60,7 @@ class RankProcess:
         self._keep_job_dir = False
         self._mark = ""
         self._program: RankProgram | None = None
-        self._link: WrapperLink | None = None  # with the program
+        self._link: WrapperLink | None = None  # the connection with the program
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
@@ -75,7 +75,7 @@ class RankProcess:
             own = {"rank": self.rank, "size": self.size, "host": socket.gethostname(), "pid": os.getpid()}
             return own if self._facts is None else own | {"facts": {**self._facts, "clock": time.time()}}
 
-        seconds = iter([Seconds.CONNECT])  # only once: later the launcher is gone, or takes no more ranks
+        seconds = iter([Seconds.CONNECT])  # wait only once: later the launcher is gone, or takes no more ranks
         try:
             return introduce(lambda: connect(address, timeout=next(seconds, 0.0)), address.token, hello, Seconds.ADMIT)
         except Impostor:
@@ -98,13 +98,13 @@ class RankProcess:
             if self._program is not None:
                 status = self._watch(self._program)
         finally:
-            if self._mark:  # the directory exists
+            if self._mark:  # set once the directory exists
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
                 # If the launcher is gone, nobody else removes the folder, so wait for mpirun, which is about to end.
                 patience = Seconds.MPIRUN_END if self._stopped_by == _LOSS else 0.0
                 job_folder.remove_job_folder(self._run_dir.parent, patience)
-                # A launcher that is gone does not restart the job; a launcher that cannot be reached may.
+                # A launcher that is gone does not restart the job; one that cannot be reached may.
                 if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
                     shutil.rmtree(self._job_dir, ignore_errors=True)
         return status if status >= 0 else 128 - status
@@ -121,12 +121,12 @@ class RankProcess:
         self._report(self._link.drain())
         self._channel.send(Kind.EXIT, {"status": status, "stopped_by": self._stopped_by})
         self._wait_for_bye()
-        return 0 if self._survived else status  # a failure would make the starter end the other ranks
+        return 0 if self._survived else status  # on a failure the starter would end the other ranks
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def _serve(self, timeout: float) -> None:
-        """Waits for one thing to happen, or `timeout` seconds, and handles it."""
+        """Waits up to `timeout` seconds for an event, and handles it."""
         program, channel = self._program, self._channel
         sources: list[Source] = [(self._signals.fileno(), READ, bool)]
         if not channel.closed:
@@ -201,7 +201,7 @@ class RankProcess:
         folder = job_folder.on_this_host(welcome["job"])
         self._run_dir = job_folder.make_for_rank(folder, self.rank)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # ends with \0, so that rank-1 does not match rank-10
-        if (joined := config.get("HOST_RANK")) is not None:  # the last earlier rank may just have removed the folder
+        if (joined := config.get("HOST_RANK")) is not None:  # the previous last rank may just have removed the folder
             job_folder.make(Path(joined[2]))
         if welcome["kept"]:
             self._job_dir = job_folder.make(job_folder.on_this_host(welcome["kept"]))
@@ -243,7 +243,7 @@ class RankProcess:
             self._channel.send(kind, message)
 
     def _stop(self, signum: int, grace_seconds: float, who: str) -> None:
-        # A later order can only bring the end forward.
+        # A later order can only move the end forward.
         self._stopped_by = self._stopped_by or who
         kill_at = time.monotonic() + grace_seconds
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
@@ -261,10 +261,10 @@ class RankProcess:
         while program.sources and time.monotonic() < deadline and not self._channel.closed:
             self._serve(Seconds.DRAIN)
             if self._channel.backlog >= _BACKLOG_BYTES:
-                deadline = time.monotonic() + Seconds.DRAIN  # the reason is a slow reader, not an open pipe
+                deadline = time.monotonic() + Seconds.DRAIN  # a slow reader delays it, not an open pipe
 
     def _wait_for_bye(self) -> None:
-        # The other ranks may need some time to find that this rank is lost, and to continue.
+        # The other ranks may need some time to notice that this rank is lost, and to continue.
         deadline = time.monotonic() + (float("inf") if self._welcome["regroups"] else Seconds.GOODBYE)
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)

@@ -1,4 +1,4 @@
-"""The program of one rank: a process group with two streams to read and one to write."""
+"""The program of one rank: a process group with two output streams and one input stream."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class RankProgram:
             processes.signal_quietly(self._process.pid, signum, group=signum != signal.SIGKILL)
 
     def kill_rest(self, mark: str) -> None:
-        """Kills processes that the ended program left: its group, and those marked with `mark`."""
-        processes.kill_marked(mark)  # before the group, which includes resource trackers
+        """Kills processes that the ended program left behind: its group, and those marked with `mark`."""
+        processes.kill_marked(mark)  # before the group, which contains resource trackers
         processes.signal_quietly(self._process.pid, signal.SIGKILL, group=True)
         processes.remove_files(self._segments)
 
@@ -96,7 +96,7 @@ class RankProgram:
             data = os.read(fd, _OUTPUT_BYTES)
         except BlockingIOError:
             return b""
-        except OSError:  # of a pseudo-terminal whose other end is closed
+        except OSError:  # a pseudo-terminal whose other end is closed
             data = b""
         if not data:
             del self.sources[fd]
@@ -142,7 +142,7 @@ class RankProgram:
 
 
 def _between_fork_and_exec() -> None:
-    # SIGKILL: if the wrapper is killed, nobody is left to follow up a SIGTERM.
+    # SIGKILL, because after the death of the wrapper nobody could follow up on a SIGTERM.
     processes.die_with_parent(signal.SIGKILL)
     # A shell that starts jobs in the background ignores SIGINT, and Python would inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

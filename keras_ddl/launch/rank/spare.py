@@ -1,7 +1,7 @@
-"""Prepares the program of a spare: imports what the program will import, and waits until a rank is lost.
+"""Prepares the program of a spare: imports the modules that the program will need, and waits until a rank is lost.
 
-Importing TensorFlow and Keras takes seconds, for which the other ranks would have to wait. The script itself does not
-run until the spare is needed, so that it does not write files or take memory for nothing.
+Importing TensorFlow and Keras takes seconds, and the other ranks would have to wait for it. The script itself does not
+run until the spare is needed, so that it does not write files or use memory in vain.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from keras_ddl.communicator.transports import membership
 
 def wait_until_needed() -> None:
     """Imports ahead, and returns when the launcher needs this spare."""
-    # Newcomers join in fit under a Strategy, wherever the program imports that.
+    # Newcomers join in fit under a Strategy, so the program will need these modules.
     for name in (*imports_of_script(sys.orig_argv), "keras_ddl.strategy"):
-        with contextlib.suppress(Exception):  # then the script will say it
+        with contextlib.suppress(Exception):  # the script will raise the same error
             importlib.import_module(name)
     membership.start()
 

@@ -1,1 +1,1 @@
-"""Jobs that continue without lost ranks, and take new ones."""
+"""Jobs that continue without lost ranks and accept new ones."""

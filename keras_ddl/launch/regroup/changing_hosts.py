@@ -1,7 +1,7 @@
 """Makes a running job follow its host file (`keras-ddl run --hostfile FILE -np MIN:MAX`).
 
 New processes are started on hosts with free slots; they run the script and become ranks in the middle of `fit`. Ranks
-whose slots are gone leave between two steps. No work is lost either way, so no rank has to wait.
+whose slots are gone leave between two steps. Neither case loses work, so no rank has to wait.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class ChangingHosts:
         self._patience = patience
         self._changed: tuple[Host, ...] | None = None
         self._expected: dict[int, float] = {}  # newcomers that have not connected -> until when
-        self._given_up: set[str] = set()  # hosts that have lost too many ranks, as reported
+        self._given_up: set[str] = set()  # hosts already reported as having lost too many ranks
         self._is_ending = False
 
     def differs(self, hosts: tuple[Host, ...]) -> bool:
-        """Whether `hosts` differ from the job's present hosts."""
+        """Whether `hosts` differ from the job's current hosts."""
         return set(hosts) != set(self._changed or self.plan.hosts)
 
     def notify(self, hosts: tuple[Host, ...]) -> None:
-        """Notes that the file now names `hosts`. Another thread may call this."""
+        """Records that the file now names `hosts`. May be called from another thread."""
         self._changed = hosts
 
     def connected(self, rank: int) -> None:
@@ -66,10 +66,10 @@ class ChangingHosts:
         self.plan.end(rank, is_lost=is_lost, has_reported=outcome.status is not None)
         self._expected.pop(rank, None)
         if outcome.survived or host is None:
-            return  # it has left, or was given up
+            return  # it has left, or the launcher gave it up
         if rank in self._regrouping.membership.members and not outcome.gives_up:
             self._is_ending |= not is_lost
-        elif not is_lost and self.plan.takes_newcomers:  # other newcomers would fail in the same way
+        elif not is_lost and self.plan.takes_newcomers:  # more newcomers would fail in the same way
             self.plan.takes_newcomers = False
             self._job.say(f"no more ranks are started until {self._name} changes.")
         if self.plan.is_exhausted(host) and host not in self._given_up:
@@ -96,7 +96,7 @@ class ChangingHosts:
             self._lose_host(self.plan.host_of(rank), f"it has not connected within {self._patience:g} s")
 
     def refuse(self, rank: int, why: str) -> None:
-        """Ends a newcomer that has just connected, because its host cannot have ranks of the job."""
+        """Ends a newcomer that has just connected, because its host cannot run ranks of the job."""
         if (host := self.plan.host_of(rank)) is not None:
             self.plan.lose_host(host)
         self.give_up(rank, why)
@@ -105,7 +105,7 @@ class ChangingHosts:
         """Ends a spare or newcomer."""
         link = self._job.links[rank]
         if link.outcome.survived:
-            return  # it ends already
+            return  # it is already ending
         self._job.say(f"rank {rank} ends before it has joined: {why}.")
         link.outcome.survived = True
         link.stop(signal.SIGKILL, 0.0)
@@ -126,12 +126,12 @@ class ChangingHosts:
         self._job.say(f"{what} started on host {name} and will join the others.")
 
     def not_started(self, host: str, why: str) -> None:
-        """The processes on a host could not be started."""
+        """Handles the failure to start processes on a host."""
         self._lose_host(host, why)
 
     def _lose_host(self, name: str | None, why: str) -> None:
         if name is None:
-            return  # lost already
+            return  # already recorded as lost
         self.plan.lose_host(name)
         for rank in [rank for rank in self._expected if self.plan.host_of(rank) == name]:
             self.give_up(rank, why)

@@ -1,8 +1,8 @@
-"""Decides, in the launcher, with which ranks a job continues after it has lost some.
+"""Decides, in the launcher, which ranks continue the job after some were lost.
 
 The launcher starts every rank and sees it end, so the ranks need no vote. A rank that misses another one asks for the
 next membership. The launcher answers when every other member has asked or has ended. A member that does neither in time
-is killed, so that no rank counts as dead and then comes back.
+is killed, so that no rank is declared dead and then returns.
 
     epoch 0: ranks 0, 1, 2          rank 1 is killed; ranks 0 and 2 ask
     epoch 1: ranks 0, 2             rank 0 is killed while they meet; rank 2 asks
@@ -38,7 +38,7 @@ class MembershipTable:
         self.min_members, self._patience = min_members, patience
         self._asking: set[int] = set()
         self._admitting: set[int] = set()  # asking members that accept newcomers
-        self._admitted: set[int] = set()  # newcomers that the asking members name
+        self._admitted: set[int] = set()  # newcomers that asking members have named
         self._joining: set[int] = set()
         self._leaving: set[int] = set()  # asking members that leave the job
         self._ended: set[int] = set()
@@ -68,11 +68,11 @@ class MembershipTable:
             self._joining.add(rank)
 
     def give_up_joining(self, rank: int) -> None:
-        """Records that a newcomer is no longer ready, because the members now do something else."""
+        """Records that a newcomer is no longer ready, because the members have moved on."""
         self._joining.discard(rank)
 
     def end(self, rank: int, *, is_lost: bool = True) -> None:
-        """Records that the program of a rank has ended, or its host is lost. `is_lost`: it had not done its part."""
+        """Records that the program of a rank has ended, or its host is lost. `is_lost`: it had not finished."""
         self._ended.add(rank)
         if not is_lost:
             self._ended_well.add(rank)
@@ -85,11 +85,11 @@ class MembershipTable:
         return bool(self._asking)
 
     def has_ended_well(self, rank: int) -> bool:
-        """Whether the program of a rank has ended by itself with status 0."""
+        """Whether the program of a rank ended by itself with status 0."""
         return rank in self._ended_well
 
     def is_awaited(self, rank: int) -> bool:
-        """Whether a rank has asked and not been answered."""
+        """Whether a rank has asked and is still waiting for the answer."""
         return rank in self._asking
 
     def missing(self) -> list[int]:
@@ -102,13 +102,13 @@ class MembershipTable:
         return missing
 
     def overdue(self, now: float) -> list[int]:
-        """Returns the missing ranks whose time is over. The caller kills them, and then reports their end by `end`."""
+        """Returns the missing ranks whose time is up. The caller kills them, and then calls `end`."""
         if self._first_asked_at is None or now - self._first_asked_at < self._patience:
             return []
         return self.missing()
 
     def advance(self) -> tuple[int, ...] | None:
-        """Begins the next epoch if no rank is missing; returns its members, which must be answered.
+        """Begins the next epoch if no rank is missing; returns its members, who must get an answer.
 
         None: no rank asks, some are missing, or too few are left (`is_too_small`).
         """
@@ -117,7 +117,7 @@ class MembershipTable:
         self.epoch += 1
         admitted = self._joining & self._admitted if self._admitting == self._asking else set()
         staying = self._asking - self._leaving or self._asking
-        # The oldest stay first: rank 0 must be one that has the state.
+        # The oldest members stay first, because rank 0 must have the state.
         self.members = (*(rank for rank in self.members if rank in staying), *sorted(admitted))
         self._joining -= admitted
         for some in (self._asking, self._leaving, self._admitting, self._admitted):
@@ -126,5 +126,5 @@ class MembershipTable:
         return self.members
 
     def is_too_small(self) -> bool:
-        """Whether too few members are left. Members that had done their part when they ended count."""
+        """Whether too few members are left. Members that had finished when they ended count as present."""
         return sum(rank not in self._ended - self._ended_well for rank in self.members) < self.min_members

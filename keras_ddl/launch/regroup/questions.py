@@ -24,7 +24,7 @@ class Questions:
         self.admit_at = 0
         self._send = send
         self._asked: dict[str, dict[int, str]] = {"record": {}, "join": {}, "leave": {}}
-        self._first = 0  # which rank is rank 0 now
+        self._first = 0  # the rank that is now rank 0
         self._not_shown: set[int] = set()  # ranks whose boards do not show `admit_at` yet
 
     def take(self, rank: int, question: Mapping[str, Any], members: Iterable[int]) -> bool:
@@ -49,18 +49,18 @@ class Questions:
         return True
 
     def pass_record(self, rank: int, record: bytes) -> None:
-        """Passes the record that a newcomer has asked for from rank 0 to the newcomer."""
+        """Passes the record from rank 0 to the newcomer that asked for it."""
         self._asked["record"].pop(rank, None)
         self._send(rank, Kind.RECORD, record)
 
     def ask_to_leave(self, reasons: dict[int, str]) -> None:
-        """Asks ranks to leave the job between two steps. reasons: by rank."""
+        """Asks ranks to leave the job between two steps. reasons: rank -> why it should leave."""
         self._asked["leave"] = reasons
         if self._asked["leave"]:
             self._ring()
 
     def has_shown(self, rank: int, admit_at: int | None) -> None:
-        """Takes the `admit_at` that the board of a rank shows. None: its program has ended."""
+        """Records the `admit_at` that a rank's board shows. None: its program has ended."""
         if admit_at not in (None, self.admit_at) or rank not in self._not_shown:
             return
         self._not_shown.discard(rank)
@@ -68,13 +68,13 @@ class Questions:
             self._send(self._first, Kind.ANSWER, {})
 
     def end(self, rank: int) -> None:
-        """The program of a rank or newcomer has ended."""
+        """Records that the program of a rank or newcomer has ended."""
         for asked in self._asked.values():
             asked.pop(rank, None)
         self.has_shown(rank, None)
 
     def begin_epoch(self, members: tuple[int, ...]) -> None:
-        """Takes the new members, of which the first is rank 0. Newcomers among them stop asking."""
+        """Records the new members; the first is rank 0. Newcomers among them stop asking."""
         for what in ("record", "join"):
             for rank in members:
                 self._asked[what].pop(rank, None)

@@ -22,7 +22,7 @@ class Regrouping:
     """The memberships of one job.
 
     Args:
-        links: links of the job's ranks, then of its spares.
+        links: the links of the job's ranks, then those of its spares.
         num_ranks: number of ranks.
         patience: seconds to wait for a living rank.
         say: shows a line.
@@ -50,11 +50,11 @@ class Regrouping:
         self.spares = list(range(num_ranks, len(links)))  # waiting spares, in the order in which they will start
         self._leaving: dict[int, str] = {}  # ranks that leave, and why
         self._asked_to_leave: frozenset[int] = frozenset()
-        self._waiting: set[int] = set()  # newcomers that ask whether they may start
+        self._waiting: set[int] = set()  # newcomers that wait for permission to start
         self._questions = Questions(lambda rank, kind, message: links[rank].send(kind, message))
 
     def take(self, rank: int, kind: Kind, payload: bytes) -> None:
-        """Handles a frame of a rank's program: QUESTION, RECORD or SHOWN."""
+        """Handles a frame from a rank's program: QUESTION, RECORD or SHOWN."""
         if kind is Kind.RECORD:
             to = int.from_bytes(payload[:RANK_BYTES])
             self._questions.pass_record(to, payload[RANK_BYTES:])
@@ -64,7 +64,7 @@ class Regrouping:
             self.ask(rank, json.loads(payload))
 
     def ask(self, rank: int, question: Mapping[str, Any]) -> None:
-        """Handles a question of a rank's program (communicator/transports/membership.py)."""
+        """Handles a question from a rank's program (communicator/transports/membership.py)."""
         if self._questions.take(rank, question, [each for each in self.membership.members if self._is_there(each)]):
             return
         door = question.get("door")  # the address at which other hosts can reach its program
@@ -73,7 +73,7 @@ class Regrouping:
         if "start" in question:
             self._waiting.add(rank)
         elif "join" in question and question["join"] and rank in self.membership.members and self._last is not None:
-            self._links[rank].send(Kind.ANSWER, self._last)  # the rank has missed this answer
+            self._links[rank].send(Kind.ANSWER, self._last)  # the rank missed this answer
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
@@ -97,7 +97,7 @@ class Regrouping:
     def _is_there(self, rank: int) -> bool:
         return not self._links[rank].over
 
-    def goes_on_without(self, link: RankLink, *, is_stopping: bool) -> bool:
+    def continues_without(self, link: RankLink, *, is_stopping: bool) -> bool:
         """Handles the end of a rank. Returns whether the job continues without it."""
         rank = link.outcome.rank
         is_member = rank in self.membership.members
@@ -115,7 +115,7 @@ class Regrouping:
                 self._say(f"rank {rank} failed by itself; the others would continue only if it had been killed.")
             self._is_ending |= not link.outcome.done
             return False
-        elif not link.outcome.gives_up:  # another newcomer would fail in the same way
+        elif not link.outcome.gives_up:  # a replacement would fail in the same way
             self._replace(rank)
         self.answer()
         return True

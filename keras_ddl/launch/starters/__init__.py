@@ -1,1 +1,1 @@
-"""The processes that start the ranks' wrappers on their hosts."""
+"""Starts the ranks' wrappers on their hosts."""

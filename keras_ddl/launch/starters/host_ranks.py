@@ -2,7 +2,7 @@
 
     python -P -m keras_ddl.launch.starters.host_ranks -np 2 --spares 1 -- python train.py
 
-It takes mpirun's place: it runs in a session without a terminal, and ends when all wrappers have ended. With
+It replaces mpirun: it runs in a session without a terminal, and ends when all wrappers have ended. With
 `--from-stdin` it reads from stdin this host's part of a job on several hosts, which remote_ranks.py writes.
 """
 
@@ -28,7 +28,7 @@ from keras_ddl.link.channel import encoded
 from keras_ddl.link.kinds import Kind
 
 _AGAIN_SECONDS = 0.5
-# A frame, because stdout may have other output before it, such as a greeting of the host's.
+# The message is framed, because other output may precede it on stdout, such as a host's greeting.
 READY = encoded(Kind.READY)
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
             return 1
         os.write(1, READY)
         status = _run(part)
-        job_folder.remove_job_folder(part.directory.parent, 0.0)  # where no wrapper has reached the launcher
+        job_folder.remove_job_folder(part.directory.parent, 0.0)  # in case no wrapper reached the launcher
         return status
     end = argv.index("--")
     numbers = dict(zip(argv[:end:2], map(int, argv[1:end:2])))

@@ -9,7 +9,7 @@ This program replaces mpirun. The loss of a host ends no ranks on other hosts: e
 ranks, and the launcher, to which every rank is connected, decides what continues. The settings for host_ranks go to its
 stdin, where nobody else can read them.
 
-A fault-tolerant MPI (ULFM, in Open MPI 5) would not do: its mpirun ends the job when one of its daemons is lost, it
+A fault-tolerant MPI (ULFM, in Open MPI 5) is no remedy: its mpirun ends the job when one of its daemons is lost, it
 aborts a process whose daemon is gone, and it does not notice a death behind shared memory.
 """
 
@@ -44,7 +44,7 @@ class _OnHost:
     def __init__(self, name: str, message: dict[str, object], *, may_fail: bool) -> None:
         self.name, self.may_fail = name, may_fail
         self.is_ready = False
-        self._head = b""  # the output until it is ready
+        self._head = b""  # output received before it is ready
         self.process = subprocess.Popen(
             command_on(name, os.environ),
             stdin=subprocess.PIPE,
@@ -57,10 +57,10 @@ class _OnHost:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; its exit status says why
+            pass  # it has ended; its exit status tells why
 
     def pass_on(self) -> bool:
-        """Passes output on. Returns False at its end."""
+        """Forwards output. Returns False at the end of the output."""
         data = os.read(self.output.fileno(), _OUTPUT_BYTES)
         if self.is_ready:
             os.write(1, data)
@@ -89,12 +89,12 @@ class _Running:
         }
 
     def start(self, host: str, first: int, local_ranks: Sequence[int], local_size: int, *, may_fail: bool) -> None:
-        """Starts processes. local_size: limit for this host. may_fail: the job can do without these processes."""
+        """Starts processes. local_size: limit for this host. may_fail: the job can run without these processes."""
         message = {"first": first, "local_ranks": local_ranks, "local_size": local_size}
         self.hosts.append(_OnHost(host, {**self._common, **message}, may_fail=may_fail))
 
     def sources(self) -> Iterator[Source]:
-        """Yields what the loop waits for."""
+        """Yields the sources that the loop waits for."""
         for host in self.hosts:
             yield host.output.fileno(), READ, partial(self._pass_on, host)
         if self.orders is not None and not self.orders.closed:
@@ -105,7 +105,7 @@ class _Running:
             self.start(**json.loads(payload), may_fail=True)
 
     def _pass_on(self, host: _OnHost) -> None:
-        """Passes output of a host on, and handles its end."""
+        """Forwards a host's output, and handles its end."""
         if host.pass_on():
             return
         self.hosts.remove(host)
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
 
 
 def command_on(host: str, environ: Mapping[str, str]) -> list[str]:
-    """Returns the command line that starts a host's part of a job. `environ`: of this process."""
+    """Returns the command line that starts a host's part of a job. `environ`: the environment of this process."""
     command = [sys.executable, "-P", "-m", "keras_ddl.launch.starters.host_ranks", "--from-stdin"]
     if _is_here(host):
         return command

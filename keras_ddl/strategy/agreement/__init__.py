@@ -47,10 +47,10 @@ def build_optimizers_as_rank_0(model: keras.Model) -> None:
     The first step builds all other optimizers, as in one process.
     """
 
-    def of_rank_0() -> dict[str, list[int | None]]:
+    def on_rank_0() -> dict[str, list[int | None]]:
         return communicator.broadcast_object(built_optimizers(model), name=name_of(model, "built_optimizers"))
 
-    build_optimizers(model, communicator.as_one(of_rank_0))
+    build_optimizers(model, communicator.as_one(on_rank_0))
 
 
 def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
@@ -102,10 +102,10 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, a
 def agree_on_initial_epoch(model: keras.Model) -> None:
     """Makes fit begin with rank 0's epoch on all ranks."""
 
-    def of_rank_0() -> int | None:
+    def on_rank_0() -> int | None:
         return communicator.broadcast_object(initial_epoch(model), name=name_of(model, "initial_epoch"))
 
-    set_initial_epoch(model, communicator.as_one(of_rank_0))
+    set_initial_epoch(model, communicator.as_one(on_rank_0))
 
 
 def name_of(model: keras.Model, what: str) -> str:

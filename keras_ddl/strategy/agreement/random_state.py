@@ -35,7 +35,8 @@ class RandomState:
 
     Python's and NumPy's generators follow rank 0. TensorFlow's global seed is the script's if it has set one on all
     ranks; else this class sets a fresh seed, equal on all ranks ("own"). Under a global seed Keras shuffles arrays in
-    the same order in every epoch, so with an own seed arrays are shuffled from `next_shuffle_seed` instead.
+    the same order in every epoch, so with an own seed arrays are shuffled from `next_shuffle_seed` instead, which draws
+    from `shuffles`.
     """
 
     _own_seeds: ClassVar[set[int]] = set()
@@ -46,7 +47,7 @@ class RandomState:
             seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")
         else:
             fresh = os.urandom(8)
-        self._shuffles = random.Random(fresh)
+        self.shuffles = random.Random(fresh)
         if seed is not None:
             keras.utils.set_random_seed(seed)
         self.agree()
@@ -59,7 +60,7 @@ class RandomState:
         _follow(rank_0_states)
         seeds = [state[2] for state in states]
         if seeds[0] is None:
-            own = self._shuffles.randrange(1, 2**31)
+            own = self.shuffles.randrange(1, 2**31)
             self._own_seeds.add(own)
             tf.random.set_seed(own)
         elif any(seed != seeds[0] for seed in seeds):
@@ -83,16 +84,7 @@ class RandomState:
 
     def next_shuffle_seed(self) -> tuple[int, int]:
         """Returns a fresh seed, equal on all ranks if all ranks call this equally often."""
-        return self._shuffles.randrange(2**31), self._shuffles.randrange(2**31)
-
-    def shuffles_state(self) -> list[Any]:
-        """Returns, as JSON, the state from which `next_shuffle_seed` continues."""
-        version, internal, gauss = self._shuffles.getstate()
-        return [version, list(internal), gauss]
-
-    def set_shuffles_state(self, state: list[Any]) -> None:
-        """Continues from a result of `shuffles_state` in this or another process."""
-        self._shuffles.setstate((state[0], tuple(state[1]), state[2]))
+        return self.shuffles.randrange(2**31), self.shuffles.randrange(2**31)
 
 
 def _states_of_rank_0() -> Any:

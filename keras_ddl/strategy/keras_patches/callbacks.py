@@ -22,7 +22,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy import accumulation, agreement, figures, fits, trainer_calls, writers
-from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
@@ -199,7 +199,7 @@ class CallbackList(_KerasList):
         self._is_beginning = True
         self._end_joining()  # in case an earlier fit was interrupted
         strategy = self._strategy
-        before = None if strategy is None else of_rank_0.Held(self.model, strategy.job)
+        before = None if strategy is None else follow_rank_0.Held(self.model, strategy.job)
         with self._of_one_rank():
             super().on_train_begin(logs)
         if strategy is None or before is None:
@@ -210,7 +210,7 @@ class CallbackList(_KerasList):
         agreement.check_same_model(model)
         _agree_on_steps(self)
         agreement.agree_on_initial_epoch(model)
-        of_rank_0.follow_before_training(model, strategy.job, before)
+        follow_rank_0.follow_before_training(model, strategy.job, before)
         _agree_on_global_seed(model)
         self._drift = DriftCheck(model, strategy.job)
         self._is_beginning = False
@@ -234,7 +234,7 @@ class CallbackList(_KerasList):
         COLLECTIVE."""
         strategy = self._strategy
         if strategy is not None and self._drift is not None:
-            held = of_rank_0.Held(self.model, strategy.job, with_optimizers=True)
+            held = follow_rank_0.Held(self.model, strategy.job, with_optimizers=True)
             name = agreement.name_of(self.model, "train_end")
             held.follow(communicator.all_gather_object(held.digests(), name=name), "fit has ended")
 
@@ -333,7 +333,7 @@ class CallbackList(_KerasList):
         step = strategy.keras_steps.step_of(self.model, f"{kind}_step")
         in_metrics = {id(models.inner_variable(each)) for each in models.metric_variables(self.model)}
         further = [each for each in step.used_variables() if id(each) not in in_metrics]
-        held = of_rank_0.Held(self.model, strategy.job, further)
+        held = follow_rank_0.Held(self.model, strategy.job, further)
         name = agreement.name_of(self.model, f"{kind}_begins")
         gathered = communicator.all_gather_object((_may_stop(self, kind), held.digests()), name=name)
         asks, digests = any(asks for asks, _ in gathered), [each for _, each in gathered]

@@ -16,7 +16,7 @@ from keras_ddl.compat import models
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import own_reductions
 from keras_ddl.strategy import one_per_job
-from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.base import BaseStrategy, strategy_of
 from keras_ddl.strategy.keras_patches import adopting
 from keras_ddl.strategy.one_per_job import outside_message
@@ -43,7 +43,7 @@ def compile_model(
     with strategy.scope():
         returned = original(model, optimizer, *args, **kwargs)
     if strategy.is_several:  # saves before the first step are compared with this digest
-        of_rank_0.remember(model, of_rank_0.Held(model, strategy.job).digest)
+        follow_rank_0.remember(model, follow_rank_0.Held(model, strategy.job).digest)
     return returned
 
 

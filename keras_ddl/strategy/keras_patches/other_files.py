@@ -23,7 +23,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy import one_per_job
-from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.agreement.compared import Compared
 from keras_ddl.strategy.base import BaseStrategy
 from keras_ddl.strategy.checksum import checksum
@@ -185,7 +185,7 @@ def _told(value: Any, strategy: BaseStrategy) -> Any:
         array = np.asarray(value)
         return str(array) if array.dtype.hasobject else (array.shape, str(array.dtype), checksum(array))
     variables = list(_variables_of(value))
-    compared = of_rank_0.digest_of(Compared(variables, strategy.job)) if variables else 0
+    compared = follow_rank_0.digest_of(Compared(variables, strategy.job)) if variables else 0
     vocabulary = value.get_vocabulary() if hasattr(value, "get_vocabulary") else None
     return type(value).__qualname__, compared, vocabulary
 

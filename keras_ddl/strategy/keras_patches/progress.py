@@ -45,7 +45,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
         process."""
         super().on_train_begin(logs)
         strategy: BaseStrategy = keras_compat.strategy_of(self.model)
-        words = _who_trains(strategy)
+        words = _ranks_line(strategy)
         if strategy.rank == 0 and strategy.size > 1 and words not in _said:
             _said.add(words)
             print(words, flush=True)
@@ -101,7 +101,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
         return {"rows/s": self._speed, **(logs or {})} if self._speed else dict(logs or {})
 
 
-def _who_trains(strategy: BaseStrategy) -> str:
+def _ranks_line(strategy: BaseStrategy) -> str:
     hosts, mesh = strategy.topology.num_hosts, strategy.job.mesh
     how = "each on its part of every batch" if mesh is None else f"a mesh of {mesh.data.size} x {mesh.model.size}"
     where = f"{hosts} host{'' if hosts == 1 else 's'}"

@@ -77,7 +77,8 @@ class EpochIterator(_KerasIterator):
             loop.iterator = self
             if isinstance(loop, fits.Fit):
                 strategy = strategy_of(loop.model)
-                self._reading = loop.reading = Reading(self, None if strategy is None else strategy.random_state)
+                shuffles = None if strategy is None else strategy.random_state.shuffles
+                self._reading = loop.reading = Reading(self, shuffles)
 
     @property
     def element_spec(self) -> Any:

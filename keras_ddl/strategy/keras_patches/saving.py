@@ -19,7 +19,7 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import accumulation, agreement, one_per_job
-from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.base import BaseStrategy, strategy_of_ranks
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.save_records import Call
@@ -83,10 +83,10 @@ def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -
 
 def _call_of(name: str, model: Any, job: Job) -> Call:
     """Returns a Call, equal on ranks that make the same call with the same weights and optimizer state."""
-    held = of_rank_0.Held(model, job, with_optimizers=True)
-    last = of_rank_0.agreed(model)
+    held = follow_rank_0.Held(model, job, with_optimizers=True)
+    last = follow_rank_0.agreed(model)
     steps = models.steps_taken(each for each in models.optimizers_of(model) if each.built) or 0
-    return Call(f"{name}-{steps}", of_rank_0.digest_of(held.compared), held.digest, last.digest, last.times)
+    return Call(f"{name}-{steps}", follow_rank_0.digest_of(held.compared), held.digest, last.digest, last.times)
 
 
 class MidEpochSaves:

@@ -24,14 +24,14 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     """Runs fit after ranks agree on random states; all ranks stop together, and errors become keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
     try:
-        return resilience.of_job().call_of_trainer(
+        return resilience.current().call_of_trainer(
             "fit",
             model,
             lambda: _fit(original, model, *args, **kwargs),
             lambda: _callbacks(inspect.signature(original).bind(model, *args, **kwargs).arguments.get("callbacks")),
         )
     except Exception as error:
-        shown_frames.leave_out(error, goes_on=True)  # as Keras's own fit does, for short tracebacks in notebooks
+        shown_frames.leave_out(error, continues=True)  # as Keras's own fit does, for short tracebacks in notebooks
         raise
     finally:
         reading.close_streams()
@@ -96,9 +96,9 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
             return returned
 
     try:
-        return resilience.of_job().call_of_trainer(method, model, call)
+        return resilience.current().call_of_trainer(method, model, call)
     except Exception as error:
-        shown_frames.leave_out(error, goes_on=True)
+        shown_frames.leave_out(error, continues=True)
         raise
     finally:
         reading.close_streams()

@@ -55,10 +55,10 @@ def make(layout: VariableLayout, topology: Topology) -> Mesh | None:
     return history.left_to_join(lambda: _without_peers(layout, topology), lambda: connect(layout, topology))
 
 
-def _first_difference(of_rank_0: list[str], of_other: list[str], other: int) -> str:
+def _first_difference(first: list[str], second: list[str], other: int) -> str:
     place, (one, another) = next(
         (place, pair)
-        for place, pair in enumerate(itertools.zip_longest(of_rank_0, of_other, fillvalue="none"))
+        for place, pair in enumerate(itertools.zip_longest(first, second, fillvalue="none"))
         if pair[0] != pair[1]
     )
     return f"entry {place} is {one!r} on rank 0 and {another!r} on rank {other}"

@@ -91,11 +91,11 @@ class CutStep:
 
     def tables(self) -> list[str]:
         """Returns a table of the collectives of each trace, under the step's name; equal tables appear once."""
-        lost = self.when_a_rank_is_lost()
+        lost = self.rank_loss_note()
         texts = dict.fromkeys(report.text() for report in self.reports)
         return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
-    def why_not_again(self) -> str | None:
+    def repeat_obstacle(self) -> str | None:
         """Returns why other ranks cannot repeat this step if a rank is lost (rule, received, remedy), or None."""
         if self.rows_of_ranks:
             return (
@@ -116,9 +116,9 @@ class CutStep:
                 )
         return None
 
-    def when_a_rank_is_lost(self) -> str:
+    def rank_loss_note(self) -> str:
         """Returns a line that says what happens to this step when a rank is lost."""
-        reason = self.why_not_again()
+        reason = self.repeat_obstacle()
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
         if self._job.goes_on:
@@ -390,10 +390,10 @@ class CutStep:
         plan = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
         return [[last - i for i in bucket] for bucket in plan]
 
-    def warn_of_kernels_that_begin_anew(self, concrete: ConcreteFunction) -> None:
+    def warn_of_restarted_kernels(self, concrete: ConcreteFunction) -> None:
         """Calls the function of notices.py on rank 0."""
         if self.rank == 0:
-            notices.warn_of_kernels_that_begin_anew(self.name, concrete)
+            notices.warn_of_restarted_kernels(self.name, concrete)
 
     def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a newly traced step moves."""
@@ -401,7 +401,7 @@ class CutStep:
             others = (each.text() for each in self.reports if each is not report)
             if config.get("EXPLAIN_STEP") and report.text() not in others:
                 print(self.tables()[-1], flush=True)
-            notices.warn_of_what_is_slow(self.name, report)
+            notices.warn_of_slow_parts(self.name, report)
 
 
 def variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:

@@ -73,7 +73,7 @@ class StepFunction(Caller):
         used: list[Any] = []
         if sees_global_batch() or not tf.executing_eagerly():
             return self._run(args, kwargs, used)
-        observer, job_figures = observing.observer(), figures.of_job()
+        observer, job_figures = observing.observer(), figures.current()
         if observer is not None:
             observer.begin_step(self.__name__, None)
         if job_figures is not None:
@@ -154,7 +154,7 @@ class StepFunction(Caller):
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
         if self.cut_step.size == 1:
             return ALONE
-        lost = self.cut_step.when_a_rank_is_lost()
+        lost = self.cut_step.rank_loss_note()
         return "\n\n".join(f"{report.text()}\n{lost}" for report in self.cut_step.reports)
 
     def _compare(self, arguments: Arguments) -> None:

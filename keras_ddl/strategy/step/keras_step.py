@@ -254,7 +254,7 @@ class KerasSteps:
             kind.traces[execution.steps_traced] = concrete
             graph = execution.steps_traced, execution.is_single
             if graph in kind.built:
-                step.warn_of_kernels_that_begin_anew(concrete)
+                step.warn_of_restarted_kernels(concrete)
             kind.built.add(graph)
             execution.steps_traced += 1
         return concrete
@@ -262,7 +262,11 @@ class KerasSteps:
 
 def _accumulators(execution: Execution) -> list[tf.Variable]:
     """Returns the variables in which each rank accumulates its part of gradients between updates."""
-    return [each.value for each in accumulation.of_parts(execution.model)] if execution.accumulates_parts else []
+    return (
+        [each.value for each in accumulation.partial_accumulators(execution.model)]
+        if execution.accumulates_parts
+        else []
+    )
 
 
 def _as_tensor(leaf: Any) -> Any:

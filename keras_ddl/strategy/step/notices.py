@@ -11,7 +11,7 @@ from keras_ddl.errors import ConfigError
 _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 
 
-def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
+def warn_of_restarted_kernels(name: str, concrete: Any) -> None:
     """Warns if a trace is built into a second graph of this rank, for batches in another form.
 
     Kernels that store the state of their random numbers restart there, but would continue in one process.
@@ -36,7 +36,7 @@ def refuse_collectives(name: str, rank: int, concrete: Any) -> None:
         )
 
 
-def warn_of_what_is_slow(name: str, report: cut.Report) -> None:
+def warn_of_slow_parts(name: str, report: cut.Report) -> None:
     """Warns about operations that every rank computes in full, and about large gathers."""
     for operation, reason in report.kept_of_batch():
         stack_position.warn(

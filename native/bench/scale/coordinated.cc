@@ -48,13 +48,13 @@ class Coordinated {
   }
 
  private:
-  // Counts one such message from or to each of the other ranks.
+  // Counts one message from or to each of the other ranks.
   void Count(const std::string& bytes) {
     messages_ += static_cast<uint64_t>(size_ - 1);
     bytes_ += static_cast<uint64_t>(size_ - 1) * bytes.size();
   }
 
-  // Like rank 0's engine.
+  // Works like rank 0's engine.
   void Handle(int from, const std::string& bytes) {
     if (ddl::TypeOf(bytes) == ddl::MessageType::kAnnounce) {
       coordinator_->Announce(from, ddl::DecodeAnnouncement(bytes), 0);

@@ -1,4 +1,4 @@
-// Runs the control plane of a great many ranks in one process and one thread: the real code, with transports in memory.
+// Runs the control plane of thousands of ranks in one process and one thread: the real code, with in-memory transports.
 // Called by benchmarks/scale.py.
 //
 //   scale RANKS RANKS_PER_HOST BUCKETS   prints one JSON object

@@ -1,4 +1,4 @@
-// The agreement of planned collectives (engine/plan_lane.h).
+// Simulates the agreement on planned collectives (engine/plan_lane.h).
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -17,7 +17,7 @@ void RunPlanned(World& world, const StepOf& step_of, const char* label) {
     std::unique_ptr<ddl::PlanLane> lane;
     size_t ran = 0;
   };
-  world.network.blocks.clear();  // of lanes that no longer exist
+  world.network.blocks.clear();  // left by earlier lanes
   std::vector<Rank> ranks(static_cast<size_t>(world.size));
   uint64_t fallbacks = 0;
   for (size_t r = 0; r < ranks.size(); ++r) {

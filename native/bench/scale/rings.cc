@@ -1,4 +1,4 @@
-// The rings between hosts (net/outer_all_reduce.h).
+// Simulates the rings between hosts (net/outer_all_reduce.h).
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -9,7 +9,7 @@
 
 namespace scale {
 
-// A receive that is under way; a send is done at once, and its operation is null.
+// A receive in progress. A send completes at once, and its operation is null.
 struct Operation {
   int peer;
   int tag;
@@ -20,7 +20,7 @@ struct Operation {
 
 namespace {
 
-// Completes receives, in the order in which they were posted, with the oldest messages of their senders. Messages sent
+// Completes receives, in the order of posting, with the oldest messages of their senders. Messages sent
 // in this round have not arrived yet.
 void Match(const End& me, int tag) {
   Network::Channel& channel = me.network->channels[static_cast<size_t>(me.rank)][tag];
@@ -107,7 +107,7 @@ ddl_transport TransportOf(End* end, int size) {
     return static_cast<int>(DDL_OK);
   };
   transport.last_error = [](void*) { return "no error"; };
-  // Pages that are not used take no memory, as in production.
+  // Unused pages take no memory, as in production.
   transport.share = [](void* self, int leader, size_t bytes) -> void* {
     void*& block = static_cast<End*>(self)->network->blocks[leader];
     if (block == nullptr) {

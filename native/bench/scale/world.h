@@ -1,5 +1,5 @@
-// Very many ranks in one process and one thread, with transports in memory: nothing waits and no time passes but that
-// of the code itself, and messages carry how many messages came before them one after the other.
+// Thousands of ranks in one process and one thread, with in-memory transports. Nothing waits, so all time is spent in
+// the code itself. Each message carries the length of the longest chain of messages that led to it.
 #ifndef KERAS_DDL_BENCH_SCALE_WORLD_H_
 #define KERAS_DDL_BENCH_SCALE_WORLD_H_
 
@@ -17,12 +17,12 @@
 namespace scale {
 
 double CpuSeconds();
-// Ends the program when something went wrong.
+// Ends the program if `status` is an error.
 void Must(const ddl::Status& status);
 
 struct Operation;
 
-// What ranks have sent. `depth`: of a rank, the longest chain of messages that it has seen the end of.
+// Messages that ranks have sent. `depth`: for each rank, the longest chain of messages that ends at it.
 struct Network {
   struct Sent {
     int source;
@@ -74,7 +74,7 @@ struct World {
   std::vector<ddl_transport> transports;
 };
 
-// What ranks say of the buckets of gradients of a step, and of how many rows they have, with which a step begins.
+// A rank's announcements: of the gradient buckets of a step, and of the numbers of rows with which a step begins.
 std::vector<ddl::Announcement> SumsOf(int buckets, uint64_t step);
 ddl::Announcement RowsOf(uint64_t step);
 

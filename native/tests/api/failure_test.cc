@@ -1,4 +1,4 @@
-// Failures as fields: on the way between ranks, and by number for bindings through which only text passes.
+// Failures with fields, sent between ranks and looked up by number for bindings that can only pass text.
 #include "base/failure.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ Outcome OutcomeOf(const ddl::Status& status) {
 const ddl::FailedRanks kRanks = {{4, DDL_RANK_SILENT}, {5, DDL_RANK_SILENT}, {6, DDL_RANK_SILENT},
                                  {1, DDL_RANK_DIED},   {2, DDL_RANK_LEFT},   {7, DDL_RANK_NAMED}};
 
-TEST(ReasonTest, TravelsWithItsFieldsWhateverTheMessageSays) {
+TEST(ReasonTest, KeepsItsFieldsWhateverTheMessageSays) {
   for (const char* message : {"", "rank 9 died", "1:2-3,\x1fmore", "gr\xc3\xb6\xc3\x9f"}) {
     for (const ddl_code code : {DDL_ABORTED, DDL_UNAVAILABLE, DDL_DEADLINE_EXCEEDED, DDL_INTERNAL}) {
       const Outcome sent = OutcomeOf(ddl::Status(code, message, kRanks));
@@ -39,21 +39,21 @@ TEST(ReasonTest, TravelsWithItsFieldsWhateverTheMessageSays) {
   EXPECT_TRUE(OutcomeOf(ddl::DecodeReason(ddl::EncodeReason({DDL_ABORTED, "why"}, 1023))).roles.empty());
 }
 
-TEST(ReasonTest, LeavesOutWhatDoesNotFit) {
+TEST(ReasonTest, OmitsRanksThatDoNotFit) {
   ddl::FailedRanks many;
   for (int32_t rank = 0; rank < 5000; ++rank) many.push_back({rank, DDL_RANK_SILENT});
   const ddl::Status one_host(DDL_ABORTED, std::string(3000, 'x'), many);
   const std::string reason = ddl::EncodeReason(one_host, 1023);
   EXPECT_LE(reason.size(), 1023u);
   EXPECT_EQ(OutcomeOf(ddl::DecodeReason(reason)).roles.size(), many.size());
-  for (ddl_failed_rank& each : many) each.rank *= 2;  // none follows on another
+  for (ddl_failed_rank& each : many) each.rank *= 2;  // no two are consecutive
   const Outcome some = OutcomeOf(ddl::DecodeReason(ddl::EncodeReason({DDL_ABORTED, "why", many}, 1023)));
   EXPECT_EQ(some.message, "why");
   EXPECT_GT(some.roles.size(), 20u);
   EXPECT_EQ(some.roles.rbegin()->first, 2 * (static_cast<int>(some.roles.size()) - 1));
 }
 
-TEST(DecisionTest, TravelsWithItsRanks) {
+TEST(DecisionTest, KeepsItsRanks) {
   ddl::Decision decision;
   decision.name = "a";
   decision.SetFailure({DDL_FAILED_PRECONDITION, "ranks disagree", kRanks});
@@ -81,14 +81,14 @@ TEST(KeptFailureTest, IsFoundByItsNumber) {
   EXPECT_EQ(outcome.name, "a name");
   EXPECT_EQ(outcome.roles.size(), kRanks.size());
   for (const uint64_t other : {uint64_t{0}, number + 1, ~uint64_t{0}}) EXPECT_EQ(ddl_find_failure(other), nullptr);
-  // While it is held it stays, also when newer ones have taken its place.
+  // A held failure stays, even if newer ones have replaced it.
   for (int i = 0; i < 4096; ++i) Keep("newer");
   EXPECT_EQ(ddl_find_failure(number), nullptr);
   EXPECT_STREQ(found->message, "why");
   ddl_release_failure(found);
 }
 
-TEST(KeptFailureTest, OfManyThreadsAllHaveNumbersOfTheirOwn) {
+TEST(KeptFailureTest, HasUniqueNumbersAcrossThreads) {
   std::vector<std::vector<uint64_t>> numbers(4);
   std::vector<std::thread> threads;
   for (size_t t = 0; t < numbers.size(); ++t) {

@@ -1,4 +1,4 @@
-// Memory that ends within a call of ddl.h: each allocation of the calling thread fails once. The call throws nothing,
+// Memory shortage in calls of ddl.h: each allocation of the calling thread fails once. The call throws nothing,
 // reports the shortage as ddl.h says, and the communicator works afterwards.
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// How many allocations of this thread succeed before one fails; below 0: all succeed.
+// Number of allocations of this thread that succeed before one fails; negative: all succeed.
 thread_local int allocations_left = -1;
 
 void* Allocate(size_t bytes) {
@@ -48,11 +48,11 @@ void* AllocateOrThrow(size_t bytes) {
 namespace ddl_test {
 namespace {
 
-// Names, and messages with them, that no std::string keeps without allocating.
+// Names that are too long for std::string's inline buffer, and so are their messages.
 constexpr char kName[] = "a collective with a name of some length";
-constexpr char kLabel[] = "a label that is longer than what a string keeps in itself";
+constexpr char kLabel[] = "a label that is longer than what a string keeps inline";
 
-// Calls `call` again and again: the first allocation fails, then the second, until none does. Returns how many failed.
+// Repeats `call`: first with the first allocation failing, then the second, until none fails. Returns the failures.
 int WithEachAllocationFailing(const std::function<void(bool failed)>& check, const std::function<void()>& call) {
   for (int n = 0; n < 1000; ++n) {
     allocations_left = n;
@@ -96,7 +96,7 @@ class MemoryTest : public testing::Test {
   ddl_request sum_{};
 };
 
-TEST_F(MemoryTest, OfASubmittedRequestEndsItOnce) {
+TEST_F(MemoryTest, ShortageInSubmitEndsTheRequestOnce) {
   std::atomic<int> ends{0};
   std::atomic<int> code{DDL_OK};
   struct Ends {
@@ -119,7 +119,7 @@ TEST_F(MemoryTest, OfASubmittedRequestEndsItOnce) {
   EXPECT_GT(failed, 2);
 }
 
-TEST_F(MemoryTest, OfAStartedRequestIsItsOutcome) {
+TEST_F(MemoryTest, ShortageInStartIsTheOutcome) {
   ddl_work* work = nullptr;
   int none = 0;
   const int failed = WithEachAllocationFailing(
@@ -138,8 +138,8 @@ TEST_F(MemoryTest, OfAStartedRequestIsItsOutcome) {
   EXPECT_EQ(none, 1);
 }
 
-TEST_F(MemoryTest, OfACallingThreadLeavesNoneInside) {
-  // Where the calling thread has begun, the others count on it: the communicator fails with the shortage, and
+TEST_F(MemoryTest, ShortageOnACallingThreadStrandsNoRank) {
+  // Once the calling thread has begun, the other ranks depend on it. So the communicator fails with the shortage, and
   // submitting reports that.
   bool works = true;
   std::string reason;
@@ -155,8 +155,8 @@ TEST_F(MemoryTest, OfACallingThreadLeavesNoneInside) {
   EXPECT_GE(failed, 0);
 }
 
-TEST_F(MemoryTest, OfAnAdaptiveSumOnACallingThreadFailsTheCommunicator) {
-  sum_.op = DDL_ADASUM;  // always by the executor, which allocates
+TEST_F(MemoryTest, ShortageInAnAdaptiveSumOnACallingThreadFailsTheCommunicator) {
+  sum_.op = DDL_ADASUM;  // always run by the executor, which allocates
   allocations_left = 0;
   EXPECT_NO_THROW(EXPECT_EQ(ddl_try_run(comm_, &sum_, 1000), 0));
   EXPECT_EQ(allocations_left, -1);
@@ -165,7 +165,7 @@ TEST_F(MemoryTest, OfAnAdaptiveSumOnACallingThreadFailsTheCommunicator) {
   EXPECT_TRUE(Contains(outcome.message, "out of memory")) << outcome.message;
 }
 
-TEST_F(MemoryTest, OfAPublicationLeavesItOut) {
+TEST_F(MemoryTest, ShortageInPublishPublishesNothing) {
   const int failed = WithEachAllocationFailing(
       [&](bool failing) {
         ddl_comm* const found = ddl_find(7);
@@ -177,13 +177,13 @@ TEST_F(MemoryTest, OfAPublicationLeavesItOut) {
   ddl_publish(7, nullptr);
 }
 
-TEST_F(MemoryTest, OfAPositionIsOneThatIsNotKnown) {
+TEST_F(MemoryTest, ShortageInReplyPositionIsHarmless) {
   const int failed = WithEachAllocationFailing([](bool) {}, [&] { ddl_reply_position(comm_, kLabel); });
   EXPECT_EQ(failed, 1);
   ExpectWorks();
 }
 
-TEST_F(MemoryTest, OfATimelineFailsItOrLeavesOutASpan) {
+TEST_F(MemoryTest, ShortageInTheTimelineFailsItOrOmitsASpan) {
   const std::string path = testing::TempDir() + "memory_test." + std::to_string(getpid());
   int code = DDL_OK;
   const int failed = WithEachAllocationFailing(
@@ -203,7 +203,7 @@ TEST_F(MemoryTest, OfATimelineFailsItOrLeavesOutASpan) {
   for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) written += static_cast<char>(c);
   std::fclose(file);
   std::remove(path.c_str());
-  // Whole events only: the three that begin it, the span that had its memory, and the sum's.
+  // Only complete events: the three at the start, the span that had memory, and the sum's.
   size_t opened = 0;
   size_t closed = 0;
   for (const char c : written) {
@@ -214,7 +214,7 @@ TEST_F(MemoryTest, OfATimelineFailsItOrLeavesOutASpan) {
   EXPECT_TRUE(Contains(written, kLabel));
 }
 
-TEST(MemoryOfCreationTest, LeavesNoCommunicator) {
+TEST(CreationTest, ShortageLeavesNoCommunicator) {
   const int32_t leader = 0;
   ddl_options options{};
   options.abi_version = DDL_ABI_VERSION;
@@ -223,7 +223,7 @@ TEST(MemoryOfCreationTest, LeavesNoCommunicator) {
   ddl_comm* comm = nullptr;
   const int failed = WithEachAllocationFailing(
       [&](bool failing) {
-        EXPECT_TRUE(comm != nullptr || failing) << text;  // some do with less memory
+        EXPECT_TRUE(comm != nullptr || failing) << text;  // some calls need less memory
         if (comm != nullptr) ddl_destroy(comm);
       },
       [&] { comm = ddl_create(nullptr, &options, text, sizeof text); });

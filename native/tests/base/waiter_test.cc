@@ -1,4 +1,4 @@
-// How often a thread that waits looks after the other ranks, and shows them that it lives.
+// How often a waiting thread checks the other ranks, and shows them that it is alive.
 #include "base/waiter.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ struct Looks {
                      },
                      0, 1};
 
-  // One wait that ends when it has looked `times` times, after 0.1 ms of work.
+  // One wait that ends after `times` checks, and 0.1 ms of work.
   ddl::Status Wait(int times) {
     for (const double start = ddl::Now(); ddl::Now() - start < 1e-4;) ddl::CpuRelax();
     int looked = 0;
@@ -28,21 +28,21 @@ struct Looks {
   }
 };
 
-// The slowest rank of a long collective never waits for long.
-TEST(WaiterTest, ARowOfWaitsThatEndAtOnceLooksSometimes) {
+// The slowest rank of a long collective never waits long.
+TEST(WaiterTest, ChecksSometimesDuringWaitsThatEndAtOnce) {
   Looks row;
   row.WaitsFor(0.65, 1);
   EXPECT_GE(row.looks, 3);
   EXPECT_LE(row.looks, 8);
 }
 
-TEST(WaiterTest, ARowOfWaitsThatEndSoonLooksSometimes) {
+TEST(WaiterTest, ChecksSometimesDuringShortWaits) {
   Looks row;
   row.WaitsFor(0.65, row.waiter.spins() + 2);
   EXPECT_GE(row.looks, 3);
 }
 
-TEST(WaiterTest, WhatIsFoundEndsTheWait) {
+TEST(WaiterTest, AFailedCheckEndsTheWait) {
   Looks row;
   row.health = {DDL_ABORTED, "rank 3 died"};
   EXPECT_EQ(row.Wait(row.waiter.spins() + 2).message(), "rank 3 died");

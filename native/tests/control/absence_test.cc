@@ -1,4 +1,4 @@
-// Ranks that do not come, or that leave: the others get one clear error, and those that go on can go on.
+// Ranks that are late or leave: the others get one clear error, and the remaining ranks can continue.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,9 +14,9 @@
 namespace ddl_test {
 namespace {
 
-// ---- ranks that do not come ---------------------------------------------------------------------------------------
+// ---- missing ranks --------------------------------------------------------------------------------------------------
 
-TEST(DeadlineTest, NamesTheMissingRanksAndTheNextOneWorks) {
+TEST(DeadlineTest, NamesTheMissingRanksAndTheNextCollectiveWorks) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     struct Warnings {
@@ -45,7 +45,7 @@ TEST(DeadlineTest, NamesTheMissingRanksAndTheNextOneWorks) {
             EXPECT_TRUE(Contains(outcome.message, "rank(s) " + std::to_string(size - 1)));
             ++failed;
           }
-          // The last rank is late for it, and hears so, however long after.
+          // The last rank is late, and gets the error whenever it arrives.
           if (rank == size - 1) {
             while (failed < size - 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             const Outcome late = SumOfOne(comm, "lonely");
@@ -69,7 +69,7 @@ TEST(BlockedTest, DifferentBlockingCollectivesFailLongBeforeTheDeadline) {
       EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
       EXPECT_TRUE(Contains(outcome.message, "'a'"));
       EXPECT_TRUE(Contains(outcome.message, "'b'"));
-      // The names are free again, for the rank that waited in the other one too.
+      // The names are free again, also for the rank that waited in the other collective.
       for (const char* name : {"next", "a", "b"}) {
         const Outcome next = SumOfOne(comm, name);
         EXPECT_EQ(next.code, DDL_OK) << name << ": " << next.message;
@@ -79,9 +79,9 @@ TEST(BlockedTest, DifferentBlockingCollectivesFailLongBeforeTheDeadline) {
   }
 }
 
-// ---- ranks that leave ---------------------------------------------------------------------------------------------
+// ---- ranks that leave -----------------------------------------------------------------------------------------------
 
-TEST(LeaveTest, FailsWhatIsPendingAndWhatComesLater) {
+TEST(LeaveTest, FailsPendingAndLaterRequests) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     for (const int leaver : {size - 1, 0}) {
@@ -114,13 +114,13 @@ TEST(LeaveTest, FailsWhatIsPendingAndWhatComesLater) {
 std::atomic<bool> leaver_is_gone{false};
 void (*destroy_transport)(void* self) = nullptr;
 
-void DestroyAndTell(void* self) {
+void DestroyAndNote(void* self) {
   destroy_transport(self);
   leaver_is_gone = true;
 }
 
-// The leaver's own request is complete on its side: the others must not wait in the middle of it.
-TEST(LeaveTest, WithARequestOfItsOwnUnderWay) {
+// The leaver's own request is complete on its side, so the others must not wait in the middle of it.
+TEST(LeaveTest, FailsARequestThatTheLeaverHasCompleted) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     for (const int leaver : {size - 1, 0}) {
@@ -131,7 +131,7 @@ TEST(LeaveTest, WithARequestOfItsOwnUnderWay) {
       options.tweak = [leaver](ddl_transport& transport) {
         if (transport.rank != leaver) return;
         destroy_transport = transport.destroy;
-        transport.destroy = DestroyAndTell;
+        transport.destroy = DestroyAndNote;
       };
       const auto start = std::chrono::steady_clock::now();
       RunRanks(
@@ -162,8 +162,8 @@ TEST(LeaveTest, WithARequestOfItsOwnUnderWay) {
   }
 }
 
-TEST(LeaveTest, WhileAThirdRankIsLate) {
-  // Ranks 0 and 1 wait for 2, which is late, and for 3, which has left: no reason to wait for 2.
+TEST(LeaveTest, FailsWhileAThirdRankIsLate) {
+  // Ranks 0 and 1 wait for rank 2, which is late, and for rank 3, which has left, so waiting for rank 2 is useless.
   RunOptions options;
   options.leave_early = {3};
   std::atomic<int> failed{0};
@@ -179,7 +179,7 @@ TEST(LeaveTest, WhileAThirdRankIsLate) {
       options);
 }
 
-TEST(LeaveTest, WithoutMemoryForAnAllGatherNobodyHangs) {
+TEST(LeaveTest, WithoutMemoryForAnAllGatherNoRankHangs) {
   RunRanks({0, 0, 2}, [&](ddl_comm* comm, int rank) {
     struct Answer {
       std::mutex mutex;

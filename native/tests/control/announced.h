@@ -1,4 +1,4 @@
-// What tests of the control plane of very many ranks have in common: ranks that run nowhere, and what they announce.
+// Helpers for tests of the control plane of thousands of ranks: imaginary ranks and their announcements.
 #ifndef KERAS_DDL_TESTS_CONTROL_ANNOUNCED_H_
 #define KERAS_DDL_TESTS_CONTROL_ANNOUNCED_H_
 
@@ -12,7 +12,7 @@
 
 namespace ddl_test {
 
-// As many ranks as there are entries, none of which runs anywhere.
+// Locations of `size` ranks that do not run anywhere.
 inline ddl::RankLocations Nowhere(int size) {
   ddl_transport transport{};
   transport.size = size;

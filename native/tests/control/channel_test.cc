@@ -1,4 +1,4 @@
-// Control messages whose other end stops half way, or that are still under way when the communicator is closed.
+// Control messages whose peer stops halfway, or that are in progress when the communicator is closed.
 #include "control/channel.h"
 
 #include <gtest/gtest.h>
@@ -27,9 +27,9 @@ Outcome Sum(ddl_comm* comm, const std::string& name) {
   return outcome;
 }
 
-// The coordinator's receive of what rank 2 says starts and stays unfinished, as one above the eager limit does when
+// The coordinator's receive from rank 2 starts and stays unfinished, as one above the eager limit does when
 // its sender is stopped.
-TEST(ControlTest, AnAnnouncementThatStopsHalfWayIsMissedAtTheDeadlineAndTakenLater) {
+TEST(ControlTest, AHalfReceivedAnnouncementIsMissedAtTheDeadlineAndReadLater) {
   auto spies = Spies(3);
   std::atomic<bool> stopped{true};
   spies[0]->withholds = [&](const Spy::Message& message) {
@@ -53,8 +53,8 @@ TEST(ControlTest, AnAnnouncementThatStopsHalfWayIsMissedAtTheDeadlineAndTakenLat
       options);
 }
 
-// What rank 0 says to rank 2 stays half received: the others must not wait for it for ever, nor rank 2 for rank 0.
-TEST(ControlTest, ADecisionThatStopsHalfWayFailsOnEveryRank) {
+// Rank 2 receives only half of rank 0's message: the others must not wait for rank 0 forever, nor rank 2.
+TEST(ControlTest, AHalfReceivedDecisionFailsOnEveryRank) {
   auto spies = Spies(3);
   spies[2]->withholds = [](const Spy::Message& message) { return message.receives && message.tag == ddl::kDownTag; };
   RunOptions options = Spied(spies);
@@ -68,7 +68,7 @@ TEST(ControlTest, ADecisionThatStopsHalfWayFailsOnEveryRank) {
       options);
 }
 
-TEST(ControlTest, NothingIsUnderWayWhenTheTransportIsDestroyed) {
+TEST(ControlTest, NothingIsInProgressWhenTheTransportIsDestroyed) {
   for (const bool receives : {false, true}) {
     auto spies = Spies(3);
     std::atomic<bool> stopped{false};
@@ -98,8 +98,8 @@ TEST(ControlTest, NothingIsUnderWayWhenTheTransportIsDestroyed) {
   }
 }
 
-// What a decision about an all-gather of very many ranks says is longer than a mailbox.
-TEST(ControlTest, AMessageLongerThanAMailboxArrivesWholeAndInItsTurn) {
+// A decision about an all-gather of thousands of ranks is longer than a mailbox.
+TEST(ControlTest, AMessageLongerThanAMailboxArrivesCompleteAndInOrder) {
   std::string longest;
   for (size_t i = 0; longest.size() < 5 * ddl::kMailboxBytes; ++i) longest += std::to_string(i) + " ";
   const std::vector<std::string> messages = {"first", longest, "", longest.substr(7, ddl::kMailboxBytes - 4), "last"};
@@ -138,7 +138,7 @@ TEST(ControlTest, AMessageLongerThanAMailboxArrivesWholeAndInItsTurn) {
   EXPECT_EQ(arrived[1] == messages, true) << arrived[1].size() << " messages";
 }
 
-TEST(OwnedMessagesTest, MemoryOfWhatCanNotBeTakenBackStays) {
+TEST(OwnedMessagesTest, KeepsMemoryOfMessagesThatCannotBeCancelled) {
   static std::vector<char*> kept;  // reachable: not a leak
   ddl_transport transport{};
   transport.isend = [](void*, int, int, const void* buffer, size_t, void** operation) {
@@ -160,15 +160,15 @@ TEST(OwnedMessagesTest, MemoryOfWhatCanNotBeTakenBackStays) {
     EXPECT_EQ(tries, 1);
     ASSERT_TRUE(messages.Send(2, 101, "world").ok());
     messages.Cancel(ddl::Now());
-    EXPECT_EQ(tries, 1);  // no time is left
+    EXPECT_EQ(tries, 1);  // the time is up
   }
   ASSERT_EQ(kept.size(), 3u);
-  EXPECT_EQ(std::string(kept[0], 5), "hello");  // the address sanitizer would see it freed
+  EXPECT_EQ(std::string(kept[0], 5), "hello");  // the address sanitizer would report freed memory
   EXPECT_EQ(std::string(kept[2], 5), "world");
   for (char* const memory : kept) delete[] memory;
 }
 
-TEST(OwnedMessagesTest, OnePeersMessagesStayInOrderAndHoldUpNobodyElses) {
+TEST(OwnedMessagesTest, KeepsThePeersOrderAndDelaysNoOtherPeer) {
   static bool first_has_come = false;
   static int arriving = 3;  // from ranks 1, 2, 1
   static char done[3];

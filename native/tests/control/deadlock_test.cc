@@ -1,5 +1,5 @@
-// Ranks that wait for one another in different collectives, at the coordinator by itself: which of them fail, and that
-// ranks which may still submit something never do.
+// Ranks that wait for one another in different collectives, tested on the coordinator alone: the deadlocked ones fail,
+// and ranks that may still submit something never do.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -18,7 +18,7 @@ using ddl::Coordinator;
 using ddl::Position;
 using ddl::Verdict;
 
-// `size` ranks that answer when they are asked where they are.
+// `size` ranks that answer with their positions when asked.
 class Ranks {
  public:
   explicit Ranks(int size) : locations_(Nowhere(size)), coordinator_(locations_, 0, 0) {}
@@ -29,7 +29,7 @@ class Ranks {
     coordinator_.Announce(rank, a, now_);
     ++pending_[rank];
   }
-  // Time passes; ranks in `idle` say that they have done nothing but wait since then.
+  // Lets time pass; ranks in `idle` report that they have only waited since then.
   void Pass(double seconds, const std::set<int>& idle) {
     const double start = now_;
     while (now_ < start + seconds) {
@@ -52,7 +52,7 @@ class Ranks {
       }
     }
   }
-  // Announcements of this rank that are on their way for ever.
+  // Announcements of this rank that never arrive.
   void Lose(int rank) { ++unseen_[rank]; }
   const std::set<std::string>& failed() const { return failed_; }
   const std::string& message() const { return message_; }
@@ -97,7 +97,7 @@ TEST(DeadlockTest, BlockedRankAndIdleRankFail) {
   EXPECT_EQ(ranks.failed(), (Failed{"0 step/0", "1 object"}));
 }
 
-TEST(DeadlockTest, BusyRankIsWaitedFor) {
+TEST(DeadlockTest, BusyRankDoesNotFail) {
   for (const std::set<int>& idle : {std::set<int>{0, 2}, std::set<int>{1}, std::set<int>{}}) {
     Ranks ranks(3);
     ranks.Submit(0, "a");
@@ -109,7 +109,7 @@ TEST(DeadlockTest, BusyRankIsWaitedFor) {
 }
 
 TEST(DeadlockTest, RanksThatWaitForALateRankDoNotFail) {
-  // Rank 2 has submitted nothing: whatever the others wait in, it may still submit.
+  // Rank 2 has submitted nothing. Whatever the others wait in, it may still submit.
   Ranks ranks(3);
   ranks.Submit(0, "a");
   ranks.Submit(0, "b");
@@ -117,11 +117,11 @@ TEST(DeadlockTest, RanksThatWaitForALateRankDoNotFail) {
   ranks.Submit(1, "c");
   ranks.Pass(60, {0, 1});
   EXPECT_EQ(ranks.failed(), Failed{});
-  EXPECT_EQ(ranks.asked(), 0);  // nobody is disturbed
+  EXPECT_EQ(ranks.asked(), 0);  // no rank is interrupted
 }
 
 TEST(DeadlockTest, RanksThatOneCollectiveMayHelpDoNotFail) {
-  // Both also wait for rank 2 in "shared", and go on when it comes.
+  // Both also wait for rank 2 in "shared", and continue when it arrives.
   Ranks ranks(3);
   for (int rank = 0; rank < 2; ++rank) {
     ranks.Submit(rank, "shared");
@@ -132,7 +132,7 @@ TEST(DeadlockTest, RanksThatOneCollectiveMayHelpDoNotFail) {
   EXPECT_EQ(ranks.failed(), Failed{});
 }
 
-TEST(DeadlockTest, ThreeRanksOfWhichEachPairSharesACollectiveFail) {
+TEST(DeadlockTest, ThreeRanksFailIfEachPairSharesACollective) {
   Ranks ranks(3);
   for (int rank = 0; rank < 3; ++rank) {
     ranks.Submit(rank, "pair " + std::to_string(rank));
@@ -142,7 +142,7 @@ TEST(DeadlockTest, ThreeRanksOfWhichEachPairSharesACollectiveFail) {
   EXPECT_EQ(ranks.failed().size(), 6u);
 }
 
-TEST(DeadlockTest, RankWhoseAnnouncementIsOnItsWayDoesNotFail) {
+TEST(DeadlockTest, RankWithAnAnnouncementInTransitDoesNotFail) {
   Ranks ranks(2);
   ranks.Submit(0, "a");
   ranks.Submit(1, "b");
@@ -151,7 +151,7 @@ TEST(DeadlockTest, RankWhoseAnnouncementIsOnItsWayDoesNotFail) {
   EXPECT_EQ(ranks.failed(), Failed{});
 }
 
-TEST(DeadlockTest, RankThatSubmitsMeanwhileIsWaitedFor) {
+TEST(DeadlockTest, RankThatSubmitsMeanwhileDoesNotFail) {
   Ranks ranks(2);
   ranks.Submit(0, "a");
   ranks.Submit(1, "b");
@@ -171,14 +171,14 @@ TEST(DeadlockTest, LateRankGetsTheSameErrorOnce) {
   ranks.Submit(2, "b");
   ranks.Pass(1, {});
   EXPECT_EQ(ranks.failed().count("2 b"), 1u);
-  // It is told once, whichever it comes to.
+  // It gets the error once, in whichever collective it enters.
   for (int rank = 0; rank < 3; ++rank) ranks.Submit(rank, "a", 2);
   for (const Verdict& verdict : ranks.coordinator().TakeVerdicts()) {
     EXPECT_EQ(verdict.decision.code, DDL_OK) << verdict.decision.message;
   }
 }
 
-TEST(DeadlockTest, PositionSurvivesItsWay) {
+TEST(DeadlockTest, PositionSurvivesSerialization) {
   Position position;
   position.where = "train.py:7 in step";
   position.idle_s = 4.5;

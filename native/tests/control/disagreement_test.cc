@@ -1,4 +1,4 @@
-// Ranks that do not ask for the same: every rank gets one clear error, and all can go on.
+// Ranks that request different collectives: every rank gets one clear error, and all can continue.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,12 +13,12 @@
 namespace ddl_test {
 namespace {
 
-// ---- requests that differ --------------------------------------------------------------------------------------
+// ---- requests that differ -------------------------------------------------------------------------------------------
 
 struct Mismatch {
   const char* name;
-  void (*fill)(Call& call, bool odd, double* memory);  // `odd`: on the one rank that differs
-  const char* usual;                                   // what the message should say of each side
+  void (*fill)(Call& call, bool odd, double* memory);  // `odd`: true on the one rank that differs
+  const char* usual;                                   // the message's words for each side
   const char* odd;
 };
 
@@ -85,7 +85,7 @@ const Mismatch kMismatches[] = {
      "6", "7"},
     {"row_count_of_all_to_all",
      [](Call& call, bool odd, double* memory) {
-       // The splits are wrong, too, on all ranks: told is what differs.
+       // The splits are also wrong, on all ranks; the message names the difference.
        call.Rows(2, odd ? 7 : 6).Splits(std::vector<int64_t>(8)).Buffer(memory, nullptr, odd ? 14 : 12);
        call.request.kind = DDL_ALL_TO_ALL;
      },
@@ -100,7 +100,7 @@ const Mismatch kMismatches[] = {
 
 class MismatchTest : public testing::TestWithParam<Mismatch> {};
 
-TEST_P(MismatchTest, FailsEverywhereWithBothValuesAndTheNextOneWorks) {
+TEST_P(MismatchTest, FailsEverywhereWithBothValuesAndTheNextCollectiveWorks) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     for (const int odd_rank : {0, size - 1}) {
@@ -134,7 +134,7 @@ TEST_P(MismatchTest, FailsEverywhereWithBothValuesAndTheNextOneWorks) {
 INSTANTIATE_TEST_SUITE_P(Fields, MismatchTest, testing::ValuesIn(kMismatches),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST(MismatchTest, WhatIsNotReadMayDiffer) {
+TEST(MismatchTest, IgnoredFieldsMayDiffer) {
   RunRanks({0, 0, 2}, [](ddl_comm* comm, int rank) {
     double memory[4] = {1, 1, 1, 1};
     Call broadcast(DDL_BROADCAST, "a");
@@ -147,9 +147,9 @@ TEST(MismatchTest, WhatIsNotReadMayDiffer) {
   });
 }
 
-// ---- requests that no rank could run ---------------------------------------------------------------------------
+// ---- requests that no rank could run --------------------------------------------------------------------------------
 
-TEST(InvalidTest, IsRefusedAtOnceAndAlone) {
+TEST(InvalidTest, IsRefusedAtOnceOnThatRankOnly) {
   RunRanks({0, 0}, [](ddl_comm* comm, int rank) {
     double memory[4] = {};
     if (rank == 0) {
@@ -194,8 +194,8 @@ TEST(InvalidTest, IsRefusedAtOnceAndAlone) {
   });
 }
 
-// Products are of each buffer by itself.
-TEST(AdasumTest, OfTensorsThatEndElsewhereOnOneRankFailsEverywhere) {
+// Adaptive sums treat each buffer separately.
+TEST(AdasumTest, DifferentTensorBoundariesOnOneRankFailEverywhere) {
   RunRanks({0, 0, 2}, [](ddl_comm* comm, int rank) {
     std::vector<float> data(5, 1);
     for (const bool differs : {true, false}) {
@@ -210,7 +210,7 @@ TEST(AdasumTest, OfTensorsThatEndElsewhereOnOneRankFailsEverywhere) {
   });
 }
 
-// ---- a check that fails -------------------------------------------------------------------------------------------
+// ---- a check that fails ---------------------------------------------------------------------------------------------
 
 int (*plain_all_reduce)(void*, const void*, void*, uint64_t, uint32_t, uint32_t) = nullptr;
 

@@ -1,4 +1,4 @@
-// Ranks that run out of data before others: they join, the others go on, and when all have joined all go on together.
+// Ranks that run out of data early join, the others continue, and when all have joined, all continue together.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ int JoinAndWait(ddl_comm* comm) {
   return join.last;
 }
 
-// One all-reduce whose result every element tells.
+// Runs one all-reduce and checks every element.
 template <typename T>
 void ExpectReduced(ddl_comm* comm, ddl_dtype dtype, ddl_op op, size_t count, double mine, double expected) {
   std::vector<T> data(count, static_cast<T>(mine));
@@ -58,7 +58,7 @@ class JoinTest : public testing::TestWithParam<size_t> {
   }
 };
 
-// Every kind of collective, in step `step`, in which ranks `first` and above still have data.
+// Runs every kind of collective while ranks `first` and above still have data.
 void EveryKind(ddl_comm* comm, int rank, int first) {
   const int size = ddl_size(comm);
   const int present = size - first;
@@ -71,7 +71,7 @@ void EveryKind(ddl_comm* comm, int rank, int first) {
     ExpectReduced<float>(comm, DDL_FLOAT32, DDL_MAX, count, -rank - 1, -first - 1);
     ExpectReduced<int64_t>(comm, DDL_INT64, DDL_PRODUCT, count, 3, std::pow(3, present));
   }
-  // Row r of rank r, of 3 elements, rank times.
+  // Rank r sends row r, of 3 elements, r times.
   std::vector<float> rows(static_cast<size_t>(3 * rank), static_cast<float>(rank));
   Call gather(DDL_ALL_GATHER, "gather");
   ddl_work* const work = gather.Rows(rank, 3).Buffer(rows.data(), nullptr, rows.size()).Start(comm);
@@ -101,8 +101,8 @@ void EveryKind(ddl_comm* comm, int rank, int first) {
   ASSERT_EQ(Call(DDL_BARRIER, "barrier").Run(comm).code, DDL_OK);
 }
 
-// In each step more ranks have joined, but never the last.
-TEST_P(JoinTest, JoinedRanksAddNothingAndGetNothing) {
+// In each step more ranks have joined, but never the last rank.
+TEST_P(JoinTest, JoinedRanksContributeAndReceiveNothing) {
   constexpr int kSteps = 3;
   const auto first_in = [&](int step) { return (size() - 1) * step / (kSteps - 1); };
   Run([&](ddl_comm* comm, int rank) {
@@ -114,9 +114,9 @@ TEST_P(JoinTest, JoinedRanksAddNothingAndGetNothing) {
   });
 }
 
-// Everything is under way at once: each rank has its own number of requests, in an order of its own, and joins while
-// they still wait.
-TEST_P(JoinTest, WithRequestsUnderWayInAnyOrder) {
+// All requests run at once: each rank has its own number of requests, in its own order, and joins while
+// they are pending.
+TEST_P(JoinTest, WithPendingRequestsInAnyOrder) {
   constexpr int kRequests = kSanitized ? 16 : 60;
   const auto has = [&](int rank) { return kRequests * (rank + 1) / size(); };
   Run([&](ddl_comm* comm, int rank) {
@@ -145,7 +145,7 @@ TEST_P(JoinTest, WithRequestsUnderWayInAnyOrder) {
 INSTANTIATE_TEST_SUITE_P(Topologies, JoinTest, testing::Range<size_t>(0, Topologies().size()),
                          [](const auto& at) { return std::string("ranks_") + Topologies()[at.param].name; });
 
-TEST(JoinErrorTest, WhatNeedsAJoinedRankFailsOnTheOthersAndTheNextOneWorks) {
+TEST(JoinErrorTest, CollectivesThatNeedAJoinedRankFailAndTheNextOneWorks) {
   for (const std::vector<int>& group : Groups()) {
     RunRanks(group, [&](ddl_comm* comm, int rank) {
       const int size = ddl_size(comm);
@@ -166,7 +166,7 @@ TEST(JoinErrorTest, WhatNeedsAJoinedRankFailsOnTheOthersAndTheNextOneWorks) {
                                                                      : "all_to_all 'rows'"));
           ExpectReduced<float>(comm, DDL_FLOAT32, DDL_SUM, 5, 1, size - 1);
         }
-        // Ranks that disagree are told apart from those that joined.
+        // The error distinguishes ranks that disagree from ranks that joined.
         Call wrong(DDL_ALL_REDUCE, "wrong");
         std::vector<float> more(2);
         const Outcome outcome = wrong.Buffer(more.data(), more.data(), rank == size - 1 ? 1 : 2).Run(comm);
@@ -181,7 +181,7 @@ TEST(JoinErrorTest, WhatNeedsAJoinedRankFailsOnTheOthersAndTheNextOneWorks) {
   }
 }
 
-TEST(JoinErrorTest, WhoHasJoinedSubmitsNothingButMayJoinAgain) {
+TEST(JoinErrorTest, AJoinedRankMayNotSubmitButMayJoinAgain) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     std::atomic<int> tried{0};
@@ -206,7 +206,7 @@ TEST(JoinErrorTest, WhoHasJoinedSubmitsNothingButMayJoinAgain) {
   }
 }
 
-// Collects what all ranks of a run are warned of.
+// Collects the warnings of all ranks in a run.
 struct Warnings {
   std::mutex mutex;
   std::string text;
@@ -221,7 +221,7 @@ struct Warnings {
   }
 };
 
-TEST(JoinPatienceTest, AJoinWaitsForAsLongAsOthersTrain) {
+TEST(JoinPatienceTest, AJoinWaitsAsLongAsOthersTrain) {
   for (const std::vector<int>& group : Groups()) {
     Warnings warnings;
     RunOptions options;
@@ -239,7 +239,7 @@ TEST(JoinPatienceTest, AJoinWaitsForAsLongAsOthersTrain) {
   }
 }
 
-TEST(JoinPatienceTest, ARankThatDoesNeitherIsNamed) {
+TEST(JoinPatienceTest, ARankThatNeitherTrainsNorJoinsIsNamed) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     if (size == 2) continue;
@@ -252,7 +252,7 @@ TEST(JoinPatienceTest, ARankThatDoesNeitherIsNamed) {
     RunRanks(
         group,
         [&](ddl_comm* comm, int rank) {
-          // Rank 1 joins, the last neither joins nor comes.
+          // Rank 1 joins; the last rank neither joins nor calls the collective.
           if (rank == size - 1) {
             while (failed < size - 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
           } else if (rank != 1) {
@@ -263,7 +263,7 @@ TEST(JoinPatienceTest, ARankThatDoesNeitherIsNamed) {
             ++failed;
           }
           JoinAndWait(comm);
-          // Nobody can still come to the one that failed.
+          // No rank can still enter the failed collective.
           EXPECT_EQ(SumOfOne(comm, "lonely").code, DDL_OK);
         },
         options);
@@ -299,7 +299,7 @@ TEST(JoinLeaveTest, AJoinFailsWhenARankLeavesWithoutIt) {
   }
 }
 
-TEST(JoinLeaveTest, ARankThatLeavesInAJoinIsNamed) {
+TEST(JoinLeaveTest, ARankThatLeavesDuringAJoinIsNamed) {
   for (const std::vector<int>& group : Groups()) {
     const int size = static_cast<int>(group.size());
     for (const int leaver : {size - 1, 0}) {
@@ -310,7 +310,7 @@ TEST(JoinLeaveTest, ARankThatLeavesInAJoinIsNamed) {
           group,
           [&](ddl_comm* comm, int rank) {
             if (rank == leaver) {
-              static std::vector<std::unique_ptr<Join>> kept;  // it is failed after this
+              static std::vector<std::unique_ptr<Join>> kept;  // it fails later
               static std::mutex mutex;
               const std::lock_guard<std::mutex> lock(mutex);
               kept.push_back(std::make_unique<Join>(comm));
@@ -333,8 +333,8 @@ TEST(JoinLeaveTest, ARankThatLeavesInAJoinIsNamed) {
   }
 }
 
-// Calling threads that carry collectives out themselves turn to the coordinator while a rank has joined, at once.
-TEST(JoinInlineTest, NobodyWaitsAtARendezvousForARankThatJoined) {
+// While a rank has joined, calling threads that run collectives themselves use the coordinator, at once.
+TEST(JoinInlineTest, NoRankWaitsAtARendezvousForAJoinedRank) {
   RunRanks({0, 0, 0}, [](ddl_comm* comm, int rank) {
     constexpr uint32_t kLong = 60'000'000;
     float value = 1;

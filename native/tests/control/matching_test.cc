@@ -1,4 +1,4 @@
-// The coordinator by itself: what it looks at grows linearly with the ranks, and what repeats is named by a short id.
+// The coordinator alone: its work grows linearly with the number of ranks, and repeated collectives get a short id.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -15,7 +15,7 @@ using ddl::Announcement;
 using ddl::Coordinator;
 using ddl::Verdict;
 
-// What the coordinator looks at while `size` ranks run ten steps of four buckets, one of which fails, ask for news ten
+// Returns the coordinator's work while `size` ranks run ten steps of four buckets, one of which fails, poll ten
 // times a step, and leave.
 uint64_t Work(int size) {
   const ddl::RankLocations locations = Nowhere(size);
@@ -34,7 +34,7 @@ uint64_t Work(int size) {
   }
   size_t failed = 0;
   for (const Verdict& verdict : coordinator.TakeVerdicts()) failed += verdict.decision.code == DDL_OK ? 0 : 1;
-  EXPECT_EQ(failed, static_cast<size_t>(size) + 1);  // the bucket, and on each rank the last of the same step
+  EXPECT_EQ(failed, static_cast<size_t>(size) + 1);  // the bucket, and each rank's last request of the same step
   for (int rank = 0; rank < size; ++rank) coordinator.Leave(rank);
   return coordinator.ranks_looked_at();
 }
@@ -42,7 +42,7 @@ uint64_t Work(int size) {
 TEST(MatchingTest, WorkIsLinearInTheNumberOfRanks) {
   const auto few = static_cast<double>(Work(256));
   const auto many = static_cast<double>(Work(4096));
-  EXPECT_GT(few, 256.0 * 40);  // it does count
+  EXPECT_GT(few, 256.0 * 40);  // the counter works
   EXPECT_LT(many / few, 16 * 1.1);
 }
 
@@ -67,7 +67,7 @@ TEST(MatchingTest, RanksInDifferentCollectivesAreFoundInLinearTime) {
       << verdicts[0].decision.message;
 }
 
-TEST(MatchingTest, WhatRepeatsIsNamedByAShortId) {
+TEST(MatchingTest, RepeatedCollectivesGetAShortId) {
   const ddl::RankLocations locations = Nowhere(3);
   Coordinator coordinator(locations, 0, 0);
   const auto run = [&](const Announcement& a) {
@@ -88,7 +88,7 @@ TEST(MatchingTest, WhatRepeatsIsNamedByAShortId) {
   EXPECT_EQ(run(shorter).id, 0u);
   EXPECT_EQ(run(shorter).id, 2u);
 
-  // By its id from two ranks, in full from one that has not read the decision yet.
+  // Two ranks send the id; one that has not read the decision yet sends the full announcement.
   coordinator.AnnounceKnown(0, 1, 7, 0);
   coordinator.Announce(1, a, 0);
   coordinator.AnnounceKnown(2, 1, 9, 0);
@@ -100,7 +100,7 @@ TEST(MatchingTest, WhatRepeatsIsNamedByAShortId) {
   EXPECT_EQ(bytes.size(), 9u);
   EXPECT_EQ(ddl::DecodeDecision(bytes).id, 1u);
 
-  // What differs is told as ever.
+  // Differences are still reported.
   coordinator.AnnounceKnown(0, 1, 8, 0);
   coordinator.Announce(1, shorter, 0);
   coordinator.AnnounceKnown(2, 1, 10, 0);
@@ -111,7 +111,7 @@ TEST(MatchingTest, WhatRepeatsIsNamedByAShortId) {
       << failed.message;
 }
 
-TEST(MatchingTest, RowsOfVeryManyRanksTravelByIdToo) {
+TEST(MatchingTest, RowsOfThousandsOfRanksAreSentByIdToo) {
   const int size = 16384;
   const ddl::RankLocations locations = Nowhere(size);
   Coordinator coordinator(locations, 0, 0);
@@ -124,7 +124,7 @@ TEST(MatchingTest, RowsOfVeryManyRanksTravelByIdToo) {
     decision = coordinator.TakeVerdicts().at(0).decision;
   }
   std::string bytes = ddl::EncodeDecision(decision);
-  EXPECT_EQ(bytes.size(), 17u);  // equal on all ranks, as the rows of a step are
+  EXPECT_EQ(bytes.size(), 17u);  // equal on all ranks, like the rows of a step
   EXPECT_EQ(ddl::DecodeDecision(bytes).rows, std::vector<uint64_t>(static_cast<size_t>(size), 3));
   decision.rows[7] = 4;
   bytes = ddl::EncodeDecision(decision);

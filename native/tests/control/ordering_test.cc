@@ -1,4 +1,4 @@
-// Requests are matched by name: whatever the order and the thread they are submitted in, on every topology.
+// Requests are matched by name, whatever their order and submitting thread, on every topology.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class OrderingTest : public testing::TestWithParam<size_t> {
   int size() const { return static_cast<int>(group().size()); }
 };
 
-// One all-reduce of float32 whose values tell it from the others.
+// One all-reduce of float32 with its own values.
 struct Job {
   Job(std::string name, int number, int rank) : data(17 + number * 13 % 300), call(DDL_ALL_REDUCE, std::move(name)) {
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(number * 10 + rank);
@@ -71,7 +71,7 @@ TEST_P(OrderingTest, AnyOrderFromSeveralThreads) {
   SubmitShuffledAndCheck(group(), [](int i) { return "gradient/" + std::to_string(i); });
 }
 
-// More bytes of names than a mailbox of the control channel holds.
+// The names are longer than a mailbox of the control channel.
 TEST_P(OrderingTest, LongNamesInAnyOrder) {
   SubmitShuffledAndCheck(group(), [](int i) {
     std::string name = std::to_string(i);
@@ -80,7 +80,7 @@ TEST_P(OrderingTest, LongNamesInAnyOrder) {
   });
 }
 
-TEST_P(OrderingTest, OneNameManyTimesIsFirstInFirstMatched) {
+TEST_P(OrderingTest, RequestsWithOneNameMatchInOrder) {
   RunRanks(group(), [&](ddl_comm* comm, int rank) {
     std::vector<std::unique_ptr<Job>> jobs;
     for (int i = 0; i < 100; ++i) {
@@ -94,7 +94,7 @@ TEST_P(OrderingTest, OneNameManyTimesIsFirstInFirstMatched) {
   });
 }
 
-// `done` runs on the communication thread and may submit: a chain that no other thread drives.
+// `done` runs on the communication thread and may submit, which starts a chain that no other thread drives.
 struct Chain {
   ddl_comm* comm;
   int left;

@@ -1,5 +1,5 @@
-// Requests whose buffers lie on devices. The oracle is the same request on the host's memory. With the stand-ins each
-// rank has a device of its own; with the real libraries all ranks share the first.
+// Requests with device buffers. The oracle is the same request with host buffers. With the stand-ins each
+// rank has its own device; with the real libraries all ranks share the first device.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -31,14 +31,14 @@ const std::vector<ddl_dtype> kDtypes = kSanitized
 const std::vector<ddl_op> kOps = {DDL_SUM, DDL_MEAN, DDL_MIN, DDL_MAX, DDL_PRODUCT};
 const std::vector<size_t> kCounts = {0, 1, 1009, kSanitized ? size_t{9001} : size_t{70'001}};
 
-// A collective, of buffers of so many elements.
+// A collective on buffers of `count` elements.
 struct Case {
   ddl_kind kind = DDL_ALL_REDUCE;
   ddl_dtype dtype = DDL_FLOAT32;
   ddl_op op = DDL_SUM;
   std::vector<size_t> counts = {1009};
   bool in_place = false;
-  bool library = false;  // its sums are exact in every order
+  bool library = false;  // the device's library runs it: sums are exact in every order
   int root = 0;
   uint32_t flags = 0;
   uint32_t compression = 0;
@@ -58,7 +58,7 @@ struct Case {
     const uint64_t seed = static_cast<uint64_t>(rank) * 100 + buffer;
     Bytes bytes = RandomElements(dtype, counts[buffer], seed);
     if (!library) return bytes;
-    // Ones and zeros.
+    // Zeros and ones.
     ddl::FillNeutral(dtype, DDL_PRODUCT, bytes.data(), counts[buffer]);
     Random random(seed);
     for (size_t i = 0; i < counts[buffer]; ++i) {
@@ -66,7 +66,7 @@ struct Case {
     }
     return bytes;
   }
-  // Elements of the result of a buffer.
+  // Number of elements in the result of a buffer.
   size_t OutCount(size_t buffer, int rank, int size) const {
     if (kind != DDL_REDUCE_SCATTER) return free_rows() ? result_rows * row_count : counts[buffer];
     return (rows / size + (static_cast<size_t>(rank) < rows % size ? 1 : 0)) * row_count;
@@ -80,7 +80,7 @@ void Describe(Call& call, const Case& c) {
   if (c.kind == DDL_ALL_TO_ALL) call.Splits(c.splits);
 }
 
-// What a rank has of a case: the results, one after another.
+// A rank's results of a case, one after another.
 struct Result {
   Outcome outcome;
   Bytes bytes;
@@ -109,7 +109,7 @@ Result OnHost(ddl_comm* comm, const Case& c, int rank, const std::string& name) 
   return result;
 }
 
-// The same on a device, in two steps, between which others may be started.
+// Runs the same on a device, in two steps, between which other collectives may be started.
 class OnDevice {
  public:
   OnDevice(ddl_comm* comm, Gpu& gpu, const Case& c, int rank, const std::string& name, bool result_on_host = false)
@@ -147,7 +147,7 @@ class OnDevice {
       result.bytes.assign(data, data + out_bytes_[0]);
     }
     result.outcome = Call::Finish(work_);
-    gpu_.Synchronize();  // of the inputs
+    gpu_.Synchronize();  // waits for the inputs
     for (size_t i = 0; i < outs_.size() && !result_on_host_; ++i) {
       const Bytes part = i == 0 && case_.first_on_host ? host_out_ : gpu_.Read(outs_[i], out_bytes_[i]);
       result.bytes.insert(result.bytes.end(), part.begin(), part.end());
@@ -168,7 +168,7 @@ class OnDevice {
   ddl_work* work_ = nullptr;
 };
 
-// The case on the device must have the bits that it has on the host.
+// Checks that the case gives bit-identical results on the device and on the host.
 void ExpectSame(ddl_comm* comm, Gpu& gpu, const Case& c, int rank, bool result_on_host = false) {
   const Result expected = OnHost(comm, c, rank, "on host");
   const Result received = OnDevice(comm, gpu, c, rank, "on device", result_on_host).Finish();
@@ -177,7 +177,7 @@ void ExpectSame(ddl_comm* comm, Gpu& gpu, const Case& c, int rank, bool result_o
   ASSERT_TRUE(received.bytes == expected.bytes) << c.Name() << " on rank " << rank;
 }
 
-// The same of several that run; rank 0 has started the first one first, the others the last.
+// Checks the same for several concurrent cases. Rank 0 starts the first one first; the other ranks start the last
 void ExpectAllSame(ddl_comm* comm, const std::vector<Case>& cases,
                    const std::vector<std::unique_ptr<OnDevice>>& running, int rank) {
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -290,7 +290,7 @@ std::vector<Case> Moves(int size, int rank) {
   return cases;
 }
 
-TEST_F(DeviceTest, StagedHasTheBitsOfTheHost) {
+TEST_F(DeviceTest, StagedResultsEqualTheHostsBitForBit) {
   for (const auto& group : kGroups) {
     const int size = static_cast<int>(group.size());
     RunOnDevices(group, DDL_DEVICE_STAGED, [&](ddl_comm* comm, Gpu& gpu, int rank) {
@@ -305,7 +305,7 @@ TEST_F(DeviceTest, StagedHasTheBitsOfTheHost) {
   }
 }
 
-TEST_F(DeviceTest, StagedTakesFlagsAndCompressionAndBuffersOfBothKinds) {
+TEST_F(DeviceTest, StagedSupportsFlagsCompressionAndMixedBuffers) {
   for (const auto& group : {std::vector<int>{0, 1}, std::vector<int>{0, 0, 2}}) {
     RunOnDevices(group, DDL_DEVICE_STAGED, [&](ddl_comm* comm, Gpu& gpu, int rank) {
       for (const uint32_t flags : {DDL_FLAG_PLAIN_MPI, DDL_FLAG_CHECK, DDL_FLAG_ALL_RANKS, DDL_FLAG_BLOCKING}) {
@@ -333,7 +333,7 @@ TEST_F(DeviceTest, StagedTakesFlagsAndCompressionAndBuffersOfBothKinds) {
   }
 }
 
-TEST_F(DeviceTest, ManyRequestsAtOnceAndMoreThanTheStagingMemory) {
+TEST_F(DeviceTest, StagedRunsManyRequestsAndMoreThanTheStagingMemory) {
   RunOnDevices({0, 0}, DDL_DEVICE_STAGED, [&](ddl_comm* comm, Gpu& gpu, int rank) {
     std::vector<Case> cases(24);
     std::vector<std::unique_ptr<OnDevice>> running;
@@ -379,13 +379,13 @@ TEST_F(DeviceTest, PlannedRequestsAreStaged) {
       options);
 }
 
-TEST_F(DeviceTest, RanksThatHaveJoinedAreStoodInFor) {
+TEST_F(DeviceTest, JoinedRanksCountAsZeros) {
   for (const uint32_t mode : {DDL_DEVICE_STAGED, DDL_DEVICE_AUTO}) {
     RunOnDevices({0, 0, 0}, mode, [&](ddl_comm* comm, Gpu& gpu, int rank) {
       Case c;
       c.library = true;
       if (rank < 2) {
-        // On the host's memory a joined rank stands for zeros, too.
+        // On host memory, too, a joined rank counts as zeros.
         const Result expected = OnHost(comm, c, rank, "on host");
         const Result received = OnDevice(comm, gpu, c, rank, "on device").Finish();
         ASSERT_EQ(received.outcome.code, DDL_OK) << received.outcome.message;
@@ -407,7 +407,7 @@ TEST_F(DeviceTest, OneRankMayHaveItsDataOnTheHost) {
   });
 }
 
-TEST_F(DeviceTest, RefusesWhatLiesElsewhere) {
+TEST_F(DeviceTest, RefusesMemoryOfOtherDevices) {
   RunRanks({0, 0}, [](ddl_comm* comm, int rank) {
     Gpu gpu(DeviceOf(rank));
     void* const data = gpu.Allocate(4);
@@ -425,7 +425,7 @@ TEST_F(DeviceTest, RefusesWhatLiesElsewhere) {
   });
 }
 
-TEST_F(DeviceTest, ADeviceThatIsNotThereIsRefused) {
+TEST_F(DeviceTest, RefusesAMissingDevice) {
   char error[512] = "";
   ddl_device device;
   EXPECT_EQ(ddl_cuda_open(1000, 0, &device, error, sizeof error), DDL_UNAVAILABLE);
@@ -445,8 +445,8 @@ TEST_F(DeviceTest, RanksMustAgreeOnTheMode) {
   });
 }
 
-// Whatever fails on one rank's device fails the collective on all ranks, and soon.
-TEST_F(DeviceTest, AFailureOfADeviceFailsTheCollectiveOnAllRanks) {
+// A failure of one rank's device fails the collective on all ranks, quickly.
+TEST_F(DeviceTest, ADeviceFailureFailsTheCollectiveOnAllRanks) {
   SKIP_WITHOUT_STAND_IN();
   for (const char* const function : {"cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2",
                                      "cuMemcpyHtoDAsync_v2", "cuEventQuery"}) {
@@ -457,7 +457,7 @@ TEST_F(DeviceTest, AFailureOfADeviceFailsTheCollectiveOnAllRanks) {
       ASSERT_EQ(Call(DDL_BARRIER, "before").Run(comm).code, DDL_OK);
       if (rank == 0) FailNext(function, 0, 1);
       Call call(DDL_ALL_REDUCE, "sum");
-      // Rank 1's data is on the host, so that the failure is rank 0's.
+      // Rank 1's data is on the host, so the failure is rank 0's.
       Bytes host = in;
       if (rank == 0) {
         call.On(gpu.location(), gpu.stream()).Buffer(data, data, c.counts[0]);
@@ -465,7 +465,7 @@ TEST_F(DeviceTest, AFailureOfADeviceFailsTheCollectiveOnAllRanks) {
         call.Buffer(host.data(), host.data(), c.counts[0]);
       }
       const Outcome outcome = call.Run(comm);
-      if (rank == 1 && outcome.code == DDL_OK) return;  // it had rank 0's data before that failed
+      if (rank == 1 && outcome.code == DDL_OK) return;  // it got rank 0's data before the failure
       EXPECT_EQ(outcome.code, rank == 0 ? DDL_INTERNAL : DDL_ABORTED) << function;
       EXPECT_TRUE(Contains(outcome.message, "injected by a test")) << function << ": " << outcome.message;
     });
@@ -473,7 +473,7 @@ TEST_F(DeviceTest, AFailureOfADeviceFailsTheCollectiveOnAllRanks) {
   }
 }
 
-TEST_F(DeviceTest, WithoutLockedMemoryItStillWorks) {
+TEST_F(DeviceTest, WorksWithoutLockedMemory) {
   SKIP_WITHOUT_STAND_IN();
   FailNext("cuMemHostRegister_v2", 0, -1);
   const int64_t before = Alive("pageable");
@@ -482,7 +482,7 @@ TEST_F(DeviceTest, WithoutLockedMemoryItStillWorks) {
   EXPECT_GT(Alive("pageable"), before);
 }
 
-TEST_F(DeviceTest, ADeviceThatDoesNotFinishRunsIntoTheDeadline) {
+TEST_F(DeviceTest, AHangingDeviceFailsAtTheDeadline) {
   SKIP_WITHOUT_STAND_IN();
   RunOptions options;
   options.deadline_s = 0.5;
@@ -504,7 +504,7 @@ TEST_F(DeviceTest, ADeviceThatDoesNotFinishRunsIntoTheDeadline) {
       options);
 }
 
-TEST_F(DeviceTest, MemoryOfAFailedRequestIsNotUsedAgainWhileItsCopyRuns) {
+TEST_F(DeviceTest, MemoryOfAFailedRequestIsNotReusedWhileItsCopyRuns) {
   SKIP_WITHOUT_STAND_IN();
   RunOnDevices({0, 0}, DDL_DEVICE_STAGED, [&](ddl_comm* comm, Gpu& gpu, int rank) {
     for (int round = 0; round < 24; ++round) {
@@ -545,7 +545,7 @@ TEST_F(DeviceTest, ARankThatLeavesEndsAStagedCollective) {
 
 // ---- the device's library
 
-TEST_F(DeviceTest, TheLibraryOfOneRankRuns) {
+TEST_F(DeviceTest, TheLibraryRunsOnOneRank) {
   RunOnDevices({0}, DDL_DEVICE_LIBRARY, [&](ddl_comm* comm, Gpu& gpu, int rank) {
     for (const Case& c : Reductions(1, true)) ExpectSame(comm, gpu, c, rank);
     for (const Case& c : Moves(1, rank)) ExpectSame(comm, gpu, c, rank);
@@ -553,13 +553,13 @@ TEST_F(DeviceTest, TheLibraryOfOneRankRuns) {
   });
 }
 
-TEST_F(DeviceTest, TheLibraryHasTheResultsOfTheHost) {
+TEST_F(DeviceTest, TheLibraryGivesTheHostsResults) {
   SKIP_WITHOUT_STAND_IN();
   for (const int size : {2, 3}) {
     RunOnDevices(AllTogether(size), DDL_DEVICE_AUTO, [&](ddl_comm* comm, Gpu& gpu, int rank) {
       uint64_t expected = 0;
       for (Case c : Reductions(size, true)) {
-        // A third of floating numbers is not exact.
+        // A third is not exact in floating point.
         if (size == 3 && c.op == DDL_MEAN) c.op = DDL_SUM;
         ExpectSame(comm, gpu, c, rank);
         if (testing::Test::HasFatalFailure()) return;
@@ -573,7 +573,7 @@ TEST_F(DeviceTest, TheLibraryHasTheResultsOfTheHost) {
   }
 }
 
-TEST_F(DeviceTest, TheLibraryRunsWhatItCanAndTheHostTheRest) {
+TEST_F(DeviceTest, TheLibraryRunsWhatItSupportsAndTheHostTheRest) {
   SKIP_WITHOUT_STAND_IN();
   RunOnDevices({0, 0}, DDL_DEVICE_AUTO, [&](ddl_comm* comm, Gpu& gpu, int rank) {
     std::vector<Case> cases(20);
@@ -622,7 +622,7 @@ TEST_F(DeviceTest, TheModeAndTheTopologyChooseTheLibrary) {
   EXPECT_EQ(by_device({0, 1}, DDL_DEVICE_LIBRARY, true), 1);
 }
 
-TEST_F(DeviceTest, ForTheLibraryAllRanksMustHaveTheirDataThere) {
+TEST_F(DeviceTest, TheLibraryNeedsAllRanksDataOnDevices) {
   SKIP_WITHOUT_STAND_IN();
   RunOnDevices({0, 0}, DDL_DEVICE_AUTO, [&](ddl_comm* comm, Gpu& gpu, int rank) {
     const Result result =
@@ -636,7 +636,7 @@ TEST_F(DeviceTest, ForTheLibraryAllRanksMustHaveTheirDataThere) {
 std::mutex warnings_mutex;
 std::string warnings;
 
-TEST_F(DeviceTest, ALibraryThatCannotConnectIsGivenUpByAllRanks) {
+TEST_F(DeviceTest, ALibraryThatCannotConnectIsAbandonedByAllRanks) {
   SKIP_WITHOUT_STAND_IN();
   RunOptions options;
   options.warn = [](void*, const char* text) {
@@ -672,7 +672,7 @@ TEST_F(DeviceTest, ALibraryThatCannotConnectIsGivenUpByAllRanks) {
   });
 }
 
-TEST_F(DeviceTest, AFailureOfTheLibraryFailsTheCollectiveOnAllRanks) {
+TEST_F(DeviceTest, ALibraryFailureFailsTheCollectiveOnAllRanks) {
   SKIP_WITHOUT_STAND_IN();
   for (const char* const function : {"ncclAllReduce", "ncclGroupEnd", "ncclAsync"}) {
     std::atomic<int> ended{0};
@@ -686,7 +686,7 @@ TEST_F(DeviceTest, AFailureOfTheLibraryFailsTheCollectiveOnAllRanks) {
       const auto begun = std::chrono::steady_clock::now();
       const Result result = OnDevice(comm, gpu, c, rank, "sum").Finish();
       EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
-      // A rank whose part was done before another one failed learns of it in the next.
+      // A rank that finished its part before the failure learns of it in the next collective.
       Outcome outcome = result.outcome;
       if (outcome.code == DDL_OK) outcome = Call(DDL_BARRIER, "after").Run(comm);
       EXPECT_NE(outcome.code, DDL_OK) << function;
@@ -698,8 +698,8 @@ TEST_F(DeviceTest, AFailureOfTheLibraryFailsTheCollectiveOnAllRanks) {
   }
 }
 
-// Rank 1 closes while the others are in a collective of the library with it.
-TEST_F(DeviceTest, ARankThatIsLostEndsACollectiveOfTheLibrary) {
+// Rank 1 closes while the other ranks are in a collective of the library with it.
+TEST_F(DeviceTest, ALostRankEndsALibraryCollective) {
   SKIP_WITHOUT_STAND_IN();
   RunOptions options;
   options.leave_early = {1};
@@ -715,7 +715,7 @@ TEST_F(DeviceTest, ARankThatIsLostEndsACollectiveOfTheLibrary) {
           if (rank != 1) return;
           run = device.run;
           poll = device.poll;
-          // The second never starts on this rank, and never ends.
+          // The second one never starts on this rank, and so never ends.
           device.run = [](void* self, const ddl_device_collective* collective, void* after) {
             return runs++ == 0 ? run(self, collective, after) : static_cast<int>(DDL_OK);
           };

@@ -1,4 +1,4 @@
-// Memory and streams on a device, for tests: by libcuda, or by its stand-in where that is loaded.
+// Device memory and streams for tests, from libcuda or its stand-in, whichever is loaded.
 #ifndef KERAS_DDL_TESTS_DEVICE_GPU_H_
 #define KERAS_DDL_TESTS_DEVICE_GPU_H_
 
@@ -20,14 +20,14 @@
 
 namespace ddl_test {
 
-// A function of the loaded libcuda, or NULL.
+// Returns a function of the loaded libcuda, or nullptr.
 template <typename Function>
 Function InCuda(const char* symbol) {
   static void* const handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return handle == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(handle, symbol));
 }
 
-// The stand-in's own functions; nothing happens with the real library.
+// The stand-in's own functions, which do nothing with the real library.
 inline bool HasStandIn() { return InCuda<void*>("stand_in_fail") != nullptr; }
 inline void FailNext(const char* function, int after = 0, int times = 1) {
   InCuda<decltype(&stand_in_fail)>("stand_in_fail")(function, after, times);
@@ -36,7 +36,7 @@ inline void Heal() { InCuda<decltype(&stand_in_heal)>("stand_in_heal")(); }
 inline int64_t Alive(const char* what) { return InCuda<decltype(&stand_in_count)>("stand_in_count")(what); }
 inline void Stall(bool stalled) { InCuda<decltype(&stand_in_stall)>("stand_in_stall")(stalled); }
 
-// This thread's context on a device, and what it allocates there.
+// This thread's context on a device, and its allocations there.
 class Gpu {
  public:
   explicit Gpu(int ordinal) : location_{DDL_CUDA, ordinal} {
@@ -62,20 +62,20 @@ class Gpu {
   const ddl_location& location() const { return location_; }
   void* stream() const { return stream_; }
 
-  // New memory on the device.
+  // Returns new device memory.
   void* Allocate(size_t bytes) {
     ddl_cuda::CudaPointer memory = 0;
     Must(allocate_(&memory, bytes + 1));
     memory_.push_back(memory);
     return reinterpret_cast<void*>(memory);
   }
-  // Writes `bytes` on the stream, late: what reads them must wait for the stream. `bytes` must live until then.
+  // Writes `bytes` on the stream, with a delay, so readers must wait for the stream. `bytes` must live until then.
   void Write(void* to, const std::vector<uint8_t>& bytes) {
     if (!bytes.empty()) {
       Must(cuda_->MemcpyHtoDAsync(reinterpret_cast<ddl_cuda::CudaPointer>(to), bytes.data(), bytes.size(), stream_));
     }
   }
-  // Reads on a stream of its own, which waits for nothing: what is not there yet is not read.
+  // Reads on a separate stream that waits for nothing, so it misses results that are not complete.
   std::vector<uint8_t> Read(const void* from, size_t bytes) {
     std::vector<uint8_t> result(bytes);
     if (bytes == 0) return result;
@@ -102,7 +102,7 @@ class Gpu {
   std::vector<ddl_cuda::CudaPointer> memory_;
 };
 
-// Gives the communicator device `ordinal`, whose table `tweak` may change.
+// Adds device `ordinal` to the communicator; `tweak` may change its function table.
 inline Outcome AddDevice(ddl_comm* comm, int ordinal, uint32_t mode,
                          const std::function<void(ddl_device&)>& tweak = nullptr) {
   char error[1024] = "";

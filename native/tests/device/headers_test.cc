@@ -1,5 +1,5 @@
-// Compares the declarations of native/cuda/functions.h with NVIDIA's headers, when it compiles. tools/gpu_check.sh does
-// that, where the headers are; nothing else compiles it.
+// Compares the declarations in native/cuda/functions.h with NVIDIA's headers at compile time. Only tools/gpu_check.sh
+// compiles it, where the headers are installed.
 #include <cuda.h>
 #include <nccl.h>
 
@@ -10,8 +10,8 @@
 
 namespace {
 
-// The same size and kind: an enum and an int, a pointer and a pointer. A CUuuid and a CUdeviceptr are passed alike,
-// too.
+// Whether two types have the same size and kind: an enum and an int, or two pointers. A CUuuid and a CUdeviceptr are
+// also passed alike.
 template <typename Ours, typename Theirs>
 constexpr bool kAlike = sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&
                         std::is_class_v<Ours> == std::is_class_v<Theirs>;
@@ -47,7 +47,7 @@ static_assert(sizeof(ddl_cuda::NcclId) == sizeof(ncclUniqueId));
 static_assert(offsetof(ncclConfig_t, magic) == offsetof(ddl_cuda::NcclConfig, magic));
 static_assert(offsetof(ncclConfig_t, version) == offsetof(ddl_cuda::NcclConfig, version));
 static_assert(offsetof(ncclConfig_t, blocking) == offsetof(ddl_cuda::NcclConfig, blocking));
-// The numbers in nccl_group.cc, by those of ddl.h.
+// The numbers in nccl_group.cc, in terms of ddl.h's.
 static_assert(ncclFloat32 == 7 && ncclFloat64 == 8 && ncclFloat16 == 6 && ncclBfloat16 == 9 && ncclInt32 == 2 &&
               ncclInt64 == 4 && ncclUint8 == 1 && ncclInt8 == 0);
 static_assert(ncclSum == 0 && ncclProd == 1 && ncclMax == 2 && ncclMin == 3 && ncclAvg == 4);

@@ -1,4 +1,4 @@
-// A stand-in for libcuda.so.1: the functions that native/cuda and its tests call, on memory and threads of the host.
+// A stand-in for libcuda.so.1: the functions that native/cuda and its tests call, with host memory and host threads.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ constexpr int kDevices = 8;
 constexpr size_t kMemory = size_t{512} << 20;
 constexpr size_t kAlignment = 512;
 
-std::mutex mutex;  // guards what follows
+std::mutex mutex;  // guards the variables below
 std::map<std::string, std::pair<int, int>> failures;
 std::map<std::string, int64_t> counts;
 std::map<char*, size_t> registered;
@@ -42,7 +42,7 @@ void Count(const char* what, int64_t change) {
   counts[what] += change;
 }
 
-// Device pointers, which nobody can read, and the memory behind them at a distance of kMemory.
+// Device pointers, which nothing can read; the memory behind them is at a distance of kMemory.
 char* Base() {
   static char* const base = [] {
     void* const both = mmap(nullptr, 2 * kMemory, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -57,7 +57,7 @@ bool IsDeviceRange(const char* begin, size_t bytes) { return begin >= Base() && 
 
 thread_local std::vector<int> contexts;
 
-// Fails on demand, and where the thread has no context.
+// Fails on request, and if the thread has no context.
 int Enter(const char* function, bool needs_context = true) {
   if (stand_in_fails(function)) return kInjected;
   return needs_context && contexts.empty() ? kInvalidContext : kSuccess;
@@ -80,7 +80,7 @@ struct CUevent_st {
   std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
-// Runs its tasks in order on a thread, each late.
+// Runs its tasks in order on a thread, each with a delay.
 struct CUstream_st {
   CUstream_st() : thread([this] { Run(); }) {}
   ~CUstream_st() {
@@ -120,7 +120,7 @@ struct CUstream_st {
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
   bool busy = false, closing = false;
-  std::thread thread;  // last: it uses the others
+  std::thread thread;  // last, because it uses the other members
 };
 
 namespace {
@@ -145,7 +145,7 @@ int Copy(const char* function, char* device, char* host, size_t bytes, bool to_h
   }
   if (pageable) Count("pageable", 1);
   Of(stream).Push([=] {
-    stand_in_dawdle();
+    stand_in_delay();
     {
       std::unique_lock<std::mutex> lock(mutex);
       unstalled.wait(lock, [] { return !stalled; });
@@ -203,7 +203,7 @@ void* stand_in_memory(const void* device_pointer) {
   return const_cast<char*>(static_cast<const char*>(device_pointer)) + kMemory;
 }
 
-void stand_in_dawdle() {
+void stand_in_delay() {
   thread_local std::minstd_rand random(static_cast<unsigned>(std::hash<std::thread::id>()(std::this_thread::get_id())));
   if (random() % 2 == 0) usleep(random() % 1000);
 }

@@ -1,5 +1,5 @@
-// A stand-in for libnccl.so.2, between threads of one process: collectives run on the streams of the stand-in for CUDA,
-// whose ranks wait there for one another, and start late, as those of a communicator that does not block may.
+// A stand-in for libnccl.so.2 between threads of one process. Collectives run on the streams of the stand-in for CUDA,
+// where ranks wait for one another, and start late, as in a communicator that does not block.
 #include <unistd.h>
 
 #include <atomic>
@@ -55,7 +55,7 @@ struct ncclComm {
   uint64_t started = 0;
   bool finalizing = false;
   std::atomic<bool> aborted{false};
-  std::atomic<int> starting{0};  // collectives that are not on their stream yet
+  std::atomic<int> starting{0};  // collectives not yet on their streams
   std::vector<std::thread> starters;
 };
 
@@ -102,7 +102,7 @@ void Run(void* data) {
   const std::unique_ptr<Task> task(static_cast<Task*>(data));
   ncclComm& comm = *task->comm;
   Group& group = *comm.group;
-  stand_in_dawdle();
+  stand_in_delay();
   std::unique_lock<std::mutex> lock(group.mutex);
   const auto wait = [&](auto ready) {
     while (!ready() && !comm.aborted) group.changed.wait_for(lock, std::chrono::milliseconds(5));
@@ -224,7 +224,7 @@ DDL_EXPORT int ncclCommDestroy(ncclComm* comm) {
 DDL_EXPORT int ncclCommAbort(ncclComm* comm) {
   comm->aborted = true;
   Leave(comm);
-  // A task on a stream may still read it, until it sees that it was aborted.
+  // A task on a stream may still read it, until it sees the abort.
   static std::mutex kept_mutex;
   static auto* const kept = new std::vector<ncclComm*>;
   const std::lock_guard<std::mutex> lock(kept_mutex);

@@ -1,4 +1,4 @@
-// A rank that fails in the middle of a step: the collectives of the others are cancelled, and all go on afterwards.
+// A rank fails in the middle of a step: the other ranks' collectives are cancelled, and all continue afterwards.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@
 namespace ddl_test {
 namespace {
 
-// What every rank does when its step has failed, or another's.
+// Does what every rank does after a failed step.
 void ComeTogether(ddl_comm* comm, int rank) {
   EXPECT_EQ(Call(DDL_BARRIER, "failed").Flags(DDL_FLAG_CANCELS).Run(comm).code, DDL_OK);
   std::vector<float> data(1, static_cast<float>(rank));
@@ -25,7 +25,7 @@ void ComeTogether(ddl_comm* comm, int rank) {
   EXPECT_EQ(data[0], static_cast<float>(ddl_size(comm) * (ddl_size(comm) - 1) / 2));
 }
 
-// `submits`: how many of the buckets, and whether the unplanned collective, a rank gets to submit.
+// `submits`: how many buckets the rank submits. `unplanned`: whether it submits the unplanned collective, too.
 void FailingStep(ddl_comm* comm, uint64_t step, int rank, uint32_t submits, bool unplanned) {
   std::vector<std::unique_ptr<PlannedSum>> buckets;
   for (uint32_t i = 0; i < submits; ++i) {
@@ -37,7 +37,7 @@ void FailingStep(ddl_comm* comm, uint64_t step, int rank, uint32_t submits, bool
   other.Buffer(data.data(), data.data(), 10);
   ddl_work* const work = unplanned ? other.Start(comm) : nullptr;
   bool cancelled = submits < kBuckets;
-  if (cancelled) {  // it fails while what it has submitted is still pending
+  if (cancelled) {  // it fails while its submissions are still pending
     Call alarm(DDL_BARRIER, "failed");
     ddl_work* const alarmed = alarm.Flags(DDL_FLAG_CANCELS).Start(comm);
     for (auto& bucket : buckets) {
@@ -64,10 +64,10 @@ void FailingStep(ddl_comm* comm, uint64_t step, int rank, uint32_t submits, bool
   ComeTogether(comm, rank);
 }
 
-TEST(CancelTest, AFailureOfAnyRankAtAnyPointCancelsTheStepOfAllAndTheyGoOn) {
+TEST(CancelTest, AFailureAtAnyPointCancelsTheStepOnAllRanksAndTheyContinue) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 0, 0}, {0, 0, 2}, {0, 1, 2}, {0, 0, 2, 2}}) {
     RunOptions options = WithLane();
-    options.warn_after_s = 0;  // ranks wait as long for one that has nothing to run as they do in a job
+    options.warn_after_s = 0;  // as in a job, ranks wait this long for a rank that has nothing to run
     RunRanks(
         group,
         [&](ddl_comm* comm, int rank) {
@@ -86,7 +86,7 @@ TEST(CancelTest, AFailureOfAnyRankAtAnyPointCancelsTheStepOfAllAndTheyGoOn) {
             EXPECT_LT(ddl::Now() - start, kSanitized ? 10 : 1.5);
             const uint64_t fell_back = Count(comm).fell_back;
             for (int i = 0; i < 3; ++i) RunStep(comm, 1, step++, rank);
-            // By plan again; on a busy machine a rank may come too late for one of them.
+            // Planned again; on a busy machine a rank may be too late for one of them.
             EXPECT_LT(Count(comm).fell_back, fell_back + 3 * kBuckets);
           }
         },
@@ -94,7 +94,7 @@ TEST(CancelTest, AFailureOfAnyRankAtAnyPointCancelsTheStepOfAllAndTheyGoOn) {
   }
 }
 
-TEST(CancelTest, WhatWasDecidedBeforeRunsAndWhatComesLaterIsCancelledUntilAllResume) {
+TEST(CancelTest, DecidedCollectivesRunAndLaterOnesAreCancelledUntilAllResume) {
   const ddl::RankLocations locations = Nowhere(2);
   ddl::Coordinator coordinator(locations, 0, 0);
   const auto announce = [&](int rank, const std::string& name, uint32_t flags = 0) {

@@ -1,4 +1,4 @@
-// The coordinated queue with its thread, by itself: everything goes by way of rank 0, in one order on all ranks.
+// The coordinated queue and its thread alone: all requests go through rank 0, in one order on all ranks.
 #include "engine/coordinated_queue.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace ddl_test {
 namespace {
 
-// Runs `body` with a queue that a thread serves, and closes it when all ranks are done.
+// Runs `body` with a queue served by a thread, and closes the queue when all ranks are done.
 void RunQueues(const std::vector<int>& group,
                const std::function<void(ddl::Submissions&, ddl::CoordinatedQueue&, int rank)>& body) {
   RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
@@ -32,7 +32,7 @@ void RunQueues(const std::vector<int>& group,
   });
 }
 
-TEST(CoordinatedQueueTest, RunsWhatRanksSubmitInOrdersOfTheirOwn) {
+TEST(CoordinatedQueueTest, RunsRequestsSubmittedInDifferentOrders) {
   for (const std::vector<int>& group : Groups()) {
     RunQueues(group, [&](ddl::Submissions& submissions, ddl::CoordinatedQueue& queue, int rank) {
       std::deque<OwnSum> sums;
@@ -53,7 +53,7 @@ TEST(CoordinatedQueueTest, RunsWhatRanksSubmitInOrdersOfTheirOwn) {
   }
 }
 
-TEST(CoordinatedQueueTest, OneThatDiffersFailsOnAllRanksAndTheRestGoesOn) {
+TEST(CoordinatedQueueTest, AMismatchFailsOnAllRanksAndTheOthersRun) {
   for (const std::vector<int>& group : Groups()) {
     RunQueues(group, [&](ddl::Submissions& submissions, ddl::CoordinatedQueue&, int rank) {
       OwnSum differs("differs", rank == 1 ? 5 : 4);
@@ -65,7 +65,7 @@ TEST(CoordinatedQueueTest, OneThatDiffersFailsOnAllRanksAndTheRestGoesOn) {
   }
 }
 
-TEST(CoordinatedQueueTest, WhatIsPendingWhenItClosesFailsAndTheOthersLearnIt) {
+TEST(CoordinatedQueueTest, ClosingFailsPendingRequestsOnAllRanks) {
   Meeting survivors(2);
   RunEndpoints({0, 0, 2}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
     ddl::CoordinatedQueue queue(*endpoint);
@@ -87,13 +87,13 @@ TEST(CoordinatedQueueTest, WhatIsPendingWhenItClosesFailsAndTheOthersLearnIt) {
   });
 }
 
-TEST(CoordinatedQueueTest, OneThatClosesAfterADeathPassesOnTheDeathAndDoesNotLeave) {
+TEST(CoordinatedQueueTest, ClosingAfterADeathReportsTheDeathInsteadOfLeaving) {
   Meeting known(3), closed(3);
   RunEndpoints({0, 0, 0}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
     ddl::CoordinatedQueue queue(*endpoint);
-    if (rank == 2) endpoint->PublishBroken({DDL_ABORTED, "rank 1 died"});  // what its lane has noticed
+    if (rank == 2) endpoint->PublishBroken({DDL_ABORTED, "rank 1 died"});  // as its lane does
     known.Wait();
-    if (rank == 0) {  // before its communication thread has looked around
+    if (rank == 0) {  // before its communication thread has checked
       queue.Leave();
       EXPECT_EQ(endpoint->broken().code(), DDL_ABORTED) << endpoint->broken().message();
       EXPECT_TRUE(Contains(endpoint->broken().message(), "rank 1 died"));

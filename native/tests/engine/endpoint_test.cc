@@ -1,4 +1,4 @@
-// Endpoints by themselves: what runs at the same time on all ranks, and what the others learn when one gives up or
+// Endpoints alone: all ranks run the same thing at the same time, and learn when one rank gives up or
 // leaves.
 #include "engine/endpoint.h"
 
@@ -17,7 +17,7 @@
 namespace ddl_test {
 namespace {
 
-TEST(EndpointTest, RunsWhatAllRanksRun) {
+TEST(EndpointTest, RunsOnAllRanks) {
   for (const std::vector<int>& group : Groups()) {
     RunEndpoints(group, [](std::unique_ptr<ddl::Endpoint> endpoint, int) {
       for (const size_t count : {0u, 1u, 10'000u}) {
@@ -32,7 +32,7 @@ TEST(EndpointTest, RunsWhatAllRanksRun) {
   }
 }
 
-// Looked at as a communication thread does, until `ends`.
+// Polls as a communication thread does, until `ends`.
 template <typename Ends>
 void Watch(ddl::Endpoint& endpoint, Ends ends) {
   for (int i = 0; i < 10'000 && !ends(); ++i) {
@@ -43,7 +43,7 @@ void Watch(ddl::Endpoint& endpoint, Ends ends) {
   }
 }
 
-TEST(EndpointTest, WhenOneBreaksTheOthersLearnWhy) {
+TEST(EndpointTest, OtherRanksLearnWhyOneBroke) {
   for (const std::vector<int>& group : Groups()) {
     std::atomic<int> learned{0};
     RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
@@ -64,15 +64,15 @@ TEST(EndpointTest, WhenOneBreaksTheOthersLearnWhy) {
       EXPECT_TRUE(Contains(endpoint->broken().message(), "enough"));
       EXPECT_EQ(calls, 1);
       ++learned;
-      Watch(*endpoint, [&] { return learned == endpoint->size(); });  // nobody dies before all know
+      Watch(*endpoint, [&] { return learned == endpoint->size(); });  // no rank ends before all know
       endpoint->Drain();
     });
     EXPECT_EQ(learned, static_cast<int>(group.size()));
   }
 }
 
-// The others read the reason without a lock as soon as there is one. The thread sanitizer fails if it is written again:
-// the relaxed flags order nothing.
+// Other ranks read the reason without a lock as soon as it exists. If it were written again, the thread sanitizer would
+// report it, because the relaxed flags order nothing.
 TEST(EndpointTest, PublishesOnlyTheFirstReason) {
   std::atomic<bool> seen{false};
   std::atomic<bool> again{false};
@@ -97,7 +97,7 @@ TEST(EndpointTest, PublishesOnlyTheFirstReason) {
   });
 }
 
-TEST(EndpointTest, TheOthersLearnThatARankLeaves) {
+TEST(EndpointTest, OtherRanksLearnThatOneLeft) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 1}}) {
     std::atomic<bool> seen{false};
     RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
@@ -117,7 +117,7 @@ TEST(EndpointTest, TheOthersLearnThatARankLeaves) {
   }
 }
 
-TEST(EndpointTest, ACallingThreadWaitsWithAHealthOfItsOwn) {
+TEST(EndpointTest, ACallingThreadWaitsWithItsOwnHealthCheck) {
   RunEndpoints({0}, [](std::unique_ptr<ddl::Endpoint> endpoint, int) {
     endpoint->OnCallingThread([] { return ddl::Status(DDL_ABORTED, "interrupted"); }, [] { return std::string(); });
     EXPECT_EQ(endpoint->Health().message(), "interrupted");

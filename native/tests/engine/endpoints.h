@@ -1,4 +1,4 @@
-// Ranks as threads, each with an endpoint or parts of an engine of its own, for tests of these parts.
+// Ranks as threads, each with its own endpoint or engine parts, for tests of these parts.
 #ifndef KERAS_DDL_TESTS_ENGINE_ENDPOINTS_H_
 #define KERAS_DDL_TESTS_ENGINE_ENDPOINTS_H_
 
@@ -18,7 +18,7 @@
 
 namespace ddl_test {
 
-// `group`: as for RunRanks. `body` runs on a thread for each rank, and closes nothing.
+// `group`: as for RunRanks. `body` runs on a thread for each rank, and must not close the endpoint.
 inline void RunEndpoints(const std::vector<int>& group,
                          const std::function<void(std::unique_ptr<ddl::Endpoint>, int rank)>& body,
                          double deadline_s = 30) {

@@ -30,7 +30,7 @@ def of_job(monkeypatch: pytest.MonkeyPatch) -> Figures:
     """The figures of this process, as in a job that is watched. Written after each step."""
     sent.clear()
     of_job = Figures()
-    monkeypatch.setattr(figures, "of_job", lambda: of_job)
+    monkeypatch.setattr(figures, "current", lambda: of_job)
     monkeypatch.setattr(counted, "_EVERY_SECONDS", 0.0)
     monkeypatch.setattr(counted.program, "tell", lambda kind, figures: sent.append(json.loads(json.dumps(figures))))
     return of_job

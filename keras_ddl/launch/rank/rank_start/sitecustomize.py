@@ -1,7 +1,7 @@
 """Runs before the program of a rank: turns garbage collection off while TensorFlow, Keras or PyTorch is imported.
 
 Such an import creates a million lasting objects, which Python's garbage collector scans again and again without
-result. This takes 0.8 of the 2.9 s of `import keras`, on every rank at the same time.
+result. The scans take 0.8 of the 2.9 s of `import keras`, on every rank at the same time.
 """
 
 from __future__ import annotations  # a program may start other, older Pythons
@@ -47,14 +47,14 @@ class _LargeImports:
     ) -> Callable[[ModuleType], None]:
         def execute_quickly(module: ModuleType) -> None:
             self._names.discard(module.__name__)
-            del vars(loader)["exec_module"]  # so that its class's is used
+            del vars(loader)["exec_module"]  # so that the method of its class is used again
             was_enabled = gc.isenabled()
             gc.disable()
             try:
                 execute(module)
             finally:
                 if was_enabled:
-                    if not gc.get_freeze_count():  # else the program itself has frozen objects
+                    if not gc.get_freeze_count():  # otherwise the program itself has frozen objects
                         # Makes all objects old without scanning them. Otherwise the next collection of young objects
                         # would scan them.
                         gc.freeze()

@@ -1,4 +1,4 @@
-"""How training by backend "ddl" ends under keras-ddl run: well, interrupted, and when a rank dies."""
+"""How training with backend "ddl" ends under keras-ddl run: normally, interrupted, and when a rank dies."""
 
 import re
 from pathlib import Path
@@ -24,12 +24,12 @@ for _ in range(5): step()
 
 
 def run_two(program: str, folder: Path) -> Ended:
-    # Importing DistributedDataParallel's parts makes a folder for compiled programs, which stays.
+    # Importing DistributedDataParallel creates a folder for compiled programs, which stays.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     return run(["run", "-np", "2", "python", program], folder, env=env)
 
 
-def test_an_error_of_a_rank_in_a_step_is_explained_and_the_others_end(tmp_path: Path):
+def test_error_on_one_rank_is_explained_and_ends_the_others(tmp_path: Path):
     program = write_program(
         tmp_path,
         TRAINING + 'if RANK == 1: raise ValueError("no such thing: 42")\nwhile True: step()\n',
@@ -40,7 +40,7 @@ def test_an_error_of_a_rank_in_a_step_is_explained_and_the_others_end(tmp_path: 
 
 
 @pytest.mark.long
-def test_a_program_that_destroys_nothing_ends_well(tmp_path: Path):
+def test_program_without_destroy_ends_normally(tmp_path: Path):
     program = write_program(
         tmp_path,
         TRAINING + "dist.all_reduce(torch.ones(3), async_op=True).get_future()\nprint('end', flush=True)\n",
@@ -51,7 +51,7 @@ def test_a_program_that_destroys_nothing_ends_well(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_an_interrupt_while_ranks_wait_ends_them(tmp_path: Path):
+def test_interrupt_ends_waiting_ranks(tmp_path: Path):
     program = write_program(
         tmp_path,
         TRAINING
@@ -73,7 +73,7 @@ time.sleep(600)
 
 
 @pytest.mark.long
-def test_alone_it_needs_no_launcher(tmp_path: Path):
+def test_one_process_needs_no_launcher(tmp_path: Path):
     import subprocess
     import sys
 
@@ -95,7 +95,7 @@ def run_three(end: str, folder: Path) -> Ended:
         ("sys.exit(3)", 3, "ended with exit status 3"),
     ],
 )
-def test_rank_that_others_miss_in_a_step_is_the_one_that_failed(end: str, status: int, words: str, tmp_path: Path):
+def test_rank_missing_in_a_step_is_blamed(end: str, status: int, words: str, tmp_path: Path):
     ended = run_three(end, tmp_path)
     assert ended.status == status, ended
     assert re.search(f"rank 1 on host .* failed first, and the job was ended: {words}", ended.err), ended

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_ddl.export.tracing.isolation import layers_of
+from keras_ddl.export.inference.isolation import layers_of
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Training by backend "ddl" goes on when a rank is killed, with the weights of one process.
+"""Training with backend "ddl" continues when a rank is killed, with the weights of one process.
 
-integrations/torch/docs/pytorch.md promises it.
+integrations/torch/docs/pytorch.md shows how.
 """
 
 import json
@@ -14,7 +14,7 @@ from launch.launching import run, write_program
 
 pytestmark = [TORCH, pytest.mark.parallel, pytest.mark.quiet]
 
-# PLAN is {rank: step}, by the numbers of the launcher. In that step a rank kills itself while gradients are summed.
+# PLAN is {rank: step}, by launch ranks. In that step the rank kills itself while gradients are summed.
 PROGRAM = """
 import json, signal
 import torch, torch.distributed as dist
@@ -82,7 +82,7 @@ LONG = [pytest.param(each, marks=pytest.mark.long) for each in ({1: 7}, {0: 7})]
 
 
 @pytest.mark.parametrize("lost", [{0: 3, 2: 12}, *LONG], ids=str)
-def test_the_others_go_on_with_a_new_group(lost: dict[int, int], tmp_path: Path) -> None:
+def test_survivors_continue_with_a_new_group(lost: dict[int, int], tmp_path: Path) -> None:
     ((*_, alone),) = trained(tmp_path, 1, {})
     left = [rank for rank in range(3) if rank not in lost]
     seen = trained(tmp_path, 3, lost)

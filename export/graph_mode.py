@@ -18,7 +18,7 @@ from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import ExportError
 from keras_ddl.export import versions
 from keras_ddl.export.graft import ExportResult
-from keras_ddl.export.proof import replay
+from keras_ddl.export.inference import replay
 from keras_ddl.export.proof.scan import scan_proto
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
 from keras_ddl.export.sources import saved_variables

@@ -1,4 +1,4 @@
-"""Exports models as training would have them, and asks them as TensorFlow Serving and as tf.saved_model.load do."""
+"""Exports models as training does, and runs them as TensorFlow Serving and as tf.saved_model.load do."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from keras_ddl.serving.servable import Servable
 
 
 def ask(path: Path, signature: str = "serving_default", **feed: Any) -> dict[str, np.ndarray]:
-    """What a server answers, over the SignatureDef; checked to be what tf.saved_model.load's function answers."""
+    """Returns a server's outputs, from the SignatureDef; checks that tf.saved_model.load's function gives the same."""
     servable = Servable(path, "model", 1)
     found = servable.signature(signature)
     feed = {name: np.asarray(value, object if isinstance(value, list) else None) for name, value in feed.items()}
     assert set(feed) == set(found.inputs)
     fetches = sorted(found.outputs)
     answers = dict(zip(fetches, servable.run(found, feed, fetches)))
-    loaded = tf.saved_model.load(str(path))  # kept: a function does not keep the variables
+    loaded = tf.saved_model.load(str(path))  # kept, because a function does not keep the variables alive
     function = loaded.signatures[signature]
-    of_function = function(**{name: tf.constant(value) for name, value in feed.items()})
-    assert set(of_function) == set(answers)
-    for name, tensor in of_function.items():
+    from_function = function(**{name: tf.constant(value) for name, value in feed.items()})
+    assert set(from_function) == set(answers)
+    for name, tensor in from_function.items():
         if tensor.dtype == tf.string:
             np.testing.assert_array_equal(answers[name], tensor.numpy())
         else:
@@ -39,7 +39,7 @@ def ask(path: Path, signature: str = "serving_default", **feed: Any) -> dict[str
 
 
 def exported(model: Any, folder: Path, sample: Any, base: dict[str, Any] | None = None, **options: Any) -> Any:
-    """Traces, moves the weights as training would, saves, and exports."""
+    """Traces, changes the weights as training does, saves, and exports."""
     written = export.write_base_graph(model, folder, sample=sample, **(base or {}))
     disturb(model)
     saved = model_state.save_checkpoint(model, folder, 1, base=written)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export.proof.replay import texts
-from keras_ddl.export.signatures import composites
+from keras_ddl.export.inference import composites
+from keras_ddl.export.inference.replay import texts
 
 _RECORDED = "_keras_ddl_inputs"
 _AUTOMATIC = re.compile(r"|(keras_tensor|input_layer|input)(_\d+)?")
