@@ -263,7 +263,7 @@ class TableRows:
                 return True
             repeats *= many.number // max(1, one.number)
         owners = layout.size * (1 - (1 - 1 / layout.size) ** repeats)  # of `repeats` rows, on average
-        return (repeats - owners) * layout.unit * rows.dtype.size > repeats * tf.int32.size
+        return bool((repeats - owners) * layout.unit * rows.dtype.size > repeats * tf.int32.size)
 
     def _width(self, value: Value) -> int | None:
         dims = if_certain(self._b.dims, value)
