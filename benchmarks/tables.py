@@ -1,5 +1,6 @@
 """Trains a recommender (DLRM) whose embedding tables are in shards: step time, memory, bytes, and the weights.
 
+    python benchmarks/tables.py --whole                                         # exactness, memory, bytes, times, links
     python benchmarks/tables.py --rows 1000000 4000000 --optimizer SGD          # 2 ranks on this host
     python benchmarks/tables.py --tables 26 --rows 10000 --ranks 3 --steps 200 --exact
     python benchmarks/tables.py --rows 1000000 --rate 1gbit                     # each rank on an emulated host, as root
@@ -14,8 +15,10 @@ Contestants take turns in one run, each time as fresh processes:
 
 Ids follow Zipf's law. step = median of the steps on the slowest rank, after the first two. peak = VmHWM of the largest
 rank, less its memory before the model was made; "of share" is its relation to 1/ranks of the tables and their slots.
-bytes = sent by the busiest rank in a step for tables, counted from its ids; bound = its distinct rows, there and back,
-and their ids. difference = of all weights from those of one process, with --exact in float64.
+bytes = what the exchanges of a step of "rows" are given on all ranks, with rows for themselves, counted while it runs;
+bound = the distinct rows of each rank, there and back, and their ids. With --rate: link = bytes that the busiest rank
+sends to others, at that rate, and the step on one host. difference = of all weights from those of one process, with
+--exact in float64.
 """
 
 from __future__ import annotations
@@ -34,10 +37,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from _emulated_cluster import ClusterUnavailable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 MARK = "tables.py: "
 IDS = 8  # bytes of an id
+COUNTED = 3  # steps whose bytes are counted
 
 
 def memory(field: str) -> int:
@@ -91,6 +96,7 @@ def train(settings: dict[str, Any]) -> None:
     if contestant != "one process":
         options = {"layout": settings["ranks"]} if contestant == "layout" else {"sharding": "weights"}
         strategy = keras_ddl.Strategy(**options)
+    sent = counted() if settings["counts"] and contestant == "rows" else []
     before = memory("VmRSS")
     if strategy is None:
         model = dlrm(settings)
@@ -101,11 +107,36 @@ def train(settings: dict[str, Any]) -> None:
     ids, numbers, labels = batches(settings)
     model.fit([ids, numbers], labels, batch_size=settings["batch"], shuffle=False, verbose=0, callbacks=[watch])
     found = [statistics.median(watch.seconds[2:] or watch.seconds), memory("VmHWM") - before]
-    if settings["exact"]:
+    found += [sum(each) / settings["steps"] for each in zip(*sent)] or [0.0, 0.0]
+    if settings["exact"] and not settings["counts"]:
         save_weights(settings, strategy, model)
     told = [found] if strategy is None else keras_ddl.all_gather_object(found, name="bench/found")
     if strategy is None or strategy.rank == 0:
-        print(MARK + json.dumps([max(each) for each in zip(*told)]), flush=True)
+        seconds, peaks, given, to_others = zip(*told)
+        print(MARK + json.dumps([max(seconds), max(peaks), sum(given), max(to_others)]), flush=True)
+
+
+def counted() -> list[tuple[float, float]]:
+    """Counts what exchanges are given from now on. Returns (bytes, bytes for other ranks) of each, while they run."""
+    import tensorflow as tf
+
+    from keras_ddl.cut.values.collectives import StepCollectives
+
+    sent: list[tuple[float, float]] = []
+    all_to_all = StepCollectives.all_to_all
+
+    def counting(collectives: Any, tensor: Any, splits: Any, name: str, depths: Any = None) -> Any:
+        def note(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+            share = 1 - counts[collectives.rank] / max(1, len(rows))
+            sent.append((float(rows.nbytes), float(rows.nbytes * share)))
+            return rows
+
+        noted = tf.numpy_function(note, [tensor, splits], tensor.dtype)
+        noted.set_shape(tensor.shape)
+        return all_to_all(collectives, noted, splits, name, depths)
+
+    mock.patch.object(StepCollectives, "all_to_all", counting).start()
+    return sent
 
 
 def save_weights(settings: dict[str, Any], strategy: Any, model: Any) -> None:
@@ -160,14 +191,15 @@ def train_torch(settings: dict[str, Any]) -> None:
         torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float()).backward()
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    found = [statistics.median(seconds[2:] or seconds), memory("VmHWM") - before]
+    found = [statistics.median(seconds[2:] or seconds), memory("VmHWM") - before, 0.0, 0.0]
     told = keras_ddl.all_gather_object(found, name="bench/found")
     if rank == 0:
         print(MARK + json.dumps([max(each) for each in zip(*told)]), flush=True)
 
 
 def measured(settings: dict[str, Any]) -> list[float]:
-    """Runs one contestant in fresh processes; returns its step time and its peak."""
+    """Runs one contestant in fresh processes; returns its step time, its peak, and the bytes of its exchanges: of all
+    ranks, and of the busiest one for other ranks."""
     ranks = 1 if settings["contestant"] == "one process" else settings["ranks"]
     if settings["rate"] and ranks > 1:
         from _emulated_cluster import EmulatedCluster
@@ -186,15 +218,19 @@ def measured(settings: dict[str, Any]) -> list[float]:
     return found
 
 
-def moved(settings: dict[str, Any]) -> tuple[float, float]:
-    """Returns (bytes that rows and ids take in a step, bound) of the rank with the most, from the ids alone."""
-    ids, ranks, row = batches(settings)[0], settings["ranks"], settings["width"] * (8 if settings["exact"] else 4)
-    most = (0.0, 0.0)
-    for part in np.array_split(ids[: settings["batch"]], ranks):
-        distinct = sum(len(np.unique(part[:, place])) for place in range(settings["tables"]))
-        sent = distinct * (IDS + row) + part.size * (IDS + row)
-        most = max(most, (float(sent), float(distinct * (2 * row + IDS))))
-    return most
+def bound(settings: dict[str, Any]) -> float:
+    """Returns the bytes of the distinct rows of all ranks, there and back, and of their ids, in one of the steps that
+    are counted."""
+    steps, batch, ranks = min(COUNTED, settings["steps"]), settings["batch"], settings["ranks"]
+    ids = batches(settings)[0].reshape(settings["steps"], batch, settings["tables"], -1)[:steps]
+    parts = [part for each in ids for part in np.array_split(each, ranks)]
+    distinct = sum(len(np.unique(part[:, place])) for part in parts for place in range(settings["tables"]))
+    return distinct * (2 * row_bytes(settings) + IDS) / steps
+
+
+def row_bytes(settings: dict[str, Any]) -> int:
+    bytes_: int = settings["width"] * (8 if settings["exact"] else 4)
+    return bytes_
 
 
 def difference(folder: str, contestant: str) -> str:
@@ -204,22 +240,68 @@ def difference(folder: str, contestant: str) -> str:
     return f"{max(gaps):.1e}"
 
 
-def table(settings: dict[str, Any], found: dict[str, list[float]]) -> None:
-    """Prints what was measured for one number of rows."""
+def table(settings: dict[str, Any], found: dict[str, list[float]], one_host: float | None = None) -> None:
+    """Prints what was measured for one number of rows. one_host: seconds of a step of "rows" without links."""
     slots = {"Adam": 3, "Ftrl": 3, "Adagrad": 2}.get(settings["optimizer"], 1)
-    whole = settings["tables"] * settings["rows"] * settings["width"] * (8 if settings["exact"] else 4) * slots
+    whole = settings["tables"] * settings["rows"] * row_bytes(settings) * slots
     share = whole / settings["ranks"]
-    sent, bound = moved(settings)
-    print(f"\n{settings['rows']:,} rows a table, tables and slots {whole / 1e6:,.0f} MB, a share {share / 1e6:,.0f} MB")
-    print(f"rows and ids: {sent:,.0f} bytes a step and rank, of the bound {sent / bound:.2f}")
+    where = f", hosts linked at {settings['rate']}" if settings["rate"] else ""
+    print(
+        f"\n{settings['tables']} x {settings['rows']:,} rows, {settings['optimizer']}, {settings['ranks']} ranks{where}"
+        f"; tables and slots {whole / 1e6:,.0f} MB, a share {share / 1e6:,.0f} MB"
+    )
     base = found.get("one process")
-    for name, (seconds, peak) in found.items():
-        relative = f"  step {seconds / base[0]:.2f} of one process" if base else ""
+    for name, (seconds, peak, given, to_others) in found.items():
+        relative = f"  step {seconds / base[0]:.2f} of one process" if base and name != "one process" else ""
         exact = f"  difference {difference(settings['folder'], name)}" if settings["exact"] and name != "torch" else ""
+        if given:
+            relative += f"  {given:,.0f} bytes, {given / bound(settings):.2f} of the bound"
+        if settings["rate"] and given and one_host is not None:
+            link = one_host + 8 * to_others / RATES[settings["rate"]]
+            relative += f"  {seconds / link:.2f} of the link's {1e3 * link:.1f} ms"
         print(
             f"{name:>12} {1e3 * seconds:>9.1f} ms {peak / 1e6:>7.0f} MB at the peak, {peak / share:.2f} of share"
-            f"{relative}{exact}"
+            f"{relative}{exact}",
+            flush=True,
         )
+
+
+RATES = {"1gbit": 1e9, "10gbit": 1e10}
+
+
+def compare(settings: dict[str, Any], chosen: list[str], one_host: float | None = None) -> dict[str, list[float]]:
+    """Lets contestants take turns, and prints a table of their medians, which it returns."""
+    rounds: dict[str, list[list[float]]] = {name: [] for name in chosen}
+    for _ in range(settings["rounds"]):
+        for name, found in rounds.items():
+            found.append(measured({**settings, "contestant": name}))
+            Path(settings["folder"], "gloo").unlink(missing_ok=True)
+    medians = {name: [statistics.median(e) for e in zip(*found)] for name, found in rounds.items()}
+    if "rows" in chosen:  # counted apart, because counting takes time
+        few = {"rate": "", "counts": True, "steps": min(COUNTED, settings["steps"])}
+        again = measured({**settings, "contestant": "rows", **few})
+        medians["rows"][2:] = again[2:]
+    table(settings, medians, one_host)
+    return medians
+
+
+def everything(settings: dict[str, Any], chosen: list[str], smaller: int) -> None:
+    """Compares at the sizes that recommenders have, divided by `smaller`."""
+    exact = {"exact": True, "tables": 26, "rows": max(200, 5000 // smaller), "width": 8, "rounds": 1}
+    for ranks in (2, 3, 4):
+        only = {**settings, **exact, "ranks": ranks, "steps": max(4, 200 // smaller), "batch": 63}
+        compare(only, [each for each in chosen if each in ("one process", "rows")])
+    large = {**settings, "ranks": 4, "tables": 4, "rows": 2_600_000 // smaller, "optimizer": "Adam", "rounds": 1}
+    compare(large, [each for each in chosen if each == "rows"])
+    for rows in (1_000_000 // smaller, 4_000_000 // smaller):
+        compare({**settings, "rows": rows}, chosen)
+    on_links = {**settings, "tables": 26, "rows": 100_000 // smaller, "batch": 1024, "optimizer": "SGD"}
+    one_host = compare(on_links, ["rows"])["rows"][0]
+    for rate in RATES:
+        try:
+            compare({**on_links, "rate": rate}, ["rows"], one_host)
+        except ClusterUnavailable as error:
+            print(f"hosts linked at {rate} cannot be emulated here: {error}")
 
 
 def main() -> None:
@@ -239,17 +321,17 @@ def main() -> None:
     parser.add_argument("--rate", default="", help="of the links of emulated hosts: 1gbit, 10gbit (default: one host)")
     parser.add_argument("--exact", action="store_true", help="train in float64 and compare the weights")
     parser.add_argument("--only", nargs="+", choices=contestants, default=contestants, help="(default: all)")
+    parser.add_argument("--whole", action="store_true", help="compare all that this program can, at fixed sizes")
+    parser.add_argument("--smaller", type=int, default=1, help="with --whole: divides sizes and steps (default: 1)")
     options = options_of(parser, rows=[2000], width=4, steps=2, rounds=1, only=["one process", "rows"], exact=True)
     chosen = [each for each in options.only if each != "torch" or importlib.util.find_spec("torch") is not None]
     with tempfile.TemporaryDirectory() as folder:
-        for rows in options.rows:
-            settings = {**vars(options), "rows": rows, "folder": folder, "mark": MARK}
-            rounds: dict[str, list[list[float]]] = {name: [] for name in chosen}
-            for _ in range(options.rounds):
-                for name, found in rounds.items():
-                    found.append(measured({**settings, "contestant": name}))
-                    Path(folder, "gloo").unlink(missing_ok=True)
-            table(settings, {name: [statistics.median(e) for e in zip(*found)] for name, found in rounds.items()})
+        settings = {**vars(options), "folder": folder, "mark": MARK, "counts": False}
+        if options.whole:
+            everything({**settings, "rate": "", "exact": False}, chosen, options.smaller)
+        else:
+            for rows in options.rows:
+                compare({**settings, "rows": rows}, chosen)
 
 
 if __name__ == "__main__":

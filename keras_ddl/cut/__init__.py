@@ -154,11 +154,11 @@ def build_step(
     if writes is not None:
         if mirrors is not None:
             mirrors.update(writes, earlier or collectives, lambda: everything_before(writes.needed(), outputs))
-        # Memory is scarce on a mesh. Without a mesh, updates overlap with sums of other gradients.
+        # On a mesh and with weights in shards memory is scarce. Otherwise updates overlap with sums of other gradients.
         last = [*outputs, *writes.scattered()]
-        after = (
-            None if earlier is None else AfterCommit(writes.values(), last, gathers=bool(shards) and mirrors is None)
-        )
+        after = None
+        if earlier is not None or weights:
+            after = AfterCommit(writes.values(), last, gathers=bool(shards) and mirrors is None)
         commit(writes, everyone or collectives, outputs, after)
     if not keeps_rows:
         return outputs

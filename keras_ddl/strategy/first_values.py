@@ -17,6 +17,7 @@ import numpy as np
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import FuncGraph, tf
+from keras_ddl.cut.analysis import variable_ops
 from keras_ddl.cut.operations import philox
 from keras_ddl.cut.values.layouts import Runs
 
@@ -123,12 +124,28 @@ class FirstValue:
             return tf.zeros(shape, self.dtype)
         if self.is_constant:
             return tf.fill(shape, self._stretch(self._output, 0, 1)[0])
-        if runs.length >= _BLOCK or runs.stride == runs.length:
-            begins = (runs.first + number * runs.stride for number in range(runs.number))
-            parts = [part for begin in begins for part in self._blocks(begin, runs.length)]
-        else:
-            parts = list(self._columns(runs))
+        parts = list(self._parts(runs))
         return tf.reshape(parts[0] if len(parts) == 1 else tf.concat(parts, 0), shape)
+
+    def put(self, variable: Any, runs: Runs) -> None:
+        """Assigns the entries of some runs to a variable. Cost: a few MB, if the variable is a vector."""
+        is_small = runs.length * runs.number <= _BLOCK
+        if is_small or variable.shape.rank != 1 or self.is_constant or tf.config.functions_run_eagerly():
+            variable.assign(self.share(runs, variable.shape))
+            return
+        variable.assign(tf.zeros(variable.shape, self.dtype))
+        begin = 0
+        for part in self._parts(runs):
+            _replace(variable.handle, tf.constant(begin, tf.int64), tf.reshape(part, [-1]))
+            begin += int(tf.size(part))
+
+    def _parts(self, runs: Runs) -> Iterator[tf.Tensor]:
+        """Yields the entries of some runs, some at a time."""
+        if runs.length < _BLOCK and runs.stride != runs.length:
+            yield from self._columns(runs)
+            return
+        for number in range(runs.number):
+            yield from self._blocks(runs.first + number * runs.stride, runs.length)
 
     @property
     def is_constant(self) -> bool:
@@ -192,6 +209,13 @@ class FirstValue:
                 values = list(made) if isinstance(made, (list, tuple)) else [made]
             self._scalars.update((id(each), value) for each, value in zip(operation.outputs, values))
         return self._scalars[id(tensor)]
+
+
+@tf.function(reduce_retracing=True, autograph=False)
+def _replace(handle: tf.Tensor, begin: tf.Tensor, part: tf.Tensor) -> None:
+    """Replaces entries of a vector in a variable, in its memory."""
+    value = variable_ops.taken(handle, part.dtype)
+    variable_ops.assign(handle, variable_ops.replaced(value, begin, part))
 
 
 def _run(operation: tf.Operation, inputs: list[tf.Tensor]) -> Any:

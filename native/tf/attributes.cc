@@ -142,7 +142,8 @@ bool ReadAttributes(TF_OpKernelConstruction* construction, ddl_kind kind, Attrib
   }
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadBaseline(construction, attributes, &status);
   if (status.ok() && kind == DDL_ALL_REDUCE) ReadCompression(construction, attributes, &status);
-  if (status.ok() && (kind == DDL_ALL_REDUCE || kind == DDL_ALL_GATHER)) ReadPlan(construction, attributes, &status);
+  const bool can_be_planned = kind == DDL_ALL_REDUCE || kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL;
+  if (status.ok() && can_be_planned) ReadPlan(construction, attributes, &status);
   if (status.ok() && kind == DDL_ALL_GATHER) ReadAllRanks(construction, attributes, &status);
   if (status.ok() && kind == DDL_BROADCAST) {
     int64_t root = 0;

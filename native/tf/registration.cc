@@ -74,7 +74,7 @@ std::vector<OpSpec> Ops() {
       {"DdlAllToAll",
        {"input: T", "splits: int64"},
        {"output: T", "received: int64"},
-       {DDL_COMMON_ATTRS},
+       {DDL_COMMON_ATTRS, DDL_PLAN_ATTRS},
        &AllToAllShape,
        AllToAllKernel()},
   };

@@ -13,7 +13,7 @@ from harness.threads import results_of
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Mirror, Mirrors, Program, Report, Sharded, Snapshots, build_step
 from keras_ddl.cut.analysis.program import Node
-from keras_ddl.cut.values.collectives import GATHER, PLAIN, Collectives, Reduction
+from keras_ddl.cut.values.collectives import GATHER, PLAIN, Collectives, Depths, Reduction
 from keras_ddl.cut.values.layouts import Layout
 
 # A waiting rank blocks one of TensorFlow's threads for operations (conftest.py).
@@ -113,7 +113,9 @@ class SimulatedCollectives(OneBucket):
         results.set_shape([None, *tensor.shape.as_list()[1:]])
         return results
 
-    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str, depths: Depths | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         def run(array: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             sent = np.split(array, np.cumsum(counts)[:-1])
             parts = [each[self.rank] for each in self.exchange.meet(name, self.rank, sent)]

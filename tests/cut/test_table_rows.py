@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from cut.simulated import Simulation
+from cut.simulated import SimulatedCollectives, Simulation
 from cut.test_gathered_weights import Trained
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.shards import table_rows
+from keras_ddl.cut.shards import row_order, table_rows
 from keras_ddl.cut.values.layouts import Layout
 
 RNG = np.random.default_rng(4)
@@ -52,6 +52,12 @@ def twice(model, ids):
     """By tokens, by the first of them, and by positions, which are the same for all rows."""
     rows = model.table(ids) * model.table(ids[:, :1])
     return model.dense(tf.tanh(rows + model.table(tf.range(5))))
+
+
+def pooled(model, ids):
+    """Sums of the rows of several indices, and their mean: lines of which every row has the same gradient."""
+    rows = model.table(ids)
+    return model.dense(tf.tanh(tf.reduce_sum(rows, axis=1) + 2.0 * tf.reduce_mean(rows, axis=1)))
 
 
 def tied(model, ids):
@@ -104,7 +110,7 @@ def adam(**options):
 @pytest.mark.parametrize("size", [2, 3])
 def test_indices_are_sorted_by_the_ranks_whose_chunks_have_the_rows(rows, size):
     layout, indices = Layout((rows, 2), size), RNG.permutation(rows)
-    ids, order, sent = (each.numpy() for each in table_rows._by_owner(tf.constant(indices), layout))
+    ids, order, sent = (each.numpy() for each in row_order.by_owner(tf.constant(indices), layout))
     np.testing.assert_array_equal(ids, indices[order])
     for rank, mine in enumerate(np.split(ids, np.cumsum(sent)[:-1])):
         first, count = layout.rows_of(rank)
@@ -128,11 +134,37 @@ def test_rows_are_looked_up_and_added_up_where_they_are(call, size, static):
 
 def test_rows_travel_once_although_adam_adds_up_their_squares_too():
     report = trained(once)
-    assert kinds_of(report).count("all_to_all") == 4, report.text()  # indices and rows, forward and backward
+    assert kinds_of(report).count("all_to_all") == 3, report.text()  # indices, rows forward and backward
+
+
+@pytest.mark.parametrize("static", [True, pytest.param(False, marks=LONG)])
+@pytest.mark.parametrize("optimizer", [adam, pytest.param(lambda: keras.optimizers.SGD(0.1), marks=LONG)])
+@pytest.mark.usefixtures("small_batches")
+def test_a_gradient_that_lines_repeat_travels_once_to_each_owner(optimizer, static, monkeypatch):
+    sent = {}
+    all_to_all = SimulatedCollectives.all_to_all
+
+    def counted(self, tensor, splits, name, depths=None):
+        def note(rows):
+            sent[self.rank, name] = rows
+            return rows
+
+        if tensor.dtype == tf.float64:
+            tensor = tf.numpy_function(note, [tensor], tf.float64)
+            tensor.set_shape([None, WIDTH])
+        return all_to_all(self, tensor, splits, name, depths)
+
+    monkeypatch.setattr(SimulatedCollectives, "all_to_all", counted)
+    trained(lambda model, ids: model.dense(tf.reduce_sum(model.table(ids), axis=1)), optimizer(), static=static, size=2)
+    assert len(sent) == 4  # rows forward and backward, of two ranks
+    backward = [len(rows) for (_, name), rows in sorted(sent.items())][1::2]
+    for mine, count in zip(np.array_split(IDS, 2), backward):
+        owners = [len({row >= 106 for row in line}) for line in mine]
+        assert count == sum(owners) < mine.size
 
 
 @LONG
-@pytest.mark.parametrize("call", [tied, of_variable, in_a_branch, of_distinct, in_a_loop])
+@pytest.mark.parametrize("call", [pooled, tied, of_variable, in_a_branch, of_distinct, in_a_loop])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.usefixtures("small_batches")
 def test_programs_with_tables_in_shards_equal_one_process(call, size):
@@ -159,7 +191,7 @@ OPTIMIZERS = {
 def test_optimizers_of_tables_in_shards_equal_one_process(name):
     report = trained(once, OPTIMIZERS[name](), steps=3)
     assert whole_tables(report) == [], report.text()
-    assert name != "sgd" or kinds_of(report).count("all_to_all") == 4, report.text()
+    assert name != "sgd" or kinds_of(report).count("all_to_all") == 3, report.text()
 
 
 @pytest.mark.parametrize("name", [each if each == "sgd" else pytest.param(each, marks=LONG) for each in OPTIMIZERS])

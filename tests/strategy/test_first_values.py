@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Slices
 from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.strategy import first_values
@@ -65,6 +66,17 @@ def test_drawing_a_share_takes_memory_for_a_share(monkeypatch):
         FirstValue(recipe_of(of.GlorotUniform(3)), (100, 50), "float32").share(slices.runs(2), slices.shape_of_slice)
         assert max(drawn) <= most and sum(drawn) == (1000 if axis == 0 else 5000)
         drawn.clear()
+
+
+@pytest.mark.parametrize("name", ["normal", "truncated_normal", "zeros"])
+def test_a_variable_is_given_a_share_in_its_memory(name, monkeypatch):
+    monkeypatch.setattr(first_values, "_BLOCK", 100)
+    one, value = made(name, (130, 6), "float32")
+    layout = Layout((130, 6), 3)
+    for rank in range(3):
+        variable = tf.Variable(tf.zeros(layout.shape_of(rank)))
+        value.put(variable, layout.runs(rank))
+        np.testing.assert_array_equal(variable.numpy(), layout.cut(one, rank))
 
 
 def test_recipe_advances_generators_as_one_process_would():

@@ -30,6 +30,27 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
     return _made(ASSIGN, [handle, value], [], dtype=_type(value.dtype), validate_shape=unchecked)
 
 
+def taken(handle: tf.Tensor, dtype: tf.DType, entries: int | None = None) -> tf.Tensor:
+    """Returns the value of a variable, a vector, which the variable has no longer. So TensorFlow changes the value in
+    the variable's memory, if nobody else has it."""
+    value = read(handle, dtype)
+    value.set_shape([entries])
+    # Its shape is hidden, because TensorFlow compares it with the variable's when it builds the operation.
+    nothing = tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0], dtype), shape=[None])
+    with tf.control_dependencies([value.op]):
+        emptied = assign(handle, nothing)
+    with tf.control_dependencies([emptied]):
+        return tf.identity(value)
+
+
+def replaced(vector: tf.Tensor, begin: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """Returns a vector whose entries from `begin` on are `part`; in the same memory, if nobody else has the vector."""
+    end = begin + tf.size(part, begin.dtype)
+    return tf.raw_ops.TensorStridedSliceUpdate(
+        input=vector, begin=[begin], end=[end], strides=tf.constant([1], begin.dtype), value=part
+    )
+
+
 def sum_of(current: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
     """Returns a variable's value after ASSIGN_ADD."""
     return _made("AddV2", [current, added], [current.dtype], T=_type(current.dtype), **MARKED).outputs[0]

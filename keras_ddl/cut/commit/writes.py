@@ -19,6 +19,7 @@ from keras_ddl.cut.analysis import variable_ops
 from keras_ddl.cut.analysis.program import PYTHON_FUNCTIONS, Node, Value
 from keras_ddl.cut.analysis.variable_ops import ASSIGN_ADD, ASSIGN_SUB, ASSIGNS, READ, SCATTERS
 from keras_ddl.cut.commit.after_commit import AfterCommit
+from keras_ddl.cut.commit.blocks import Blocks, New, plan
 from keras_ddl.cut.commit.snapshots import Snapshots
 from keras_ddl.cut.values.collectives import Collectives
 from keras_ddl.cut.values.placed_values import PlacedValues
@@ -48,6 +49,7 @@ class Writes:
             tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]
         ] = []  # (operands, function that builds the operation)
         self._deferred: set[Node] = set()
+        self._scattered: set[Hashable] = set()  # handles
         # They may read and write variables that the graph does not show.
         operations = [each for each in values.program.nodes if values.earlier_kind(each) is None]
         self._hosts = [each.position for each in operations if _has_host_function(each.operation)]
@@ -87,6 +89,7 @@ class Writes:
                 elif node.type in SCATTERS and place == len(nodes) - 1 and key not in self._mirrored:
                     # It has no result and nothing reads the variable meanwhile, so it can run later.
                     self._deferred.add(node)
+                    self._scattered.add(key)
                 else:
                     self._early.setdefault(key, f"{node.type} may write it")
         for value in users:
@@ -132,6 +135,10 @@ class Writes:
         """Whether a variable is written when the program says so."""
         return handle.ref() in self._early
 
+    def is_scattered(self, handle: tf.Tensor) -> bool:
+        """Whether rows are scattered into a variable after the commit, and it is not assigned."""
+        return handle.ref() in self._scattered and not self.is_assigned(handle)
+
     def is_assigned(self, handle: tf.Tensor) -> bool:
         """Whether a variable will be written after the commit, with the value that `value` returns now."""
         return handle.ref() in self._new
@@ -155,12 +162,27 @@ class Writes:
         """Returns the operands of operations that scatter rows after the commit."""
         return [each for inputs, _ in self._late for each in inputs]
 
-    def make_all(self, committed: tf.Operation, after: AfterCommit | None = None) -> None:
+    def in_blocks(self, after: AfterCommit) -> list[Blocks]:
+        """Returns the variables that can be updated in blocks after the commit."""
+        graph = tf.compat.v1.get_default_graph()
+        some = [(key, *each) for key, each in self._new.items() if each[1] in after]
+        return plan(after, [New(graph.capture(handle), value, key) for key, handle, value in some])
+
+    def make_all(
+        self, committed: tf.Operation, after: AfterCommit | None = None, in_blocks: Sequence[Blocks] = ()
+    ) -> None:
         """Writes everything, after `committed`. after: operations that compute values then, one at a time."""
         written: dict[Hashable, tf.Operation] = {}
         previous = committed
+        for each in in_blocks:
+            made = each.make(previous)
+            written.update(made)
+            with tf.control_dependencies(None):
+                previous = tf.group(*made.values())
         with tf.control_dependencies(None), tf.control_dependencies([committed]):
             for key, (handle, value) in self._new.items():
+                if key in written:
+                    continue
                 is_late = after is not None and after.follow(previous, value)
                 written[key] = variable_ops.assign(handle, value)
                 previous = written[key] if is_late else previous
@@ -178,15 +200,18 @@ def commit(
 
     after: the operations that run after the commit.
     """
-    needed, late = writes.needed(), []
+    needed, late, in_blocks = writes.needed(), [], list[Blocks]()
     if after is not None:
+        in_blocks = writes.in_blocks(after)
+        for each in in_blocks:
+            each.check()
         needed, late = [*(each for each in needed if each not in after), *after.operands()], after.gathers()
     with tf.control_dependencies(None), tf.control_dependencies(everything_before(needed, outputs, late)):
         ready = tf.identity(tf.constant([0], tf.int32))
     with tf.control_dependencies(None):
         committed = collectives.reduce([ready], "max", COMMIT)[0].op
     writes.report.commits = True
-    writes.make_all(committed, after)
+    writes.make_all(committed, after, in_blocks)
 
 
 def everything_before(

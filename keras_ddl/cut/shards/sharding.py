@@ -29,7 +29,7 @@ from keras_ddl.cut.analysis.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, REA
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.operations.propagation import of_parts
-from keras_ddl.cut.shards import table_operations
+from keras_ddl.cut.shards import row_order, table_operations
 from keras_ddl.cut.shards.gathered_weights import GatheredWeights
 from keras_ddl.cut.shards.joined_rows import JoinedRows
 from keras_ddl.cut.shards.shard_plan import Plan, adds_up_rows, is_operand, reduces_all
@@ -271,14 +271,14 @@ class Sharding:
         width, layout = shape.num_elements() // shape.as_list()[0], self._rows.layout_of(shape)
         arrived = None if layout is None else self._joined.arrived(node, indices, updates, layout)
         if arrived is not None:
-            entries, rows = _entries(arrived.places, width), arrived.rows
+            entries, rows = row_order.entries(arrived.places, width), arrived.rows
         else:
             b.all_replicated([indices, updates])
             first, count = Layout(tuple(shape.as_list()), b.collectives.size).chunk(b.collectives.rank)
             at = tf.reshape(b.replicated(indices), [-1])
             # An index outside of the table stays outside of this rank's part, so that it is an error on all ranks.
             is_outside = ((at < 0) | (at >= shape.as_list()[0]))[:, tf.newaxis]
-            entries = tf.where(is_outside, tf.constant(count, tf.int64), _entries(at, width) - first)
+            entries = tf.where(is_outside, tf.constant(count, tf.int64), row_order.entries(at, width) - first)
             mine = tf.where(((entries >= 0) & (entries < count)) | is_outside)
             rows = tf.gather_nd(tf.reshape(b.replicated(updates), [-1, width]), mine)
             entries = tf.gather_nd(entries, mine)
@@ -312,6 +312,8 @@ class Sharding:
         else:
             chunk = b.writes.value(b.local(handle), dtype)
         table = b.new_value(node, tf.TensorSpec(shape, dtype), chunk, FLAT_SHARD)
+        if b.writes is not None and b.writes.is_scattered(b.local(handle)):
+            self._rows.read_rows_of(table, b.local(handle))
         looked_up = table_operations.look_up(b, self._rows, node, table)
         if looked_up is not None:
             return looked_up
@@ -363,11 +365,6 @@ class Sharding:
 
 _PASSED = (*BRANCHES, *SHAPE_OPS, "VariableShape", "VarIsInitializedOp")
 _FALSE = tf.compat.v1.AttrValue(b=False)
-
-
-def _entries(places: tf.Tensor, width: int) -> tf.Tensor:
-    """Returns the places of the entries of rows [n, width] of a table, given the places of the rows."""
-    return tf.cast(places, tf.int64)[:, tf.newaxis] * width + tf.range(width, dtype=tf.int64)
 
 
 def _is_entrywise(node: Node) -> bool:

@@ -1,8 +1,9 @@
 """Looks up and adds up rows of tables in flat shards where the rows are: each row of a table has one owner.
 
-For a look-up, a rank sends each owner the indices that it needs, each once, and receives the rows. For a gradient, rows
-travel to their owners in the order of the batch, because the rows of the ranks lie one after another. An owner adds
-them in this order, as one process does. No rank has more of a table, or of the table's gradient, than its chunk.
+For a look-up, a rank sends each owner the indices that it needs, each once, with how often it needs them, and receives
+the rows. For a gradient, rows travel to the owners of their indices. Those of one index stay in the order of the batch,
+because the rows of the ranks lie one after another, and an owner adds them in this order, as one process does. No rank
+has more of a table, or of the table's gradient, than its chunk.
 
 A table that takes fewer bytes than these rows is gathered. So is a table of more or fewer axes than two, and a table in
 a loop, which can have no collective.
@@ -10,15 +11,18 @@ a loop, which can have no collective.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.dims import Dim, if_certain
-from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.dims import ONE, Dim, if_certain
+from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Pending, PlacedOutputs, Placement, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import Kind, kind_of
+from keras_ddl.cut.shards import row_order
+from keras_ddl.cut.shards.row_order import Asked, FewRows, Route, Sorted, Wanted
 from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.cut.values.row_exchange import SentRows
 
@@ -27,24 +31,13 @@ USUAL_LINES, USUAL_BYTES = 4096, 4 << 20
 _ID_BYTES = 8  # at most
 
 
-class _Sorted(NamedTuple):
-    """Indices of rows, sorted by owner. `order`: where they were before. sent: how many rows each owner has."""
+class _Moved(NamedTuple):
+    """Rows on the way to their owners, for an operation. `ids`: their indices."""
 
-    ids: tf.Tensor
-    order: tf.Tensor
-    sent: tf.Tensor
-
-
-class _Route(NamedTuple):
-    """The way of some rows from this rank to their owners.
-
-    Attributes: sorted: the rows in the order in which they are sent. received: how many come from each rank. places:
-        of the received rows in this rank's chunk.
-    """
-
-    sorted: _Sorted
-    received: tf.Tensor
-    places: tf.Tensor
+    node: Node
+    ids: Value
+    route: Route
+    layout: Layout
 
 
 class Arrived(NamedTuple):
@@ -54,24 +47,24 @@ class Arrived(NamedTuple):
     rows: tf.Tensor
 
 
-class _Wanted(NamedTuple):
-    """The rows of a table that this rank looks up. `ids`: each once. `at`: where each looked-up row is among them, in
-    their order by owner."""
-
-    ids: _Sorted
-    at: tf.Tensor
-
-
 class TableRows:
     """Moves rows of the tables in flat shards of one context. Its methods are collective, and may raise Pending."""
 
     def __init__(self, context: Context) -> None:
         self._b = context
         self.made: dict[Node, Value] = {}  # values that are not the program's, by the operation that they are for
-        self._wanted: dict[Hashable, _Wanted] = {}
-        self._sorted: dict[Hashable, _Sorted] = {}
-        self._routes: dict[Hashable, _Route] = {}
+        self._wanted: dict[Hashable, Wanted] = {}
+        self._asked: dict[Hashable, Asked] = {}
+        self._sorted: dict[Hashable, Sorted] = {}
+        self._routes: dict[Hashable, Route] = {}
+        self._few: dict[Hashable, FewRows] = {}
+        self._variables: dict[Value, tf.Tensor] = {}  # handles, by tables that are not read
         self._arrived: dict[Hashable, tf.Tensor] = {}
+
+    def read_rows_of(self, table: Value, handle: tf.Tensor) -> None:
+        """Makes look-ups in a table read rows of a variable that TensorFlow would otherwise copy to read it, because
+        rows are scattered into it."""
+        self._variables[table] = handle
 
     def look_up(self, node: Node, table: Value, indices: Value) -> PlacedOutputs | None:
         """Returns the rows of a table at some indices; None: the table is to be gathered."""
@@ -81,21 +74,25 @@ class TableRows:
         if not self.moves_less(indices, layout, table.dtype):
             b.report.intends_gather(node, "a table of fewer bytes than the rows")
             return None
-        key = b.origin(indices), b.placement(indices), layout.rows
-        if key not in self._wanted:
-            self._wanted[key] = self._wanted_at(indices, layout)
-        ids, at = self._wanted[key]
         placement = b.placement(indices)
+        key = b.origin(indices), placement, layout.rows
+        if key not in self._wanted:
+            local = b.local(indices) if isinstance(placement, Sharded) else b.replicated(indices)
+            self._wanted[key] = row_order.wanted(_as_index(local), layout)
+        ids, at = self._wanted[key].ids, self._wanted[key].at
         entry, total = layout.unit * table.dtype.size, layout.bytes(table.dtype)
 
         def own(places: tf.Tensor) -> tf.Tensor:
+            if table in self._variables:
+                at, handle = row_order.entries(places, layout.unit), self._variables[table]
+                return tf.raw_ops.ResourceGather(resource=handle, indices=at, dtype=table.dtype)
             return tf.gather(tf.reshape(b.local(table), [layout.rows_of(b.collectives.rank)[1], layout.unit]), places)
 
         if isinstance(placement, Sharded):
-            route = self._route((*key, "look-up"), node, indices, ids, layout)
+            asked = self._asked_for(key, node, indices, layout)
             rows = b.requests.exchange(
                 (node, "look-up"),
-                lambda: SentRows(own(route.places), route.received, ids.sent, node, indices, entry, total),
+                lambda: SentRows(own(asked.places), asked.received, ids.sent, node, indices, entry, total),
             ).rows
         else:
             mine = tf.split(ids.ids, ids.sent, num=layout.size)[b.collectives.rank]
@@ -151,49 +148,128 @@ class TableRows:
 
     # ---- ways
 
-    def _wanted_at(self, indices: Value, layout: Layout) -> _Wanted:
-        b = self._b
-        is_sharded = isinstance(b.placement(indices), Sharded)
-        at = _as_index(b.local(indices) if is_sharded else b.replicated(indices))
-        existing = tf.clip_by_value(at, 0, layout.rows - 1)
-        distinct, place = tf.unique(tf.reshape(existing, [-1]))
-        ids = _by_owner(distinct, layout)
-        place = tf.reshape(tf.gather(tf.math.invert_permutation(ids.order), place), tf.shape(at))
-        # An index that no row has stays out of range, so that the look-up fails as in one process.
-        return _Wanted(ids, tf.where(at == existing, tf.cast(place, at.dtype), at))
+    def _asked_for(self, key: Hashable, node: Node, indices: Value, layout: Layout) -> Asked:
+        """Tells owners which rows this rank looks up, and how often, so that gradients travel without indices."""
+        if key not in self._asked:
+            wanted, dtype = self._wanted[key], tf.int32 if layout.rows < 1 << 31 else tf.int64
+            pairs = tf.stack([tf.cast(wanted.ids.ids, dtype), tf.cast(wanted.counts, dtype)], axis=1)
+            sent = self._b.requests.exchange(
+                (key, "look-up"), lambda: SentRows(pairs, wanted.ids.sent, None, node, indices, 2 * dtype.size, None)
+            )
+            ids, counts = tf.unstack(sent.rows, 2, axis=1)
+            self._asked[key] = Asked(sent.counts, self._places(ids, layout), counts)
+        return self._asked[key]
 
     def _at_owners(self, node: Node, ids: Value, rows: Value, placement: Sharded, layout: Layout) -> Arrived:
         b = self._b
         key = b.origin(ids), placement, layout.rows
-        if key not in self._sorted:
-            self._sorted[key] = _by_owner(_as_index(tf.reshape(b.redistributed(ids, placement), [-1])), layout)
-        route = self._route(key, node, ids, self._sorted[key], layout)
-        return Arrived(route.places, self._arrived_rows(node, b.origin(rows), placement, route, layout))
+        if key not in self._routes:
+            looked_up = (indices := self._before_reshape(ids)), b.placement(indices), layout.rows
+            if looked_up in self._asked and b.placement(ids) == placement:
+                self._routes[key] = row_order.way_back(self._wanted[looked_up], self._asked[looked_up])
+            else:
+                self._routes[key] = self._route(key, node, ids, placement, layout)
+        route = self._routes[key]
+        moved = _Moved(node, ids, route, layout)
+        return Arrived(route.places, self._arrived_rows(moved, b.origin(rows), placement))
 
-    def _arrived_rows(self, node: Node, rows: Value, placement: Sharded, route: _Route, layout: Layout) -> tf.Tensor:
+    def _route(self, key: Hashable, node: Node, ids: Value, placement: Sharded, layout: Layout) -> Route:
+        """Returns the way of rows with these indices, whose owners do not know them."""
+        b = self._b
+        if key not in self._sorted:
+            local = _as_index(tf.reshape(b.redistributed(ids, placement), [-1]))
+            self._sorted[key] = row_order.by_owner(local, layout)
+        mine, size = self._sorted[key], ids.dtype.size
+        sent = b.requests.exchange(key, lambda: SentRows(mine.ids, mine.sent, None, node, ids, size, None))
+        return Route(mine.order, mine.sent, sent.counts, self._places(sent.rows, layout))
+
+    def _before_reshape(self, value: Value) -> Value:
+        """Returns the value that `value` only reshapes, if each rank has the same entries of both in one order."""
+        b = self._b
+        value = b.origin(value)
+        while value.node.type == "Reshape" and self._is_in_rows(value) and self._is_in_rows(value.node.inputs[0]):
+            value = b.origin(value.node.inputs[0])
+        return value
+
+    def _is_in_rows(self, value: Value) -> bool:
+        """Whether each rank has the entries of its rows of the batch, which lie along the first axis."""
+        placement = self._b.placement(value) if self._b.is_placed(value) else None
+        return isinstance(placement, Sharded) and placement.axis == 0 and placement.blocks == ONE
+
+    # ---- rows
+
+    def _arrived_rows(self, moved: _Moved, rows: Value, placement: Placement) -> tf.Tensor:
         """Returns rows at their owners. What is computed from other rows entry by entry, as their squares for Adam, is
         computed from those at the owner: they travel once."""
         b = self._b
-        key = rows, id(route)
-        if key in self._arrived:
-            return self._arrived[key]
-        before = self._computed_from(rows, placement)
-        if before is not None:
-            operands = [
-                self._arrived_rows(node, before, placement, route, layout) if each.rank else b.replicated(each)
-                for each in rows.node.inputs
-            ]
-            self._arrived[key] = b.make(rows.node, operands)[0]
-            return self._arrived[key]
+        key = rows, id(moved.route)
+        if key not in self._arrived:
+            before = self._computed_from(rows, placement)
+            is_here = b.placement(rows) == placement
+            reshaped = self._before_reshape(rows) if is_here else rows
+            if before is not None:
+                operands = [
+                    self._arrived_rows(moved, before, placement) if each.rank else b.replicated(each)
+                    for each in rows.node.inputs
+                ]
+                self._arrived[key] = b.make(rows.node, operands)[0]
+            elif reshaped is not rows and self._width(reshaped) == moved.layout.unit:
+                self._arrived[key] = self._arrived_rows(moved, reshaped, b.placement(reshaped))
+            elif is_here and self._repeats(rows, moved.layout):
+                self._arrived[key] = self._arrived_once(key, moved, rows)
+            else:
+                self._arrived[key] = b.requests.exchange(key, lambda: self._sent(moved, rows, placement)).rows
+        return self._arrived[key]
 
-        def sent() -> SentRows:
-            local = tf.gather(tf.reshape(b.redistributed(rows, placement), [-1, layout.unit]), route.sorted.order)
-            total = layout.bytes(rows.dtype)
-            return SentRows(local, route.sorted.sent, route.received, node, rows, rows.dtype.size, total)
+    def _sent(self, moved: _Moved, rows: Value, placement: Placement) -> SentRows:
+        local = tf.reshape(self._b.redistributed(rows, placement), [-1, moved.layout.unit])
+        in_order, route, total = tf.gather(local, moved.route.order), moved.route, moved.layout.bytes(rows.dtype)
+        return SentRows(in_order, route.sent, route.received, moved.node, rows, rows.dtype.size, total)
 
-        return b.requests.exchange(key, sent).rows
+    def _arrived_once(self, key: Hashable, moved: _Moved, rows: Value) -> tf.Tensor:
+        """Returns rows at their owners that repeat fewer rows; an owner gets each of these once."""
+        b, route, layout = self._b, moved.route, moved.layout
+        few = rows.node.inputs[0]
+        if key not in self._few:
+            self._few[key] = row_order.few_rows(b.local(few), b.local(rows), route, layout)
+        own, bytes_ = self._few[key], rows.dtype.size * layout.size
+        sent = {
+            "numbers": lambda: SentRows(own.numbers, route.sent, route.received, moved.node, moved.ids, 4, None),
+            "rows": lambda: SentRows(own.rows, own.sent, None, moved.node, few, bytes_, layout.bytes(rows.dtype)),
+        }
+        arrived = {}
+        for name, each in sent.items():
+            with contextlib.suppress(Pending):
+                arrived[name] = b.requests.exchange((key, name), each)
+        if len(arrived) < len(sent):
+            raise Pending
+        return row_order.of_few_rows(*arrived["rows"], arrived["numbers"].rows, route)
 
-    def _computed_from(self, rows: Value, placement: Sharded) -> Value | None:
+    def _repeats(self, rows: Value, layout: Layout) -> bool:
+        """Whether rows repeat fewer rows along axes between the first and the last, as the gradient of a sum over
+        several indices does, and these rows and their numbers take fewer bytes."""
+        b, node = self._b, rows.node
+        if node.type not in ("Tile", "BroadcastTo") or not rows.rank or node.inputs[0].rank != rows.rank:
+            return False
+        few = node.inputs[0]
+        if not self._is_in_rows(rows) or not self._is_in_rows(few):
+            return False
+        dims = list(zip(b.dims(few), b.dims(rows)))
+        if dims[0][0] != dims[0][1] or dims[-1][0] != dims[-1][1]:
+            return False
+        repeats = 1
+        for one, many in dims[1:-1]:
+            if one.number is None or many.number is None:
+                return True
+            repeats *= many.number // max(1, one.number)
+        owners = layout.size * (1 - (1 - 1 / layout.size) ** repeats)  # of `repeats` rows, on average
+        return bool((repeats - owners) * layout.unit * rows.dtype.size > repeats * tf.int32.size)
+
+    def _width(self, value: Value) -> int | None:
+        dims = if_certain(self._b.dims, value)
+        return dims[-1].number if dims else None
+
+    def _computed_from(self, rows: Value, placement: Placement) -> Value | None:
         """Returns the rows from which others are computed entry by entry, with numbers alone; None: not from one."""
         b, node = self._b, rows.node
         if kind_of(node) is not Kind.ENTRYWISE or not node.is_pure or len(node.outputs) != 1:
@@ -205,14 +281,6 @@ class TableRows:
         is_there = b.placement(before) in (REPLICATED, placement) and before.dtype.is_floating
         return before if is_there and b.dims(before) == b.dims(rows) else None
 
-    def _route(self, key: Hashable, node: Node, indices: Value, ids: _Sorted, layout: Layout) -> _Route:
-        """Returns the way of rows with these indices, which this rank has, to their owners."""
-        if key not in self._routes:
-            size = indices.dtype.size
-            sent = self._b.requests.exchange(key, lambda: SentRows(ids.ids, ids.sent, None, node, indices, size, None))
-            self._routes[key] = _Route(ids, sent.counts, self._places(sent.rows, layout))
-        return self._routes[key]
-
     def own_places(self, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
         """Returns the places of rows in this rank's chunk: -1 for rows of other ranks and negative indices, and a place
         behind the chunk for indices that are too large."""
@@ -222,16 +290,6 @@ class TableRows:
 
     def _places(self, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
         return ids - tf.constant(layout.rows_of(self._b.collectives.rank)[0], ids.dtype)
-
-
-def _by_owner(ids: tf.Tensor, layout: Layout) -> _Sorted:
-    """Sorts indices by owner; those of one owner stay in their order."""
-    begins = tf.constant([layout.rows_of(rank)[0] for rank in range(1, layout.size)], ids.dtype)
-    owners = tf.searchsorted(begins, ids, side="right")
-    size, unweighted = tf.constant(layout.size), tf.zeros([0], tf.int64)
-    sent = tf.raw_ops.DenseBincount(input=owners, size=size, weights=unweighted, binary_output=False)
-    order = tf.argsort(owners, stable=True)
-    return _Sorted(tf.gather(ids, order), order, sent)
 
 
 def _as_index(ids: tf.Tensor) -> tf.Tensor:

@@ -92,7 +92,9 @@ class Collectives:
         """Returns the tensor of rank (rank - offset) % size; extents along axis 0 may differ."""
         raise NotImplementedError
 
-    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str, depths: Depths | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends each rank `splits[rank]` rows, in order. Returns the rows from all ranks, and their numbers."""
         raise NotImplementedError
 
@@ -104,10 +106,11 @@ class Collectives:
 class StepCollectives(Collectives):
     """Collectives of the job's ranks (keras_ddl.ops) for the step in the current graph.
 
-    Sums that run whenever the step runs form its plan, in an order in which no sum needs a later one, roughly as they
-    become ready (`_by_depth`). Ranks run them in that order without asking rank 0 (native/core/src/engine/plan_lane.h).
-    Sums inside branches may not run, so they are matched by name. On a mesh each axis has its own plan, in the order of
-    the graph: among all collectives that have not run, the first one in the graph can always run.
+    Sums and exchanges that run whenever the step runs form its plan, in an order in which none needs a later one,
+    roughly as they become ready (`_by_depth`). Ranks run them in that order without asking rank 0
+    (native/core/src/engine/plan_lane.h). Those inside branches may not run, so they are matched by name. On a mesh each
+    axis has its own plan, in the order of the graph: among all collectives that have not run, the first one in the
+    graph can always run.
 
     Args:
         scope: begins every name.
@@ -158,11 +161,13 @@ class StepCollectives(Collectives):
             feedback=feedback,
             comm=self._comm,
         )
-        # On a mesh, the plans of all axes follow the order of the graph.
-        operation = reduced[0].op
-        if how.depths is not None and self._comm is None and operation.graph is self._graph:
-            self._depths[operation.name] = how.depths
+        self._note_depths(reduced[0].op, how.depths)
         return reduced
+
+    def _note_depths(self, operation: tf.Operation, depths: Depths | None) -> None:
+        # On a mesh the plans of all axes follow one order, that of the graph.
+        if depths is not None and self._comm is None and operation.graph is self._graph:
+            self._depths[operation.name] = depths
 
     def _key(self, name: str) -> str:
         self._is_in_branches |= tf.compat.v1.get_default_graph() is not self._graph
@@ -187,8 +192,11 @@ class StepCollectives(Collectives):
         splits = tf.one_hot(target, self.size, rows, tf.zeros_like(rows), dtype=tf.int64)
         return self.all_to_all(tensor, splits, name)[0]
 
-    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str, depths: Depths | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         rows, counts = ops.all_to_all(tensor, splits, name=self._key(name), comm=self._comm)
+        self._note_depths(rows.op, depths)
         return rows, counts
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
@@ -234,8 +242,10 @@ class StepCollectives(Collectives):
         return order
 
     def _is_planned(self, operation: tf.Operation) -> bool:
-        if operation.type != "DdlAllReduceN":
+        if operation.type not in ("DdlAllReduceN", "DdlAllToAll"):
             return False
+        if not any(each.name == "plan_size" for each in operation.op_def.attr):
+            return False  # a library from before exchanges could follow a plan
         communicator, name = (operation.get_attr(each) for each in ("communicator", "tensor_name"))
         is_of_these = communicator == (0 if self._comm is None else self._comm.id)
         return is_of_these and bool(name.decode().startswith(self._prefix))
@@ -261,5 +271,5 @@ def can_run(order: Sequence[tf.Operation]) -> bool:
 
 def _agreed(operation: tf.Operation) -> str:
     """Returns the properties of a planned collective on which ranks must agree."""
-    attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _SUM_ATTRIBUTES
+    attrs = _SUM_ATTRIBUTES if operation.type == "DdlAllReduceN" else ("tensor_name", "T")
     return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"

@@ -134,9 +134,11 @@ class Requests:
         sent, self._sent = self._sent, {}
         for kind in dict.fromkeys(each.kind for each in sent.values()):
             some = {key: each for key, each in sent.items() if each.kind == kind}
+            nodes = [each.of.node.depth for each in some.values()]
+            depths = Depths(min(nodes), max(nodes)) if self.follow_program else None
             with tf.control_dependencies(None):
                 received = row_exchange.all_to_all(
-                    self._collectives, list(some.values()), self._name(prefix, "all_to_all")
+                    self._collectives, list(some.values()), self._name(prefix, "all_to_all"), depths
                 )
             self._received.update(zip(some, received))
             self._report_rows(list(some.values()))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.program import Node, Value
-from keras_ddl.cut.values.collectives import Collectives
+from keras_ddl.cut.values.collectives import Collectives, Depths
 
 
 class SentRows(NamedTuple):
@@ -42,23 +42,25 @@ class ReceivedRows(NamedTuple):
     counts: tf.Tensor
 
 
-def all_to_all(collectives: Collectives, sent: Sequence[SentRows], name: str) -> list[ReceivedRows]:
+def all_to_all(
+    collectives: Collectives, sent: Sequence[SentRows], name: str, depths: Depths | None = None
+) -> list[ReceivedRows]:
     """Sends rows of one kind in one collective, and if need be their numbers in another one. COLLECTIVE.
 
     Cost: every row is sent once, directly to its rank.
     """
     if len(sent) == 1:
-        return [ReceivedRows(*collectives.all_to_all(sent[0].rows, sent[0].sent, name))]
+        return [ReceivedRows(*collectives.all_to_all(sent[0].rows, sent[0].sent, name, depths))]
     size, number = collectives.size, len(sent)
     by_rank = [tf.split(each.rows, each.sent, num=size) for each in sent]
     joined = tf.concat([rows[rank] for rank in range(size) for rows in by_rank], axis=0)
     to_each = tf.stack([each.sent for each in sent], axis=1)
-    rows, _ = collectives.all_to_all(joined, tf.reduce_sum(to_each, axis=1), name)
+    rows, _ = collectives.all_to_all(joined, tf.reduce_sum(to_each, axis=1), name, depths)
     known = [each.received for each in sent if each.received is not None]
     if len(known) == number:
         counts = tf.stack(known, axis=1)
     else:
-        counts, _ = collectives.all_to_all(to_each, tf.ones([size], tf.int64), f"{name}/counts")
+        counts, _ = collectives.all_to_all(to_each, tf.ones([size], tf.int64), f"{name}/counts", depths)
         counts.set_shape([size, number])
     parts = tf.split(rows, tf.reshape(counts, [size * number]), num=size * number)
     return [ReceivedRows(tf.concat(parts[i::number], axis=0), counts[:, i]) for i in range(number)]

@@ -41,6 +41,8 @@ def initialize_with_initializer(original: Callable[..., Any], variable: Any, ini
     if made is None:
         made = sharded_weights.from_initializer(variable, initializer)
     if made is None:
+        made = slot_creation.from_initializer(variable, initializer)
+    if made is None:
         original(variable, initializer)
     else:
         models.replace_inner_variable(variable, made)

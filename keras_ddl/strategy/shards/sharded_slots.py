@@ -92,7 +92,7 @@ class Share:
             slice_ = value.share(self.layout.slices.runs(model), self.layout.flat.shape)
             variable.assign(tf.raw_ops.DeepCopy(x=self.layout.flat.cut(slice_, batch)))
         else:
-            variable.assign(value.share(self.layout.runs(rank), variable.shape))
+            value.put(variable, self.layout.runs(rank))
 
 
 class ShardedVariable(UninitializedVariable):

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import tracing
+from keras_ddl.strategy.first_values import FirstValue, recipe_of
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large, slot_of
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)
     for name in ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"]
 )
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name for sums of gradients (strategy/accumulation.py)
+_job_of_slot: Setting[Job | None] = Setting("job_of_slot", None)  # while a slot that will be in shards is made
 
 
 def _sharding_job(optimizer: Any) -> Job | None:
@@ -47,13 +50,34 @@ def check_entrywise(optimizer: Any) -> None:
     )
 
 
-def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractContextManager[Any]:
-    """Returns the context in which to create a slot for the weight `reference`.
+@contextlib.contextmanager
+def creating_slot(optimizer: Any, reference: Any, name: str | None) -> Iterator[None]:
+    """The context in which to create a slot for the weight `reference`.
 
     A slot that will be in shards is created immediately, even while a step is traced, because tracing would create all
     complete slots together at its end.
     """
-    return tf.init_scope() if is_in_shards(optimizer, reference, name) else contextlib.nullcontext()
+    job = _sharding_job(optimizer)
+    if job is None or not is_in_shards(optimizer, reference, name):
+        yield
+        return
+    with tf.init_scope(), _job_of_slot(job if job.mesh is None else None):
+        yield
+
+
+def from_initializer(variable: Any, initializer: Any) -> ShardedVariable | None:
+    """Makes the value of a new slot in shards whose entries are all equal, without ever having all of them.
+
+    Returns None for other variables, and on a mesh (mesh_slots.py).
+    """
+    shape, job = models.declared_shape(variable), _job_of_slot.get()
+    if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
+        return None
+    recipe = recipe_of(initializer) if getattr(initializer, "seed", None) is None else None
+    value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
+    if value is None or not value.is_possible or not value.is_constant:
+        return None
+    return ShardedVariable(value, variable.name, job, lambda: value)
 
 
 def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
@@ -69,6 +93,8 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
 
     On a mesh, mesh_slots.py has already done this.
     """
+    if slot_of(variable) is not None:
+        return
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
     if job is not None and job.mesh is None and is_slot and is_in_shards(optimizer, reference, name):

@@ -204,7 +204,7 @@ typedef struct ddl_request {
   // that, it and the communicator are given up (DDL_ABORTED on all ranks).
   int (*interrupted)(void* user);
   void* user;
-  // DDL_ALL_REDUCE and DDL_ALL_GATHER in a communicator that has a lane (ddl_add_lane): this is collective `plan_index`
+  // DDL_ALL_REDUCE, DDL_ALL_GATHER, DDL_ALL_TO_ALL in a communicator that has a lane: this is collective `plan_index`
   // of the `plan_size` collectives in every run of a plan (0: no plan), in an order in which they can run: none needs
   // the result of a later one. A DDL_ALL_GATHER runs by plan if all ranks have equally many rows. `plan`: a hash of the
   // plan's collectives, equal on all ranks. `plan_run`: a number of one run of the plan on this rank, such as `step`.

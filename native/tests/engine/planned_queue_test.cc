@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -102,6 +104,48 @@ TEST(PlannedQueueTest, AMismatchFallsBackOnAllRanksAndThePlanIsUsedAgain) {
       all.Wait();
     });
   }
+}
+
+std::mutex received_mutex;
+std::map<void*, std::vector<uint64_t>> received;  // rows from each rank, by request
+
+// Each rank sends `number + 1` rows to rank 0 and one to each other rank; by plan they tell each other how many. With
+// splits that do not add up on one rank, all fall back.
+TEST(PlannedQueueTest, SendsRowsToAllAndWrongSplitsFallBack) {
+  Meeting all(3);
+  RunEndpoints({0, 0, 2}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int number) {
+    Rank rank(*endpoint);
+    for (uint64_t run = 1; run <= 2; ++run) {
+      const auto rows = static_cast<uint64_t>(number + 3);
+      OwnSum exchange("rows", rows * 2);
+      ddl::Request& request = exchange.request();
+      request.announcement.kind = DDL_ALL_TO_ALL;
+      request.announcement.rows = rows;
+      request.announcement.row_count = 2;
+      request.announcement.splits = {number + 1, 1, run == 2 && number == 1 ? 2 : 1};
+      request.buffers[0].out = nullptr;
+      request.place = {9, run, 0, 1};
+      request.allocate = [](void* user, const uint64_t* rows_by_rank, int count) -> void* {
+        const std::lock_guard<std::mutex> lock(received_mutex);
+        received[user].assign(rows_by_rank, rows_by_rank + count);
+        static thread_local std::vector<float> memory(64);  // of the communication thread
+        return memory.data();
+      };
+      rank.queue().Submit(exchange.Take());
+      if (run == 1) {
+        const Outcome outcome = exchange.Wait();
+        EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
+        const std::vector<uint64_t> expected =
+            number == 0 ? std::vector<uint64_t>{1, 2, 3} : std::vector<uint64_t>{1, 1, 1};
+        const std::lock_guard<std::mutex> lock(received_mutex);
+        EXPECT_EQ(received[&exchange], expected);
+        EXPECT_EQ(rank.queue().num_run(), 1u);
+      } else {
+        EXPECT_EQ(rank.WaitForFallbacks(1).size(), 1u);
+      }
+    }
+    all.Wait();
+  });
 }
 
 // Ranks of an all_gather may have different rows; planned, it runs only if their rows are equal.

@@ -265,9 +265,19 @@ Status Executor::AllGather(const Request& request, const View& in, const std::ve
   return collectives_.AllGather(in, out, RangesOf(rows, request.announcement.row_count), in.element_bytes());
 }
 
-Status Executor::AllToAll(const Request& request, const std::vector<uint64_t>& rows) {
+// Tells each rank how many rows it gets from this one, and learns how many this one gets.
+Status Executor::ExchangeSplits(const std::vector<int64_t>& splits, std::vector<uint64_t>* rows) {
+  rows->resize(splits.size());
+  const std::vector<Range> ranges = RangesOf(std::vector<uint64_t>(splits.size(), 1), sizeof splits[0]);
+  return collectives_.AllToAll(reinterpret_cast<const char*>(splits.data()), ranges,
+                               reinterpret_cast<char*>(rows->data()), ranges);
+}
+
+Status Executor::AllToAll(const Request& request, const std::vector<uint64_t>& decided) {
   const Announcement& a = request.announcement;
   const uint64_t row_bytes = a.row_count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
+  std::vector<uint64_t> rows = decided;
+  if (rows.empty()) DDL_RETURN_IF_ERROR(ExchangeSplits(a.splits, &rows));  // by plan: nobody has collected them
   char* out = nullptr;
   DDL_RETURN_IF_ERROR(AllocateRows(request, rows, &out));
   return collectives_.AllToAll(static_cast<const char*>(request.buffers[0].in), RangesOf(a.splits, row_bytes), out,

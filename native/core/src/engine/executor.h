@@ -45,7 +45,8 @@ class Executor {
   Status CheckedAllReduce(const Request& request, const View& in, const View& out);
   Status ReduceScatter(const Request& request, const View& in);
   Status AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows);
-  Status AllToAll(const Request& request, const std::vector<uint64_t>& rows);
+  Status ExchangeSplits(const std::vector<int64_t>& splits, std::vector<uint64_t>* rows);
+  Status AllToAll(const Request& request, const std::vector<uint64_t>& decided);
 
   const ddl_transport& transport_;
   HierarchicalCollectives& collectives_;

@@ -6,6 +6,7 @@
 #include "base/tags.h"
 #include "base/waiter.h"
 #include "common/hash.h"
+#include "control/coordinator.h"
 #include "shm/doorbell.h"
 
 namespace ddl {
@@ -32,8 +33,10 @@ PlanPost PostOf(const Request* request, uint64_t number) {
   post.what[0] = request->place.plan;
   post.what[1] = uint64_t{request->place.size} << 32 | request->place.index;
   const Announcement& a = request->announcement;
-  // If rows are free, they are not among the terms, but in a plan they must be equal on all ranks.
-  post.what[2] = HashNumber(HasFreeRows(a.kind) ? a.rows : 0, Hash(a.name));
+  // If rows are free, they are not among the terms, but in a plan those of an all_gather must be equal on all ranks. An
+  // all_to_all with wrong splits differs from all others, so that the coordinator fails it on all ranks.
+  if (a.kind == DDL_ALL_TO_ALL && !SplitsAreValid(a.splits.data(), a.splits.size(), a.rows)) post.equal = 0;
+  post.what[2] = HashNumber(a.kind == DDL_ALL_GATHER ? a.rows : 0, Hash(a.name));
   const TermWords words = WordsOf(a);
   static_assert(sizeof words == sizeof post.what - 3 * sizeof post.what[0]);
   std::copy(words.begin(), words.end(), post.what + 3);

@@ -84,10 +84,10 @@ Status Validate(const ddl_request& request, int size) {
   if (request.kind == DDL_BROADCAST && (request.root < 0 || request.root >= size)) {
     return refuse("root: must be a rank, 0 to " + std::to_string(size - 1) + ".", std::to_string(request.root));
   }
-  const bool can_be_planned = request.kind == DDL_ALL_REDUCE || request.kind == DDL_ALL_GATHER;
+  const bool can_be_planned = request.kind == DDL_ALL_REDUCE || HasFreeRows(request.kind);
   if (request.plan_size > 0 && (!can_be_planned || request.plan_index >= request.plan_size ||
                                 (request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0)) {
-    return refuse("plan: all_reduce without mpi or check, or all_gather, its index below the size of the plan.",
+    return refuse("plan: all_reduce without mpi or check, all_gather or all_to_all, its index below the plan's size.",
                   std::string(KindName(static_cast<ddl_kind>(request.kind))) + ", index " +
                       std::to_string(request.plan_index) + " of " + std::to_string(request.plan_size));
   }

@@ -1,0 +1,138 @@
+"""Computes, on one rank, in which order rows of tables travel to their owners, and what of them need not travel twice.
+
+Numbers of rows are int64 vectors with an entry for each rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.values.layouts import Layout
+
+
+class Sorted(NamedTuple):
+    """Indices of rows, sorted by owner. `order`: where they were before. sent: how many rows each owner has."""
+
+    ids: tf.Tensor
+    order: tf.Tensor
+    sent: tf.Tensor
+
+
+class Wanted(NamedTuple):
+    """The rows of a table that this rank looks up. `ids`: each once. counts: how often each is looked up. at: where
+    each looked-up row is among them, in the shape of the indices. slots: the same as a vector, for an index that no row
+    has the place of another one."""
+
+    ids: Sorted
+    counts: tf.Tensor
+    at: tf.Tensor
+    slots: tf.Tensor
+
+
+class Asked(NamedTuple):
+    """The rows of this rank that ranks look up. `received`: for how many each rank asks. places: in this rank's chunk.
+    counts: how often each is looked up there."""
+
+    received: tf.Tensor
+    places: tf.Tensor
+    counts: tf.Tensor
+
+
+class Route(NamedTuple):
+    """The way of some rows from this rank to their owners.
+
+    Attributes: order: of the rows, as they are sent. sent, received: how many are for each rank, and come from it.
+        places: of the received rows in this rank's chunk.
+    """
+
+    order: tf.Tensor
+    sent: tf.Tensor
+    received: tf.Tensor
+    places: tf.Tensor
+
+
+class FewRows(NamedTuple):
+    """The distinct ones of some rows, for each owner. `sent`: how many are for each. numbers: for each of the rows, in
+    the order of their route, its number among those that its owner gets from this rank."""
+
+    rows: tf.Tensor
+    sent: tf.Tensor
+    numbers: tf.Tensor
+
+
+def by_owner(ids: tf.Tensor, layout: Layout) -> Sorted:
+    """Sorts indices by owner; those of one owner stay in their order."""
+    begins = tf.constant([layout.rows_of(rank)[0] for rank in range(1, layout.size)], ids.dtype)
+    owners = tf.searchsorted(begins, ids, side="right")
+    order = tf.argsort(owners, stable=True)
+    return Sorted(tf.gather(ids, order), order, _counted(owners, layout.size))
+
+
+def wanted(at: tf.Tensor, layout: Layout) -> Wanted:
+    """Returns the rows at some indices."""
+    existing = tf.clip_by_value(at, 0, layout.rows - 1)
+    distinct, place, counts = tf.unique_with_counts(tf.reshape(existing, [-1]))
+    ids = by_owner(distinct, layout)
+    slots = tf.gather(tf.math.invert_permutation(ids.order), place)
+    place = tf.cast(tf.reshape(slots, tf.shape(at)), at.dtype)
+    # An index that no row has stays out of range, so that the look-up fails as in one process.
+    return Wanted(ids, tf.gather(counts, ids.order), tf.where(at == existing, place, at), slots)
+
+
+def way_back(wanted: Wanted, asked: Asked) -> Route:
+    """Returns the way of rows, one for each index that was looked up, to the owners.
+
+    Rows of one index are sent one after another, in their order, so that their number says whose they are.
+    """
+    received = _sums(asked.counts, asked.received)
+    places = tf.gather(asked.places, repeated(asked.counts, tf.reduce_sum(received)))
+    order = tf.argsort(wanted.slots, stable=True)
+    return Route(order, _sums(wanted.counts, wanted.ids.sent), received, places)
+
+
+def few_rows(few: tf.Tensor, many: tf.Tensor, route: Route, layout: Layout) -> FewRows:
+    """Returns the distinct ones of the rows `many`, which repeat `few` along axes between the first and the last."""
+    shape, of_few = tf.shape(many, tf.int64)[:-1], tf.shape(few, tf.int64)[:-1]
+    count = tf.reduce_prod(of_few)
+    number = tf.reshape(tf.range(count), of_few)
+    number = tf.gather(tf.reshape(tf.tile(number, shape // tf.maximum(of_few, 1)), [-1]), route.order)
+    owner = tf.cast(repeated(route.sent, tf.size(number)), tf.int64)
+    pairs, place = tf.unique(owner * count + number)  # as they come, that is, sorted by owner
+    count = tf.maximum(count, 1)
+    sent = _counted(tf.cast(pairs // count, tf.int32), layout.size)
+    begin = tf.gather(tf.cumsum(sent, exclusive=True), owner)
+    rows = tf.gather(tf.reshape(few, [-1, layout.unit]), pairs % count)
+    return FewRows(rows, sent, place - tf.cast(begin, tf.int32))
+
+
+def of_few_rows(rows: tf.Tensor, counts: tf.Tensor, numbers: tf.Tensor, route: Route) -> tf.Tensor:
+    """Returns the rows of a route at their owner, which has received the distinct ones; `counts`: how many from each
+    rank."""
+    begin = tf.gather(tf.cumsum(counts, exclusive=True), repeated(route.received, tf.size(numbers)))
+    return tf.gather(rows, tf.cast(numbers, tf.int64) + begin)
+
+
+def entries(places: tf.Tensor, width: int) -> tf.Tensor:
+    """Returns the places of the entries of rows [n, width] of a table, given the places of the rows."""
+    return tf.cast(places, tf.int64)[:, tf.newaxis] * width + tf.range(width, dtype=tf.int64)
+
+
+def repeated(counts: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """Returns 0 `counts[0]` times, 1 `counts[1]` times, and so on; `total`: the sum of the counts."""
+    ends = tf.cumsum(tf.cast(counts, tf.int64))
+    numbers = tf.range(tf.cast(total, tf.int64))
+    return tf.raw_ops.UpperBound(sorted_inputs=ends[tf.newaxis], values=numbers[tf.newaxis])[0]
+
+
+def _counted(ranks: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns how often each rank occurs."""
+    unweighted = tf.zeros([0], tf.int64)
+    return tf.raw_ops.DenseBincount(input=ranks, size=tf.constant(size), weights=unweighted, binary_output=False)
+
+
+def _sums(counts: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of the first `sent[0]` counts, of the next `sent[1]`, and so on."""
+    totals = tf.pad(tf.cumsum(tf.cast(counts, tf.int64)), [[1, 0]])
+    ends = tf.gather(totals, tf.cumsum(sent))
+    return ends - tf.pad(ends, [[1, 0]])[:-1]
