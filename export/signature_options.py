@@ -9,16 +9,16 @@ from typing import Any
 from keras_ddl.errors import ConfigError
 
 
-def parse_signatures(by_names: Iterable[str], of_images: Iterable[str]) -> dict[str, Any]:
+def parse_signatures(by_names: Iterable[str], by_images: Iterable[str]) -> dict[str, Any]:
     """Returns the argument `signatures` of `export_saved_model`.
 
     Args:
         by_names: "NAME:OUTPUT,PUBLIC=OUTPUT,..."
-        of_images: "NAME" or "NAME:OPTION=VALUE,...", with the options of `EncodedImages`.
+        by_images: "NAME" or "NAME:OPTION=VALUE,...", with the options of `EncodedImages`.
     Raises: ConfigError: wrong syntax, or a name twice.
     """
     signatures: dict[str, Any] = {}
-    for text, read in [*((each, _outputs) for each in by_names), *((each, _images) for each in of_images)]:
+    for text, read in [*((each, _outputs) for each in by_names), *((each, _images) for each in by_images)]:
         name, _, rest = text.partition(":")
         if name in signatures:
             raise ConfigError(f"Each signature needs a unique name. Received: {name!r} twice.")

@@ -51,7 +51,7 @@ def test_parse_signatures():
 
 
 @pytest.mark.parametrize(
-    ("by_names", "of_images", "said"),
+    ("by_names", "by_images", "said"),
     [
         (["a"], [], "NAME:OUTPUT,.*Received: 'a'"),
         (["a:b,,c"], [], "NAME:OUTPUT,.*Received: 'a:b,,c'"),
@@ -66,9 +66,9 @@ def test_parse_signatures():
         ([], ["a:mean="], "a number is missing"),
     ],
 )
-def test_parse_signatures_refuses_invalid_text(by_names, of_images, said):
+def test_parse_signatures_refuses_invalid_text(by_names, by_images, said):
     with pytest.raises(ConfigError, match=said):
-        parse_signatures(by_names, of_images)
+        parse_signatures(by_names, by_images)
 
 
 def test_describe_names_the_export_and_how_to_serve_it(tmp_path: Path):

@@ -42,11 +42,11 @@ def test_fields_equal_the_packages(table):
     for ours in file.message_type:
         theirs = descriptor_pb2.DescriptorProto()
         _POOL.FindMessageTypeByName((_PACKAGE + _NESTED.get(ours.name, ours.name))[1:]).CopyToProto(theirs)
-        of_package = {field.name: facts(theirs, field) for field in theirs.field}
-        of_table = {field.name: facts(ours, field) for field in ours.field}
-        assert of_table == {field: of_package[field] for field in of_table}, ours.name
+        their_fields = {field.name: facts(theirs, field) for field in theirs.field}
+        our_fields = {field.name: facts(ours, field) for field in ours.field}
+        assert our_fields == {field: their_fields[field] for field in our_fields}, ours.name
         if table is messages.CONTROL:  # config files are read with these, so no field may be missing
-            assert of_table.keys() == of_package.keys(), ours.name
+            assert our_fields.keys() == their_fields.keys(), ours.name
 
 
 def test_enums_equal_the_packages():

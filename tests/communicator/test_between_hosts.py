@@ -44,11 +44,11 @@ def connect_all(keepers: list[Doorkeeper], ranks: list[int], key: str = "world")
 def test_all_pairs_of_ranks_on_different_hosts_are_connected() -> None:
     connections = connect_all(keepers_on("aabc"), [0, 1, 2, 3])
     assert [sorted(each) for each in connections] == [[2, 3], [2, 3], [0, 1, 3], [0, 1, 2]]
-    for rank, of_rank in enumerate(connections):
-        for other, connection in of_rank.items():
+    for rank, row in enumerate(connections):
+        for other, connection in row.items():
             connection.sendall(b"%d%d" % (rank, other))
-    for rank, of_rank in enumerate(connections):
-        for other, connection in of_rank.items():
+    for rank, row in enumerate(connections):
+        for other, connection in row.items():
             assert connection.recv(2) == b"%d%d" % (other, rank)
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             connection.close()

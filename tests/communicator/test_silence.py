@@ -61,12 +61,12 @@ def test_missing_rank_is_reported_with_its_host_and_line(tmp_path):
         ("given up", rf"{who} is at .*test_silence\.py:\d+ in silent_ranks(\.| \(inside )"),
     ]
     for name, text in expected:
-        of_this = [message for scene, message in warnings if scene == name]
-        assert of_this, (name, outcome.text())
+        matching = [message for scene, message in warnings if scene == name]
+        assert matching, (name, outcome.text())
         # In a later warning, if a rank was late to start or to reply.
         where = "for rank(s) 2; rank(s) 0, 1 have arrived."
-        assert any(where in each and re.search(text, each) for each in of_this), (text, of_this)
-        assert len(of_this) <= 4, of_this  # after 1, 2, 4 and 8 s, not at every poll
+        assert any(where in each and re.search(text, each) for each in matching), (text, matching)
+        assert len(matching) <= 4, matching  # after 1, 2, 4 and 8 s, not at every poll
     for number, rank in enumerate(outcome.ranks):
         message, seconds, _ = rank.result
         assert re.search(expected[3][1], message), message

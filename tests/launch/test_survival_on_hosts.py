@@ -69,8 +69,8 @@ def parent(pid: int) -> int:
 def test_starter_of_a_hosts_ranks_may_be_killed(agent: str, tmp_path: Path) -> None:
     started = Started(arguments(tmp_path, 2, {}, SLOW), tmp_path, env={"KERAS_DDL_SSH": agent})
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
-    processes_of_it = [pid for pid, line in processes(started.mark).items() if "host_ranks --from-stdin" in line]
-    starters = [pid for pid in processes_of_it if parent(pid) not in processes_of_it]  # the wrappers are its forks
+    found = [pid for pid, line in processes(started.mark).items() if "host_ranks --from-stdin" in line]
+    starters = [pid for pid in found if parent(pid) not in found]  # the wrappers are its forks
     assert len(starters) == 2
     for pid in starters:
         kill(pid)

@@ -53,13 +53,13 @@ def test_code_blocks_of_the_page_run(tmp_path: Path):
     """Runs the blocks without Keras as one script, in one process; other tests cover several ranks."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    of_others = (
+    elsewhere = (
         "keras.distribution",
         "keras_ddl.regroup",
         "def take_newest",
         "torch.cuda",
     )  # test_torch_survival.py covers the latter two
-    some = [each for each in blocks if not any(words in each for words in of_others)]
+    some = [each for each in blocks if not any(words in each for words in elsewhere)]
     assert len(some) == 2
     given = "import torch\nmodel, x = torch.nn.Linear(3, 1), torch.ones(2, 3)\n"
     (tmp_path / "page.py").write_text(given + "\n".join(some))

@@ -118,7 +118,7 @@ def test_metrics_of_a_restarted_training(starter: dict[str, str], tmp_path: Path
     assert (last["restarts_total"], last["lost_ranks_total"], last["ranks_alive"]) == (1, 1, 2)
     # The second attempt resumes after epoch 1: 150 more steps. Steps after the first attempt's last report are missing.
     assert 251 - 60 <= last["steps_total"] <= 251
-    assert any("log/loss" not in each for each in scrapes[len(scrapes) // 2 :]), "old logs are still shown"
+    assert any("log/loss" not in each for each in scrapes[len(scrapes) // 2 :]), "stale logs are still shown"
     assert last["checkpoints_total"] == 4
     events = read_events(tmp_path / "events.jsonl")
     assert {each["starter"] for each in events if each["event"] == "start"} == {"mpirun" if starter else "host_ranks"}

@@ -84,9 +84,9 @@ def test_exposed_begins_after_the_last_submission_of_a_round():
 
 def test_trace_reads_a_folder_a_merged_file_and_one_rank(tmp_path):
     path = Job(ranks=2, steps=3).write(tmp_path / "job.json")
-    of_folder = steps.read(tmp_path)
+    from_folder = steps.read(tmp_path)
     assert timeline.merge(path) == path
-    assert steps.read(path) == of_folder == steps.read(tmp_path)
+    assert steps.read(path) == from_folder == steps.read(tmp_path)
     assert [each.rank for each in steps.read(timeline.path_of_rank(path, 1))] == [1]
 
 

@@ -103,9 +103,9 @@ def test_callbacks_that_write_or_resume_are_left_out(tmp_path: Path) -> None:
     chosen = [keras.callbacks.CSVLogger("log.csv"), stays, keras_ddl.callbacks.Checkpoint(str(tmp_path / "ckpt"))]
     assert following.callbacks_of_fit(chosen) == [stays]
     assert following.callbacks_of_fit(stays) == [stays]
-    of_others = type("WandbMetricsLogger", (keras.callbacks.Callback,), {})
-    of_others.__module__ = "wandb.integration.keras.callbacks.metrics_logger"
-    assert following.callbacks_of_fit([of_others(), stays, progress]) == [stays, progress]
+    foreign = type("WandbMetricsLogger", (keras.callbacks.Callback,), {})
+    foreign.__module__ = "wandb.integration.keras.callbacks.metrics_logger"
+    assert following.callbacks_of_fit([foreign(), stays, progress]) == [stays, progress]
     assert following.callbacks_of_fit(None) == []
     of_list = keras.callbacks.CallbackList(chosen, add_history=True)
     kept = following.callbacks_of_fit(of_list).callbacks
