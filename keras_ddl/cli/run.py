@@ -252,7 +252,7 @@ def command(
     wanted = job.num_ranks if discovery is None else most if least is None else None  # None: as many as the hosts take
     placement = Placement(wanted, job.hosts, discovery, least, most)
     attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
-    if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
+    if tf_config_module.for_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
         why = f"its number of training tasks differs from the number of ranks ({job.num_ranks})"
         click.echo(f"keras-ddl: the ranks do not get TF_CONFIG: {why}.", err=True)
     if dry_run:
