@@ -180,7 +180,7 @@ def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -
     from keras_ddl.strategy.resilience import Resilience
 
     strategy, x, y = begin(steps, sharding=sharding)
-    assert strategy.resilience.goes_on
+    assert strategy.job.goes_on
     ways = {
         True: (strategy.resilience, strategy.resilience.repeat),
         False: (Resilience(), None),

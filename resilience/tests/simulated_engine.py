@@ -20,7 +20,7 @@ class World:
     """The ranks of one membership, as their engines see them. Collectives are matched by name and number."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
-        """The ranks of one membership as their engines see them. Collectives are matched by name and number."""
+        self.members = members
         self.entered: dict[tuple[str, int], dict[int, Any]] = {}
         self.gone: dict[int, str] = {}  # rank -> "died", "failed" or "left"
         self.is_late = False  # a deadline has passed
