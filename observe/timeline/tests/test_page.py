@@ -29,8 +29,8 @@ def opened(page, address="", *, probe=""):
     """Returns the page's elements as text, after its scripts and `probe` have run."""
     watched = page.with_name("watched.html")
     text = page.read_text(encoding="utf-8")
-    text = "<script>onerror = (...text) => { document.title = 'ERROR ' + text; };</script>"
-    text = text.replace("<head>", f"<head>{text}")
+    script = "<script>onerror = (...text) => { document.title = 'ERROR ' + text; };</script>"
+    text = text.replace("<head>", f"<head>{script}")
     text = text.replace("</body>", f"<pre id='probed'></pre><script>{probe}</script></body>")
     watched.write_text(text, encoding="utf-8")
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--dump-dom"]
