@@ -25,6 +25,7 @@ SECONDS = 500  # only a hang takes longer
 LONG = {
     "benchmarks/adasum.py",
     "benchmarks/all_reduce.py",
+    "benchmarks/checkpoint_step.py",
     "benchmarks/cluster.py",  # test_cluster.py runs it, too
     "benchmarks/compression_accuracy.py",
     "benchmarks/export.py",
@@ -40,6 +41,7 @@ LONG = {
     "benchmarks/validate_model.py",
     "examples/horovod/keras_digits.py",
     "tools/versions.py",
+    "benchmarks/serving.py",
 }
 NEEDS = {"benchmarks/survival_peers.py": "torch", "benchmarks/torch_ddp.py": "torch"}
 # Programs of other folders -> the command of their smallest form.
