@@ -64,7 +64,7 @@ class TwoTower(keras.Model):
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--rows", type=int, default=60_000)
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--epochs", type=int, default=5)
 arguments = parser.parse_args()
 
 keras.utils.set_random_seed(1)
@@ -73,7 +73,7 @@ names, items = watched(arguments.rows)
 with strategy.scope():
     model = TwoTower([f"user {each}" for each in range(USERS)])
     model.build((None,))
-    model.compile(keras.optimizers.Adagrad(0.5))
+    model.compile(keras.optimizers.Adam(0.02))
 rows = tf.data.Dataset.from_tensor_slices((names, items)).batch(256, drop_remainder=True)
 history = model.fit(rows, epochs=arguments.epochs, verbose=0)
 outputs = model.predict(tf.data.Dataset.from_tensor_slices(names[:200]).batch(50), verbose=0)
