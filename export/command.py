@@ -175,7 +175,7 @@ def command(
 
 
 def _is_from_saver(directory: Path) -> bool:
-    """Whether a Saver wrote `directory`. A CheckpointManager may also have put a file `checkpoint` into keras_ddl's."""
+    """Returns whether a Saver wrote `directory`. In keras_ddl's, a CheckpointManager may have put a `checkpoint`."""
     return (directory / "checkpoint").is_file() and not list_bases(directory)
 
 

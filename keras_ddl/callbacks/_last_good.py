@@ -28,7 +28,7 @@ class _Copy:
     values: list[tuple[Any, np.ndarray]]
 
     def has_old_shards(self, stored: Sequence[Any]) -> bool:
-        """Whether the copy holds shards that this rank no longer stores, because a rank was lost since."""
+        """Returns whether the copy has shards that this rank no longer stores, because a rank was lost since."""
         return not {id(variable) for variable, _ in self.values} <= {id(each) for each in stored}
 
 

@@ -45,7 +45,7 @@ def trained(strategy, optimizer, make=dlrm, x=(IDS, DENSE)):
 
 
 def assert_trained_as_one_process(optimizer, make=dlrm, x=(IDS, DENSE)):
-    """Returns the model, what is told of its steps, and on rank 0 the model of one process."""
+    """Returns the model, the report of its steps, and on rank 0 the model of one process."""
     model = trained(STRATEGY, optimizer, make, x)
     one = trained(None, optimizer, make, x) if RANK == 0 else None
     with STRATEGY.whole_model(model):
@@ -56,30 +56,30 @@ def assert_trained_as_one_process(optimizer, make=dlrm, x=(IDS, DENSE)):
 
 
 def assert_as_one_process(optimizer, make=dlrm, x=(IDS, DENSE)):
-    """Compares what the trained model computes, too. Returns what is told of its steps."""
-    model, told, one = assert_trained_as_one_process(optimizer, make, x)
+    """Compares what the trained model computes, too. Returns the report of its steps."""
+    model, report, one = assert_trained_as_one_process(optimizer, make, x)
     x = list(x) if isinstance(x, tuple) else x
     for call in (lambda m: m.evaluate(x, Y, verbose=0), lambda m: m.predict(x, verbose=0)):
         np.testing.assert_allclose(call(model), of_one_process(lambda: call(one)), rtol=0, atol=1e-12)  # noqa: B023
-    return told
+    return report
 
 
 def check_adam_looks_up_and_updates_rows_where_they_are():
-    told = assert_as_one_process(lambda: optimizers.Adam(1e-2))
+    report = assert_as_one_process(lambda: optimizers.Adam(1e-2))
     one, other = ((WORDS + 7 * n) * WIDTH * 8 for n in range(2))
-    assert f"rows of tables of {one:,} or {other:,} bytes for GatherV2" in told, told  # together
-    assert "all_to_all" in told and "for UnsortedSegmentSum" in told, told
+    assert f"rows of tables of {one:,} or {other:,} bytes for GatherV2" in report, report  # together
+    assert "all_to_all" in report and "for UnsortedSegmentSum" in report, report
 
 
 def check_sgd_scatters_rows_at_their_owners():
-    told = assert_as_one_process(lambda: optimizers.SGD(0.1))
-    assert "for ResourceScatterSub" in told, told
+    report = assert_as_one_process(lambda: optimizers.SGD(0.1))
+    assert "for ResourceScatterSub" in report, report
 
 
 @long
 def check_adagrad_divides_rows_where_they_are():
-    told = assert_trained_as_one_process(lambda: optimizers.Adagrad(0.1))[1]
-    assert "for ResourceScatterAdd" in told, told
+    report = assert_trained_as_one_process(lambda: optimizers.Adagrad(0.1))[1]
+    assert "for ResourceScatterAdd" in report, report
 
 
 @long
@@ -105,24 +105,24 @@ def words():
 @long
 def check_names_and_several_look_ups_in_one_table_equal_one_process():
     names = tf.strings.join(["word ", tf.strings.as_string(IDS)])
-    told = assert_as_one_process(lambda: optimizers.Adam(1e-2, global_clipnorm=0.1), words, names)
-    assert "rows of tables of" in told and "needs all rows" not in told, told
+    report = assert_as_one_process(lambda: optimizers.Adam(1e-2, global_clipnorm=0.1), words, names)
+    assert "rows of tables of" in report and "needs all rows" not in report, report
 
 
 @long
 def check_gradients_of_tables_accumulate_at_the_owners():
     adam = lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=3, clipnorm=0.1)  # noqa: E731
-    model, told, _ = assert_trained_as_one_process(adam, words, tf.strings.join(["word ", tf.strings.as_string(IDS)]))
+    model, report, _ = assert_trained_as_one_process(adam, words, tf.strings.join(["word ", tf.strings.as_string(IDS)]))
     names = [each.name for each in gathered_slots.slots_of(model)]
     assert sum("gradient_accumulator" in each for each in names) >= 2, names
-    assert "for UnsortedSegmentSum" in told, told
+    assert "for UnsortedSegmentSum" in report, report
 
 
 @long
 def check_losses_of_tables_are_scaled_as_by_one_process():
     scaled = lambda: optimizers.LossScaleOptimizer(optimizers.Adam(1e-2), initial_scale=64.0)  # noqa: E731
-    told = assert_trained_as_one_process(scaled)[1]
-    assert "for UnsortedSegmentSum" in told, told
+    report = assert_trained_as_one_process(scaled)[1]
+    assert "for UnsortedSegmentSum" in report, report
 
 
 def bag():

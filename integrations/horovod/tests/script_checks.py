@@ -135,7 +135,8 @@ def check_copies_reduce_or_warn():
 
 
 def check_rank_0_may_load_alone_before_a_broadcast():
-    """As in Horovod's ImageNet example, the others have a new model, and an optimizer without variables."""
+    """Broadcasts a model that only rank 0 has loaded, as Horovod's ImageNet example does. The optimizer of the other
+    ranks has no variables yet."""
     path = folder() / "model.keras"
     if RANK == 0:
         saved = dense_model()

@@ -73,7 +73,7 @@ class Record:
 
     @property
     def in_call(self) -> bool:
-        """Whether a call of the trainer is running."""
+        """Returns whether a call of the trainer is running."""
         return self._call_began is not None
 
     @contextlib.contextmanager
@@ -148,7 +148,7 @@ class Replay:
         self._call_began = self._next
 
     def has_ended(self, what: str) -> bool:
-        """Whether the other ranks have ended the running call. If so, `result(what)` returns its result."""
+        """Returns whether the other ranks have ended the running call. If so, `result(what)` returns its result."""
         self._read()
         return self._knows_end_of_call(what)
 
@@ -201,7 +201,7 @@ def current() -> Record | Replay | None:
 
 
 def takes_newcomers() -> bool:
-    """Whether the job was started with spares.
+    """Returns whether the job was started with spares.
 
     If so, even a single remaining rank runs the collectives that a newcomer will need.
     """

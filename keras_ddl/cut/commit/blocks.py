@@ -1,14 +1,14 @@
 """Updates large variables after a step has committed, some of their entries at a time, in the memory that they have.
 
-An optimizer computes each entry of a weight and of its slots from entries at the same place. Computed of whole
-variables, this takes several tensors of their size, beside old and new values. In a loop over blocks of entries it
-takes tensors of a block, and new values replace old ones as they are computed. Variables whose updates share
-operations, as a weight and its slots, are updated by one loop.
+An optimizer computes each entry of a weight and of its slots from entries at the same place. Updating a variable all at
+once needs several tensors of its size besides the old and new values. A loop over blocks of entries needs tensors of a
+block only, and overwrites old values as it computes new ones. Variables whose updates share operations, such as a
+weight and its slots, share a loop.
 
-For the loop, variables hand over their values, and TensorFlow then writes in the memory of a value that nobody else
-has. If somebody has it, as a checkpoint that is being written, TensorFlow copies the value before it writes.
+The variables give their values to the loop. TensorFlow overwrites a value in place unless something else still uses it,
+such as a checkpoint that is being written; then it copies the value first.
 
-A sum of rows by index on its way to such a variable, as the gradient of a table, is made block by block, too. Its
+A sum of rows by index for such a variable, such as the gradient of a table, is computed block by block, too. Its
 indices are checked before the commit, because nothing may fail afterwards.
 """
 
@@ -25,7 +25,7 @@ from keras_ddl.cut.commit.after_commit import ENTRYWISE, AfterCommit
 _BLOCK = 1 << 18  # entries that are computed at a time
 _FILLS = ("Fill", "BroadcastTo")  # of one number
 _SUM = "UnsortedSegmentSum"
-_OF_PLACE = ("_class", "_output_shapes")  # attributes that hold only where an operation was made
+_LOCAL_ATTRIBUTES = ("_class", "_output_shapes")  # attributes that hold only where an operation was made
 _ALIGNED = 16  # rows: blocks of a multiple are slices that TensorFlow does not copy
 
 
@@ -101,8 +101,8 @@ class Blocks:
         for operation in {each.inputs[1].name: each for each in self._sums.values()}.values():
             ids = operation.inputs[1]
             count = tf.constant(operation.outputs[0].shape[0], ids.dtype)
-            told = ["an index of rows that are added up is not below their number; indices and number:", ids, count]
-            tf.raw_ops.Assert(condition=tf.reduce_all(ids < count), data=told)
+            problem = ["an index of rows to be added up is too large; indices and number of rows:", ids, count]
+            tf.raw_ops.Assert(condition=tf.reduce_all(ids < count), data=problem)
 
     def make(self, previous: tf.Operation) -> dict[Hashable, tf.Operation]:
         """Builds the loop, after `previous`. Returns the assignment of each variable."""
@@ -110,15 +110,15 @@ class Blocks:
             values = [variable_ops.taken(each.handle, each.value.dtype, self.entries) for each in self.new]
             starts = [tf.constant(0, tf.int64), *values]
             width = next((each.outputs[0].shape[1] for each in self._sums.values()), 1)
-            of_a_block = max(1, _BLOCK // (width * _ALIGNED)) * _ALIGNED
-            count = -(-self.entries // (of_a_block * width))
-            sums = self._sorted(of_a_block, count)
+            rows_per_block = max(1, _BLOCK // (width * _ALIGNED)) * _ALIGNED
+            count = -(-self.entries // (rows_per_block * width))
+            sums = self._sorted(rows_per_block, count)
             shapes = [each.shape for each in starts]
             body, condition = (LoopGraph(label, has_effects=False) for label in ("body", "condition"))
             with body.graph.as_default():
                 body.carry(starts, shapes)
             with body.building():
-                body.end(_Round(self, body.carried, of_a_block, width, sums).made())
+                body.end(_Round(self, body.carried, rows_per_block, width, sums).made())
             with condition.graph.as_default():
                 condition.carry(starts, shapes)
             condition.share_captures(body)
@@ -130,7 +130,7 @@ class Blocks:
             results = loop.outputs[1 : len(starts)]
             return {each.variable: variable_ops.assign(each.handle, to) for each, to in zip(self.new, results)}
 
-    def _sorted(self, of_a_block: int, count: int) -> dict[str, _Rows]:
+    def _sorted(self, rows_per_block: int, count: int) -> dict[str, _Rows]:
         """Returns the rows of each sum by index, by the name of its operation."""
         orders: dict[str, tuple[tf.Tensor, tf.Tensor, tf.Tensor]] = {}
         result = {}
@@ -139,7 +139,7 @@ class Blocks:
             if ids.name not in orders:
                 order = tf.argsort(ids, stable=True)
                 in_order = tf.gather(ids, order)
-                begins = tf.range(count + 1, dtype=ids.dtype) * of_a_block
+                begins = tf.range(count + 1, dtype=ids.dtype) * rows_per_block
                 ends = tf.raw_ops.LowerBound(sorted_inputs=in_order[tf.newaxis], values=begins[tf.newaxis])[0]
                 orders[ids.name] = order, in_order, ends
             order, in_order, ends = orders[ids.name]
@@ -161,22 +161,22 @@ class Blocks:
 class _Round:
     """One round of the loop, in the graph of its body: a block of entries.
 
-    Args: carried: the number of the round, and the values of the variables. of_a_block: rows of `width` entries.
+    Args: carried: the number of the round, and the values of the variables. rows_per_block: rows of `width` entries.
     """
 
     def __init__(
-        self, blocks: Blocks, carried: Sequence[tf.Tensor], of_a_block: int, width: int, sums: dict[str, _Rows]
+        self, blocks: Blocks, carried: Sequence[tf.Tensor], rows_per_block: int, width: int, sums: dict[str, _Rows]
     ) -> None:
         self._blocks, self._width, self._sums = blocks, width, sums
         self._number, *self._values = carried
-        self._row = self._number * of_a_block
-        self._rows = tf.minimum(tf.constant(of_a_block, tf.int64), blocks.entries // width - self._row)
+        self._row = self._number * rows_per_block
+        self._rows = tf.minimum(tf.constant(rows_per_block, tf.int64), blocks.entries // width - self._row)
         self._begin, self._count = self._row * width, self._rows * width
         self._slices: dict[str, tf.Tensor] = {}
         self._made: dict[str, tf.Tensor] = {}
 
     def made(self) -> list[tf.Tensor]:
-        """Returns what the next round is given."""
+        """Returns the inputs of the next round."""
         for operation in self._blocks.operations:
             self._made[operation.name] = self._build(operation)
         new = [self._made[each.value.op.name] for each in self._blocks.new]
@@ -194,7 +194,7 @@ class _Round:
             number = operands[1] if kind == "Fill" else operands[0]
             return tf.fill([self._count], tf.reshape(number, []))
         graph = tf.compat.v1.get_default_graph()
-        attrs = {name: each for name, each in operation.node_def.attr.items() if name not in _OF_PLACE}
+        attrs = {name: each for name, each in operation.node_def.attr.items() if name not in _LOCAL_ATTRIBUTES}
         results = [each.dtype for each in operation.outputs]
         (made,) = create_op(graph, kind, list(map(self._block, operands)), results, attrs=attrs, name=kind).outputs
         return made
