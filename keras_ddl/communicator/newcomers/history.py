@@ -287,8 +287,8 @@ def not_recorded(what: str, make: Callable[[], T]) -> T:
     if isinstance(current(), Replay):
         raise CollectiveError(
             "A rank that joins a running job repeats the calls before fit with the recorded results of the other "
-            f"ranks. Received: {what.split()[0]}, whose results differ between ranks. Leave out this call, or start "
-            "the job without --spares."
+            f"ranks. Received: {what}, whose results differ between ranks. Leave out this call, or start the job "
+            "without --spares."
         )
     return make()
 
@@ -317,7 +317,7 @@ def collective(
             if not is_of_all_ranks(own):
                 return call(own)
             name = kwargs.get("name", args[place] if len(args) > place else None)
-            label = (lambda: args[0]) if for_newcomers is left_to_join else f"{function.__name__} {name or ''}"
+            label = (lambda: args[0]) if for_newcomers is left_to_join else f"{function.__name__} {name or ''}".rstrip()
             result = for_newcomers(label, lambda: repeated(call, own))
             out = kwargs.get("out")
             if out is not None and out is not result:
