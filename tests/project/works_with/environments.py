@@ -37,7 +37,8 @@ def layered() -> Path:
 
 
 def _layered() -> Path:
-    packages = sysconfig.get_path("purelib")
+    # `addsitedir` also runs the .pth files there, of which one finds keras_ddl, whose install is editable.
+    packages = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
     wanted = "".join((HERE / name).read_text() for name in _LAYERED) + packages
     stamp, venv = FOLDER / "installed", FOLDER / "venv"
     digest = hashlib.sha256(wanted.encode()).hexdigest()
