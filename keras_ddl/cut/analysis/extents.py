@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.contents import Content
-from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain, dim, if_certain, product
+from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, Unknown, certain, dim, if_certain, product
 from keras_ddl.cut.analysis.program import Node, Value
 
 Dims = tuple[Dim, ...]
@@ -33,6 +33,21 @@ class Extents:
         self._dims: dict[Value, Dims | None] = {}
         self._numbers: dict[Value, Dims | None] = {}
         self._contents: dict[Value, Content | None] = {}
+        self._equal: dict[Unknown, Dim] = {}
+
+    def equate(self, one: Dim, other: Dim) -> None:
+        """Notes that an unknown extent equals another one, because the step fails if it does not."""
+        if one != other:
+            (unknown,) = one.unknowns
+            self._equal[unknown] = other
+
+    def _with_equal(self, dims: Dims) -> Dims:
+        if not self._equal:
+            return dims
+        return tuple(each if self._equal.keys().isdisjoint(each.unknowns) else self._replaced(each) for each in dims)
+
+    def _replaced(self, extent: Dim) -> Dim:
+        return product([extent.factor, *(self._equal.get(each, Dim(1, [each])) for each in extent.unknowns)])
 
     def set_dims(self, value: Value, dims: Dims | None) -> None:
         self._dims[value] = dims
@@ -50,7 +65,7 @@ class Extents:
         """Returns the extents of the global tensor. Raises: Uncertain: its rank is unknown."""
         if value not in self._dims:
             self._infer(value.node)
-        return certain(self._dims[value])
+        return self._with_equal(certain(self._dims[value]))
 
     def size(self, value: Value) -> Dim:
         """Returns the number of elements of the global tensor. Raises: Uncertain: its rank is unknown."""
@@ -71,7 +86,7 @@ class Extents:
         if value not in self._numbers:
             self.named[value.key] = value
             self._numbers[value] = self._infer_numbers(value)
-        return certain(self._numbers[value])
+        return self._with_equal(certain(self._numbers[value]))
 
     def content(self, value: Value) -> Content:
         """Returns the known facts about the elements of a list. Raises: Uncertain: nothing is known."""

@@ -134,7 +134,7 @@ class Builder(Context):
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
         """Builds all nodes, and the values `ends` in their placements (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
-        schedule = Schedule(nodes, self.statistics.before if self.statistics is not None else lambda node: None)
+        schedule = Schedule(nodes, self._before)
         missing = dict.fromkeys(self.program.outputs, REPLICATED) if ends is None else dict(ends)
         for rounds in itertools.count():
             for node in schedule:
@@ -154,6 +154,10 @@ class Builder(Context):
                 raise Pending
             self.make_requested(rounds)
             schedule.retry()
+
+    def _before(self, node: Node) -> Node | None:
+        before = self.statistics.before(node) if self.statistics is not None else None
+        return before or self._sharding.before(node)
 
     def _end_pass(self) -> None:
         """Called after each pass over the nodes, when no more nodes can be built."""

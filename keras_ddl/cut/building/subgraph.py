@@ -111,6 +111,8 @@ class SubgraphBuilder(Builder):
             gathered_bytes=parent.gathered_bytes,
         )
         self.programs, self.decisions = parent.programs, parent.decisions
+        self.batches, self.rows_of_batches = parent.batches, parent.rows_of_batches
+        self.segments = parent.segments
         self.in_loop = is_loop or parent.in_loop
         self.is_trial = is_trial or parent.is_trial
         self._outside_graph = outside

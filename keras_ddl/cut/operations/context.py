@@ -14,7 +14,7 @@ from keras_ddl.cut.analysis.attributes import AttrValue
 from keras_ddl.cut.analysis.contents import AbstractValue
 from keras_ddl.cut.analysis.dims import Dim, certain, if_certain
 from keras_ddl.cut.analysis.extents import merged
-from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor
+from keras_ddl.cut.analysis.placements import REPLICATED, PlacedTensor, Sharded
 from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.analysis.variable_ops import MARKED
 from keras_ddl.cut.commit.writes import Writes
@@ -24,6 +24,13 @@ from keras_ddl.cut.values.local_shapes import no_dependencies
 from keras_ddl.cut.values.placed_values import PlacedValues
 
 _LARGE = 1024  # constants with at least this many bytes are not compared with others
+
+
+class Segments(NamedTuple):
+    """A batch of entries that belong to rows. `ids`: of their rows, on every rank. rows: how the rows are sharded."""
+
+    ids: tf.Tensor
+    rows: Sharded
 
 
 class _Made(NamedTuple):
@@ -48,6 +55,7 @@ class Context(PlacedValues):
         before: the operations after which the node being built runs.
         built_from: operations of the program, by the names of the operations built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
+        segments: batches of entries that belong to rows, by number (segments.py).
     """
 
     seed: int = 0
@@ -62,6 +70,7 @@ class Context(PlacedValues):
         self.before: list[tf.Operation] = []
         self.programs: dict[str, Program] = {}  # by scope
         self.decisions: dict[Hashable, object] = {}  # latest decisions about branches and loops
+        self.segments: dict[int, Segments] = {}
         self._constants: dict[Hashable, tf.Tensor] = {}
         self._made: dict[Hashable, _Made] = {}  # by a key that equal operations share
         self.built_from: dict[str, tf.Operation] = {}

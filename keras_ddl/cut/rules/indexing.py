@@ -9,6 +9,7 @@ from keras_ddl.cut.analysis.extents import Dims
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Partial, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node
 from keras_ddl.cut.analysis.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
+from keras_ddl.cut.operations import segments
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.registry import rule
 from keras_ddl.cut.shards.table_rows import USUAL_BYTES, is_added_to_a_part, sharding_of_rows
@@ -17,12 +18,20 @@ from keras_ddl.cut.values.collectives import COMBINED_DTYPES
 _FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
 
 
+@rule(*(each for each in segments.COMBINING if each != "UnsortedSegmentSum"))
+def combine(b: Context, node: Node) -> PlacedOutputs | None:
+    return segments.combine(b, node)
+
+
 @rule("UnsortedSegmentSum")
 def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
     """Adds up each rank's own rows by index, which gives parts. Gathers the rows instead if that moves fewer bytes.
 
     If rows are sharded along their width, each rank adds up its part of the width of all rows.
     """
+    of_own_rows = if_certain(segments.combine, b, node)
+    if of_own_rows is not None:
+        return of_own_rows
     data, ids, count = node.inputs
     width = b.placement(data)
     if isinstance(width, Sharded) and ids.rank is not None and width.axis >= ids.rank:

@@ -9,6 +9,7 @@ from keras_ddl.cut.analysis.dims import Uncertain, if_certain
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.analysis.variable_ops import ROW_UPDATES, SCATTER_UPDATE
+from keras_ddl.cut.operations import segments
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import Kind, kind_of
 from keras_ddl.cut.operations.propagation import propagate, sharded_only
@@ -28,7 +29,7 @@ def look_up(b: Context, node: Node) -> PlacedOutputs | None:
     table, indices, *axis = node.inputs
     placement = b.placement(table)
     if not isinstance(placement, Sharded) or axis and (b.rows_by_extent or b.extents.constants(axis[0]) != [0]):
-        return propagate(b, node)
+        return if_certain(segments.repeat, b, node) or propagate(b, node)
     if node.attr("batch_dims", int) or indices.rank is None:
         return propagate(b, node) if axis else None
 

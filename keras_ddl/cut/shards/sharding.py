@@ -26,6 +26,7 @@ from keras_ddl.cut.analysis.placements import (
 )
 from keras_ddl.cut.analysis.program import BRANCHES, LOOPS, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
 from keras_ddl.cut.analysis.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, ROW_UPDATES, read
+from keras_ddl.cut.operations import segments
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.operations.propagation import of_parts
@@ -87,6 +88,14 @@ class Sharding:
 
     def is_weight(self, handle: Value) -> bool:
         return handle in self._weights
+
+    def before(self, node: Node) -> Node | None:
+        """Returns the operation that gives the ids by which looked-up rows are combined later, if there is one: they say
+        which of the rows are needed on which rank."""
+        if not self.is_on or node.type not in ("GatherV2", "ResourceGather") or node.inputs[1].rank != 1:
+            return None
+        later = segments.combined_later(self._b.program, node.outputs[0])
+        return next((each.inputs[1].node for each in later if not segments.needs(each.inputs[1].node, node)), None)
 
     def is_towards(self, value: Value) -> bool:
         """Whether a value leads to a variable in flat shards entry by entry, so that parts of it are scattered instead

@@ -85,8 +85,8 @@ def add_up(b: Context, rows: TableRows, joined: JoinedRows, node: Node) -> Place
         return _chunk(b, tf.tensor_scatter_nd_update(chunk, arrived.places[:, tf.newaxis], arrived.rows))
     data, ids, count = node.inputs
     placements = [b.placement(each) for each in (ids, data)]
-    are_sharded = JOINED not in placements and any(isinstance(each, Sharded) for each in placements)
-    if b.placement(count) != REPLICATED or are_sharded and not rows.moves_less(ids, layout, data.dtype):
+    sharded = None if JOINED in placements else next((each for each in placements if isinstance(each, Sharded)), None)
+    if b.placement(count) != REPLICATED or sharded and not rows.moves_less(ids, layout, data.dtype, sharded):
         return None
     arrived = joined.arrived(node, ids, data, layout)
     if arrived is None:

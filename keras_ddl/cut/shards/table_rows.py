@@ -19,6 +19,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import ONE, Dim, if_certain
 from keras_ddl.cut.analysis.placements import PARTIAL, REPLICATED, Pending, PlacedOutputs, Placement, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.operations import segments
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import Kind, kind_of
 from keras_ddl.cut.shards import row_order
@@ -66,18 +67,23 @@ class TableRows:
         rows are scattered into it."""
         self._variables[table] = handle
 
-    def look_up(self, node: Node, table: Value, indices: Value) -> PlacedOutputs | None:
-        """Returns the rows of a table at some indices; None: the table is to be gathered."""
+    def look_up(
+        self, node: Node, table: Value, indices: Value, placement: Placement | None = None
+    ) -> PlacedOutputs | None:
+        """Returns the rows of a table at some indices; None: the table is to be gathered.
+
+        placement: that of the indices and their rows; default: as the indices have it, or as their rows are combined.
+        """
         b, layout = self._b, self.layout_of(table.shape)
         if layout is None:
             return None
-        if not self.moves_less(indices, layout, table.dtype):
+        placement = placement or self._as_combined(node, indices) or b.placement(indices)
+        if not self.moves_less(indices, layout, table.dtype, placement):
             b.report.intends_gather(node, "a table of fewer bytes than the rows")
             return None
-        placement = b.placement(indices)
         key = b.origin(indices), placement, layout.rows
         if key not in self._wanted:
-            local = b.local(indices) if isinstance(placement, Sharded) else b.replicated(indices)
+            local = b.redistributed(indices, placement if isinstance(placement, Sharded) else REPLICATED)
             self._wanted[key] = row_order.wanted(_as_index(local), layout)
         ids, at = self._wanted[key].ids, self._wanted[key].at
         entry, total = layout.unit * table.dtype.size, layout.bytes(table.dtype)
@@ -127,9 +133,14 @@ class TableRows:
         layout = Layout(tuple(shape.as_list()), self._b.collectives.size)
         return layout if layout.rows == shape[0] >= layout.size and layout.unit == shape[1] else None
 
-    def moves_less(self, indices: Value, layout: Layout, dtype: tf.DType) -> bool:
-        """Whether rows at some indices, with the indices, take fewer bytes than what a rank lacks of a table."""
-        is_sharded = isinstance(self._b.placement(indices), Sharded)
+    def moves_less(
+        self, indices: Value, layout: Layout, dtype: tf.DType, placement: Placement | None = None
+    ) -> bool:
+        """Whether rows at some indices, with the indices, take fewer bytes than what a rank lacks of a table.
+
+        placement: of the rows; default: of the indices.
+        """
+        is_sharded = isinstance(placement or self._b.placement(indices), Sharded)
         return self.takes_less([if_certain(self._b.extents.size, indices)], layout, dtype, is_sharded=is_sharded)
 
     def takes_less(
@@ -145,6 +156,17 @@ class TableRows:
                 moved += USUAL_BYTES
         others = layout.size - 1 if is_sharded else 1  # each rank needs a share
         return moved < others * layout.bytes(dtype)
+
+    def _as_combined(self, node: Node, indices: Value) -> Sharded | None:
+        """Returns the sharding of rows that ranks combine by segment; None: they are not, or it is not certain."""
+        b = self._b
+        if b.placement(indices) != REPLICATED or indices.rank != 1:
+            return None
+        for later in segments.combined_later(b.program, node.outputs[0]):
+            placement = if_certain(segments.sharding_by, b, indices, later)
+            if placement is not None:
+                return placement
+        return None
 
     # ---- ways
 
@@ -164,8 +186,10 @@ class TableRows:
         b = self._b
         key = b.origin(ids), placement, layout.rows
         if key not in self._routes:
-            looked_up = (indices := self._before_reshape(ids)), b.placement(indices), layout.rows
-            if looked_up in self._asked and b.placement(ids) == placement:
+            indices, at = self._before_reshape(ids), b.placement(ids)
+            # Indices that all ranks have may have been looked up as their rows are sharded.
+            looked_up = indices, placement if at == REPLICATED else b.placement(indices), layout.rows
+            if looked_up in self._asked and at in (placement, REPLICATED):
                 self._routes[key] = row_order.way_back(self._wanted[looked_up], self._asked[looked_up])
             else:
                 self._routes[key] = self._route(key, node, ids, placement, layout)
@@ -187,8 +211,13 @@ class TableRows:
         """Returns the value that `value` only reshapes, if each rank has the same entries of both in one order."""
         b = self._b
         value = b.origin(value)
-        while value.node.type == "Reshape" and self._is_in_rows(value) and self._is_in_rows(value.node.inputs[0]):
-            value = b.origin(value.node.inputs[0])
+        while value.node.type == "Reshape":
+            before = b.origin(value.node.inputs[0])
+            dims = if_certain(b.dims, value)
+            is_same = b.is_placed(before) and dims is not None and dims == if_certain(b.dims, before)
+            if not is_same and not (self._is_in_rows(value) and self._is_in_rows(before)):
+                break
+            value = before
         return value
 
     def _is_in_rows(self, value: Value) -> bool:

@@ -23,17 +23,23 @@ class LocalShapes:
     """Computes extents in the graph that is being built, without repetition.
 
     Args: batch: the rows of all ranks and of this one. others: further batches of other sizes.
-    Attributes: rows: the extent of the global batch.
+    Attributes: rows: the extent of the global batch. rows_of_batches: the extents of all batches.
     """
 
     batch: Batch
     others: tuple[Batch, ...] = ()
 
     def __post_init__(self) -> None:
-        self.batches = (self.batch, *self.others)
+        self.batches = [self.batch, *self.others]
         self.rows_of_batches = [_rows(number, each.total) for number, each in enumerate(self.batches)]
         self.rows = self.rows_of_batches[0]
         self._integers: dict[Hashable, tf.Tensor] = {}
+
+    def add_batch(self, rows: Dim, batch: Batch) -> int:
+        """Adds a batch, such as the values of a ragged tensor. `rows`: its extent. Returns: its number."""
+        self.batches.append(batch)
+        self.rows_of_batches.append(rows)
+        return len(self.batches) - 1
 
     def rows_of(self, placement: Sharded) -> Dim:
         """Returns the extent of one block, in units."""
@@ -79,7 +85,10 @@ class LocalShapes:
         if unknown.kind == "rows":
             number = unknown.operands[0] if unknown.operands else 0
             return self.batches[int(str(number))].total
-        if unknown.kind in ("extent", "entry"):
+        extent = Dim(1, [unknown])
+        if extent in self.rows_of_batches:
+            return self.batches[self.rows_of_batches.index(extent)].total
+        if unknown.kind in ("extent", "entry", "segments"):
             return self._once(unknown, lambda: self._look_up(unknown))
         a, b = (tf.convert_to_tensor(self.number(each), tf.int64) for each in unknown.dims)
         return _COMPUTED[unknown.kind](a, b)

@@ -387,6 +387,8 @@ class PlacedValues(LocalShapes):
                 return tf.shape(local, out_type=tf.int64)[at]
         tensor = self.replicated(value)
         with no_dependencies():
+            if unknown.kind == "segments":
+                return tf.concat([[0], tf.cast(tensor[-1:], tf.int64) + 1], axis=0)[-1]
             return tf.cast(tf.reshape(tensor, [-1])[at], tf.int64)
 
     def outer_number(self, unknown: Unknown) -> tf.Tensor:

@@ -1,0 +1,298 @@
+"""Segments: entries along an axis that belong to rows, as the values of a ragged or sparse tensor belong to the batch's.
+
+A vector of ids, which does not decrease, says to which row each entry belongs. So the entries of a rank's rows lie one
+after another, and can be placed on this rank: they are a further batch (`LocalShapes.add_batch`), whose numbers of
+entries the step finds in the ids, which every rank has. What is combined by segment is sharded like the rows again.
+
+An axis is seen like this only if its entries are combined by segment later. It may be any such axis: if the rows are
+not those of the batch, a rank has more entries than others, but the right ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain, if_certain, product
+from keras_ddl.cut.analysis.extents import Extents, ResultExtents, extents
+from keras_ddl.cut.analysis.placements import REPLICATED, Batch, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import Node, Program, Value
+from keras_ddl.cut.operations.context import Context, Segments
+from keras_ddl.cut.operations.factors import Kind, kind_of
+from keras_ddl.cut.values import redistribute
+from keras_ddl.cut.values.local_shapes import no_dependencies
+
+_SORTED = ("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMin", "SegmentMax")  # they fail if ids decrease
+_UNSORTED = ("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMin", "UnsortedSegmentMax")
+COMBINING = (*_SORTED, *_UNSORTED)
+_OF_TABLES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+
+
+def combined_later(program: Program, value: Value) -> Iterator[Node]:
+    """Yields the operations that combine a value's entries by segment, perhaps after entrywise computations."""
+    pending, seen = [value], {value}
+    while pending:
+        for node in program.readers(pending.pop()):
+            if node.type in COMBINING and node.inputs[0] in seen:
+                yield node
+            elif node.outputs and kind_of(node) in (Kind.ENTRYWISE, Kind.FORWARD):
+                new = [each for each in node.outputs if each not in seen]
+                seen.update(new)
+                pending += new
+
+
+def needs(node: Node, other: Node) -> bool:
+    """Whether an operation needs the results of another one."""
+    pending, seen = [node], set[Node]()
+    while pending:
+        each = pending.pop()
+        if each is other:
+            return True
+        if each not in seen and each.position > other.position:
+            seen.add(each)
+            pending += [*(value.node for value in each.inputs), *each.after]
+    return False
+
+
+# ---- the entries of a rank's rows
+
+
+def sharding_by(b: Context, entries: Value, node: Node) -> Sharded | None:
+    """Returns how entries can be sharded that `node` combines by segment, now or later; None: not certain."""
+    is_of_table = node.type.startswith(_OF_TABLES)
+    ids, *count = node.inputs[2 if is_of_table else 1 :]
+    if b.scope or not b.rows_by_extent or entries.rank != 1 or ids.rank != 1 or not b.is_placed(ids):
+        return None  # a branch's batch would have no meaning outside
+    if b.placement(ids) != REPLICATED and not b.has_replicated(ids):
+        return None
+    extent, tensor = b.dims(entries)[0], b.replicated(ids)
+    for number, known in b.segments.items():
+        if known.ids is tensor or b.rows_of_batches[number] == extent:
+            return _as_known(b, known, number, extent) if known.ids is tensor else None
+    if len(extent.unknowns) != 1 or extent.factor != 1 or extent in b.rows_of_batches:
+        return None
+    is_sorted = node.type in _SORTED or is_of_table
+    if not is_sorted and not _is_sorted(b.extents, ids):
+        return None
+    checks = [tf.equal(tf.size(tensor, tf.int64), b.number(extent))]
+    if is_sorted:
+        checks.append(tf.reduce_all(tensor[1:] >= tensor[:-1]))
+    if count:
+        of_rows = if_certain(_sharding_of, b, b.extents.number(count[0]))
+    else:
+        of_rows = _all_required(b, node, tensor, checks)
+    if of_rows is None:
+        return None
+    own = _counted(b, tensor, of_rows, checks)
+    number = b.add_batch(extent, own)
+    b.segments[number] = Segments(tensor, of_rows)
+    _equate(b, b.dims(ids)[0], extent)
+    return Sharded(0, rows=(number,))
+
+
+def _as_known(b: Context, known: Segments, number: int, extent: Dim) -> Sharded | None:
+    """Returns the sharding of entries with the same ids as those of a known batch."""
+    rows = b.rows_of_batches[number]
+    if rows != extent:
+        if len(extent.unknowns) != 1 or extent.factor != 1:
+            return None
+        _equate(b, extent, rows)
+    return Sharded(0, rows=(number,))
+
+
+def _equate(b: Context, one: Dim, other: Dim) -> None:
+    if len(one.unknowns) == 1 and one.factor == 1:
+        b.extents.equate(one, other)
+
+
+def _sharding_of(b: Context, rows: Dim) -> Sharded:
+    """Returns the sharding of an axis of the batch's extent, or of a multiple."""
+    unit = certain(rows.divided_by(b.rows))
+    if unit == 0:
+        raise Uncertain
+    return Sharded(0, unit=unit)
+
+
+def _all_required(b: Context, node: Node, ids: tf.Tensor, checks: list[tf.Tensor]) -> Sharded | None:
+    """Returns the sharding of a result whose rows end with the last id. If the step fails unless these are all rows of
+    the batch, they are taken for these, and it is checked."""
+    result = node.outputs[0]
+    last = tf.concat([[-1], tf.cast(ids[-1:], tf.int64)], 0)[-1] + 1
+    extent = b.dims(result)[0]
+    if extent.number is not None:
+        return None
+    required = if_certain(_required, b, result)
+    if required is not None:
+        checks.append(tf.equal(last, b.number(required)))
+        _equate(b, extent, required)
+        return _sharding_of(b, required)
+    offset = tf.minimum(tf.cast(b.batch.offset, tf.int64), last)
+    is_last = b.collectives.rank == b.collectives.size - 1
+    end = last if is_last else tf.minimum(tf.cast(b.batch.offset + b.batch.local, tf.int64), last)
+    return Sharded(0, rows=(b.add_batch(extent, Batch(last, end - offset, offset)),))
+
+
+def _required(b: Context, result: Value) -> Dim:
+    """Returns how many rows a result must have for the step not to fail. Raises: Uncertain: it may have any number."""
+    rows, *others = b.dims(result)
+    pending, seen = [result], {result}
+    while pending:
+        value = pending.pop()
+        for node in b.program.readers(value):
+            found = None
+            if node.type == "Select" and value is not node.inputs[0]:  # its operands are not broadcast
+                found = next(iter(b.dims(node.inputs[0])), None)
+            elif node.type == "Reshape" and value is node.inputs[0]:
+                found = b.extents.size(node.outputs[0]).divided_by(product(others))
+            if found is not None and found != rows and _is_known(b, found) and if_certain(_sharding_of, b, found):
+                return found
+            if node.outputs and kind_of(node) in (Kind.ENTRYWISE, Kind.FORWARD):
+                new = [each for each in node.outputs if each not in seen and b.dims(each) == b.dims(result)]
+                seen.update(new)
+                pending += new
+    raise Uncertain
+
+
+def _is_known(b: Context, extent: Dim) -> bool:
+    """Whether the step can compute an extent already."""
+    named = [b.extents.named.get(str(each.operands[0])) if each.operands else None for each in extent.leaves()]
+    return all(each.kind == "rows" for each in extent.leaves()) or all(
+        each.kind == "rows" or value is not None and b.is_placed(value) for each, value in zip(extent.leaves(), named)
+    )
+
+
+def _counted(b: Context, ids: tf.Tensor, rows: Sharded, checks: list[tf.Tensor]) -> Batch:
+    """Returns the entries of a rank's rows. The first and the last rank have those of rows that no rank has."""
+    first = first_row(b, rows)
+    ends = tf.stack([tf.cast(each, tf.int64) for each in (first, first + b.local_extent(rows))])
+    with no_dependencies():
+        total = tf.size(ids, tf.int64)
+        places = tf.searchsorted(tf.cast(ids, tf.int64), ends, out_type=tf.int64)
+        message = "Segment ids decrease, or are not as many as the entries, or not those of all rows."
+        check = tf.debugging.Assert(tf.reduce_all(tf.stack(checks)), [message, ids], summarize=8)
+        with tf.control_dependencies([check]):
+            begin = tf.constant(0, tf.int64) if b.collectives.rank == 0 else tf.identity(places[0])
+            end = tf.identity(total if b.collectives.rank == b.collectives.size - 1 else places[1])
+            return Batch(total, end - begin, begin)
+
+
+def first_row(b: Context, rows: Sharded) -> int | tf.Tensor:
+    """Returns where a rank's rows begin, along an axis that is sharded like this."""
+    return b.times(b.batches[rows.rows[0]].offset, b.number(rows.unit))
+
+
+def _is_sorted(known: Extents, value: Value) -> bool:
+    """Whether a vector certainly does not decrease, such as the ids that TensorFlow makes from row splits."""
+    value = value.source()
+    node = value.node
+    if value.rank != 1:
+        return False
+    of = node.inputs[0].source() if node.inputs else value
+    if node.type == "Range":
+        return min(if_certain(known.constants, node.inputs[2]) or [0]) > 0
+    if node.type == "GatherV2":
+        along = if_certain(known.constants, node.inputs[2])
+        return along == [0] and _is_sorted(known, of) and _is_sorted(known, node.inputs[1])
+    if node.type in ("Squeeze", "Reshape"):
+        if of.node.type == "Where":
+            return of.node.inputs[0].rank == 1
+        return of.node.type == "Tile" and _repeats_each(known, of.node) and _is_sorted(known, _column(of.node))
+    return False
+
+
+def _repeats_each(known: Extents, tile: Node) -> bool:
+    """Whether a Tile repeats a column along its rows."""
+    column, times = tile.inputs[0].source().node, if_certain(known.numbers, tile.inputs[1]) or ()
+    if column.type != "ExpandDims" or column.inputs[0].rank != 1 or len(times) != 2:
+        return False
+    return times[0] == 1 and if_certain(known.constants, column.inputs[1]) in ([1], [-1])
+
+
+def _column(tile: Node) -> Value:
+    return tile.inputs[0].source().node.inputs[0]
+
+
+# ---- operations
+
+
+def segments_of(b: Context, placement: object) -> tuple[Sharded, Segments] | None:
+    """Returns the segments of a value that is sharded along axis 0 into the entries of each rank's rows; None: it is
+    not."""
+    if not isinstance(placement, Sharded) or len(placement.rows) != 1 or placement.rows[0] not in b.segments:
+        return None
+    is_plain = placement.axis == 0 and placement.blocks == ONE == placement.unit
+    return (placement, b.segments[placement.rows[0]]) if is_plain else None
+
+
+def own_ids(b: Context, placement: Sharded, segments: Segments, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the ids of this rank's entries, counted from its first row. `ids`: of all entries."""
+    with no_dependencies():
+        own = redistribute.shard(b, ids, placement)
+        return own - tf.cast(first_row(b, segments.rows), ids.dtype)
+
+
+def combine(b: Context, node: Node) -> PlacedOutputs | None:
+    """Combines each rank's entries by segment, which gives its rows."""
+    data, ids, *count = node.inputs
+    found = segments_of(b, b.placement(data))
+    if found is None or not _has(b, ids, found[1]):
+        return None
+    placement, segments = found
+    own, rows = own_ids(b, placement, segments, segments.ids), segments.rows
+    if count:
+        if b.extents.number(count[0]) != b.extent(rows):
+            return None
+        return [(b.make(node, [b.local(data), own, b.scalar(b.local_extent(rows), count[0].dtype)])[0], rows)]
+    return [(padded(b, b.make(node, [b.local(data), own])[0], rows), rows)]
+
+
+def _has(b: Context, ids: Value, segments: Segments) -> bool:
+    is_here = b.placement(ids) == REPLICATED or b.has_replicated(ids)
+    return is_here and b.replicated(ids) is segments.ids
+
+
+def padded(b: Context, result: tf.Tensor, rows: Sharded) -> tf.Tensor:
+    """Returns a result with all of this rank's rows, which ended with the last id. An operation by segment gives zeros
+    for a row without entries."""
+    missing = tf.cast(b.local_extent(rows), tf.int64) - tf.shape(result, tf.int64)[0]
+    return tf.pad(result, [[0, missing], *[[0, 0]] * (result.shape.rank - 1)])
+
+
+def repeat(b: Context, node: Node) -> PlacedOutputs | None:
+    """Repeats each of this rank's rows for each of its entries, as the gradient of `combine` does."""
+    value, indices, *axis = node.inputs
+    if not axis or b.extents.constants(axis[0]) != [0] or node.attr("batch_dims", int):
+        return None
+    for number, segments in b.segments.items():
+        if b.placement(value) == segments.rows and _has(b, _not_clipped(indices), segments):
+            placement = Sharded(0, rows=(number,))
+            own = own_ids(b, placement, segments, b.replicated(indices))
+            return [(b.make(node, [b.local(value), own, b.replicated(axis[0])])[0], placement)]
+    return None
+
+
+def _not_clipped(indices: Value) -> Value:
+    """Returns indices whose negative ones were replaced by 0."""
+    node = indices.source().node
+    if node.type != "Maximum":
+        return indices
+    value, other = node.inputs
+    is_zero = other.source().node.type == "ZerosLike" or other.constant() is not None and not other.constant().any()
+    return value if is_zero else indices
+
+
+@extents(*_SORTED)
+def _combined(known: Extents, node: Node) -> ResultExtents:
+    return [[_last_segment(known, node.inputs[1]), *known.dims(node.inputs[0])[1:]]]
+
+
+@extents(*_OF_TABLES)
+def _combined_rows(known: Extents, node: Node) -> ResultExtents:
+    return [[_last_segment(known, node.inputs[2]), *known.dims(node.inputs[0])[1:]]]
+
+
+def _last_segment(known: Extents, ids: Value) -> Dim:
+    """Returns the number of segments: the last id and one more."""
+    ids = ids.source()
+    known.named[ids.key] = ids
+    return Dim.unknown("segments", ids.key, 0)
