@@ -47,3 +47,36 @@ def test_rows_of_a_ragged_batch_go_to_the_ranks_of_its_rows(call):
     report = trained(call)
     print(report.text())
     assert whole_tables(report) == [] and "all_gather" not in kinds_of(report), report.text()
+
+
+def sparse(ids, lengths):
+    return ragged(ids, lengths).to_sparse()
+
+
+def by_layer(model, ids, lengths):
+    return model.dense(tf.tanh(model.table(sparse(ids, lengths))))
+
+
+def pooled_by(combiner, safe=True):
+    look_up = tf.nn.safe_embedding_lookup_sparse if safe else tf.nn.embedding_lookup_sparse
+
+    def call(model, ids, lengths):
+        table = tf.convert_to_tensor(model.table.embeddings)
+        found = look_up(table, sparse(ids, lengths), *([] if safe else [None]), combiner=combiner)
+        return model.dense(tf.tanh(found))
+
+    return call
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("safe", [True, False])
+def test_rows_of_a_sparse_batch_go_to_the_ranks_of_its_rows(combiner, safe):
+    report = trained(pooled_by(combiner, safe))
+    print(report.text())
+    assert whole_tables(report) == [] and "all_gather" not in kinds_of(report), report.text()
+
+
+def test_layer():
+    report = trained(by_layer)
+    print(report.text())
+    assert whole_tables(report) == [] and "all_gather" not in kinds_of(report), report.text()

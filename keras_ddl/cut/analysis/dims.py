@@ -61,7 +61,7 @@ class Unknown:
 
 
 def _is_extent(kind: str, operands: Sequence[Dim]) -> bool:
-    if kind in ("rows", "extent", "segments"):
+    if kind in ("rows", "extent", "size", "segments"):
         return True
     if kind in ("sum", "product", "quotient", "smaller"):
         return all(each.is_extent for each in operands)

@@ -235,7 +235,7 @@ def combine(b: Context, node: Node) -> PlacedOutputs | None:
     """Combines each rank's entries by segment, which gives its rows."""
     data, ids, *count = node.inputs
     found = segments_of(b, b.placement(data))
-    if found is None or not _has(b, ids, found[1]):
+    if found is None or not has(b, ids, found[1]):
         return None
     placement, segments = found
     own, rows = own_ids(b, placement, segments, segments.ids), segments.rows
@@ -246,7 +246,8 @@ def combine(b: Context, node: Node) -> PlacedOutputs | None:
     return [(padded(b, b.make(node, [b.local(data), own])[0], rows), rows)]
 
 
-def _has(b: Context, ids: Value, segments: Segments) -> bool:
+def has(b: Context, ids: Value, segments: Segments) -> bool:
+    """Whether these are the ids of segments."""
     is_here = b.placement(ids) == REPLICATED or b.has_replicated(ids)
     return is_here and b.replicated(ids) is segments.ids
 
@@ -264,7 +265,7 @@ def repeat(b: Context, node: Node) -> PlacedOutputs | None:
     if not axis or b.extents.constants(axis[0]) != [0] or node.attr("batch_dims", int):
         return None
     for number, segments in b.segments.items():
-        if b.placement(value) == segments.rows and _has(b, _not_clipped(indices), segments):
+        if b.placement(value) == segments.rows and has(b, _not_clipped(indices), segments):
             placement = Sharded(0, rows=(number,))
             own = own_ids(b, placement, segments, b.replicated(indices))
             return [(b.make(node, [b.local(value), own, b.replicated(axis[0])])[0], placement)]

@@ -25,6 +25,7 @@ from keras_ddl.cut.analysis.placements import (
 )
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.shards import segment_rows
 from keras_ddl.cut.shards.shard_plan import computes_rows, expands_indices, joins_rows
 from keras_ddl.cut.shards.table_rows import Arrived, TableRows
 from keras_ddl.cut.values.layouts import Layout
@@ -36,15 +37,19 @@ class _Joined(NamedTuple):
     Attributes:
         node: would build it. operands: what it puts one after another, or else what it computes the value from.
         is_own: whether `node` is in this program, not in the one around it.
+        index: which output of `node` it is. layout: of the table for which `node` adds up rows by index, of which it
+            gives each index once; the operands are the indices and the rows. None: it adds up nothing.
     """
 
     node: Node
     operands: tuple[Value, ...]
     is_own: bool = True
+    index: int = 0
+    layout: Layout | None = None
 
     @property
     def is_computed(self) -> bool:
-        return self.node.type != "ConcatV2"
+        return self.node.type != "ConcatV2" and self.layout is None
 
 
 class JoinedRows:
@@ -63,6 +68,7 @@ class JoinedRows:
         self._b, self._rows, self._apply_rules, self._keep = context, rows, apply_rules, keep
         self._joined: dict[Value, _Joined] = {}
         self._lent: dict[Value, Value] = {}  # by the value of the graph around this one
+        self._summed: dict[tuple[Value, ...], Arrived] = {}  # by operands
 
     # ---- not to build
 
@@ -70,6 +76,8 @@ class JoinedRows:
         """Returns a placeholder for what an operation puts together for a table, or computes from that; None: the
         operation is to be built."""
         b = self._b
+        if node.type in segment_rows.SPARSE_GRADIENTS:
+            return self._join_sums(node, table)
         if joins_rows(node):
             operands = tuple(node.inputs[:-1])
             if not self._moves_less(operands, table):
@@ -82,6 +90,16 @@ class JoinedRows:
             return None
         self._hold(node.outputs[0], _Joined(node, operands))
         return [(tf.zeros([0], node.outputs[0].dtype), JOINED)]
+
+    def _join_sums(self, node: Node, table: tf.TensorSpec) -> PlacedOutputs | None:
+        """Returns placeholders for the rows of a gradient that an operation adds up by index, and their indices."""
+        b, layout = self._b, self._rows.layout_of(table.shape)
+        rows = if_certain(segment_rows.rows_of_gradient, b, self._rows, node) if layout is not None else None
+        if rows is None or layout is None:
+            return None
+        for value in node.outputs:
+            self._hold(value, _Joined(node, (node.inputs[1], rows), index=value.index, layout=layout))
+        return [(tf.zeros([0], each.dtype), JOINED) for each in node.outputs]
 
     def _hold(self, value: Value, joined: _Joined) -> None:
         self._joined[value] = joined
@@ -99,17 +117,21 @@ class JoinedRows:
     def lend(self, value: Value, outer: Value, around: JoinedRows, lend: Callable[[Value, Value], None]) -> None:
         """Lets `value` stand for a joined value of the graph around this one. lend: does so for values that are
         built."""
-        node, operands, _ = around._joined[around._b.origin(outer)]
+        joined = around._joined[around._b.origin(outer)]
         inner = []
-        for each in operands:
+        for each in joined.operands:
             if each not in self._lent:
                 self._lent[each] = Value(each.tensor, each.node, each.index)
                 lend(self._lent[each], each)
             inner.append(self._lent[each])
-        self._hold(value, _Joined(node, tuple(inner), is_own=False))
+        self._hold(value, joined._replace(operands=tuple(inner), is_own=False))
 
     def _replicated(self, joined: _Joined) -> tf.Tensor:
         tensors = self._b.all_replicated(joined.operands)
+        if joined.layout is not None:
+            indices = tf.unique(tf.sort(tensors[0])).y
+            places = tf.searchsorted(indices, tensors[0])
+            return indices if joined.index else tf.math.unsorted_segment_sum(tensors[1], places, tf.size(indices))
         return self._b.make(joined.node, tensors)[0] if joined.is_computed else tf.concat(tensors, axis=0)
 
     def build(self, values: Sequence[Value]) -> None:
@@ -119,7 +141,7 @@ class JoinedRows:
             joined = self._of(value)
             if joined is not None and joined.is_own:
                 self.build(joined.operands)
-                tensor, placement = self._apply_rules(joined.node)[0]
+                tensor, placement = self._apply_rules(joined.node)[joined.index]
                 self._keep(value, tensor, placement)
                 b.place_again({value: PlacedTensor(tensor, placement)})
 
@@ -139,6 +161,9 @@ class JoinedRows:
                 return None
             operands = [tensors.get(each, arrived.rows) for each in of_rows.operands]
             return Arrived(arrived.places, self._b.make(of_rows.node, operands)[0])
+        if of_rows is not None and of_rows.layout is not None:
+            is_same = of_ids is not None and of_ids.node is of_rows.node and of_rows.layout == layout
+            return self._sums(of_rows, layout) if is_same else None
         if of_ids is None and of_rows is None:
             return self._rows.arrived(node, ids, rows, layout)
         if of_ids is None or of_rows is None or len(of_ids.operands) != len(of_rows.operands):
@@ -157,6 +182,18 @@ class JoinedRows:
         if pending is not None:
             raise pending
         return Arrived(*(tf.concat(each, axis=0) for each in zip(*found)))
+
+    def _sums(self, joined: _Joined, layout: Layout) -> Arrived | None:
+        """Returns the sums of the rows for this rank by index, each index once."""
+        key = joined.operands
+        if key not in self._summed:
+            arrived = self._rows.arrived(joined.node, *joined.operands, layout)
+            if arrived is None:
+                return None
+            places, at = tf.unique(arrived.places)
+            rows = tf.math.unsorted_segment_sum(arrived.rows, at, tf.size(places))
+            self._summed[key] = Arrived(places, rows)
+        return self._summed[key]
 
     def _numbers(self, rows: _Joined) -> dict[Value, tf.Tensor]:
         """Returns what rows are computed with, besides other rows."""
@@ -178,6 +215,10 @@ class JoinedRows:
             (before,) = {b.origin(each) for each in joined.operands if each not in tensors}
             parts = self._own_parts(before)
             return [b.make(joined.node, [tensors.get(each, part) for each in joined.operands])[0] for part in parts]
+        if joined.layout is not None:
+            sums = self._sums(joined, joined.layout)
+            assert sums is not None
+            return [sums.rows]
         whole = [each for each in joined.operands if not isinstance(b.placement(each), Sharded)]
         replicated = dict(zip(whole, b.all_replicated(whole)))
         first = b.collectives.rank == 0

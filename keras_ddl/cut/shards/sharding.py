@@ -297,7 +297,9 @@ class Sharding:
 
     def _of_rows(self, node: Node) -> PlacedOutputs | None:
         """Looks up rows of a table in flat shards, or adds up rows on their way to one, where the rows are."""
-        table = self.plan.rows.get(node.outputs[0]) if len(node.outputs) == 1 else None
+        read = [each for each in node.outputs if self._b.program.readers(each)]
+        tables = [self.plan.rows.get(each) for each in read]
+        table = tables[0] if tables and None not in tables else None
         if table is not None:
             made = self._joined.join(node, table)
             if made is not None:

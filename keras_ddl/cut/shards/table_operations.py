@@ -11,16 +11,14 @@ from keras_ddl.cut.analysis.dims import if_certain
 from keras_ddl.cut.analysis.placements import FLAT_SHARD, JOINED, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
+from keras_ddl.cut.shards import segment_rows
 from keras_ddl.cut.shards.joined_rows import JoinedRows
 from keras_ddl.cut.shards.shard_plan import SCATTER_INTO, expands_indices
 from keras_ddl.cut.shards.table_rows import TableRows, is_added_to_a_part
 from keras_ddl.cut.values.layouts import Layout
 
-_COMBINED = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
-_SEGMENTS = (*_COMBINED, *(f"{each}WithNumSegments" for each in _COMBINED))
-_GRADIENTS = tuple(f"{each}Grad" for each in _COMBINED)
 # They put rows into a table, in the order of the rows.
-TOWARDS_TABLES = ("UnsortedSegmentSum", SCATTER_INTO, *_GRADIENTS)
+TOWARDS_TABLES = ("UnsortedSegmentSum", SCATTER_INTO, *segment_rows.GRADIENTS)
 
 
 def look_up(b: Context, rows: TableRows, node: Node, table: Value) -> PlacedOutputs | None:
@@ -38,7 +36,7 @@ def look_up(b: Context, rows: TableRows, node: Node, table: Value) -> PlacedOutp
         if node not in rows.made:
             rows.made[node] = _of_one(b, node, indices)
         return rows.look_up(node, table, rows.made[node])
-    return _segments(b, rows, node) if node.type in _SEGMENTS else None
+    return segment_rows.combine(b, rows, node) if node.type in segment_rows.TYPES else None
 
 
 def _of_one(b: Context, node: Node, indices: Value) -> Value:
@@ -52,27 +50,14 @@ def _of_one(b: Context, node: Node, indices: Value) -> Value:
     return value
 
 
-def _segments(b: Context, rows: TableRows, node: Node) -> PlacedOutputs | None:
-    """Looks up the rows of segments, and adds up all of them on each rank."""
-    table, indices, *others = node.inputs
-    b.all_replicated([indices, *others])
-    everyone = b.new_value(node, indices.tensor, b.replicated(indices), REPLICATED)
-    b.extents.set_dims(everyone, b.dims(indices))
-    looked_up = rows.look_up(node, table, everyone)
-    if looked_up is None:
-        return None
-    found = looked_up[0][0]
-    order = tf.range(tf.shape(found, indices.dtype)[0])
-    return [(b.make(node, [found, order, *map(b.replicated, others)])[0], REPLICATED)]
-
-
 def add_up(b: Context, rows: TableRows, joined: JoinedRows, node: Node) -> PlacedOutputs | None:
     """Builds a sum of rows by index on its way to a table: each rank adds up the rows that it has of the table."""
     layout = rows.layout_of(node.outputs[0].shape)
     if layout is None or is_added_to_a_part(b, node.outputs[0]):
         return None
-    if node.type in _GRADIENTS:
-        return _gradient_of_segments(b, rows, node, layout)
+    if node.type in segment_rows.GRADIENTS:
+        chunk = segment_rows.add_up(b, rows, node, layout)
+        return None if chunk is None else _chunk(b, chunk)
     number = layout.rows_of(b.collectives.rank)[1]
     if node.type == SCATTER_INTO:
         table, expanded, data = node.inputs
@@ -93,19 +78,6 @@ def add_up(b: Context, rows: TableRows, joined: JoinedRows, node: Node) -> Place
         return None
     # As in one process, rows with a negative index are left out, and an index that is too large is an error.
     return _chunk(b, tf.math.unsorted_segment_sum(arrived.rows, arrived.places, number))
-
-
-def _gradient_of_segments(b: Context, rows: TableRows, node: Node, layout: Layout) -> PlacedOutputs:
-    gradient, indices, *others = node.inputs
-    number = layout.rows_of(b.collectives.rank)[1]
-    tensors = dict(zip(node.inputs, b.all_replicated(node.inputs)))
-    # The rows of other ranks are added up in one row more, because the number of rows of a segment counts.
-    at = rows.own_places(tensors[indices], layout)
-    last, outside = (tf.constant(each, at.dtype) for each in (number, -1))
-    has_row = (tensors[indices] >= 0) & (at < number)
-    places = tf.where(has_row, tf.where(at < 0, last, at), outside)
-    count = tf.constant(number + 1, others[-1].dtype)
-    return _chunk(b, b.make(node, [tensors[gradient], places, tensors[others[0]], count])[0][:number])
 
 
 def _chunk(b: Context, rows: tf.Tensor) -> PlacedOutputs:

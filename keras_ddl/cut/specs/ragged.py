@@ -61,7 +61,7 @@ def _filled(known: Extents, node: Node) -> ResultExtents:
 def _split(known: Extents, node: Node) -> ResultNumbers:
     """Returns the extents: n strings give a sparse tensor of n rows."""
     dims, shape = known.dims(node.inputs[0]), node.outputs[2]
-    return [None, None, [dims[0], Dim.unknown("entry", shape.key, 1)]]
+    return [None, None, [dims[0], Dim.unknown("size", shape.key, 1)]]
 
 
 @numbers("RaggedTensorToSparse")
@@ -69,8 +69,14 @@ def _as_sparse(known: Extents, node: Node) -> ResultNumbers:
     dims, shape = known.dims(node.inputs[0]), node.outputs[2]
     if shape.shape[0] is None:
         raise Uncertain
-    others = [Dim.unknown("entry", shape.key, axis) for axis in range(1, shape.shape[0])]
+    others = [Dim.unknown("size", shape.key, axis) for axis in range(1, shape.shape[0])]
     return [None, None, [dims[0] - 1, *others]]
+
+
+@numbers("SparseReshape")
+def _reshaped_sparse(known: Extents, node: Node) -> ResultNumbers:
+    shape, key = known.vector(node.inputs[2]), node.outputs[1].key  # an unknown entry may be -1
+    return [None, [each if each.is_extent else Dim.unknown("size", key, i) for i, each in enumerate(shape)]]
 
 
 def _if_extents(entries: Iterable[Dim | None]) -> list[Dim | None]:

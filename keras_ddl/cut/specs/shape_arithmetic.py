@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from itertools import zip_longest
 
 from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain
@@ -71,3 +72,17 @@ def _inverted(known: Extents, node: Node) -> ResultNumbers:
 def _broadcast(known: Extents, node: Node) -> ResultNumbers:
     aligned = zip_longest(*(reversed(known.numbers(each)) for each in node.inputs), fillvalue=ONE)
     return [[certain(broadcast_extent(each)) for each in aligned][::-1]]
+
+
+@numbers("SelectV2")
+def _selected(known: Extents, node: Node) -> ResultNumbers:
+    """Returns the entries of one operand, if it is known which one is taken, as for a negative axis."""
+    condition = node.inputs[0].source().node
+    if condition.type not in _COMPARED or node.inputs[0].rank != 0:
+        raise Uncertain
+    one, other = (known.number(each) for each in condition.inputs)
+    taken = node.inputs[1 if _COMPARED[condition.type](certain(one.number), certain(other.number)) else 2]
+    return [known.numbers(taken)]
+
+
+_COMPARED = {"GreaterEqual": operator.ge, "Greater": operator.gt, "Less": operator.lt, "LessEqual": operator.le}

@@ -88,7 +88,7 @@ class LocalShapes:
         extent = Dim(1, [unknown])
         if extent in self.rows_of_batches:
             return self.batches[self.rows_of_batches.index(extent)].total
-        if unknown.kind in ("extent", "entry", "segments"):
+        if unknown.kind in ("extent", "entry", "size", "segments"):
             return self._once(unknown, lambda: self._look_up(unknown))
         a, b = (tf.convert_to_tensor(self.number(each), tf.int64) for each in unknown.dims)
         return _COMPUTED[unknown.kind](a, b)

@@ -234,5 +234,5 @@ def _declare_rows(extents: Extents, spec: Any, parts: Sequence[Value]) -> None:
     others = enumerate(spec.shape.as_list()[1:], 1)
     shape = parts[2]
     extents.named[shape.key] = shape
-    dims = [Dim.unknown("entry", shape.key, axis) if n is None else Dim(n) for axis, n in others]
+    dims = [Dim.unknown("size", shape.key, axis) if n is None else Dim(n) for axis, n in others]
     extents.set_numbers(shape, (extents.rows, *dims))
