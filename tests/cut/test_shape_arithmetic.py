@@ -243,7 +243,8 @@ def _known(expression: str) -> tuple[Extents, Any]:
 
 
 def _words(entries: Any) -> str:
-    return ", ".join("?" if "entry(" in str(each) or "extent(" in str(each) else str(each) for each in entries)
+    named = ("entry(", "extent(", "size(")
+    return ", ".join("?" if any(name in str(each) for name in named) else str(each) for each in entries)
 
 
 @pytest.mark.parametrize(("expression", "expected"), NUMBERS, ids=map(str, range(len(NUMBERS))))

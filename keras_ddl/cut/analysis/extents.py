@@ -8,7 +8,7 @@ operands and let its dims.Uncertain pass if an answer is not certain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from keras_ddl.cut.analysis.program import Node, Value
 Dims = tuple[Dim, ...]
 # Dtypes of shapes, and the bound below which their integers do not wrap around.
 _SHAPES = {tf.int32: 2**31, tf.int64: 2**63}
+_SMALL = 1024  # bytes of constants that are compared
 MOST_VALUES = 32  # longer integer vectors are data, not shapes
 
 
@@ -34,6 +35,10 @@ class Extents:
         self._numbers: dict[Value, Dims | None] = {}
         self._contents: dict[Value, Content | None] = {}
         self._equal: dict[Unknown, Dim] = {}
+        self._first: dict[Node, Node] = {}  # the first of the operations that give the same
+        self._firsts: dict[Hashable, Node] = {}
+        self.alike: dict[str, list[Value]] = {}  # values whose extents are those of the one with this key
+        self._named_by: dict[Hashable, str] = {}
 
     def equate(self, one: Dim, other: Dim) -> None:
         """Notes that an unknown extent equals another one, because the step fails if it does not."""
@@ -72,11 +77,47 @@ class Extents:
         return product(self.dims(value))
 
     def _infer(self, node: Node) -> None:
+        first = self._first_like(node)
+        if first is not node:
+            for one, output in zip(first.outputs, node.outputs):
+                self._dims[output] = self._dims[one]
+                self.named[output.key] = output
+                self.alike.setdefault(one.key, []).append(output)
+            return
         rule = _extents.get(node.type)
         result = if_certain(rule, self, node) if rule is not None else None
         for output in node.outputs:
             self._dims[output] = merged(output, result[output.index] if result is not None else None)
             self.named[output.key] = output
+
+    def _first_like(self, node: Node) -> Node:
+        """Returns an earlier operation that certainly gives the same results, else `node`."""
+        if not node.is_pure or not node.outputs:
+            return node
+        if node.type == "Const":
+            content = node.operation.node_def.attr["value"].tensor
+            key: Hashable = content.SerializeToString(deterministic=True) if content.ByteSize() <= _SMALL else node
+        elif not node.inputs:
+            return node
+        else:
+            key = node.attributes_key, *map(self._like, node.inputs)
+        first = self._first[node] = self._firsts.setdefault(key, node)
+        return first
+
+    def _like(self, value: Value) -> tuple[Node, int]:
+        return self._first.get(value.node, value.node), value.index
+
+    def name_of(self, value: Value) -> str:
+        """Returns the key by which unknown extents of a value are named: that of the first value like it."""
+        node, index = self._like(value)
+        return node.outputs[index].key
+
+    def extent_by(self, output: Value, axis: int, operands: Sequence[Value]) -> Dim:
+        """Returns an unknown extent that follows from these operands alone, so that it is equal for equal ones."""
+        key = output.node.type, output.index, axis, *map(self._like, operands)
+        key_of_first = self._named_by.setdefault(key, output.key)
+        self.alike.setdefault(key_of_first, []).append(output)
+        return Dim.unknown("extent", key_of_first, axis)
 
     def numbers(self, value: Value) -> Dims:
         """Returns the entries of an integer tensor of rank 0 or 1; unknown entries as named unknowns.

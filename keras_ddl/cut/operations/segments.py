@@ -1,4 +1,4 @@
-"""Segments: entries along an axis that belong to rows, as the values of a ragged or sparse tensor belong to the batch's.
+"""Segments: entries along an axis that belong to rows, as the values of a ragged tensor belong to rows of the batch.
 
 A vector of ids, which does not decrease, says to which row each entry belongs. So the entries of a rank's rows lie one
 after another, and can be placed on this rank: they are a further batch (`LocalShapes.add_batch`), whose numbers of

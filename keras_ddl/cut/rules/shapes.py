@@ -66,7 +66,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
     before, after = b.dims(value), b.dims(node.outputs[0])
     result = placement_after(before, after, placement, b.rows_of(placement))
     # With one row, every extent is a multiple of the rows, which proves nothing.
-    if _is_named_by(result.unit, node.outputs[0].key):
+    if _is_named_by(result.unit, b.extents.name_of(node.outputs[0])):
         return None
     shape = _global_shape(b, before, after, node)
     shape[result.axis] = b.local_extent(result)
@@ -77,7 +77,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
 
 def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Scalar]:
     """Returns the shape of the global tensor that a Reshape produces."""
-    key, requested = node.outputs[0].key, None
+    key, requested = b.extents.name_of(node.outputs[0]), None
     shape: list[Scalar] = []
     for axis, extent in enumerate(after):
         if _is_named_by(extent, key):  # only the shape operand has it, perhaps as -1

@@ -26,7 +26,7 @@ from keras_ddl.cut.analysis.placements import (
 from keras_ddl.cut.analysis.program import Node, Value
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.shards import segment_rows
-from keras_ddl.cut.shards.shard_plan import computes_rows, expands_indices, joins_rows
+from keras_ddl.cut.shards.shard_plan import computes_rows, expands_indices, joins_rows, keeps_rows
 from keras_ddl.cut.shards.table_rows import Arrived, TableRows
 from keras_ddl.cut.values.layouts import Layout
 
@@ -37,8 +37,8 @@ class _Joined(NamedTuple):
     Attributes:
         node: would build it. operands: what it puts one after another, or else what it computes the value from.
         is_own: whether `node` is in this program, not in the one around it.
-        index: which output of `node` it is. layout: of the table for which `node` adds up rows by index, of which it
-            gives each index once; the operands are the indices and the rows. None: it adds up nothing.
+        index: which output of `node` it is. layout: of the table for which `node` adds up rows by index; the operands
+            are the indices and the rows. None: it adds up nothing. distinct: the indices of the sums, each once.
     """
 
     node: Node
@@ -46,6 +46,7 @@ class _Joined(NamedTuple):
     is_own: bool = True
     index: int = 0
     layout: Layout | None = None
+    distinct: Value | None = None
 
     @property
     def is_computed(self) -> bool:
@@ -76,8 +77,10 @@ class JoinedRows:
         """Returns a placeholder for what an operation puts together for a table, or computes from that; None: the
         operation is to be built."""
         b = self._b
-        if node.type in segment_rows.SPARSE_GRADIENTS:
-            return self._join_sums(node, table)
+        if keeps_rows(node) and b.placement(node.inputs[0]) == JOINED:
+            return b.forward(node)
+        if node.type in segment_rows.SUMS:
+            return if_certain(self._join_sums, node, table)
         if joins_rows(node):
             operands = tuple(node.inputs[:-1])
             if not self._moves_less(operands, table):
@@ -94,11 +97,14 @@ class JoinedRows:
     def _join_sums(self, node: Node, table: tf.TensorSpec) -> PlacedOutputs | None:
         """Returns placeholders for the rows of a gradient that an operation adds up by index, and their indices."""
         b, layout = self._b, self._rows.layout_of(table.shape)
-        rows = if_certain(segment_rows.rows_of_gradient, b, self._rows, node) if layout is not None else None
-        if rows is None or layout is None:
+        found = segment_rows.sums(b, self._rows, node) if layout is not None else None
+        if found is None:
             return None
         for value in node.outputs:
-            self._hold(value, _Joined(node, (node.inputs[1], rows), index=value.index, layout=layout))
+            joined = _Joined(
+                node, (found.indices, found.rows), index=value.index, layout=layout, distinct=found.distinct
+            )
+            self._hold(value, joined)
         return [(tf.zeros([0], each.dtype), JOINED) for each in node.outputs]
 
     def _hold(self, value: Value, joined: _Joined) -> None:
@@ -108,7 +114,7 @@ class JoinedRows:
     def _moves_less(self, parts: Sequence[Value], table: tf.TensorSpec) -> bool:
         """Whether parts can go to a table's owners, and take fewer bytes than what a rank lacks of the table."""
         b, layout = self._b, self._rows.layout_of(table.shape)
-        sharded = [each for each in parts if isinstance(b.placement(each), Sharded)]
+        sharded = [each for each in parts if isinstance(b.placement(each), Sharded) or b.placement(each) == JOINED]
         if layout is None or not sharded or not all(_has_whole_rows(b.placement(each)) for each in parts):
             return False
         extents = [if_certain(b.dims, each) for each in sharded]
@@ -162,8 +168,9 @@ class JoinedRows:
             operands = [tensors.get(each, arrived.rows) for each in of_rows.operands]
             return Arrived(arrived.places, self._b.make(of_rows.node, operands)[0])
         if of_rows is not None and of_rows.layout is not None:
-            is_same = of_ids is not None and of_ids.node is of_rows.node and of_rows.layout == layout
-            return self._sums(of_rows, layout) if is_same else None
+            is_same = self._rows.before_reshape(ids) is of_rows.distinct
+            is_same = is_same or of_ids is not None and of_ids.node is of_rows.node
+            return self._sums(of_rows, layout) if is_same and of_rows.layout == layout else None
         if of_ids is None and of_rows is None:
             return self._rows.arrived(node, ids, rows, layout)
         if of_ids is None or of_rows is None or len(of_ids.operands) != len(of_rows.operands):
@@ -219,18 +226,22 @@ class JoinedRows:
             sums = self._sums(joined, joined.layout)
             assert sums is not None
             return [sums.rows]
-        whole = [each for each in joined.operands if not isinstance(b.placement(each), Sharded)]
+        whole = [e for e in joined.operands if self._of(e) is None and not isinstance(b.placement(e), Sharded)]
         replicated = dict(zip(whole, b.all_replicated(whole)))
         first = b.collectives.rank == 0
-        return [
-            b.local(each) if each not in replicated else replicated[each] if first else replicated[each][:0]
-            for each in joined.operands
-        ]
+        parts = []
+        for each in joined.operands:
+            if self._of(each) is not None:
+                parts += self._own_parts(each)
+            else:
+                own = b.local(each) if each not in replicated else replicated[each]
+                parts.append(own if first or each not in replicated else own[:0])
+        return parts
 
 
 def _has_whole_rows(placement: Placement) -> bool:
     return (
-        placement == REPLICATED
+        placement in (REPLICATED, JOINED)
         or isinstance(placement, Partial)
         or isinstance(placement, Sharded)
         and not placement.axis

@@ -6,24 +6,41 @@ has the gradients of these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.analysis.dims import if_certain
-from keras_ddl.cut.analysis.placements import REPLICATED, PlacedOutputs, Sharded
-from keras_ddl.cut.analysis.program import Node, Value
+from keras_ddl.cut.analysis.dims import certain, if_certain
+from keras_ddl.cut.analysis.placements import JOINED, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.operations import segments
 from keras_ddl.cut.operations.context import Context
-from keras_ddl.cut.shards.table_rows import TableRows
+from keras_ddl.cut.operations.factors import Kind, kind_of
+from keras_ddl.cut.shards.table_rows import TableRows, sharding_of_rows
 from keras_ddl.cut.values.layouts import Layout
 
 _COMBINED = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 TYPES = (*_COMBINED, *(f"{each}WithNumSegments" for each in _COMBINED))
 GRADIENTS = tuple(f"{each}Grad" for each in _COMBINED)
-SPARSE_GRADIENTS = tuple(f"{each}GradV2" for each in _COMBINED)  # rows of the gradient, and their indices
+_SPARSE = tuple(f"{each}GradV2" for each in _COMBINED)  # they give rows of the gradient, and their indices
+SUMS = ("UnsortedSegmentSum", *GRADIENTS, *_SPARSE)
+
+
+class Sums(NamedTuple):
+    """Rows that are added up by index, one for each of the `indices`. distinct: the indices, each once."""
+
+    indices: Value
+    rows: Value
+    distinct: Value
 
 
 def combine(b: Context, rows: TableRows, node: Node) -> PlacedOutputs | None:
     """Looks up the rows of segments, and combines them: each rank those of its rows of the batch, or all of them."""
     table, indices, *others = node.inputs
+    if b.origin(table) in rows.postponed:
+        found = distinct(b, rows, indices)
+        assert found is not None
+        table, indices = rows.postponed[b.origin(table)], found.inputs[0]
     placement = if_certain(segments.sharding_by, b, indices, node)
     if placement is not None:
         looked_up = rows.look_up(node, table, indices, placement)
@@ -49,6 +66,52 @@ def _of_own_rows(b: Context, node: Node, found: tf.Tensor, placement: Sharded) -
     return [(result if len(node.inputs) > 3 else segments.padded(b, result, own.rows), own.rows)]
 
 
+def distinct(b: Context, rows: TableRows, places: Value) -> Node | None:
+    """Returns the operation that makes indices distinct, if `places` are those of the indices among the distinct ones;
+    else None."""
+    value = rows.before_reshape(places) if b.is_placed(places) else places.source()
+    is_place = value.node.type in ("Unique", "UniqueV2") and value.index == 1
+    return value.node if is_place and value.node.inputs[0].rank == 1 else None
+
+
+def postpone(b: Context, rows: TableRows, node: Node, table: Value) -> PlacedOutputs | None:
+    """Postpones a look-up of distinct rows that are only repeated, or combined by segment: then the rows of all indices
+    are looked up, each rank its own, of which none travels twice anyway. None: it is another look-up."""
+    found = node.inputs[1].source().node
+    if node.outputs[0].rank != 2 or found.type not in ("Unique", "UniqueV2") or rows.reads_rows_of(table):
+        return None
+    if b.scope or not all(_takes_places(b, rows, each, found) for each in _readers(b, node.outputs[0])):
+        return None
+    value = node.outputs[0]
+    rows.postponed[value] = table
+    b.register_replicator(value, lambda: certain(rows.look_up(node, table, node.inputs[1]))[0][0])
+    return [(tf.zeros([0], value.dtype), JOINED)]
+
+
+def _readers(b: Context, value: Value) -> Iterator[Node]:
+    for each in b.program.readers(value):
+        if each.outputs and kind_of(each) is Kind.FORWARD and len(each.inputs) == 1:
+            yield from _readers(b, each.outputs[0])
+        else:
+            yield each
+
+
+def _takes_places(b: Context, rows: TableRows, reader: Node, found: Node) -> bool:
+    if reader.type in SHAPE_OPS:
+        return True
+    is_look_up = reader.type in TYPES or reader.type == "GatherV2" and reader.inputs[2].constant() in (0, -2)
+    return is_look_up and distinct(b, rows, reader.inputs[1]) is found
+
+
+def repeated(b: Context, rows: TableRows, node: Node) -> PlacedOutputs | None:
+    """Builds what reads the rows of a postponed look-up."""
+    if node.type in TYPES:
+        return combine(b, rows, node)
+    found = distinct(b, rows, node.inputs[1])
+    assert found is not None
+    return rows.look_up(node, rows.postponed[b.origin(node.inputs[0])], found.inputs[0])
+
+
 def add_up(b: Context, rows: TableRows, node: Node, layout: Layout) -> tf.Tensor | None:
     """Returns this rank's rows of the gradient of a table, which is a dense one; None: ranks are to add it up."""
     gradient, indices, *others = node.inputs
@@ -65,6 +128,21 @@ def add_up(b: Context, rows: TableRows, node: Node, layout: Layout) -> tf.Tensor
     places = tf.where(has_row, tf.where(at < 0, last, at), outside)
     count = tf.constant(number + 1, others[-1].dtype)
     return b.make(node, [tensors[gradient], places, tensors[others[0]], count])[0][:number]
+
+
+def sums(b: Context, rows: TableRows, node: Node) -> Sums | None:
+    """Returns what an operation of `SUMS` adds up for each of the distinct indices of a table's rows; None: it is not
+    certain. Raises: Pending."""
+    if node.type in _SPARSE:
+        added = rows_of_gradient(b, rows, node)
+        return None if added is None else Sums(node.inputs[1], added, node.outputs[1])
+    found = distinct(b, rows, node.inputs[1])
+    if found is None:
+        return None
+    added = node.inputs[0] if node.type == "UnsortedSegmentSum" else rows_of_gradient(b, rows, node)
+    if added is None or sharding_of_rows(b, found.inputs[0], added) is None:
+        return None
+    return Sums(found.inputs[0], added, found.outputs[0])
 
 
 def rows_of_gradient(b: Context, rows: TableRows, node: Node) -> Value | None:

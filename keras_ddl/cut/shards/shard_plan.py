@@ -99,7 +99,7 @@ class Plan:
                 if outer is value and plan._program.readers(inner)
             }
             return tables.pop() if len(tables) == 1 else None
-        if kind_of(reader) is Kind.FORWARD and not reader.after:
+        if (kind_of(reader) is Kind.FORWARD or keeps_rows(reader)) and not reader.after:
             tables = {self.rows.get(output) for each, output in zip(reader.inputs, reader.outputs) if each is value}
             return tables.pop() if len(tables) == 1 else None
         if joins_rows(reader) or computes_rows(reader) or expands_indices(reader):
@@ -150,6 +150,14 @@ def computes_rows(node: Node) -> bool:
         return False
     rows = {each for each in node.inputs if not _is_number(each)}
     return len(rows) == 1 and rows.pop().rank == 2 == node.outputs[0].rank
+
+
+def keeps_rows(node: Node) -> bool:
+    """Whether an operation gives rows the shape that they have, as the gradient of a look-up does."""
+    if node.type != "Reshape":
+        return False
+    shapes = [each.shape for each in (node.inputs[0], *node.outputs)]
+    return all(each.rank == 2 and each[1] is not None for each in shapes) and shapes[0][1] == shapes[1][1]
 
 
 def expands_indices(node: Node) -> bool:

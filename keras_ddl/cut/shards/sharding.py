@@ -30,7 +30,7 @@ from keras_ddl.cut.operations import segments
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.operations.propagation import of_parts
-from keras_ddl.cut.shards import row_order, table_operations
+from keras_ddl.cut.shards import row_order, segment_rows, table_operations
 from keras_ddl.cut.shards.gathered_weights import GatheredWeights
 from keras_ddl.cut.shards.joined_rows import JoinedRows
 from keras_ddl.cut.shards.shard_plan import Plan, adds_up_rows, is_operand, reduces_all
@@ -90,8 +90,9 @@ class Sharding:
         return handle in self._weights
 
     def before(self, node: Node) -> Node | None:
-        """Returns the operation that gives the ids by which looked-up rows are combined later, if there is one: they say
-        which of the rows are needed on which rank."""
+        """Returns the operation that gives the ids by which looked-up rows are combined later, if there is one.
+
+        The ids say which of the rows are needed on which rank."""
         if not self.is_on or node.type not in ("GatherV2", "ResourceGather") or node.inputs[1].rank != 1:
             return None
         later = segments.combined_later(self._b.program, node.outputs[0])
@@ -309,6 +310,8 @@ class Sharding:
             return table_operations.add_up(self._b, self._rows, self._joined, node) if goes_on else None
         if adds_up_rows(node) and self._b.placement(node.inputs[0]) == JOINED:
             return self._joined.added_up(node)
+        if node.inputs and self._b.origin(node.inputs[0]) in self._rows.postponed and kind_of(node) is not Kind.FORWARD:
+            return segment_rows.repeated(self._b, self._rows, node)
         if node.inputs and self._b.placement(node.inputs[0]) == FLAT_SHARD:
             return table_operations.look_up(self._b, self._rows, node, node.inputs[0])
         return None

@@ -15,7 +15,6 @@ from keras_ddl.cut.shards import segment_rows
 from keras_ddl.cut.shards.joined_rows import JoinedRows
 from keras_ddl.cut.shards.shard_plan import SCATTER_INTO, expands_indices
 from keras_ddl.cut.shards.table_rows import TableRows, is_added_to_a_part
-from keras_ddl.cut.values.layouts import Layout
 
 # They put rows into a table, in the order of the rows.
 TOWARDS_TABLES = ("UnsortedSegmentSum", SCATTER_INTO, *segment_rows.GRADIENTS)
@@ -29,7 +28,9 @@ def look_up(b: Context, rows: TableRows, node: Node, table: Value) -> PlacedOutp
     if node.type in ("GatherV2", "ResourceGather"):
         axes = [if_certain(b.extents.constants, each) for each in node.inputs[2:]]
         is_of_rows = all(each in ([0], [-2]) for each in axes) and not node.attr("batch_dims", int)
-        return rows.look_up(node, table, indices) if is_of_rows else None
+        if not is_of_rows:
+            return None
+        return segment_rows.postpone(b, rows, node, table) or rows.look_up(node, table, indices)
     if node.type in ("GatherNd", "ResourceGatherNd"):
         if not indices.rank or indices.shape[-1] != 1:
             return None

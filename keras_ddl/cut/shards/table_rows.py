@@ -61,6 +61,11 @@ class TableRows:
         self._few: dict[Hashable, FewRows] = {}
         self._variables: dict[Value, tf.Tensor] = {}  # handles, by tables that are not read
         self._arrived: dict[Hashable, tf.Tensor] = {}
+        self.postponed: dict[Value, Value] = {}  # tables, by look-ups of distinct rows (segment_rows.py)
+
+    def reads_rows_of(self, table: Value) -> bool:
+        """Whether look-ups in a table read the variable, and not a value of it."""
+        return table in self._variables
 
     def read_rows_of(self, table: Value, handle: tf.Tensor) -> None:
         """Makes look-ups in a table read rows of a variable that TensorFlow would otherwise copy to read it, because
@@ -133,9 +138,7 @@ class TableRows:
         layout = Layout(tuple(shape.as_list()), self._b.collectives.size)
         return layout if layout.rows == shape[0] >= layout.size and layout.unit == shape[1] else None
 
-    def moves_less(
-        self, indices: Value, layout: Layout, dtype: tf.DType, placement: Placement | None = None
-    ) -> bool:
+    def moves_less(self, indices: Value, layout: Layout, dtype: tf.DType, placement: Placement | None = None) -> bool:
         """Whether rows at some indices, with the indices, take fewer bytes than what a rank lacks of a table.
 
         placement: of the rows; default: of the indices.
@@ -186,7 +189,7 @@ class TableRows:
         b = self._b
         key = b.origin(ids), placement, layout.rows
         if key not in self._routes:
-            indices, at = self._before_reshape(ids), b.placement(ids)
+            indices, at = self.before_reshape(ids), b.placement(ids)
             # Indices that all ranks have may have been looked up as their rows are sharded.
             looked_up = indices, placement if at == REPLICATED else b.placement(indices), layout.rows
             if looked_up in self._asked and at in (placement, REPLICATED):
@@ -207,7 +210,7 @@ class TableRows:
         sent = b.requests.exchange(key, lambda: SentRows(mine.ids, mine.sent, None, node, ids, size, None))
         return Route(mine.order, mine.sent, sent.counts, self._places(sent.rows, layout))
 
-    def _before_reshape(self, value: Value) -> Value:
+    def before_reshape(self, value: Value) -> Value:
         """Returns the value that `value` only reshapes, if each rank has the same entries of both in one order."""
         b = self._b
         value = b.origin(value)
@@ -235,7 +238,7 @@ class TableRows:
         if key not in self._arrived:
             before = self._computed_from(rows, placement)
             is_here = b.placement(rows) == placement
-            reshaped = self._before_reshape(rows) if is_here else rows
+            reshaped = self.before_reshape(rows) if is_here else rows
             if before is not None:
                 operands = [
                     self._arrived_rows(moved, before, placement) if each.rank else b.replicated(each)

@@ -88,6 +88,11 @@ def _look_up(known: Extents, node: Node) -> Factors:
     return Factors([None, labels, None], [labels])
 
 
+@extents("Unique", "UniqueV2")
+def _unique(known: Extents, node: Node) -> ResultExtents:
+    return [None, known.dims(node.inputs[0]) if node.inputs[0].rank == 1 else None]
+
+
 @numbers("GatherV2")
 def _gathered_numbers(known: Extents, node: Node) -> ResultNumbers:
     table, at = known.vector(node.inputs[0]), known.constants(node.inputs[1])

@@ -53,8 +53,9 @@ def _segments(known: Extents, node: Node) -> ResultExtents:
 
 @extents("SparseFillEmptyRows")
 def _filled(known: Extents, node: Node) -> ResultExtents:
-    shape = known.numbers(node.inputs[2])
-    return [None, None, _if_extents(shape[:1]), None]
+    indices, _, shape, _ = node.inputs
+    count = known.extent_by(node.outputs[0], 0, [indices, shape])
+    return [[count, None], [count], _if_extents(known.numbers(shape)[:1]), None]
 
 
 @numbers("StringSplitV2")

@@ -380,6 +380,8 @@ class PlacedValues(LocalShapes):
         value = self.extents.named.get(str(key))
         if value is None:
             return self.outer_number(unknown)
+        if not self.is_placed(value):
+            value = next(filter(self.is_placed, self.extents.alike.get(str(key), ())), value)
         if unknown.kind == "extent":
             # Extents of sharded axes have other names, so the local tensor has this extent, too.
             local = self.local(value)
