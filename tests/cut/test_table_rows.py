@@ -30,6 +30,26 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(table_rows, "USUAL_LINES", 7)
 
 
+@pytest.fixture
+def sent_rows(monkeypatch):
+    """The rows of tables that ranks send, by rank and name of the exchange."""
+    sent = {}
+    all_to_all = SimulatedCollectives.all_to_all
+
+    def counted(self, tensor, splits, name, depths=None):
+        def note(rows):
+            sent[self.rank, name] = rows
+            return rows
+
+        if tensor.dtype == tf.float64:
+            tensor = tf.numpy_function(note, [tensor], tf.float64)
+            tensor.set_shape([None, WIDTH])
+        return all_to_all(self, tensor, splits, name, depths)
+
+    monkeypatch.setattr(SimulatedCollectives, "all_to_all", counted)
+    return sent
+
+
 class LookedUp(keras.Model):
     """Looks rows up in a table as `call` says, and trains a kernel behind them."""
 
@@ -140,24 +160,10 @@ def test_rows_travel_once_although_adam_adds_up_their_squares_too():
 @pytest.mark.parametrize("static", [True, pytest.param(False, marks=LONG)])
 @pytest.mark.parametrize("optimizer", [adam, pytest.param(lambda: keras.optimizers.SGD(0.1), marks=LONG)])
 @pytest.mark.usefixtures("small_batches")
-def test_a_gradient_that_lines_repeat_travels_once_to_each_owner(optimizer, static, monkeypatch):
-    sent = {}
-    all_to_all = SimulatedCollectives.all_to_all
-
-    def counted(self, tensor, splits, name, depths=None):
-        def note(rows):
-            sent[self.rank, name] = rows
-            return rows
-
-        if tensor.dtype == tf.float64:
-            tensor = tf.numpy_function(note, [tensor], tf.float64)
-            tensor.set_shape([None, WIDTH])
-        return all_to_all(self, tensor, splits, name, depths)
-
-    monkeypatch.setattr(SimulatedCollectives, "all_to_all", counted)
+def test_a_gradient_that_lines_repeat_travels_once_to_each_owner(optimizer, static, sent_rows):
     trained(lambda model, ids: model.dense(tf.reduce_sum(model.table(ids), axis=1)), optimizer(), static=static, size=2)
-    assert len(sent) == 4  # rows forward and backward, of two ranks
-    backward = [len(rows) for (_, name), rows in sorted(sent.items())][1::2]
+    assert len(sent_rows) == 4  # rows forward and backward, of two ranks
+    backward = [len(rows) for (_, name), rows in sorted(sent_rows.items())][1::2]
     for mine, count in zip(np.array_split(IDS, 2), backward):
         owners = [len({row >= 106 for row in line}) for line in mine]
         assert count == sum(owners) < mine.size

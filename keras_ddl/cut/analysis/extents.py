@@ -37,6 +37,7 @@ class Extents:
         self._equal: dict[Unknown, Dim] = {}
         self._first: dict[Node, Node] = {}  # the first of the operations that give the same
         self._firsts: dict[Hashable, Node] = {}
+        self._inferred: dict[Node, list[Dims | None]] = {}  # extents of the outputs of these operations
         self.alike: dict[str, list[Value]] = {}  # values whose extents are those of the one with this key
         self._named_by: dict[Hashable, str] = {}
 
@@ -78,17 +79,15 @@ class Extents:
 
     def _infer(self, node: Node) -> None:
         first = self._first_like(node)
-        if first is not node:
-            for one, output in zip(first.outputs, node.outputs):
-                self._dims[output] = self._dims[one]
-                self.named[output.key] = output
-                self.alike.setdefault(one.key, []).append(output)
-            return
-        rule = _extents.get(node.type)
-        result = if_certain(rule, self, node) if rule is not None else None
-        for output in node.outputs:
-            self._dims[output] = merged(output, result[output.index] if result is not None else None)
+        if first not in self._inferred:
+            rule = _extents.get(node.type)
+            result = if_certain(rule, self, node) if rule is not None else None
+            self._inferred[first] = [merged(e, result[e.index] if result is not None else None) for e in node.outputs]
+        for one, output, dims in zip(first.outputs, node.outputs, self._inferred[first]):
+            self._dims[output] = dims
             self.named[output.key] = output
+            if first is not node:
+                self.alike.setdefault(one.key, []).append(output)
 
     def _first_like(self, node: Node) -> Node:
         """Returns an earlier operation that certainly gives the same results, else `node`."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain, if_certain, product
 from keras_ddl.cut.analysis.extents import Extents, ResultExtents, extents
@@ -25,6 +27,7 @@ from keras_ddl.cut.values.local_shapes import no_dependencies
 _SORTED = ("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMin", "SegmentMax")  # they fail if ids decrease
 _UNSORTED = ("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMin", "UnsortedSegmentMax")
 COMBINING = (*_SORTED, *_UNSORTED)
+LOOK_UPS = ("GatherV2", "ResourceGather")
 _OF_TABLES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 
 
@@ -41,17 +44,18 @@ def combined_later(program: Program, value: Value) -> Iterator[Node]:
                 pending += new
 
 
-def needs(node: Node, other: Node) -> bool:
-    """Whether an operation needs the results of another one."""
+def can_be_before(node: Node, other: Node) -> bool:
+    """Whether an operation can be built before another one, and certainly needs no rows of a table, which may wait for
+    operations themselves."""
     pending, seen = [node], set[Node]()
     while pending:
         each = pending.pop()
-        if each is other:
-            return True
+        if each is other or each.type in LOOK_UPS and each.outputs[0].dtype.is_floating:
+            return False
         if each not in seen and each.position > other.position:
             seen.add(each)
             pending += [*(value.node for value in each.inputs), *each.after]
-    return False
+    return True
 
 
 # ---- the entries of a rank's rows
@@ -182,14 +186,15 @@ def first_row(b: Context, rows: Sharded) -> int | tf.Tensor:
 
 
 def _is_sorted(known: Extents, value: Value) -> bool:
-    """Whether a vector certainly does not decrease, such as the ids that TensorFlow makes from row splits."""
+    """Whether a vector of numbers from 0 on certainly does not decrease, like ids that TensorFlow makes from splits."""
     value = value.source()
     node = value.node
     if value.rank != 1:
         return False
     of = node.inputs[0].source() if node.inputs else value
     if node.type == "Range":
-        return min(if_certain(known.constants, node.inputs[2]) or [0]) > 0
+        start, step = (if_certain(known.constants, each) for each in (node.inputs[0], node.inputs[2]))
+        return start == [0] and step is not None and step[0] > 0
     if node.type == "GatherV2":
         along = if_certain(known.constants, node.inputs[2])
         return along == [0] and _is_sorted(known, of) and _is_sorted(known, node.inputs[1])
@@ -270,6 +275,42 @@ def repeat(b: Context, node: Node) -> PlacedOutputs | None:
             own = own_ids(b, placement, segments, b.replicated(indices))
             return [(b.make(node, [b.local(value), own, b.replicated(axis[0])])[0], placement)]
     return None
+
+
+def repeated(b: Context, value: Value) -> tuple[Value, tf.Tensor, tf.Tensor] | None:
+    """Returns the rows that `repeat` has repeated to give a value, this rank's of them, and which of these each row is;
+    None: the value is something else.
+
+    TensorFlow replaces the rows of negative ids, of which there are none.
+    """
+    found = segments_of(b, b.placement(value))
+    node = value.source().node
+    if found is None or node.type not in ("SelectV2", "GatherV2"):
+        return None
+    placement, segments = found
+    if node.type == "SelectV2":
+        if not _has_id(b, node.inputs[0], segments):
+            return None
+        node = node.inputs[1].source().node
+    if node.type != "GatherV2" or b.placement(node.outputs[0]) != placement:
+        return None
+    rows, indices, axis = node.inputs
+    if b.extents.constants(axis) != [0] or not has(b, _not_clipped(indices), segments):
+        return None
+    return rows, b.redistributed(rows, segments.rows), own_ids(b, placement, segments, segments.ids)
+
+
+def _has_id(b: Context, condition: Value, segments: Segments) -> bool:
+    """Whether a condition holds for all entries, because it is that their ids are not negative."""
+    node = condition.source().node
+    if node.type == "LogicalAnd":
+        one, other = node.inputs
+        filled = other.source().node
+        is_true = filled.type == "Fill" and bool(np.all(filled.inputs[1].constant()))
+        return is_true and _has_id(b, one, segments)
+    if node.type == "Reshape":
+        return _has_id(b, node.inputs[0], segments)
+    return node.type == "GreaterEqual" and node.inputs[1].constant() == 0 and has(b, node.inputs[0], segments)
 
 
 def _not_clipped(indices: Value) -> Value:

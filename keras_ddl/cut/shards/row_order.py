@@ -91,12 +91,18 @@ def way_back(wanted: Wanted, asked: Asked) -> Route:
     return Route(order, _sums(wanted.counts, wanted.ids.sent), received, places)
 
 
-def few_rows(few: tf.Tensor, many: tf.Tensor, route: Route, layout: Layout) -> FewRows:
-    """Returns the distinct ones of the rows `many`, which repeat `few` along axes between the first and the last."""
+def tiled(few: tf.Tensor, many: tf.Tensor) -> tf.Tensor:
+    """Returns, for each of the rows `many`, which of the rows `few` it is: axes between the first and the last repeat
+    them."""
     shape, of_few = tf.shape(many, tf.int64)[:-1], tf.shape(few, tf.int64)[:-1]
-    count = tf.reduce_prod(of_few)
-    number = tf.reshape(tf.range(count), of_few)
-    number = tf.gather(tf.reshape(tf.tile(number, shape // tf.maximum(of_few, 1)), [-1]), route.order)
+    number = tf.reshape(tf.range(tf.reduce_prod(of_few)), of_few)
+    return tf.reshape(tf.tile(number, shape // tf.maximum(of_few, 1)), [-1])
+
+
+def few_rows(few: tf.Tensor, number: tf.Tensor, route: Route, layout: Layout) -> FewRows:
+    """Returns the distinct ones of rows that repeat the rows `few`. `number`: for each row, which of `few` it is."""
+    count = tf.reduce_prod(tf.shape(few, tf.int64)[:-1])
+    number = tf.gather(tf.cast(number, tf.int64), route.order)
     owner = tf.cast(repeated(route.sent, tf.size(number)), tf.int64)
     pairs, place = tf.unique(owner * count + number)  # as they come, that is, sorted by owner
     count = tf.maximum(count, 1)

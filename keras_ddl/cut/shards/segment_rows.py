@@ -16,7 +16,7 @@ from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.operations import segments
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.factors import Kind, kind_of
-from keras_ddl.cut.shards.table_rows import TableRows, sharding_of_rows
+from keras_ddl.cut.shards.table_rows import Repeated, TableRows, sharding_of_rows
 from keras_ddl.cut.values.layouts import Layout
 
 _COMBINED = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
@@ -164,5 +164,6 @@ def rows_of_gradient(b: Context, rows: TableRows, node: Node) -> Value | None:
             local /= tf.sqrt(counts) if node.type.startswith("SparseSegmentSqrtN") else counts
         value = b.new_value(node, tf.TensorSpec([None, local.shape[1]], local.dtype), tf.gather(local, at), placement)
         b.extents.set_dims(value, (extent, *b.dims(gradient)[1:]))
+        rows.repeated[value] = Repeated(gradient, local, at)
         rows.made[node] = value
     return rows.made[node]

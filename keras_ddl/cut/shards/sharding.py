@@ -93,10 +93,10 @@ class Sharding:
         """Returns the operation that gives the ids by which looked-up rows are combined later, if there is one.
 
         The ids say which of the rows are needed on which rank."""
-        if not self.is_on or node.type not in ("GatherV2", "ResourceGather") or node.inputs[1].rank != 1:
+        if not self.is_on or node.type not in segments.LOOK_UPS or node.inputs[1].rank != 1:
             return None
         later = segments.combined_later(self._b.program, node.outputs[0])
-        return next((each.inputs[1].node for each in later if not segments.needs(each.inputs[1].node, node)), None)
+        return next((each.inputs[1].node for each in later if segments.can_be_before(each.inputs[1].node, node)), None)
 
     def is_towards(self, value: Value) -> bool:
         """Whether a value leads to a variable in flat shards entry by entry, so that parts of it are scattered instead

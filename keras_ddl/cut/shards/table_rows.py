@@ -48,6 +48,14 @@ class Arrived(NamedTuple):
     rows: tf.Tensor
 
 
+class Repeated(NamedTuple):
+    """Rows on one rank that are repeated. `of`: the value of which they are; numbers: which of them each row is."""
+
+    of: Value
+    rows: tf.Tensor
+    numbers: tf.Tensor
+
+
 class TableRows:
     """Moves rows of the tables in flat shards of one context. Its methods are collective, and may raise Pending."""
 
@@ -62,6 +70,7 @@ class TableRows:
         self._variables: dict[Value, tf.Tensor] = {}  # handles, by tables that are not read
         self._arrived: dict[Hashable, tf.Tensor] = {}
         self.postponed: dict[Value, Value] = {}  # tables, by look-ups of distinct rows (segment_rows.py)
+        self.repeated: dict[Value, Repeated] = {}  # by rows that repeat them
 
     def reads_rows_of(self, table: Value) -> bool:
         """Whether look-ups in a table read the variable, and not a value of it."""
@@ -248,7 +257,7 @@ class TableRows:
             elif reshaped is not rows and self._width(reshaped) == moved.layout.unit:
                 self._arrived[key] = self._arrived_rows(moved, reshaped, b.placement(reshaped))
             elif is_here and self._repeats(rows, moved.layout):
-                self._arrived[key] = self._arrived_once(key, moved, rows)
+                self._arrived[key] = self._arrived_once(key, moved, rows, self.repeated[rows])
             else:
                 self._arrived[key] = b.requests.exchange(key, lambda: self._sent(moved, rows, placement)).rows
         return self._arrived[key]
@@ -258,16 +267,15 @@ class TableRows:
         in_order, route, total = tf.gather(local, moved.route.order), moved.route, moved.layout.bytes(rows.dtype)
         return SentRows(in_order, route.sent, route.received, moved.node, rows, rows.dtype.size, total)
 
-    def _arrived_once(self, key: Hashable, moved: _Moved, rows: Value) -> tf.Tensor:
+    def _arrived_once(self, key: Hashable, moved: _Moved, rows: Value, repeated: Repeated) -> tf.Tensor:
         """Returns rows at their owners that repeat fewer rows; an owner gets each of these once."""
         b, route, layout = self._b, moved.route, moved.layout
-        few = rows.node.inputs[0]
         if key not in self._few:
-            self._few[key] = row_order.few_rows(b.local(few), b.local(rows), route, layout)
-        own, bytes_ = self._few[key], rows.dtype.size * layout.size
+            self._few[key] = row_order.few_rows(repeated.rows, repeated.numbers, route, layout)
+        own, bytes_, total = self._few[key], rows.dtype.size * layout.size, layout.bytes(rows.dtype)
         sent = {
             "numbers": lambda: SentRows(own.numbers, route.sent, route.received, moved.node, moved.ids, 4, None),
-            "rows": lambda: SentRows(own.rows, own.sent, None, moved.node, few, bytes_, layout.bytes(rows.dtype)),
+            "rows": lambda: SentRows(own.rows, own.sent, None, moved.node, repeated.of, bytes_, total),
         }
         arrived = {}
         for name, each in sent.items():
@@ -278,8 +286,20 @@ class TableRows:
         return row_order.of_few_rows(*arrived["rows"], arrived["numbers"].rows, route)
 
     def _repeats(self, rows: Value, layout: Layout) -> bool:
-        """Whether rows repeat fewer rows along axes between the first and the last, as the gradient of a sum over
-        several indices does, and these rows and their numbers take fewer bytes."""
+        """Whether rows repeat fewer rows, as the gradient of a sum over several indices does, and these rows and their
+        numbers take fewer bytes."""
+        b = self._b
+        if rows not in self.repeated:
+            by_segment = if_certain(segments.repeated, b, rows)
+            if by_segment is not None:
+                self.repeated[rows] = Repeated(*by_segment)
+            elif self._repeats_along_axes(rows, layout):
+                few = rows.node.inputs[0]
+                self.repeated[rows] = Repeated(few, b.local(few), row_order.tiled(b.local(few), b.local(rows)))
+        return rows in self.repeated
+
+    def _repeats_along_axes(self, rows: Value, layout: Layout) -> bool:
+        """Whether rows repeat fewer rows along axes between the first and the last, and it saves bytes to say so."""
         b, node = self._b, rows.node
         if node.type not in ("Tile", "BroadcastTo") or not rows.rank or node.inputs[0].rank != rows.rank:
             return False

@@ -381,7 +381,8 @@ class PlacedValues(LocalShapes):
         if value is None:
             return self.outer_number(unknown)
         if not self.is_placed(value):
-            value = next(filter(self.is_placed, self.extents.alike.get(str(key), ())), value)
+            alike = filter(self.is_placed, self.extents.alike.get(str(key), ()))
+            value = next((each for each in alike if not isinstance(self.placement(each), Sharded)), value)
         if unknown.kind == "extent":
             # Extents of sharded axes have other names, so the local tensor has this extent, too.
             local = self.local(value)
