@@ -131,10 +131,18 @@ def bag():
     return keras.Model(ids, layers.Dense(1)(keras.ops.sum(rows, axis=1)))
 
 
+def sparse_bag():
+    ids = keras.Input((COUNT,), dtype="int64", sparse=True)
+    return keras.Model(ids, layers.Dense(1)(layers.Flatten()(layers.Embedding(WORDS, WIDTH)(ids))))
+
+
 @long
 def check_ragged_and_sparse_lines_equal_one_process():
     ragged = tf.RaggedTensor.from_row_lengths(RNG.integers(0, WORDS, 80), np.arange(LINES) % 5)
-    assert_as_one_process(lambda: optimizers.Adam(1e-2), bag, ragged)
+    sparse = tf.sparse.from_dense(np.where(IDS % 3 == 0, 0, IDS))
+    for make, x in ((bag, ragged), (sparse_bag, sparse)):
+        report = assert_as_one_process(lambda: optimizers.Adam(1e-2), make, x)
+        assert "rows of tables of" in report and "which all ranks need" not in report, report
 
 
 def check_an_index_that_no_row_has_fails_on_all_ranks():
