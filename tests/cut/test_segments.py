@@ -78,6 +78,18 @@ def of_variable(table, ids, lengths):
     return tf.nn.safe_embedding_lookup_sparse(table.embeddings.value, given, combiner="sqrtn")
 
 
+def of_two_features(table, ids, lengths):
+    """Ids of two ragged features with the same lines, with weights."""
+    one = ragged(ids, lengths)
+    other = one.with_values(one.values[::-1] // 2)
+    weights = one.to_sparse().with_values(tf.cast(one.values, tf.float64) / 100.0 + 0.5)
+    given = tf.convert_to_tensor(table.embeddings)
+    found = tf.nn.embedding_lookup_sparse(given, one.to_sparse(), weights, combiner="sum")
+    found *= tf.nn.embedding_lookup_sparse(given, other.to_sparse(), weights, combiner="mean")
+    rows = tf.reduce_sum(table(one) * 0.5, axis=1) * tf.reduce_mean(table(other), axis=1)
+    return tf.concat([found, tf.math.multiply_no_nan(rows, tf.cast(lengths > 0, rows.dtype)[:, tf.newaxis])], axis=0)
+
+
 def several(table, ids, lengths):
     """Ragged, sparse and dense ids of one table: the rows of their gradients are joined."""
     dense = tf.reduce_sum(table(ids), axis=1)
@@ -105,7 +117,9 @@ FUNCTIONS = {
     for safe in (True, False)
     for weighted in (True, False)
 }
-PROGRAMS = {each.__name__: each for each in (summed, averaged, largest, by_sparse_ids, of_variable, several)}
+PROGRAMS = {
+    each.__name__: each for each in (summed, averaged, largest, by_sparse_ids, of_variable, of_two_features, several)
+}
 FEW = ("summed", "by_sparse_ids", "several", "mean, safe, weighted")
 SOME = [each if each == "summed" else pytest.param(each, marks=LONG) for each in ("summed", "several", "mean, safe")]
 

@@ -17,7 +17,7 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.analysis.dims import ONE, Dim, Uncertain, certain, if_certain, product
 from keras_ddl.cut.analysis.extents import Extents, ResultExtents, extents
-from keras_ddl.cut.analysis.placements import REPLICATED, Batch, PlacedOutputs, Sharded
+from keras_ddl.cut.analysis.placements import REPLICATED, Batch, PlacedOutputs, Placement, Sharded
 from keras_ddl.cut.analysis.program import Node, Program, Value
 from keras_ddl.cut.operations.context import Context, Segments
 from keras_ddl.cut.operations.factors import Kind, kind_of
@@ -70,6 +70,8 @@ def sharding_by(b: Context, entries: Value, node: Node) -> Sharded | None:
     if b.placement(ids) != REPLICATED and not b.has_replicated(ids):
         return None
     extent, tensor = b.dims(entries)[0], b.replicated(ids)
+    if not is_of_table and b.dims(node.inputs[0])[:1] != (extent,):
+        return None  # it combines something else, to which the entries were broadcast
     for number, known in b.segments.items():
         if known.ids is tensor or b.rows_of_batches[number] == extent:
             return _as_known(b, known, number, extent) if known.ids is tensor else None
@@ -100,8 +102,19 @@ def _as_known(b: Context, known: Segments, number: int, extent: Dim) -> Sharded 
     if rows != extent:
         if len(extent.unknowns) != 1 or extent.factor != 1:
             return None
+        batch, entries = b.batches[number], b.number(extent)
+        with no_dependencies(), tf.control_dependencies([_assert(b, [tf.equal(batch.total, entries)], known.ids)]):
+            b.batches[number] = batch._replace(offset=tf.identity(batch.offset))
         _equate(b, extent, rows)
     return Sharded(0, rows=(number,))
+
+
+def _assert(b: Context, checks: list[tf.Tensor], ids: tf.Tensor) -> tf.Operation:
+    message = (
+        "Segment ids must not decrease, must be as many as the entries, and must be those of all rows if the step goes "
+        f"on with all rows (rank {b.collectives.rank}). Received:"
+    )
+    return tf.debugging.Assert(tf.reduce_all(tf.stack(checks)), [message, ids], summarize=8)
 
 
 def _equate(b: Context, one: Dim, other: Dim) -> None:
@@ -146,7 +159,7 @@ def _required(b: Context, result: Value) -> Dim:
             found = None
             if node.type == "Select" and value is not node.inputs[0]:  # its operands are not broadcast
                 found = next(iter(b.dims(node.inputs[0])), None)
-            elif node.type == "Reshape" and value is node.inputs[0]:
+            elif node.type == "Reshape" and value is node.inputs[0] and product(others).number:
                 found = b.extents.size(node.outputs[0]).divided_by(product(others))
             if found is not None and found != rows and _is_known(b, found) and if_certain(_sharding_of, b, found):
                 return found
@@ -159,10 +172,9 @@ def _required(b: Context, result: Value) -> Dim:
 
 def _is_known(b: Context, extent: Dim) -> bool:
     """Whether the step can compute an extent already."""
-    named = [b.extents.named.get(str(each.operands[0])) if each.operands else None for each in extent.leaves()]
-    return all(each.kind == "rows" for each in extent.leaves()) or all(
-        each.kind == "rows" or value is not None and b.is_placed(value) for each, value in zip(extent.leaves(), named)
-    )
+    others = [each for each in extent.leaves() if each.kind != "rows"]
+    named = [b.extents.named.get(str(each.operands[0])) for each in others]
+    return all(each is not None and b.is_placed(each) for each in named)
 
 
 def _counted(b: Context, ids: tf.Tensor, rows: Sharded, checks: list[tf.Tensor]) -> Batch:
@@ -172,9 +184,7 @@ def _counted(b: Context, ids: tf.Tensor, rows: Sharded, checks: list[tf.Tensor])
     with no_dependencies():
         total = tf.size(ids, tf.int64)
         places = tf.searchsorted(tf.cast(ids, tf.int64), ends, out_type=tf.int64)
-        message = "Segment ids decrease, or are not as many as the entries, or not those of all rows."
-        check = tf.debugging.Assert(tf.reduce_all(tf.stack(checks)), [message, ids], summarize=8)
-        with tf.control_dependencies([check]):
+        with tf.control_dependencies([_assert(b, checks, ids)]):
             begin = tf.constant(0, tf.int64) if b.collectives.rank == 0 else tf.identity(places[0])
             end = tf.identity(total if b.collectives.rank == b.collectives.size - 1 else places[1])
             return Batch(total, end - begin, begin)
@@ -220,7 +230,7 @@ def _column(tile: Node) -> Value:
 # ---- operations
 
 
-def segments_of(b: Context, placement: object) -> tuple[Sharded, Segments] | None:
+def segments_of(b: Context, placement: Placement) -> tuple[Sharded, Segments] | None:
     """Returns the segments of a value that is sharded along axis 0 into the entries of each rank's rows; None: it is
     not."""
     if not isinstance(placement, Sharded) or len(placement.rows) != 1 or placement.rows[0] not in b.segments:

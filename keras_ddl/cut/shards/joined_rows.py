@@ -173,6 +173,8 @@ class JoinedRows:
             return self._sums(of_rows, layout) if is_same and of_rows.layout == layout else None
         if of_ids is None and of_rows is None:
             return self._rows.arrived(node, ids, rows, layout)
+        if of_ids is None and joins_rows(self._b.origin(ids).node):
+            of_ids = _Joined(node, tuple(self._b.origin(ids).node.inputs[:-1]))  # which all ranks have
         if of_ids is None or of_rows is None or len(of_ids.operands) != len(of_rows.operands):
             return None
         found: list[Arrived] = []
