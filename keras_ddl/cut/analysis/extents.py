@@ -99,6 +99,9 @@ class Extents:
         elif not node.inputs:
             return node
         else:
+            for each in node.inputs:
+                if each not in self._dims:
+                    self._infer(each.node)
             key = node.attributes_key, *map(self._like, node.inputs)
         first = self._first[node] = self._firsts.setdefault(key, node)
         return first
@@ -110,6 +113,10 @@ class Extents:
         """Returns the key by which unknown extents of a value are named: that of the first value like it."""
         node, index = self._like(value)
         return node.outputs[index].key
+
+    def values_named(self, key: str) -> list[Value]:
+        """Returns the values any of which tells an unknown that has this key."""
+        return [*([self.named[key]] if key in self.named else []), *self.alike.get(key, ())]
 
     def extent_by(self, output: Value, axis: int, operands: Sequence[Value]) -> Dim:
         """Returns an unknown extent that follows from these operands alone, so that it is equal for equal ones."""

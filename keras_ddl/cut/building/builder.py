@@ -50,17 +50,17 @@ class Schedule:
 
     Args:
         nodes: nodes the nodes of one program.
-        first: returns a node that must be built before its argument, although the argument does not read it, or None.
+        first: returns nodes that must be built before its argument, although the argument does not read them.
     """
 
-    def __init__(self, nodes: Sequence[Node], first: Callable[[Node], Node | None]) -> None:
+    def __init__(self, nodes: Sequence[Node], first: Callable[[Node], Sequence[Node]]) -> None:
         self._nodes = {node.position: node for node in nodes}
         self._readers: dict[Node, list[Node]] = {}
         self._missing: dict[Node, int] = {}
         known = set(nodes)
         for node in nodes:
-            before = {*(value.node for value in node.inputs), *node.after, first(node)}
-            waits_for = [each for each in before if each is not None and each in known]
+            before = {*(value.node for value in node.inputs), *node.after, *first(node)}
+            waits_for = [each for each in before if each in known]
             self._missing[node] = len(waits_for)
             for each in waits_for:
                 self._readers.setdefault(each, []).append(node)
@@ -155,9 +155,9 @@ class Builder(Context):
             self.make_requested(rounds)
             schedule.retry()
 
-    def _before(self, node: Node) -> Node | None:
+    def _before(self, node: Node) -> list[Node]:
         before = self.statistics.before(node) if self.statistics is not None else None
-        return before or self._sharding.before(node)
+        return [*self._sharding.before(node), *([] if before is None else [before])]
 
     def _end_pass(self) -> None:
         """Called after each pass over the nodes, when no more nodes can be built."""

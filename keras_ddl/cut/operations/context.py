@@ -55,7 +55,7 @@ class Context(PlacedValues):
         before: the operations after which the node being built runs.
         built_from: operations of the program, by the names of the operations built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
-        segments: batches of entries that belong to rows, by number (segments.py).
+        segments, assumed: batches of entries that belong to rows, by number (segments.py).
     """
 
     seed: int = 0
@@ -71,6 +71,7 @@ class Context(PlacedValues):
         self.programs: dict[str, Program] = {}  # by scope
         self.decisions: dict[Hashable, object] = {}  # latest decisions about branches and loops
         self.segments: dict[int, Segments] = {}
+        self.assumed: list[tf.Tensor] = []  # conditions that the next batch of segments checks
         self._constants: dict[Hashable, tf.Tensor] = {}
         self._made: dict[Hashable, _Made] = {}  # by a key that equal operations share
         self.built_from: dict[str, tf.Operation] = {}

@@ -28,6 +28,7 @@ _SORTED = ("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMin", "SegmentMax
 _UNSORTED = ("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMin", "UnsortedSegmentMax")
 COMBINING = (*_SORTED, *_UNSORTED)
 LOOK_UPS = ("GatherV2", "ResourceGather")
+_MASKS = ("shrink_axis", "begin", "end", "ellipsis", "new_axis")
 _OF_TABLES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 
 
@@ -70,6 +71,7 @@ def sharding_by(b: Context, entries: Value, node: Node) -> Sharded | None:
     if b.placement(ids) != REPLICATED and not b.has_replicated(ids):
         return None
     extent, tensor = b.dims(entries)[0], b.replicated(ids)
+    _equate_others(b, node, ids, extent)
     if not is_of_table and b.dims(node.inputs[0])[:1] != (extent,):
         return None  # it combines something else, to which the entries were broadcast
     for number, known in b.segments.items():
@@ -96,14 +98,40 @@ def sharding_by(b: Context, entries: Value, node: Node) -> Sharded | None:
     return Sharded(0, rows=(number,))
 
 
+def combined_by(program: Program, ids: Value) -> list[Value]:
+    """Returns what the program combines by these segment ids."""
+    return [each.inputs[0] for each in program.readers(ids) if each.type in COMBINING and each.inputs[1] is ids]
+
+
+def _equate_others(b: Context, node: Node, ids: Value, extent: Dim) -> None:
+    """Notes that other values that are combined by the same ids, such as weights, have as many entries as these, if
+    there certainly are as many ids. Otherwise the step fails, which is checked where ranks have only their entries."""
+    for each in combined_by(b.program, ids) if _count(b, ids) == extent else ():
+        other = (if_certain(b.dims, each) or [extent])[0] if each is not node.inputs[0] else extent
+        if other != extent and len(other.unknowns) == 1 == other.factor and _is_known(b, other):
+            b.assumed.append(tf.equal(*(tf.cast(b.number(extent), tf.int64) for extent in (other, extent))))
+            _equate(b, other, extent)
+
+
+def _count(b: Context, ids: Value) -> Dim:
+    """Returns the number of ids, which may be the first column of the indices of a sparse tensor."""
+    node = ids.source().node
+    while node.type == "Cast":
+        node = node.inputs[0].source().node
+    masks = [node.attr(f"{name}_mask", int) for name in _MASKS] if node.type == "StridedSlice" else []
+    is_column = masks[:1] == [2] and not any(masks[3:]) and masks[1] & masks[2] & 1
+    takes_all = is_column and if_certain(b.extents.constants, node.inputs[3]) == [1, 1]
+    return b.dims(node.inputs[0] if takes_all else ids)[0]
+
+
 def _as_known(b: Context, known: Segments, number: int, extent: Dim) -> Sharded | None:
     """Returns the sharding of entries with the same ids as those of a known batch."""
-    rows = b.rows_of_batches[number]
-    if rows != extent:
-        if len(extent.unknowns) != 1 or extent.factor != 1:
-            return None
-        batch, entries = b.batches[number], b.number(extent)
-        with no_dependencies(), tf.control_dependencies([_assert(b, [tf.equal(batch.total, entries)], known.ids)]):
+    rows, batch = b.rows_of_batches[number], b.batches[number]
+    if rows != extent and (len(extent.unknowns) != 1 or extent.factor != 1):
+        return None
+    if rows != extent or b.assumed:
+        checks = [tf.equal(batch.total, b.number(extent))]
+        with no_dependencies(), tf.control_dependencies([_assert(b, checks, known.ids)]):
             b.batches[number] = batch._replace(offset=tf.identity(batch.offset))
         _equate(b, extent, rows)
     return Sharded(0, rows=(number,))
@@ -114,7 +142,9 @@ def _assert(b: Context, checks: list[tf.Tensor], ids: tf.Tensor) -> tf.Operation
         "Segment ids must not decrease, must be as many as the entries, and must be those of all rows if the step goes "
         f"on with all rows (rank {b.collectives.rank}). Received:"
     )
-    return tf.debugging.Assert(tf.reduce_all(tf.stack(checks)), [message, ids], summarize=8)
+    holds = tf.reduce_all(tf.stack([*checks, *b.assumed]))
+    b.assumed.clear()
+    return tf.debugging.Assert(holds, [message, ids], summarize=8)
 
 
 def _equate(b: Context, one: Dim, other: Dim) -> None:
@@ -173,8 +203,7 @@ def _required(b: Context, result: Value) -> Dim:
 def _is_known(b: Context, extent: Dim) -> bool:
     """Whether the step can compute an extent already."""
     others = [each for each in extent.leaves() if each.kind != "rows"]
-    named = [b.extents.named.get(str(each.operands[0])) for each in others]
-    return all(each is not None and b.is_placed(each) for each in named)
+    return all(any(map(b.is_placed, b.extents.values_named(str(each.operands[0])))) for each in others)
 
 
 def _counted(b: Context, ids: tf.Tensor, rows: Sharded, checks: list[tf.Tensor]) -> Batch:
@@ -346,5 +375,5 @@ def _combined_rows(known: Extents, node: Node) -> ResultExtents:
 def _last_segment(known: Extents, ids: Value) -> Dim:
     """Returns the number of segments: the last id and one more."""
     ids = ids.source()
-    known.named[ids.key] = ids
-    return Dim.unknown("segments", ids.key, 0)
+    known.dims(ids)
+    return Dim.unknown("segments", known.name_of(ids), 0)

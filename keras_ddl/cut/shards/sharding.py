@@ -89,14 +89,18 @@ class Sharding:
     def is_weight(self, handle: Value) -> bool:
         return handle in self._weights
 
-    def before(self, node: Node) -> Node | None:
-        """Returns the operation that gives the ids by which looked-up rows are combined later, if there is one.
+    def before(self, node: Node) -> list[Node]:
+        """Returns the operations that give the ids by which looked-up rows are combined later.
 
-        The ids say which of the rows are needed on which rank."""
+        The ids say which rows a rank needs. So do other values that they combine, such as weights."""
         if not self.is_on or node.type not in segments.LOOK_UPS or node.inputs[1].rank != 1:
-            return None
-        later = segments.combined_later(self._b.program, node.outputs[0])
-        return next((each.inputs[1].node for each in later if segments.can_be_before(each.inputs[1].node, node)), None)
+            return []
+        program = self._b.program
+        for later in segments.combined_later(program, node.outputs[0]):
+            if segments.can_be_before(later.inputs[1].node, node):
+                others = [each.node for each in segments.combined_by(program, later.inputs[1])]
+                return [later.inputs[1].node, *(each for each in others if segments.can_be_before(each, node))]
+        return []
 
     def is_towards(self, value: Value) -> bool:
         """Whether a value leads to a variable in flat shards entry by entry, so that parts of it are scattered instead

@@ -65,6 +65,12 @@ def _split(known: Extents, node: Node) -> ResultNumbers:
     return [None, None, [dims[0], Dim.unknown("size", shape.key, 1)]]
 
 
+@extents("RaggedTensorToSparse")
+def _as_sparse_extents(known: Extents, node: Node) -> ResultExtents:
+    count = known.extent_by(node.outputs[1], 0, node.inputs)
+    return [[count, None], [count], None]
+
+
 @numbers("RaggedTensorToSparse")
 def _as_sparse(known: Extents, node: Node) -> ResultNumbers:
     dims, shape = known.dims(node.inputs[0]), node.outputs[2]

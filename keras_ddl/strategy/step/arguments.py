@@ -232,7 +232,8 @@ def _declare_rows(extents: Extents, spec: Any, parts: Sequence[Value]) -> None:
         extents.set_dims(parts[1], (extents.rows + 1,))
         return
     others = enumerate(spec.shape.as_list()[1:], 1)
-    shape = parts[2]
+    indices, values, shape = parts
+    extents.set_dims(values, extents.dims(indices)[:1])
     extents.named[shape.key] = shape
     dims = [Dim.unknown("size", shape.key, axis) if n is None else Dim(n) for axis, n in others]
     extents.set_numbers(shape, (extents.rows, *dims))
