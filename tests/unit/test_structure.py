@@ -117,9 +117,9 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
     ),
     "the READMEs of native folders": (
         pages.readmes_list_the_files_of_their_folders,
-        {f"{CORE}/net/README.md": "- `a.h`: sums\n- `b.cc`, `c.cc`: means"}
+        {f"{CORE}/README.md": "- `net/`, `shm/`", f"{CORE}/net/README.md": "- `a.h`: sums\n- `b.cc`, `c.cc`: means"}
         | {f"{CORE}/{name}": "" for name in ("net/a.h", "net/a.cc", "net/b.cc", "net/c.cc", "shm/a.h")},
-        {f"{CORE}/shm/README.md": "a.h: sums"},
+        {f"{CORE}/README.md": "- `net/`", f"{CORE}/shm/README.md": "a.h: sums"},
     ),
     "the picture": (
         pages.picture_names_existing_folders,
