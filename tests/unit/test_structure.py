@@ -196,7 +196,7 @@ def test_private_reads_are_found() -> None:
         "tf.python.framework.ops.Graph",
         "importlib.import_module('keras.src.utils')",
     ):
-        assert seen(text, "keras_ddl.strategy.fits"), text
+        assert seen(text, "keras_ddl.strategy.calls.fits"), text
     for text in ("self._of_one_rank()", "tape._ddl_reduction", "os._exit(1)", "model.__dict__"):
         assert not seen(text, "keras_ddl.strategy.keras_patches.callbacks"), text
 

@@ -24,8 +24,8 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.variable_origin import created_by_keras
+from keras_ddl.strategy.calls import tracing
+from keras_ddl.strategy.variables.origin import created_by_keras
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
