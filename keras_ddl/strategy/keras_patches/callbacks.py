@@ -46,7 +46,7 @@ _KerasList: Any = keras_compat.CallbackList
 def adopted(callbacks: Any) -> Any:
     """Returns the program's `callbacks`, and turns a Keras CallbackList into this module's CallbackList."""
     if type(callbacks) is _KerasList:
-        callbacks.__class__ = CallbackList
+        replacing.exchange_class(callbacks, CallbackList)
         if callbacks.model is not None:
             callbacks.set_model(callbacks.model)
     return callbacks
