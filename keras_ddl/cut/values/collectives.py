@@ -51,7 +51,7 @@ class Reduction(NamedTuple):
     """The options of a reduction.
 
     Attributes:
-        depths: None if unknown.
+        depths: see `Depths`; None: unknown.
         compressed: whether values are rounded to 16 bits between hosts.
     """
 
@@ -69,7 +69,7 @@ class Collectives:
     size: int
 
     def kind_of(self, node: Node) -> str | None:
-        """Returns the kind of collective that an operation is: a reduction's op, or GATHER; None: no collective."""
+        """Returns which collective an operation is: the op of a reduction, or GATHER; None: it is no collective."""
         return None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
@@ -77,7 +77,7 @@ class Collectives:
         raise NotImplementedError
 
     def compresses(self, value: Value, op: str) -> bool:
-        """Whether to reduce `value` with `compressed`, that is, rounded between hosts."""
+        """Whether to round `value` between hosts when it is reduced (`Reduction.compressed`)."""
         return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
