@@ -178,9 +178,11 @@ class Program:
     Attributes:
         graph: the function's graph.
         nodes: only those that outputs and side effects need.
-        inputs: one value for each argument. captured: values with the outer tensor that each stands for.
+        inputs: one value for each argument.
+        captured: values with the outer tensor that each stands for.
         placeholders: one value for each input of the graph, captured or not.
-        outputs: one value for each of the function's outputs. effects: nodes that must run although nothing reads them.
+        outputs: one value for each of the function's outputs.
+        effects: nodes that must run although nothing reads them.
     """
 
     def __init__(self, graph: tf.Graph, prefix: str = "", traced: Mapping[str, tf.Operation] | None = None) -> None:

@@ -192,7 +192,7 @@ class PlacedValues(LocalShapes):
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
         """Lets a rank build only its shard of a replicated value. The global tensor is computed only if it is read.
 
-        materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
+        materializer: given a placement that fits the value, returns the local tensor, or raises Uncertain.
         """
         self._materializers[value] = materializer
 
