@@ -68,7 +68,7 @@ def choose(program: Program, units: Sequence[Unit], size: int, placements: Seque
 
     program: a step, traced on the global batch.
     units: the variables that may be cut, in an order that is the same on all ranks.
-    placements: of the arguments, as of `cut_along_model`.
+    placements: the placements of the arguments, as for `cut_along_model`.
     """
     search = _Search(Trials(program, size, placements), units, size)
     search.run()

@@ -34,7 +34,7 @@ class Writes:
     """The variables that one step writes.
 
     Args:
-        values: of the step.
+        values: the values of the step.
         snapshots: copies of variables that must be written early.
         mirrored: handles of variables whose new values are needed before the commit.
     """

@@ -38,7 +38,7 @@ class Layout:
     A row spans the last axis, so no row of a matrix is split between ranks, unless there are fewer rows than ranks.
 
     Attributes:
-        shape: of the global tensor.
+        shape: the shape of the global tensor.
         size: the number of ranks.
     """
 
@@ -162,7 +162,7 @@ class MeshLayout:
     Rank r has the data position r // model.
 
     Attributes:
-        shape: of the global tensor.
+        shape: the shape of the global tensor.
         axis: the axis that is cut.
         data, model: the extents of the mesh.
     """

@@ -39,8 +39,8 @@ class TracedStep:
     """A traced step, as ranks compare it.
 
     Args:
-        name: for messages.
-        returned: the structure that it returns.
+        name: the name of the step in messages.
+        returned: the structure that the step returns.
         owners: objects that may hold captured values (the model or the traced function), to name these in messages.
     """
 
