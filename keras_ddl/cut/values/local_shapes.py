@@ -22,9 +22,7 @@ Vector: TypeAlias = list[int] | tf.Tensor
 class LocalShapes:
     """Computes extents in the graph that is being built, without repetition.
 
-    Args:
-        batch: the rows of all ranks and of this one.
-        others: further batches of other sizes.
+    Args: batch: the rows of all ranks and of this one. others: further batches of other sizes.
     Attributes: rows: the extent of the global batch.
     """
 
