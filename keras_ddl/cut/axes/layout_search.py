@@ -33,7 +33,9 @@ _MOST_REJECTED = 3  # variables of one kind
 class Unit:
     """A variable and its optimizer slots, which are cut in the same way.
 
-    Attributes: handles: handles of all of them, as values of the program. bytes: their total size.
+    Attributes:
+        handles: handles of all of them, as values of the program.
+        bytes: their total size.
     """
 
     path: str
@@ -64,8 +66,9 @@ class _Group:
 def choose(program: Program, units: Sequence[Unit], size: int, placements: Sequence[Placement] = ()) -> dict[Unit, int]:
     """Returns the variables to cut over `size` model ranks, with the axis along which to cut them.
 
-    program: a step, traced on the global batch. units: the variables that may be cut, in an order that is the same on
-        all ranks. placements: of the arguments, as of `cut_along_model`.
+    program: a step, traced on the global batch.
+    units: the variables that may be cut, in an order that is the same on all ranks.
+    placements: the placements of the arguments, as for `cut_along_model`.
     """
     search = _Search(Trials(program, size, placements), units, size)
     search.run()

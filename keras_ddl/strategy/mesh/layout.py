@@ -77,14 +77,15 @@ class VariableLayout:
     expression that matches the path, at most one.
 
     Args:
-        layout_map: a keras.distribution.LayoutMap. size, rank: the job's size and this rank, for checks and messages.
+        layout_map: a keras.distribution.LayoutMap.
+        size, rank: the job's size and this rank, for checks and messages.
         is_to_choose: the layout_map is empty, and shards/layout_choice.py chooses the axis along which each new
             variable is cut.
         data_layout: as in Strategy, or None.
     Attributes:
         data: the arguments that are also cut; None: no argument.
-        data_size, model_size: the extents of the axes. model_axis: the name of the second axis; None: there is only
-            one.
+        data_size, model_size: the extents of the axes.
+        model_axis: the name of the second axis; None: there is only one.
     Raises: ConfigError: the mesh does not fit this job.
     """
 
