@@ -77,7 +77,7 @@ def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
             places.setdefault(written[int(item[()])], name)
 
     try:
-        # Layers may override the method in any way, and this mere convenience must never stop a training.
+        # Layers may override the method in any way, and this is only a convenience, so it must never stop training.
         with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "places.weights.h5")
             model.save_weights(file)
