@@ -438,20 +438,6 @@ def check_environment() -> None:
         get(row.name)
 
 
-# IBM's letters for all-reduce algorithms, before the dimensions of a mode or alone.
-IBM_MODES = "prbnmc"
-
-
-def mode_from_environment() -> str:
-    """Returns KERAS_DDL_MODE, else the -mode of IBM's DDL_OPTIONS, else 'p'."""
-    if not is_set("MODE"):
-        words = os.environ.get("DDL_OPTIONS", "").split()
-        for flag, value in zip(words, words[1:]):
-            if flag in ("-mode", "--mode"):
-                return "p" if value in IBM_MODES else value  # a letter alone has no dimensions
-    return str(get("MODE"))
-
-
 def version() -> str:
     """Returns the installed version of keras_ddl."""
     from importlib import metadata

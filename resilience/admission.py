@@ -14,7 +14,7 @@ from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.keras_patches.callbacks import CallbackList
-from keras_ddl.strategy.progress import capture
+from keras_ddl.strategy.saving.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 

@@ -19,8 +19,9 @@ from keras_ddl.resilience.joining_base import Joining, give_up
 from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import Changes
 from keras_ddl.state.replicate import numbers_of, replicate
-from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy import agreement
 from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.calls import fits
 from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together

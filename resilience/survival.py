@@ -40,8 +40,9 @@ from keras_ddl.resilience.survival_errors import (
 )
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
-from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy import one_per_job
 from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.calls import trainer_calls
 from keras_ddl.strategy.resilience import Resilience
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller

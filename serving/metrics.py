@@ -12,7 +12,7 @@ from typing import Any
 import prometheus_client
 
 from keras_ddl.serving.background_lines import BackgroundLines
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.protocol.status import Code, RequestError
 
 LOG = logging.getLogger("keras_ddl.serving")
 _COUNT = b":tensorflow:serving:request_count"

@@ -21,8 +21,8 @@ from typing import Any
 from keras_ddl.files import durable, foreign
 from keras_ddl.serving import model_config
 from keras_ddl.serving.model_config import ModelConfig
-from keras_ddl.serving.processes import LoadInterrupted, ModelProcess
-from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.processes.model_process import LoadInterrupted, ModelProcess
+from keras_ddl.serving.protocol.status import Code, RequestError, invalid
 
 LOG = logging.getLogger("keras_ddl.serving")
 _DRAIN_SECONDS, _LOOK_SECONDS = 30.0, 0.05

@@ -153,8 +153,8 @@ def _by_grpc(
     import numpy as np
 
     from keras_ddl.compat.tensorflow import tf
-    from keras_ddl.serving.messages import message
-    from keras_ddl.serving.tensors import cast
+    from keras_ddl.serving.prediction.tensors import cast
+    from keras_ddl.serving.protocol.messages import message
 
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
         is_there = False

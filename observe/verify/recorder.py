@@ -26,8 +26,9 @@ from keras_ddl.compat import models
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import Strategy, accumulation, observing, one_per_job, writers
+from keras_ddl.strategy import Strategy, accumulation, observing, one_per_job
 from keras_ddl.strategy.base import strategy_of_ranks
+from keras_ddl.strategy.saving import writers
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.verify.compare import COUNTS
 from keras_ddl.verify.recording import STARTED_FILE, Event, Plan, Writer

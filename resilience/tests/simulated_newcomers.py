@@ -21,7 +21,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator.newcomers import history
 from keras_ddl.communicator.transports.membership import Membership
 from keras_ddl.resilience import admission, joining, joining_state, replayed_calls, survival
-from keras_ddl.strategy import fits
+from keras_ddl.strategy.calls import fits
 from keras_ddl.strategy.step import failing_together
 from keras_ddl.topology import make_topology
 

@@ -1,6 +1,6 @@
-"""Communicators of the native core, and their collectives on arrays; `requests` runs collectives on raw memory.
+"""Communicators of the native core, and their collectives on arrays. `requests` runs collectives on raw memory.
 
-It does not know launchers and topologies, which `keras_ddl.communicator` adds.
+This module does not know launchers and topologies; `keras_ddl.communicator` adds them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class NativeCommunicator(Requests):
             outer: the grid of the groups' leaders, fastest dimension first; (): one dimension.
             id: the number by which ops find the communicator; equal on all its ranks.
             world_ranks: the number of each rank among all ranks; None: the same.
-            note: text to append to its error messages.
+            note: text to append to the communicator's error messages.
 
         Raises:
             CollectiveError: the ranks could not connect.

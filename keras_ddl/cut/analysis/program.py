@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Value:
-    """A tensor of the step. Compared by identity."""
+    """A tensor of the step. Two values are equal only if they are the same object."""
 
     __slots__ = ("tensor", "node", "index", "_learned")
 
@@ -82,12 +82,14 @@ class Node:
     """An operation of the step.
 
     Attributes:
-        inputs: the values it reads, in order. outputs: the values it makes.
-        traced: the operation that the program made. If the step was cut before, `operation` is a part of it.
-        after: nodes that must have run before, by control dependencies.
-        is_pure: it does nothing but compute its outputs from its inputs.
-        position: index in an order in which all nodes can run. depth: number of nodes that must run one after another
-            before it.
+        inputs: the values that it reads, in order.
+        outputs: the values that it makes.
+        operation, traced: its operation, and the one that the program made. They differ if the step was cut before:
+            `operation` is then a part of `traced`.
+        after: nodes that must run before it because of control dependencies.
+        is_pure: whether it only computes its outputs from its inputs.
+        position: its index in an order in which all nodes can run.
+        depth: the number of nodes that must run one after another before it.
         device: the device that the program asks for; "": any.
     """
 

@@ -1,4 +1,4 @@
-"""Draws a stretch from the middle of a random draw without drawing the numbers before it.
+"""Draws a stretch of random numbers from the middle of a longer draw, without drawing the numbers before it.
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) makes group n of a draw from the key and
 the counter plus n alone. TensorFlow's uniform and normal draws take their numbers group by group, on CPU and GPU.
@@ -24,7 +24,7 @@ def numbers_of_a_group(dtype: tf.DType) -> int:
 
 
 def counters_of_a_truncated_group(dtype: tf.DType) -> int:
-    """Returns the counter's increment from group to group of a truncated normal draw."""
+    """Returns by how much the counter grows from one group of a truncated normal draw to the next."""
     return numbers_of_a_group(dtype) * _RESERVED * 32 // _BITS_OF_A_GROUP
 
 
@@ -41,11 +41,14 @@ def stretch(
     """Returns the numbers of a draw that follow its first `skipped`, in `shape`.
 
     Args:
-        draw: draws, given a counter and a shape. counter: that of the whole draw, two uint64, the low one first.
-        skipped: int or int64 scalar. shape: ints or int64 vector. dtype: that of the numbers.
-        in_groups: `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
+        draw: returns random numbers, given a counter and a shape.
+        counter: the counter of the whole draw, two uint64, the low one first.
+        skipped: how many numbers of the draw to leave out, an int or an int64 scalar.
+        shape: the shape of the result, ints or an int64 vector.
+        dtype: the dtype of the numbers.
+        in_groups: whether `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
         counters_of_a_group: the counter's increment from group to group.
-    Cost: that of drawing the shape's numbers and at most three more.
+    Cost: drawing the numbers of the result, and at most three more.
     """
     group = numbers_of_a_group(dtype)
     with tf.device("CPU:0"):

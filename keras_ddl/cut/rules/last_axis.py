@@ -86,7 +86,7 @@ def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
 
 @rule("ArgMax", "ArgMin")
 def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
-    """Finds, along an axis that the model axis cuts, the first place of the largest entry."""
+    """Finds the first place of the largest (or smallest) entry along an axis that the model axis cuts."""
     value, axis = node.inputs
     along = b.extents.constants(axis)[0] % len(b.dims(value))
     placement, combined = _cut(b, value, along), {value.dtype, node.outputs[0].dtype}

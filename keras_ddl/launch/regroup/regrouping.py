@@ -1,4 +1,4 @@
-"""Lets a job continue without lost ranks: tells ranks which ranks are left (membership.py), and starts spares."""
+"""Lets a job continue without lost ranks: tells the others which ranks are left (membership.py), and starts spares."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Regrouping:
     """The memberships of one job.
 
     Args:
-        links: the links of the job's ranks, then those of its spares.
-        num_ranks: number of ranks.
+        links: the links to the job's ranks, then those to its spares.
+        num_ranks: number of ranks at the start.
+        min_ranks: the smallest number of ranks with which the job continues.
         patience: seconds to wait for a living rank.
         say: shows a line.
         event: reports an event to the job's watchers (watchers.py).
@@ -211,10 +212,10 @@ def _continuing(number: int) -> str:
 
 
 def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
-    """Returns rank -> address of its door, with the address from which the rank reached the launcher.
+    """Returns rank -> door: where ranks on other hosts can reach it.
 
-    Ranks on the launcher's own host connected through its loopback interface. Other ranks know that host by the address
-    at which they reached the launcher.
+    A rank is at the address from which it reached the launcher. Ranks on the launcher's own host reached it through the
+    loopback interface; ranks elsewhere know that host by the address at which they reached the launcher.
     """
     reached = [link.reached_at for link in links if not _is_loopback(link.reached_at)]
     own = reached[0] if reached else "127.0.0.1"

@@ -17,7 +17,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import as_array, tf
-from keras_ddl.strategy.checksum import checksum
+from keras_ddl.state.checksum import checksum
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import laid_out, sharded_slots
 

@@ -22,13 +22,13 @@ from keras_ddl.compat import replacing
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.state.checksum import checksum
 from keras_ddl.strategy import one_per_job
 from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.agreement.compared import Compared
 from keras_ddl.strategy.base import BaseStrategy
-from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.keras_patches import saving
-from keras_ddl.strategy.save_records import Call
+from keras_ddl.strategy.saving.save_records import Call
 
 
 @dataclass(frozen=True)

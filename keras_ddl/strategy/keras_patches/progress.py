@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.base import BaseStrategy
@@ -111,4 +112,4 @@ def _ranks_line(strategy: BaseStrategy) -> str:
 def adopt(callback: Any) -> None:
     """Turns one of Keras's bars into the bar of the job."""
     if type(callback) is keras.callbacks.ProgbarLogger:
-        callback.__class__ = JobBar
+        replacing.exchange_class(callback, JobBar)

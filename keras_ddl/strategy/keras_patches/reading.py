@@ -22,8 +22,8 @@ from keras_ddl.data.position import Reading, must_be_read
 from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.base import BaseStrategy, strategy_of
+from keras_ddl.strategy.calls import fits, trainer_calls
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _readers: weakref.WeakKeyDictionary[Any, weakref.ref[EpochIterator]] = weakref.WeakKeyDictionary()  # by tf.Iterator

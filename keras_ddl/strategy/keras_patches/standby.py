@@ -22,8 +22,8 @@ from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import writers
 from keras_ddl.strategy.keras_patches.progress import JobBar
+from keras_ddl.strategy.saving import writers
 
 _Call = tuple[str, tuple[Any, ...]]
 

@@ -25,8 +25,9 @@ from keras_ddl.data.rows import (
     unlike_rows,
 )
 from keras_ddl.errors import RankMismatchError
-from keras_ddl.strategy import accumulation, fits, trainer_calls
+from keras_ddl.strategy import accumulation
 from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.calls import fits, trainer_calls
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import garbage

@@ -23,12 +23,12 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut.values.layouts import Distribution, Layout, MeshLayout
 from keras_ddl.errors import ConfigError
+from keras_ddl.state.checksum import checksum
 from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding
 from keras_ddl.state.plan import Holding
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.first_values import FirstValue
+from keras_ddl.strategy.calls import tracing
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.variables.first_values import FirstValue
 
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
 # Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.

@@ -21,13 +21,13 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.state import replicate
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.first_values import FirstValue, called, shape_of_new
+from keras_ddl.strategy.calls import tracing
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import laid_out
 from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, slot_of_handle
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.first_values import FirstValue, called, shape_of_new
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 
 class UndecidedVariable(LaidOutVariable):

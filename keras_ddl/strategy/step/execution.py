@@ -17,10 +17,10 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import UNKNOWN, BatchRows
+from keras_ddl.strategy.calls.trainer_calls import TrainerCall
 from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind
 from keras_ddl.strategy.step.cut_step import variables_of
-from keras_ddl.strategy.trainer_calls import TrainerCall
 
 
 @dataclass(eq=False)

@@ -10,11 +10,12 @@ import numpy as np
 from google.protobuf import any_pb2, json_format
 from google.protobuf.message import DecodeError
 
-from keras_ddl.serving import bodies, examples, json_values, tensors
-from keras_ddl.serving.messages import message
-from keras_ddl.serving.servable import CLASSIFY, REGRESS, Servable, Signature
+from keras_ddl.serving.prediction import examples, json_values, tensors
+from keras_ddl.serving.prediction.servable import CLASSIFY, REGRESS, Servable, Signature
+from keras_ddl.serving.protocol import bodies
+from keras_ddl.serving.protocol.messages import message
+from keras_ddl.serving.protocol.status import Code, RequestError, invalid
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError, invalid
 
 _SIGNATURE_DEF = "signature_def"
 
@@ -55,7 +56,7 @@ class Handlers:
             return self._rest[method](data, reply)
         request = _parsed(self._grpc[method][0], data)
         spec = request.tasks[0].model_spec if method == "MultiInference" and request.tasks else request.model_spec
-        # Checked again, because routing.py reads only the first fields.
+        # Checked again, because protocol/routing.py reads only the first fields.
         if spec.name != self._servable.name or spec.version.value not in (0, self._servable.version):
             raise invalid("The model_spec must be the first field of a request, and occur once.")
         answer = self.respond(method, request, reply).SerializeToString()

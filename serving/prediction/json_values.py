@@ -21,9 +21,9 @@ import orjson
 from tensorflow.core.example import example_pb2, feature_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.servable import DEFAULT_SIGNATURE, Signature
-from keras_ddl.serving.status import invalid
-from keras_ddl.serving.tensors import cast, check_names, check_shape
+from keras_ddl.serving.prediction.servable import DEFAULT_SIGNATURE, Signature
+from keras_ddl.serving.prediction.tensors import cast, check_names, check_shape
+from keras_ddl.serving.protocol.status import invalid
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such names are bytes, not text

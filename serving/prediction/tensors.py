@@ -10,9 +10,9 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.routing import encoded
-from keras_ddl.serving.servable import Signature
-from keras_ddl.serving.status import invalid
+from keras_ddl.serving.prediction.servable import Signature
+from keras_ddl.serving.protocol.routing import encoded
+from keras_ddl.serving.protocol.status import invalid
 
 MAX_RANK, MAX_ELEMENTS = 64, 2**59  # limits of NumPy's arrays, whose sizes in bytes have 63 bits
 _BOOL = int(tf.bool.as_datatype_enum)

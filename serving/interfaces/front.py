@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from keras_ddl.serving.flights import Flight
+from keras_ddl.serving.interfaces.flights import Flight
 from keras_ddl.serving.metrics import Metrics, Record
 from keras_ddl.serving.model_manager import ModelManager, Version
+from keras_ddl.serving.protocol.status import Code, RequestError, late
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError, late
 
 
 class Front:

@@ -12,9 +12,9 @@ _COLUMNS = 512  # words that are summed side by side: 4 KiB, which fit in the L1
 def checksum(array: np.ndarray) -> int:
     """Returns a number that differs when any one bit of `array` does, and almost surely when several do.
 
-    The array's 64-bit words are added up, modulo 2**64, in 512 columns, and the result is a CRC of the sums and the
-    remaining bytes. This costs less than reading the memory; a CRC of everything takes five times as long. Two words
-    swapped within a column are not detected.
+    The array's 64-bit words are added up, modulo 2**64, in 512 columns. The result is a CRC of the sums and of the
+    remaining bytes. The additions take less time than reading the memory, while a CRC of everything would take five
+    times as long. The checksum does not notice if two words of a column are swapped.
     """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     end = data.size // (8 * _COLUMNS) * (8 * _COLUMNS)

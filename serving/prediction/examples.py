@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl.serving.servable import CLASSIFY, Signature
-from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.prediction.servable import CLASSIFY, Signature
+from keras_ddl.serving.protocol.status import Code, RequestError, invalid
 
 INPUT = "inputs"
 CLASSES, SCORES, OUTPUTS = "classes", "scores", "outputs"

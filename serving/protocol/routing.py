@@ -11,8 +11,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from keras_ddl.serving import messages
-from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.protocol import messages
+from keras_ddl.serving.protocol.status import Code, RequestError, invalid
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_FIELDS = 200  # that are read per message

@@ -26,8 +26,8 @@ from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.files import foreign
 from keras_ddl.state import callback_state
 from keras_ddl.state.plan import MissingBoxError
-from keras_ddl.strategy import fits
 from keras_ddl.strategy.agreement.training_state import gather
+from keras_ddl.strategy.calls import fits
 from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
 RECORD = "progress.json"

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from keras_ddl.serving import memory
-from keras_ddl.serving.memory import MEGABYTE
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.processes import memory
+from keras_ddl.serving.processes.memory import MEGABYTE
+from keras_ddl.serving.protocol.status import Code, RequestError
 
 _SMALL_BYTES = 2**16  # smaller requests are not counted, because their number is limited
 _STALLED_SECONDS = 2.0  # a request that moved no byte for this long may be dropped for others

@@ -14,13 +14,14 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import bodies, model_config, routing
-from keras_ddl.serving.connections import GrpcConnections, disconnect
-from keras_ddl.serving.flights import Flight, Flights
-from keras_ddl.serving.front import Front
+from keras_ddl.serving import model_config
+from keras_ddl.serving.interfaces.connections import GrpcConnections, disconnect
+from keras_ddl.serving.interfaces.flights import Flight, Flights
+from keras_ddl.serving.interfaces.front import Front
 from keras_ddl.serving.metrics import Record
+from keras_ddl.serving.protocol import bodies, routing
+from keras_ddl.serving.protocol.status import Code, RequestError, invalid
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError, invalid
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONTROL_BYTES = 2**18  # largest request that the server answers itself
@@ -48,7 +49,7 @@ class GrpcInterface:
                 ("grpc.max_receive_message_length", options.message_bytes),
                 ("grpc.max_send_message_length", options.message_bytes),
                 ("grpc.so_reuseport", 0),  # makes a port in use an error
-                ("grpc.per_message_decompression", 0),  # the model processes decompress (bodies.py)
+                ("grpc.per_message_decompression", 0),  # the model processes decompress (protocol/bodies.py)
                 ("grpc.http2.bdp_probe", 0),  # probes would widen the windows of streams that nobody reads
                 ("grpc.max_concurrent_streams", _STREAMS),
                 ("grpc.server.max_pending_requests", _MOST_PENDING[0]),

@@ -38,7 +38,7 @@ def main(descriptor: int, modules: list[str]) -> None:
     control = socket.socket(fileno=descriptor)
     with startup_notes.hidden():
         import_without_keras()
-        model_process = importlib.import_module(f"{__package__}.model_process")
+        model_process = importlib.import_module("keras_ddl.serving.prediction.main")
         from keras_ddl.compat.tensorflow import tf
 
         for module in modules:

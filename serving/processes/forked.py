@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from keras_ddl.serving.fork_server import MOST_BYTES
+from keras_ddl.serving.processes.fork_server import MOST_BYTES
 
 _IMPORT_SECONDS = 600.0
 
@@ -32,7 +32,7 @@ class ForkServer:
 
         Args:
             connection: the process's end of its connection to the server.
-            arguments: JSON values, the arguments of model_process.main.
+            arguments: JSON values, the arguments of `main` in prediction/main.py.
         Raises: OSError: the process cannot be started.
         """
         with self._lock:

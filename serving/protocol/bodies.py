@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 
-from keras_ddl.serving.status import RequestError, invalid, too_large
+from keras_ddl.serving.protocol.status import RequestError, invalid, too_large
 
 # Content-Encoding -> zlib's `wbits`.
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}

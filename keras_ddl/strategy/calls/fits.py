@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_ddl.compat.callbacks import set_initial_epoch
 from keras_ddl.data.position import Reading
-from keras_ddl.strategy import trainer_calls
+from keras_ddl.strategy.calls import trainer_calls
 
 
 @dataclass(eq=False)

@@ -12,34 +12,34 @@ from keras_ddl.cut.operations.context import Context
 _READ_ONLY = "_read_only_resource_inputs"
 
 
-def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
+def make(context: Context, node: Node, reason: str) -> list[PlacedTensor]:
     """Builds an operation unchanged. Raises: Pending.
 
     If it draws random numbers, all ranks run it and continue with rank 0's results: draws compiled by XLA depend on how
     many compiled functions the process has run before, which may differ between ranks.
     """
-    draws = b.everyone is not None and draws_numbers(node)
+    draws = context.everyone is not None and draws_numbers(node)
     if draws:
         kind = f"If an operation {reason} draws random numbers, all ranks use rank 0's draws"
-        first_rank.check_sendable(b, node, kind, "Leave out the attribute, or draw outside of the operation.")
-    made = b.make_replicated(node)
-    b.report.keeps(node, reason, any(map(b.depends_on_batch, node.inputs)))
+        first_rank.check_sendable(context, node, kind, "Leave out the attribute, or draw outside of the operation.")
+    made = context.make_replicated(node)
+    context.report.keeps(node, reason, any(map(context.depends_on_batch, node.inputs)))
     if not draws:
         return made
     written = _written(node)
-    with tf.control_dependencies(b.operations_so_far()):
+    with tf.control_dependencies(context.operations_so_far()):
         for value in written:
-            _agree_on(b, b.replicated(value), *tf_compat.variable_kind(value.tensor))
-        made = first_rank.broadcast_outputs(b, node, [tensor for tensor, _ in made])
+            _agree_on(context, context.replicated(value), *tf_compat.variable_kind(value.tensor))
+        made = first_rank.broadcast_outputs(context, node, [tensor for tensor, _ in made])
     count = first_rank.messages(node.outputs) + len(written)
-    b.report.from_rank_0(node, count, "draws random numbers of the process's own")
+    context.report.from_rank_0(node, count, "draws random numbers of the process's own")
     return made
 
 
-def _agree_on(b: Context, handle: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> None:
+def _agree_on(context: Context, handle: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> None:
     """Gives a variable rank 0's value on all ranks."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-    b.ran(tf.raw_ops.AssignVariableOp(resource=handle, value=first_rank.broadcast(b, dtype, shape, value)))
+    context.ran(tf.raw_ops.AssignVariableOp(resource=handle, value=first_rank.broadcast(context, dtype, shape, value)))
 
 
 def _written(node: Node) -> list[Value]:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.serving import frames
-from keras_ddl.serving.forked import Forked, ForkServer
+from keras_ddl.serving.processes import frames
+from keras_ddl.serving.processes.forked import Forked, ForkServer
+from keras_ddl.serving.protocol.status import Code, RequestError, late
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError, late
 
 LOG = logging.getLogger("keras_ddl.serving")
 _PIECE = 2**18  # asyncio copies each piece that is written

@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.status import Code, RequestError, invalid
+from keras_ddl.serving.protocol.status import Code, RequestError, invalid
 
 DEFAULT_SIGNATURE = "serving_default"
 CLASSIFY = "tensorflow/serving/classify"

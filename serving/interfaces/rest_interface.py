@@ -13,13 +13,13 @@ from typing import Any
 
 from aiohttp import http_exceptions, web
 
-from keras_ddl.serving import messages
-from keras_ddl.serving.connections import Connections
-from keras_ddl.serving.flights import Flight, Flights
-from keras_ddl.serving.front import Front
+from keras_ddl.serving.interfaces.connections import Connections
+from keras_ddl.serving.interfaces.flights import Flight, Flights
+from keras_ddl.serving.interfaces.front import Front
 from keras_ddl.serving.metrics import Record
+from keras_ddl.serving.protocol import messages
+from keras_ddl.serving.protocol.status import Code, RequestError, invalid, too_large
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError, invalid, too_large
 
 _MODEL = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"

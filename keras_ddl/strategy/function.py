@@ -22,13 +22,13 @@ from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.state.replicate import numbers_of
 from keras_ddl.strategy import figures, observing
 from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.calls.tracing import sees_global_batch
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.batch_kinds import BatchKinds
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs, variables_of
 from keras_ddl.strategy.step.failing_together import Caller
-from keras_ddl.strategy.tracing import sees_global_batch
 
 
 class StepFunction(Caller):

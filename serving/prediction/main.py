@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving import frames, memory, messages
-from keras_ddl.serving.handlers import Handlers
-from keras_ddl.serving.servable import Servable
+from keras_ddl.serving.prediction.handlers import Handlers
+from keras_ddl.serving.prediction.servable import Servable
+from keras_ddl.serving.processes import frames, memory
+from keras_ddl.serving.protocol import messages
+from keras_ddl.serving.protocol.status import Code, RequestError
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError
 
 _LARGE_BYTES = 8 * memory.MEGABYTE  # after larger requests and responses, memory is returned to the system
 _SWITCH_SECONDS = 0.001
