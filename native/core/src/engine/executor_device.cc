@@ -36,17 +36,10 @@ Status Executor::RunOnDevice(const Request& request, const Decision& decision) {
     DDL_RETURN_IF_ERROR(request.staging->failure());
     DDL_RETURN_IF_ERROR(FindWays(device, a.kind, &ways));
   }
-  Status status;
-  if (ways.size() == 1) {
-    status = RunBy(ways[0], request, decision);
-  } else {
-    WayChoice& choice = device.choice(a.kind, a.count * DtypeSize(static_cast<ddl_dtype>(a.dtype)));
-    const Way chosen = choice.chosen();
-    status = chosen == Way::kUnknown ? TimeWays(choice, ways, request, decision) : RunBy(chosen, request, decision);
-  }
-  // The communicator ends now, and no rank may wait in a group for one that has failed outside it.
-  if (!status.ok() && status.code() != DDL_DATA_LOSS) device.DisconnectAll(true);
-  return status;
+  if (ways.size() == 1) return RunBy(ways[0], request, decision);
+  WayChoice& choice = device.choice(a.kind, a.count * DtypeSize(static_cast<ddl_dtype>(a.dtype)));
+  if (choice.chosen() != Way::kUnknown) return RunBy(choice.chosen(), request, decision);
+  return TimeWays(choice, ways, request, decision);
 }
 
 // The ways that all ranks can take for this kind. Connects the groups that they need.
