@@ -56,7 +56,8 @@ class Variable:
     """One row of the table.
 
     Attributes:
-        name: the name without the prefix. default: the value when the variable is unset or empty.
+        name: the name without the prefix.
+        default: the value when the variable is unset or empty.
         is_set_by_keras_ddl: whether keras_ddl's processes set it for each other, so that it is not a user's setting.
     """
 

@@ -173,6 +173,11 @@ class SavedGraph:
     def _add_wrapper(
         self, name: str, places: list[int], described: Mapping[str, Any], before: Before | None, decode: str
     ) -> str:
+        """Adds the function behind a new signature, which calls the same graph as serving_default. Returns its name.
+
+        places: which outputs of that graph it returns.
+        before, decode: the function that makes one of its inputs from another argument, and that function's name.
+        """
         taken = {each.signature.name for each in self._library.function}
         wrapper = self._library.function.add()
         wrapper.CopyFrom(self._wrapper)
@@ -246,6 +251,7 @@ class SavedGraph:
     # ---- for tf.saved_model.load -------------------------------------------------------------------------------------
 
     def _add_object(self, name: str, wrapper: str, described: Mapping[str, Any], before: Before | None) -> None:
+        """Adds a signature to the object graph, from which tf.saved_model.load restores it."""
         concrete = self._objects.concrete_functions[wrapper]
         concrete.CopyFrom(self._concrete)
         concrete.output_signature.Clear()

@@ -90,6 +90,7 @@ def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
+    """Reads a .weights.h5 or .keras file."""
     try:
         import h5py
     except ImportError as error:
@@ -122,6 +123,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
 
 
 def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
+    """Reads a checkpoint of tf.train.Checkpoint."""
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 

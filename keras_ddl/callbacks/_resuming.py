@@ -30,9 +30,11 @@ class Resumed:
     """The position at which a resumed run continues.
 
     Attributes:
-        batches: number of batches done in all epochs. in_epoch: number of batches done in an unfinished epoch, else 0.
+        batches: number of batches done in all epochs.
+        in_epoch: number of batches done in an unfinished epoch, else 0.
         stopped_of: the `epochs` of the fit that a callback ended early, else None.
-        rates: state of the learning-rate controller. progress: as returned by `capture`. None: not in the checkpoint.
+        rates: state of the learning-rate controller.
+        progress: as returned by `capture`. None: not in the checkpoint.
         restoration: restores the rest when the first epoch begins; None without progress.
     """
 

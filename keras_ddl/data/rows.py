@@ -18,9 +18,11 @@ class BatchRows:
     """Facts about the batches of a dataset, known before a step is traced and equal on all ranks.
 
     Attributes:
-        total: rows of each global batch. is_chunked: a rank has the rows that `chunk` assigns to it.
+        total: rows of each global batch.
+        is_chunked: a rank has the rows that `chunk` assigns to it.
         others: which flattened components have another number of rows than the batch (from zipped datasets), grouped by
-            number. may_differ: only reading a batch shows whether there are such components (`unlike_rows`).
+            number.
+        may_differ: only reading a batch shows whether there are such components (`unlike_rows`).
         is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
         spec: the element_spec of the global batches, if each rank reads all of them.
     """
@@ -127,7 +129,8 @@ def global_batch(batch: Any, total: int | Sequence[int | None] | None) -> Any:
     """Returns type specs of the global batch in the structure of a rank's part of it.
 
     Args:
-        batch: tensors, arrays, or type specs of them. total: the rows of every tensor, or of each component.
+        batch: tensors, arrays, or type specs of them.
+        total: the rows of every tensor, or of each component.
     """
     leaves = tf.nest.flatten(batch)
     totals = total if isinstance(total, Sequence) else [total] * len(leaves)

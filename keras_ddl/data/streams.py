@@ -51,7 +51,8 @@ class Stream:
     """One pass, on one rank.
 
     Args:
-        comm: the communicator of streams. name: equal on all ranks, and unique to this stream.
+        comm: the communicator of streams.
+        name: equal on all ranks, and unique to this stream.
         read: on rank 0, begins the pass, and yields the arrays of every rank, batch by batch.
     """
 

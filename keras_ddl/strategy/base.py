@@ -20,7 +20,8 @@ class BaseStrategy(tf.distribute.Strategy):
     """The internal half of Strategy, without the methods that users call.
 
     Attributes:
-        mesh_layout: the layout over the current mesh, in a job that can lose ranks. saves: the job's SaveRecords.
+        mesh_layout: the layout over the current mesh, in a job that can lose ranks.
+        saves: the job's SaveRecords.
     """
 
     rank: int

@@ -67,6 +67,7 @@ def _installed() -> dict[str, str]:
 
 
 def _precision(each: Precision) -> dict[str, Any]:
+    """Returns the part of the certificate about one precision."""
     facts = each.one.recording.facts if each.one is not None else {}
     judgement = each.judgement or Judgement([])
     rows, row, hidden = judgement.rows, judgement.nearest, judgement.useless_from

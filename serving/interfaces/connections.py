@@ -1,6 +1,7 @@
 """Limits the number of connections, so that one client cannot use up all of them.
 
-Each interface has the same limit. A connection beyond it closes another one that has no complete request.
+Each interface has the same limit. If a client connects beyond it, the server closes another connection, one without a
+complete request if possible.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aiohttp import web
 _KEPT_FILES = 220  # for models, logs, gRPC's own, and connections that are accepted but not yet counted
 _MOST_FILES = 8192
 _MOST_CONNECTIONS = 500  # per interface
-_ROOM = 3  # gRPC itself accepts this many times the limit: room for connections that come between two polls
+_ROOM = 3  # gRPC accepts this many times the limit, because connections arrive between two polls
 _LOOK_SECONDS = 0.1
 _Address = tuple[str, int]
 
@@ -59,9 +60,10 @@ def _is_busy(connection: web.RequestHandler) -> bool:
 
 
 class GrpcConnections:
-    """Ends connections of gRPC, which itself would close new connections and keep old ones. On the event loop only.
+    """Ends connections beyond gRPC's limit; gRPC itself would close new connections and keep old ones.
 
-    gRPC does not name its connections, so `watch` finds them among this process's open files.
+    gRPC does not name its connections, so `watch` finds them among this process's open files. All methods must be
+    called on the event loop.
 
     Attributes:
         accepted: number of connections that gRPC may accept at the same time.
@@ -69,8 +71,8 @@ class GrpcConnections:
 
     def __init__(self, most: int) -> None:
         self._most, self.accepted = most, _ROOM * most
-        self._silent: dict[_Address, None] = {}  # without a request so far; oldest first
-        self._used: dict[_Address, None] = {}  # with requests, the longest unused first; maybe closed
+        self._silent: dict[_Address, None] = {}  # clients without a request so far, oldest first
+        self._used: dict[_Address, None] = {}  # clients with requests, the longest unused first; some may have left
 
     def used(self, peer: str) -> None:
         """Notes that a complete request has arrived. `peer`: the client, as for `disconnect`."""

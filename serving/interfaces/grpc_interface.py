@@ -40,7 +40,7 @@ class GrpcInterface:
     """The gRPC server on the running event loop."""
 
     def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
-        """`connections`: limit on open connections; beyond it the oldest without a request is closed."""
+        """`connections`: the limit on open connections; beyond it, the oldest one without a request is closed."""
         self._front, self._flights, self._options = front, flights, options
         self._connections = GrpcConnections(connections)
         self._watching: asyncio.Task | None = None

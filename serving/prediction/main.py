@@ -56,7 +56,7 @@ def warm_up(handlers: Handlers, path: Path) -> int:
 
 
 def main(connection: socket.socket, path: Path, name: str, version: int, options: Options) -> None:
-    """Loads the version, reports that, and answers requests until the server closes the connection. Never returns."""
+    """Loads the version, reports this, and answers requests until the server closes the connection. Never returns."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         servable = Servable(
@@ -88,6 +88,8 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
 
 
 class _Process:
+    """The threads that answer requests. They share the connection to the server: one at a time reads, one writes."""
+
     def __init__(self, connection: socket.socket, handlers: Handlers) -> None:
         self._connection, self._stream, self._handlers = connection, connection.makefile("rb"), handlers
         self._reading, self._writing = threading.Lock(), threading.Lock()

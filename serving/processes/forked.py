@@ -22,7 +22,7 @@ class ForkServer:
     """Starts the fork server when it is first needed, and again if it has died. Thread-safe."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        """`modules`: modules that it imports, because they register operations."""
+        """`modules`: modules that the fork server imports, because they register operations."""
         self._modules, self._lock = modules, threading.Lock()
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
@@ -69,7 +69,7 @@ class ForkServer:
 
 @dataclasses.dataclass(frozen=True)
 class Forked:
-    """A process of the fork server."""
+    """A process that the fork server has started."""
 
     pid: int
     _control: socket.socket

@@ -179,7 +179,8 @@ class NativeCommunicator(Requests):
         """Gives this rank the GPU `ordinal`, so that requests may use its memory from then on. COLLECTIVE, once.
 
         Args:
-            mode: KERAS_DDL_DEVICE. name: names the collectives in which ranks exchange their devices.
+            mode: KERAS_DDL_DEVICE.
+            name: names the collectives in which ranks exchange their devices.
 
         Raises:
             DependencyError: CUDA's driver or the device is missing. ConfigError: `mode` is "nccl" or "hierarchical",

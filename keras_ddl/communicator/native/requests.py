@@ -48,7 +48,8 @@ class Memory(NamedTuple):
 class _Waited(NamedTuple):
     """A submitted request that was not waited for to its end.
 
-    work: its ddl_work. keep: a reference to the memory that it reads and writes.
+    work: its ddl_work.
+    keep: a reference to the memory that it reads and writes.
     """
 
     work: int

@@ -34,7 +34,8 @@ class AfterCommit:
     """The operations of the current graph that will run after the commit.
 
     Args:
-        values: the values that variables will be assigned, in that order. outputs: what the step returns.
+        values: the values that variables will be assigned, in that order.
+        outputs: what the step returns.
         gathers: whether gathers may wait.
     Attributes: operations: by name, in the order in which they were made.
     """

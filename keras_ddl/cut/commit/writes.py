@@ -34,7 +34,8 @@ class Writes:
     """The variables that one step writes.
 
     Args:
-        values: of the step. snapshots: copies of variables that must be written early.
+        values: the values of the step.
+        snapshots: copies of variables that must be written early.
         mirrored: handles of variables whose new values are needed before the commit.
     """
 
@@ -220,7 +221,8 @@ def everything_before(
     """Returns the operations after which a step has run everything but its commit, as far as it is built.
 
     Args:
-        needed: values that must have been computed, besides the outputs. late: operations that run after the commit.
+        needed: values that must have been computed, besides the outputs.
+        late: operations that run after the commit.
     """
     names = {each.name for each in late}
     graph = tf.compat.v1.get_default_graph()

@@ -1,7 +1,7 @@
 """Tracks the calls of fit, evaluate and predict on this thread, and the executions of steps in them.
 
-Keras's code stands between the two ends of such a call: between `fit` and its iterator, and between `train_function`
-and `Strategy.run`. The inner end looks up here which call the outer end has begun, because no argument says it.
+The patch of `fit` cannot pass an argument to the patched iterator, nor `train_function` to `Strategy.run`, because
+Keras's code lies between them. So the outer function records its call here, and the inner one looks it up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keras_ddl.compat.context import Setting
 
 @dataclass(eq=False)
 class TrainerCall:
-    """A call of a method of `model`'s trainer, or a call that it makes."""
+    """A call of a method of `model`'s trainer, or a call inside it."""
 
     model: Any
 
@@ -42,8 +42,9 @@ class Loop(TrainerCall):
     """A call of fit, evaluate or predict, which `method` names.
 
     Attributes:
-        iterator: the EpochIterator that the call made to read data; None before that, and if fit made it (evaluate).
-        followers: the lists of callbacks that it calls.
+        iterator: the EpochIterator that the call made to read data; None before it is made, and in an evaluation for
+            which fit made it.
+        followers: the lists of callbacks that the call runs.
     """
 
     method: str

@@ -37,7 +37,8 @@ class Writing:
 
     Attributes:
         path: names of the arguments that make up the path it writes.
-        is_whole: its result appears by a single rename, as a file or directory. returns_path: it returns the path.
+        is_whole: its result appears by a single rename, as a file or directory.
+        returns_path: it returns the path.
         in_turn: all ranks run it, one after another; later ranks find the output of the first.
     """
 

@@ -27,8 +27,10 @@ class _Rows(float):
 
 
 class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
-    """Keras's bar, with "rows/s" before the logs of training. The first step does not count, as in Keras's time per
-    step."""
+    """Keras's progress bar, which shows "rows/s" before the logs of training.
+
+    The first step does not count, as it does not count in Keras's time per step.
+    """
 
     of_this_process = ("verbose", "_fit_began", "_first_step")
     # Class attributes, because `adopt` turns existing Keras bars into this class.
@@ -42,8 +44,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
     target: int | None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Prints once, and again after a change, how many ranks train. Otherwise the output looks like that of one
-        process."""
+        """Prints how many ranks train, once and after each change; otherwise the output looks like one process's."""
         super().on_train_begin(logs)
         strategy: BaseStrategy = keras_compat.strategy_of(self.model)
         words = _ranks_line(strategy)

@@ -51,7 +51,8 @@ def write_once(
     """Lets one rank of each host carry out `call`, which writes `path`. Returns whether this rank did, and the result.
 
     Args:
-        write: writes to the path that it is given. is_whole: the result appears by one rename from a hidden path.
+        write: writes to the path that it is given.
+        is_whole: the result appears by one rename from a hidden path.
         appears_as: the file whose existence shows that the call is done; None: `path`.
     """
     with of_one_rank(True), is_saving(True), strategy.saves.claim(path, call, appears_as) as mine:

@@ -41,9 +41,10 @@ class Call:
     """A call that writes. Ranks compare calls to find out whether another rank has already made the same call.
 
     Attributes:
-        name: the function's name and whatever distinguishes its calls; no spaces. content: a digest of the rest.
-        weights: digest of the model's weights, if the call writes a model. agreed: digest of the weights when all ranks
-            last had the same.
+        name: the function's name and whatever distinguishes its calls; no spaces.
+        content: a digest of the rest.
+        weights: digest of the model's weights, if the call writes a model.
+        agreed: digest of the weights when all ranks last had the same.
         times: how often the ranks had compared the weights by then; 0: never.
     """
 
@@ -101,8 +102,8 @@ class SaveRecords:
         weights.
 
         Args:
-            call: equal on all ranks that write the same. appears_as: the file whose existence shows that the call is
-                done.
+            call: equal on all ranks that write the same.
+            appears_as: the file whose existence shows that the call is done.
         Raises: DeadlineError: another rank has been writing for KERAS_DDL_DEADLINE_SECONDS.
         """
         path = _name_of(path)

@@ -34,11 +34,11 @@ class UndecidedVariable(LaidOutVariable):
     """A variable that is complete on every rank until a layout cuts it along an axis, or leaves it complete for good.
 
     Args:
-        initial: function that returns the first value, which is equal on all ranks.
-        path: path of the Keras variable.
-        weight: the weight whose slot it is; None: it is not a slot.
-        is_deferred: whether it gets memory only when it is decided or first read.
-        begins_anew: whether `initial` works without other ranks.
+        initial: a function that returns the first value, which is equal on all ranks.
+        path: the path of the Keras variable.
+        weight: the weight, if the variable is an optimizer's slot for it; else None.
+        is_deferred: whether the variable gets memory only when its layout is chosen or when it is first read.
+        begins_anew: whether `initial` can be called again without other ranks.
     Attributes:
         is_decided: whether the layout of the variable has been chosen.
     """

@@ -45,7 +45,8 @@ class CutStep:
     """A step of the program, its traces, and the state to restore after a failed call.
 
     Args:
-        name: the name of the step in messages. scope: prefix of the names of its collectives, equal on all ranks.
+        name: the name of the step in messages.
+        scope: prefix of the names of its collectives, equal on all ranks.
         job: the job whose ranks share the batch.
     """
 

@@ -35,7 +35,9 @@ _BLOCK = 1 << 20  # entries that are computed at a time
 class Recipe(NamedTuple):
     """One of Keras's initializers, in a form that ranks can exchange.
 
-    Attributes: config: the initializer's config without the seed. seed: the seed of the draw; None: nothing is drawn.
+    Attributes:
+        config: the initializer's config without the seed.
+        seed: the seed of the draw; None: nothing is drawn.
     """
 
     name: str
