@@ -155,7 +155,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "rank/size/hosts@directory": _host_rank,
     "isa": _one_of("baseline", "avx2", "avx512"),
     "kernels": _one_of("auto", "async", "sync"),
-    "auto, nccl or staged": _one_of("auto", "nccl", "staged"),
+    "auto, nccl, hierarchical or staged": _one_of("auto", "nccl", "hierarchical", "staged"),
 }
 
 _TABLE = (
@@ -209,11 +209,11 @@ _TABLE = (
     ),
     Variable(
         "DEVICE",
-        "auto, nccl or staged",
+        "auto, nccl, hierarchical or staged",
         "auto",
-        "How PyTorch's tensors on GPUs are sent. 'auto': by NCCL if all ranks are on one host and each has its own "
-        "GPU, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
-        "with the same bits as for CPU tensors.",
+        "How PyTorch's tensors on GPUs are sent, if each rank has its own GPU. 'auto': by NCCL on one host, and in the "
+        "fastest of the other three ways on several; 'nccl': by NCCL, also between hosts; 'hierarchical': all-reduces "
+        "by NCCL inside hosts only; 'staged': through the host, with the same bits as for CPU tensors.",
     ),
     Variable(
         "BUCKET_BYTES",
