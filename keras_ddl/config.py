@@ -56,7 +56,8 @@ class Variable:
     """One row of the table.
 
     Attributes:
-        name: the name without the prefix. default: the value when the variable is unset or empty.
+        name: the name without the prefix.
+        default: the value when the variable is unset or empty.
         is_set_by_keras_ddl: whether keras_ddl's processes set it for each other, so that it is not a user's setting.
     """
 
@@ -154,7 +155,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "rank/size/hosts@directory": _host_rank,
     "isa": _one_of("baseline", "avx2", "avx512"),
     "kernels": _one_of("auto", "async", "sync"),
-    "auto, nccl or staged": _one_of("auto", "nccl", "staged"),
+    "auto, nccl, hierarchical or staged": _one_of("auto", "nccl", "hierarchical", "staged"),
 }
 
 _TABLE = (
@@ -208,11 +209,11 @@ _TABLE = (
     ),
     Variable(
         "DEVICE",
-        "auto, nccl or staged",
+        "auto, nccl, hierarchical or staged",
         "auto",
-        "How PyTorch's tensors on GPUs are sent. 'auto': by NCCL if all ranks are on one host and each has its own "
-        "GPU, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
-        "with the same bits as for CPU tensors.",
+        "How PyTorch's tensors on GPUs are sent, if each rank has its own GPU. 'auto': by NCCL on one host, and in the "
+        "fastest of the other three ways on several; 'nccl': by NCCL, also between hosts; 'hierarchical': all-reduces "
+        "by NCCL inside hosts only; 'staged': through the host, with the same bits as for CPU tensors.",
     ),
     Variable(
         "BUCKET_BYTES",
@@ -436,20 +437,6 @@ def check_environment() -> None:
         )
     for row in VARIABLES.values():
         get(row.name)
-
-
-# IBM's letters for all-reduce algorithms, before the dimensions of a mode or alone.
-IBM_MODES = "prbnmc"
-
-
-def mode_from_environment() -> str:
-    """Returns KERAS_DDL_MODE, else the -mode of IBM's DDL_OPTIONS, else 'p'."""
-    if not is_set("MODE"):
-        words = os.environ.get("DDL_OPTIONS", "").split()
-        for flag, value in zip(words, words[1:]):
-            if flag in ("-mode", "--mode"):
-                return "p" if value in IBM_MODES else value  # a letter alone has no dimensions
-    return str(get("MODE"))
 
 
 def version() -> str:

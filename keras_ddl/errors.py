@@ -172,7 +172,8 @@ def from_code(
 
     Args:
         code: not 0; an unknown code is a CollectiveError.
-        lost: ranks that died, left or show no sign of life. named: other ranks that the failure concerns.
+        lost: ranks that died, left or show no sign of life.
+        named: other ranks that the failure concerns.
         communicator: the id of the communicator that numbers these ranks.
     """
     ranks_of = _ranks_of.get(communicator)

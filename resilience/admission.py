@@ -14,7 +14,7 @@ from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import plain_attributes
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.keras_patches.callbacks import CallbackList
-from keras_ddl.strategy.progress import capture
+from keras_ddl.strategy.saving.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 
@@ -100,6 +100,7 @@ class Admission(JoiningInFit):
             )
 
     def _admit(self, callbacks: CallbackList, caller: failing_together.Caller) -> None:
+        """Lets waiting newcomers join and leaving ranks leave, before a step on which all ranks agree."""
         board, survival = self._board, self._survival
         finished = survival.finished()
         self.look()

@@ -1,4 +1,9 @@
-"""A job that continues when ranks are lost, and that ranks may join."""
+"""A job that continues when ranks are lost, and that ranks may join.
+
+There is one such object per process, in a module variable: a process is one rank of one job, and all Strategies and
+models of the process lose the same ranks. After `keras_ddl.shutdown` the process may join another job, which gets a new
+object.
+"""
 
 from __future__ import annotations
 

@@ -34,10 +34,11 @@ from keras_ddl.resilience.joining_state import (
 )
 from keras_ddl.resilience.survival import Survival
 from keras_ddl.state import callback_state
-from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy import agreement
 from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.calls import fits
 from keras_ddl.strategy.keras_patches.callbacks import CallbackList
-from keras_ddl.strategy.progress import Restoration, build_for_data
+from keras_ddl.strategy.saving.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together, garbage
 

@@ -1,4 +1,4 @@
-"""Code for members and newcomers: the state that newcomers get, and the objects that all ranks reset (joining.py)."""
+"""The state that newcomers get, and what members and newcomers reset when a newcomer joins (joining.py)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from keras_ddl.resilience.joining_base import Joining, give_up
 from keras_ddl.resilience.survival import Survival
 from keras_ddl.state.callback_state import Changes
 from keras_ddl.state.replicate import numbers_of, replicate
-from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy import agreement
 from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.calls import fits
 from keras_ddl.strategy.keras_patches.callbacks import CallbackList
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
@@ -32,8 +33,10 @@ STATE = "keras_ddl/joining/state"  # name of its broadcast
 class State:
     """The state that a newcomer gets.
 
-    `callbacks`, `agreed`: attributes of callbacks, and of the objects that their list has agreed on. `slots`: numbers
-    of the variables in shards, whose values it gets later (state/generations.py).
+    Attributes:
+        callbacks: attributes of the callbacks.
+        agreed: attributes of the objects that the list of callbacks has agreed on.
+        slots: the numbers of the variables in shards, whose values the newcomer gets later (state/generations.py).
     """
 
     finished: int
@@ -50,7 +53,10 @@ class State:
 
 
 class JoiningInFit(Joining):
-    """Base class for members and newcomers. `_callbacks`: of the outermost fit, once its on_train_begin has run."""
+    """Base class for members and newcomers, while a fit runs.
+
+    _callbacks: the callbacks of the outermost fit, once its on_train_begin has run.
+    """
 
     def __init__(self, survival: Survival) -> None:
         self._survival = survival
@@ -67,7 +73,7 @@ class JoiningInFit(Joining):
     def _forget_state(self, callbacks: CallbackList) -> None:
         """Forgets state that a newcomer cannot have.
 
-        All ranks that have met a newcomer do this between the same two calls, even if it is lost meanwhile.
+        All ranks that have met a newcomer call this between the same two calls, even if the newcomer is lost meanwhile.
         """
         # All ranks trace together from now on: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces(but=callbacks.model.train_function)  # see agree_on_trace

@@ -20,8 +20,9 @@ from keras_ddl.resilience import joining, joining_state
 from keras_ddl.resilience.joining_base import give_up
 from keras_ddl.resilience.survival import Survival
 from keras_ddl.state import callback_state
-from keras_ddl.strategy import agreement, trainer_calls
+from keras_ddl.strategy import agreement
 from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.calls import trainer_calls
 from keras_ddl.strategy.shards import sharded_slots
 
 _LOOK_SECONDS = 0.1

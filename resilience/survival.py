@@ -40,8 +40,9 @@ from keras_ddl.resilience.survival_errors import (
 )
 from keras_ddl.state.generations import Generations
 from keras_ddl.state.replicate import replicate
-from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy import one_per_job
 from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.calls import trainer_calls
 from keras_ddl.strategy.resilience import Resilience
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
@@ -115,6 +116,7 @@ class Survival(Resilience):
     def call(
         self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Caller | None = None
     ) -> Any:
+        """Runs a call, and repeats it on the remaining ranks as long as ranks are lost. See `Resilience.call`."""
         if _in_call.get() or threading.current_thread() is not threading.main_thread():
             return run()
         if self._finished is None:
@@ -159,12 +161,12 @@ class Survival(Resilience):
                 if each.topology is before:
                     is_cut = each.mesh_layout is not None
                     if is_cut or each.job.shards_from_elements is not None:
-                        setting = "layout" if is_cut else "sharding='optimizer'"
+                        argument = "layout" if is_cut else "sharding='optimizer'"
                         raise ConfigError(
-                            f"Strategy({setting}) continues automatically when a rank is lost, but cannot continue "
+                            f"Strategy({argument}) continues automatically when a rank is lost, but cannot continue "
                             "after keras_ddl.regroup(). Received: a step after keras_ddl.regroup() (rank "
                             f"{place.rank}). Do not catch RankLostError, or make the Strategy without "
-                            f"{setting.partition('=')[0]}."
+                            f"{argument.partition('=')[0]}."
                         )
                     each.renew(place)
             self._finished = 0

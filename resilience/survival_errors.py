@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from keras_ddl.errors import RankLostError, name_of_rank
-from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.base import strategy_of
+from keras_ddl.strategy.calls import trainer_calls
 
 
 class TooFewError(RankLostError):

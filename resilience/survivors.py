@@ -24,7 +24,9 @@ from typing import NamedTuple
 class NewMesh(NamedTuple):
     """The mesh with which a job continues.
 
-    Attributes: data_size, model_size: extents of its axes. staying: the ranks that have a place, in order.
+    Attributes:
+        data_size, model_size: extents of its axes.
+        staying: the ranks that have a place, in order.
     """
 
     data_size: int

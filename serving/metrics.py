@@ -12,7 +12,7 @@ from typing import Any
 import prometheus_client
 
 from keras_ddl.serving.background_lines import BackgroundLines
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.protocol.status import Code, RequestError
 
 LOG = logging.getLogger("keras_ddl.serving")
 _COUNT = b":tensorflow:serving:request_count"
@@ -22,7 +22,7 @@ _BUCKETS = [10 * 1.8**i for i in range(26)]
 
 
 class Record:
-    """The facts about a request that the metrics and the access log record. `method`: "" if unknown."""
+    """What the metrics and the access log record of a request. `method`: "" if unknown."""
 
     def __init__(self, protocol: str, method: str) -> None:
         self.protocol, self.method = protocol, method
@@ -41,7 +41,7 @@ class Record:
 
 
 class Metrics:
-    """Counts requests and logs them. On the event loop only."""
+    """Counts requests and logs them. All methods must be called on the event loop."""
 
     def __init__(self, access_log: BackgroundLines | None = None) -> None:
         self._access_log = access_log

@@ -45,7 +45,7 @@ def read_file(path: str) -> list[ModelConfig]:
     """
     from google.protobuf import text_format
 
-    from keras_ddl.serving import messages
+    from keras_ddl.serving.protocol import messages
 
     try:
         return models_from_proto(text_format.Parse(Path(path).read_text(), messages.message("ModelServerConfig")()))
@@ -63,7 +63,7 @@ def models_from_bytes(data: bytes) -> list[ModelConfig]:
     """
     from google.protobuf.message import DecodeError
 
-    from keras_ddl.serving import messages
+    from keras_ddl.serving.protocol import messages
 
     try:
         config = messages.message("ModelServerConfig").FromString(data)

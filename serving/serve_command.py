@@ -22,10 +22,10 @@ _MODULES = ("grpc", "grpc_health", "aiohttp", "prometheus_client", "orjson")
 
 
 def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds TensorFlow Serving's flags as hidden options, except those that are also our own."""
+    """Adds TensorFlow Serving's flags as hidden options, except `--port`, which is also an option of keras-ddl."""
     kinds: dict[type, Any] = {bool: click.BOOL, int: click.INT, float: click.FLOAT, str: click.STRING}
     for flag in reversed(FLAGS):
-        if flag.name == "port":  # also the name of our own option
+        if flag.name == "port":
             continue
         more: dict[str, Any] = {"flag_value": True, "is_flag": False} if flag.kind is bool else {}
         option = click.option(f"--{flag.name}", f"tfs_{flag.name}", type=kinds[flag.kind], hidden=True, **more)

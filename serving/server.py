@@ -16,19 +16,19 @@ from typing import Any
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.serving import model_config
-from keras_ddl.serving.connections import connections
-from keras_ddl.serving.flights import Flights
-from keras_ddl.serving.forked import ForkServer
-from keras_ddl.serving.front import Front
-from keras_ddl.serving.grpc_interface import GrpcInterface
-from keras_ddl.serving.health import HealthPort
+from keras_ddl.serving.interfaces.connections import connections
+from keras_ddl.serving.interfaces.flights import Flights
+from keras_ddl.serving.interfaces.front import Front
+from keras_ddl.serving.interfaces.grpc_interface import GrpcInterface
+from keras_ddl.serving.interfaces.health import HealthPort
+from keras_ddl.serving.interfaces.rest_interface import RestInterface
 from keras_ddl.serving.metrics import Metrics
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager
-from keras_ddl.serving.processes import ModelProcess
-from keras_ddl.serving.rest_interface import RestInterface
+from keras_ddl.serving.processes.forked import ForkServer
+from keras_ddl.serving.processes.model_process import ModelProcess
+from keras_ddl.serving.protocol.status import RequestError
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import RequestError
 
 LOG = logging.getLogger("keras_ddl.serving")
 _HEALTH_SECONDS = 0.2
@@ -68,6 +68,7 @@ class Server:
         return process
 
     async def _run(self, started: Callable[[int, int, int | None], None]) -> bool:
+        """Serves until a signal arrives, then drains. Returns whether all requests were answered."""
         options, stop = self._options, asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._report)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import messages
 from keras_ddl.serving.background_lines import BackgroundLines
-from keras_ddl.serving.memory import MEGABYTE
+from keras_ddl.serving.processes.memory import MEGABYTE
+from keras_ddl.serving.protocol import messages
 
 METRICS_PATH = "/monitoring/prometheus/metrics"
 

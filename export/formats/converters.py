@@ -20,7 +20,7 @@ from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE
 DYNAMIC_TOLERANCE = 0.1
 _LARGEST = 2_000_000_000  # bytes of weights; a file in either format is one message of at most 2 GiB
 _SECONDS = 3600.0
-_MOST = 12
+_LINES_SHOWN = 12  # of a longer list or of the converter's stderr, in a message
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Format:
     Attributes:
         name: name of the format, and of the pip extra that installs `modules`.
         file: name of the model's file in a version directory.
-        runtime: name in messages of the program that runs the model. package: the package of the runtime.
+        runtime: the program that runs the model, as messages name it.
+        package: the Python package of the runtime.
+        modules: the modules that a conversion imports.
     """
 
     name: str
@@ -71,7 +73,7 @@ def convert(
 
     Args:
         name: the model's name in messages.
-    Returns: half, random, warnings, versions, as conversion.py returns them.
+    Returns: the entries half, random, warnings and versions of the result of conversion.py.
     Raises: ExportError: the format lacks operations, which are named with their nodes, or the converter fails.
     """
     scan_saved_model(path).raise_for_problems(name)
@@ -86,8 +88,8 @@ def convert(
     result = _run({"task": "convert", "kind": chosen.name, **files, **how}, f"converts {name} to {chosen.name}")
     if "unsupported" in result:
         nodes = [f"{op} (node {node!r})" for op, node in result["unsupported"]]
-        more = [f"and {len(nodes) - _MOST} more"] if len(nodes) > _MOST else []
-        listed = "\n  ".join([*nodes[:_MOST], *more])
+        more = [f"and {len(nodes) - _LINES_SHOWN} more"] if len(nodes) > _LINES_SHOWN else []
+        listed = "\n  ".join([*nodes[:_LINES_SHOWN], *more])
         message = f"The converter says: {result['failed']}. " if result["failed"] else ""
         raise ExportError(
             f"{chosen.name} has only some of TensorFlow's operations. Received: {name} with\n  {listed}\n{message}"
@@ -156,7 +158,7 @@ def _run(request: dict[str, Any], what: str) -> dict[str, Any]:
     for line in done.stdout.splitlines():
         if line.startswith(conversion.MARK):
             return json.loads(line.removeprefix(conversion.MARK))
-    tail = "\n".join(done.stderr.splitlines()[-_MOST:])
+    tail = "\n".join(done.stderr.splitlines()[-_LINES_SHOWN:])
     raise ExportError(
         f"The process that {what} must return a result. Received: it ended with status {done.returncode}:\n{tail}"
     )

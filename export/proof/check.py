@@ -18,7 +18,7 @@ from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
 from keras_ddl.files import foreign
 
-_ROWS = 2  # made-up rows
+_ROWS = 2  # how many rows to make up
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def check_saved_model(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         inputs = signatures["serving_default"]["inputs"]
         if sample is not None:
-            _refuse_other_rows(Path(sample), inputs, path)
-        rows = Path(sample) if sample is not None else _made_up(inputs, path, folder)
+            _check_sample(Path(sample), inputs, path)
+        rows = Path(sample) if sample is not None else _make_up_rows(inputs, path, folder)
         if not problems:  # a graph with foreign ops would not load
             try:
                 answer = validate_saved_model(path, rows, process=stack.enter_context(CleanProcess()))
@@ -133,8 +133,11 @@ def signatures_of(path: Path) -> dict[str, Any]:
     }
 
 
-def _refuse_other_rows(sample: Path, inputs: dict[str, Any], path: Path) -> None:
-    """Raises: ExportError: the rows do not fit. So a mistake in the sample is not blamed on the SavedModel."""
+def _check_sample(sample: Path, inputs: dict[str, Any], path: Path) -> None:
+    """Checks the sample before the model runs, so that a mistake in it is not reported as a problem of the SavedModel.
+
+    Raises: ExportError: the sample cannot be read, or its rows do not fit the inputs.
+    """
     import tensorflow as tf
 
     rule = f"The sample must be an .npz file with rows for each input of {path}. Received: {sample}"
@@ -151,7 +154,8 @@ def _refuse_other_rows(sample: Path, inputs: dict[str, Any], path: Path) -> None
         raise ExportError(f"{rule} with {received or 'nothing'}; the inputs are {listed}.")
 
 
-def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
+def _make_up_rows(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
+    """Writes rows of zeros that fit the inputs to a file in `folder`, and returns its path."""
     import numpy as np
     import tensorflow as tf
 

@@ -14,8 +14,8 @@ from keras_ddl.export.inference.isolation import layers_of
 def recorded(model: Any) -> Iterator[dict[str, Any]]:
     """Records the outputs of layers inside `model` within the block: layer name -> tensor, filled when the block ends.
 
-    It leaves out the model itself, and layers that are called more than once, share a name, or do not return one dense
-    tensor.
+    The model itself is left out, and so is a layer that is called more than once, shares its name with another layer,
+    or does not return one dense tensor.
     """
     import tensorflow as tf
 
@@ -47,7 +47,10 @@ def _recording(call: Callable[..., Any], answers: list[Any]) -> Callable[..., An
 
 
 def place_of(tensor: Any, graph: Any) -> str | None:
-    """Returns a tensor's place in a function's body ("node:output:0"), or None if it is elsewhere or an argument."""
+    """Returns the name of a tensor in the body of a function ("node:output:0").
+
+    Returns None if the tensor is an argument of the function, or belongs to another graph.
+    """
     if tensor.graph is not graph or tensor.op.type == "Placeholder":
         return None
     index = tensor.value_index

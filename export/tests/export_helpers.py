@@ -10,7 +10,7 @@ import tensorflow as tf
 from export_zoo import disturb
 
 from keras_ddl import export, model_state
-from keras_ddl.serving.servable import Servable
+from keras_ddl.serving.prediction.servable import Servable
 
 
 def ask(path: Path, signature: str = "serving_default", **feed: Any) -> dict[str, np.ndarray]:

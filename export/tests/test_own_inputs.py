@@ -17,7 +17,7 @@ from keras_ddl import export
 from keras_ddl.errors import ExportError
 from keras_ddl.export import Function
 from keras_ddl.export.warmup import FILE
-from keras_ddl.serving.servable import Servable
+from keras_ddl.serving.prediction.servable import Servable
 
 WORDS = ["", "eins", "zwei", "drei"]
 SENTENCES = ["eins zwei", "", "drei vier eins ", "zwei"]

@@ -15,7 +15,7 @@ from keras import layers
 
 from keras_ddl import export, model_state
 from keras_ddl.errors import ExportError
-from keras_ddl.serving.status import RequestError
+from keras_ddl.serving.protocol.status import RequestError
 
 
 def test_components_have_the_names_of_their_attributes(tmp_path: Path) -> None:

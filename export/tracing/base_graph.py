@@ -1,4 +1,4 @@
-"""Writes the base graph, the model's inference function as a plain SavedModel, once when training begins.
+"""Writes the base graph: the model's inference function as a plain SavedModel. It is written when training begins.
 
 ckpt/base/saved_model.pb, assets/, fingerprint.pb    copied by an export, byte for byte
 ckpt/base/variables/static.*                         contents of variables/ that are not weights
@@ -35,9 +35,9 @@ class BaseGraph:
         path: ckpt_dir/base.
         name: name of the part, if this is a part of a model.
         record: the manifest.
-        warnings: sentences.
-        runs_elsewhere: whether this process lacks weights of the model.
-        answers: if so, the model's outputs for the sample with the current weights, or None.
+        warnings: what the user should know, each a sentence.
+        runs_elsewhere: whether this process lacks weights of the model, so that it cannot compute outputs.
+        answers: the model's outputs for the sample with the current weights, if it runs elsewhere and they are known.
     """
 
     def __init__(self, path: Path, traced: Traced) -> None:
@@ -62,10 +62,11 @@ class BaseGraph:
         return isolated(lambda: answer(self._traced.functions.answer, rows, self._traced.variables))
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Returns (rows and golden outputs, whether the live model has equal outputs), for a checkpoint being saved.
+        """Returns what a checkpoint stores so that an export can prove itself.
 
-        Outputs differ when a constant of the graph was changed after tracing: an attribute of a layer, or statistics of
-        a preprocessing layer that was adapted too late.
+        The first mapping has the sample's rows and the graph's outputs for them, the golden outputs. The second says
+        whether the live model has the same outputs. They differ when a constant of the graph was changed after tracing:
+        an attribute of a layer, or statistics of a preprocessing layer that was adapted too late.
         """
         rows = self._traced.rows
         if rows is None or (self.runs_elsewhere and self.answers is None):

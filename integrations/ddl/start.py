@@ -21,7 +21,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl import job
 from keras_ddl.gradients.reduced import comes_from
 from keras_ddl.ops import variables as variable_lists
-from keras_ddl.strategy.checksum import checksum
+from keras_ddl.state.checksum import checksum
 
 _ASSIGNMENTS = ("Assign", "AssignVariableOp")
 

@@ -1,9 +1,9 @@
 """Horovod's collectives on tensors, on top of keras_ddl.ops.
 
-All are COLLECTIVE over the ranks of `process_set`, work eagerly and in tf.function, and are differentiable. A gradient
-is that of the sum of all ranks' losses (broadcast: of their mean). Ranks match calls by `name`, or without one by order
-(in a tf.function, by position in the graph). If ranks disagree about shape, dtype, op or root, all of them get
-tf.errors.FailedPreconditionError, and the next collective works.
+All are COLLECTIVE over the ranks of `process_set`, work eagerly and in tf.function, and are differentiable: a gradient
+belongs to the sum of all ranks' losses, or to their mean in a broadcast. Ranks match calls by `name`. Without names
+they match calls by order, or in a tf.function by position in the graph. If ranks disagree about shape, dtype, op or
+root, all of them get tf.errors.FailedPreconditionError, and the next collective works.
 
 `device_dense`, `device_sparse` and `ignore_name_scope` are ignored: TensorFlow places the ops, and names are used
 unchanged. `root_rank` is a rank of the job, also in a process set.
@@ -77,7 +77,7 @@ def grouped_allreduce(
     *,
     sparse_as_dense: bool = False,
 ) -> list[Any]:
-    """Reduces several tensors in one operation, otherwise as `allreduce`. See `keras_ddl.all_reduce_n`."""
+    """Works like `allreduce`, for several tensors in one operation. See `keras_ddl.all_reduce_n`."""
     args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
     slices = [isinstance(each, tf.IndexedSlices) and not sparse_as_dense for each in tensors]
     dense = iter(_all_reduce([each for each, sparse in zip(tensors, slices) if not sparse], *args, name))
@@ -105,7 +105,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Does `allgather` for each of several tensors."""
+    """Works like `allgather`, for several tensors."""
     comm = communicator_of(process_set)
     return [ops.all_gather(each, name=key, comm=comm) for each, key in zip(tensors, _names(name, tensors))]
 
@@ -206,7 +206,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Does `reducescatter` for each of several tensors."""
+    """Works like `reducescatter`, for several tensors."""
     rest = (process_set, False, prescale_factor, postscale_factor)
     return [
         reducescatter(each, device_dense, compression, op, key, *rest)

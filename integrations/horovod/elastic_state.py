@@ -35,7 +35,9 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State(abc.ABC):
-    """The state from which a job continues. Subclasses define save, restore and sync, and for restarts content and put.
+    """The state from which a job continues.
+
+    A subclass defines save, restore and sync. If a restarted job is to continue, it also defines content and put.
 
     Args:
         bcast_object, get_rank: ignored.
@@ -67,8 +69,9 @@ class State(abc.ABC):
         self._hosts_updated = True
 
     def commit(self) -> None:
-        """Saves the state, also to the disks of the job's hosts, and checks whether the hosts have changed. COLLECTIVE.
+        """Saves the state in memory and on the disk of each host, and checks whether the hosts have changed.
 
+        COLLECTIVE.
         Raises: HostsUpdatedInterrupt. CheckpointError: a commit cannot be written.
         """
         self.save()
@@ -130,7 +133,7 @@ class State(abc.ABC):
         return None
 
     def put(self, content: Any) -> None:
-        """Sets the state to a result of `content` from another process, possibly of another rank."""
+        """Sets the state to what `content` has returned in another process, which may be that of another rank."""
         raise _incomplete(self, "put")
 
     @abc.abstractmethod

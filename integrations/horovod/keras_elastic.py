@@ -16,7 +16,8 @@ from keras_ddl.horovod.elastic import (
     run,
 )
 from keras_ddl.state.callback_state import JobCallback
-from keras_ddl.strategy import fits, keras_patches
+from keras_ddl.strategy import keras_patches
+from keras_ddl.strategy.calls import fits
 
 __all__ = [
     "CommitStateCallback",

@@ -36,8 +36,8 @@ def run(
         hosts: hosts and their ranks, as in "h0:2,h1:2".
         hostfile: a file with lines `h0 slots=2`, instead of `hosts`.
         use_mpi, start_timeout, disable_cache: ignored.
-    Raises: ConfigError: keras_ddl does not support an argument, such as use_gloo, min_num_proc or ssh_port. Otherwise
-        as `keras_ddl.run`.
+    Raises: ConfigError: keras_ddl does not support an argument, such as use_gloo, min_num_proc or ssh_port. Other
+        errors are those of `keras_ddl.run`.
     """
     unknown = [name for name, value in others.items() if value not in (None, False)]
     if executable not in (None, sys.executable):

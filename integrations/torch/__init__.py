@@ -45,7 +45,8 @@ def monitored_barrier(
     torch.distributed.monitored_barrier accepts only groups of gloo; this one accepts groups of "ddl".
 
     Args:
-        group: None: all ranks. timeout: None: the group's timeout.
+        group: None: all ranks.
+        timeout: None: the group's timeout.
         wait_all_ranks: ignored; the error always names all missing ranks.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Works and futures of collectives, for PyTorch to wait for."""
+"""The objects with which PyTorch waits for a collective: works and futures."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class DdlWork(Work):
 
     Args:
         tensors: the results.
-        started: the collective; None: it is done.
-        finish: called once, with `started` when that is done, in the first waiting thread; copies the result to the
-            tensors, or raises KerasDdlError.
-        completions: completes the future.
+        started: the running collective; None: the work is done from the beginning.
+        finish: called once with `started` when the collective has ended, in the first thread that waits. It copies the
+            result to the tensors, or raises KerasDdlError.
+        completions: the thread that completes the future.
     """
 
     def __init__(
@@ -75,7 +75,10 @@ class DdlWork(Work):
         self._error: Exception | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when it is done. Raises DistBackendError: it failed, or takes longer than `timeout` (0: no limit)."""
+        """Waits until the collective is done.
+
+        Raises: DistBackendError: it failed, or took longer than `timeout` (0: no limit).
+        """
         seconds = timeout.total_seconds() or None
         if not self.ends_within(seconds):
             raise DistBackendError(f"The collective has not ended within {seconds} s. It continues.")
@@ -85,12 +88,12 @@ class DdlWork(Work):
         return True
 
     def ends_within(self, seconds: float | None) -> bool:
-        """Waits until it has ended, at most `seconds`; returns whether it has."""
+        """Waits up to `seconds` for the collective to end, and returns whether it has ended."""
         started = self._started
         return started is None or started.wait(seconds)
 
     def is_completed(self) -> bool:
-        """Whether it has ended, and its results are in the tensors."""
+        """Whether the collective has ended; then its results are in the tensors."""
         started = self._started
         if started is not None and not started.is_done():
             return False
@@ -124,7 +127,7 @@ class DdlWork(Work):
             return self._future
 
     def complete(self) -> None:
-        """Waits, and completes the future."""
+        """Waits for the collective, then completes the future."""
         started = self._started
         if started is not None:
             started.wait()
@@ -151,7 +154,7 @@ class DdlWork(Work):
             self._started = None
 
     def _wait_for_copies(self) -> None:
-        """Waits for copies to the results, which this thread's stream makes and the caller's may read."""
+        """Waits until this thread's stream has copied the results, because another stream may read them."""
         for tensor in self._tensors[:1]:
             if tensor.is_cuda:
                 torch.cuda.current_stream(tensor.device).synchronize()

@@ -32,7 +32,9 @@ _TURN_SECONDS = 5.0
 class _Report(NamedTuple):
     """A rank's progress in writing the checkpoint of a step. `epoch`: how often the job has regrouped.
 
-    Attributes: bundles: names of the bundles that the rank has written. problem: why it could not write, or None.
+    Attributes:
+        bundles: names of the bundles that the rank has written.
+        problem: why it could not write, or None.
     """
 
     step: int

@@ -16,10 +16,11 @@ from keras_ddl.compat.models import is_built
 from keras_ddl.cut.values.layouts import Box
 from keras_ddl.errors import CheckpointError
 from keras_ddl.state import files
-from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.training_state import broadcast_training_state
-from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.calls import fits
+from keras_ddl.strategy.saving.progress import Restoration, build_for_data, read_progress
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 T = TypeVar("T")
 
@@ -29,9 +30,11 @@ class Resumed:
     """The position at which a resumed run continues.
 
     Attributes:
-        batches: number of batches done in all epochs. in_epoch: number of batches done in an unfinished epoch, else 0.
+        batches: number of batches done in all epochs.
+        in_epoch: number of batches done in an unfinished epoch, else 0.
         stopped_of: the `epochs` of the fit that a callback ended early, else None.
-        rates: state of the learning-rate controller. progress: as returned by `capture`. None: not in the checkpoint.
+        rates: state of the learning-rate controller.
+        progress: as returned by `capture`. None: not in the checkpoint.
         restoration: restores the rest when the first epoch begins; None without progress.
     """
 

@@ -25,9 +25,9 @@ class AverageLogs(keras.callbacks.Callback):
     unchanged, with a warning that names them.
 
     Args:
-        by_rows: weight each rank's values by the rows that it trained on in the epoch, and keys that begin with "val_"
-            by its validation rows, if Keras counted them (a custom `train_step` may not). For ranks with their own,
-            possibly different, numbers of batches.
+        by_rows: weight each rank's values by the number of rows that it trained on in the epoch, and keys that begin
+            with "val_" by the number of its validation rows. Use it if ranks have different numbers of batches. Keras
+            must count the rows, which a custom `train_step` may not do.
 
     Cost: at each epoch end, one gather of 32 bytes per rank and one all-reduce of 8 bytes per key.
     """

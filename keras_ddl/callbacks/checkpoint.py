@@ -31,9 +31,10 @@ from keras_ddl.files.durable import make_directory
 from keras_ddl.link import last_checkpoint, program
 from keras_ddl.link.kinds import Kind
 from keras_ddl.state.callback_state import JobCallback
-from keras_ddl.strategy import fits, keras_patches
+from keras_ddl.strategy import keras_patches
 from keras_ddl.strategy.agreement.training_state import agreed_layer_state
-from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
+from keras_ddl.strategy.calls import fits
+from keras_ddl.strategy.saving.progress import ARRAYS, RECORD, Restoration, capture
 
 _LOST = -1  # in place of a step: the checkpoint was incomplete when rank 0 was lost
 

@@ -73,8 +73,11 @@ class Snapshot:
     """The contents of one checkpoint, or of one rank's part of it.
 
     Attributes:
-        bundles: bundle name -> key -> value. parts: bundle name -> key -> part of a tensor.
-        archives: .npz file -> name -> array. texts: file -> text. record: entries of state.json.
+        bundles: bundle name -> key -> value.
+        parts: bundle name -> key -> part of a tensor.
+        archives: name of an .npz file -> name -> array.
+        texts: name of a file -> text.
+        record: entries of state.json.
     """
 
     bundles: dict[str, dict[str, Any]]

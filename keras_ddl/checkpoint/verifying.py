@@ -26,7 +26,7 @@ def validate(checkpoint: Checkpoint) -> None:
 
 
 def validate_files(checkpoint: Checkpoint) -> None:
-    """Does the part of `validate` that needs no TensorFlow, which another thread may be importing."""
+    """Does the first part of `validate`. It needs no TensorFlow, so it can run while another thread imports that."""
     require_intact(checkpoint)
     state = checkpoint.state or {}
     problem = digests.difference(checkpoint.path, state["files"], contents=True)
@@ -35,7 +35,7 @@ def validate_files(checkpoint: Checkpoint) -> None:
 
 
 def validate_entries(checkpoint: Checkpoint) -> None:
-    """Does the rest of `validate`: imports TensorFlow."""
+    """Does the second part of `validate`, which imports TensorFlow."""
     state = checkpoint.state or {}
     for prefix, name in ((checkpoint.weights, "weights"), (checkpoint.optimizer, "optimizer")):
         problem = _missing_entries(prefix, state.get(name) or ())
@@ -44,7 +44,10 @@ def validate_entries(checkpoint: Checkpoint) -> None:
 
 
 def _missing_entries(prefix: str, table: Sequence[Sequence[Any]]) -> str | None:
-    """Returns which entries a bundle lacks of the variables [key, dtype, shape] of a table; None: none."""
+    """Describes the first entries that a bundle lacks; None if it has all.
+
+    table: a row [key, dtype, shape] for each variable.
+    """
     if not table:
         return None
     try:

@@ -71,8 +71,8 @@ def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Top
 def newcomer_topology(launcher: Launcher) -> Topology:
     """Returns the topology of a newcomer until it catches up with the other ranks.
 
-    Its rank is never 0, because rank 0 writes. Its local rank is the launcher's choice. Its size is the job's first
-    size, and at least 2.
+    In this topology, the newcomer's rank is never 0, because rank 0 writes; the launcher has chosen its local rank; and
+    there are as many ranks as when the job began, at least 2.
     """
     error_report.install(launcher.rank, host.abort)
     size = launcher.size or 1

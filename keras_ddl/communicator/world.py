@@ -18,7 +18,7 @@ from keras_ddl.communicator.reporting import child_process, error_report
 from keras_ddl.communicator.transports import membership, mpi
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, NotInitializedError, RankLostError
 from keras_ddl.topology import Topology, make_topology, plain_mode
-from keras_ddl.topology.launcher import Launcher, find_launcher, host_key
+from keras_ddl.topology.launcher import Launcher, chosen_mode, find_launcher, host_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def init(mode: str | None = None) -> Topology:
         if _state.forked:
             raise NotInitializedError(_FORKED)
         config.check_environment()
-        mode = config.mode_from_environment() if mode is None else mode
+        mode = chosen_mode() if mode is None else mode
         launcher = find_launcher()
         transport: Transport | None = None
         if launcher is not None and launcher.directory is not None and (launcher.size != 1 or launcher.is_spare):

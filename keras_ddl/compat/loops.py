@@ -24,8 +24,12 @@ from keras_ddl.compat.tensorflow import (
 class LoopGraph:
     """The graph of a loop's body or condition. Create it inside the graph that will contain the loop.
 
-    Args: label: "body" or "condition". has_effects: its side effects must keep the program's order.
-    Attributes: graph: the FuncGraph. carried: placeholders of the loop values.
+    Args:
+        label: "body" or "condition".
+        has_effects: its side effects must keep the program's order.
+    Attributes:
+        graph: the FuncGraph.
+        carried: placeholders of the loop values.
     """
 
     def __init__(self, label: str, *, has_effects: bool) -> None:
@@ -77,7 +81,8 @@ def while_op(
 ) -> tf.Operation:
     """Builds the loop, as tf.while_loop does. `condition` must have begun with the captures of `body`.
 
-    shapes: shapes of the loop values in all rounds. at_once: number of rounds that may run at a time.
+    shapes: shapes of the loop values in all rounds.
+    at_once: number of rounds that may run at a time.
     """
     body.share_captures(condition)
     graph = tf.compat.v1.get_default_graph()

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import keras, tree
 
 
@@ -263,11 +264,11 @@ def after_build(part: Any, call: Callable[[], None]) -> None:
         return
 
     def build(*args: Any, **kwargs: Any) -> None:
-        del part.build
+        undo()
         part.build(*args, **kwargs)
         call()
 
-    part.build = build
+    undo = replacing.set_values([(part, "build", build)])
 
 
 def _variables_of_metrics(metrics: Iterable[Any]) -> list[Any]:

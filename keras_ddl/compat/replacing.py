@@ -1,7 +1,8 @@
-"""Replaces attributes of other packages, for the rest of the process, and methods of single objects temporarily.
+"""Replaces attributes of other packages, and methods, values and classes of single objects. All patches use it.
 
-Meanwhile, the object has a class that is derived from its own. So no class of another package changes, and `super()`
-in a class of the program finds the replacement, too.
+`replace` lasts for the rest of the process. `set_values` returns a function that undoes it. `replace_on` replaces
+methods of one object until `restore`: meanwhile, the object has a class that is derived from its own. So no class of
+another package changes, and `super()` in a class of the program finds the replacement, too.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ def replace_on(owner: Any, methods: Mapping[str, Any], inherited_from: type | No
         bases = (current, _derived((inherited_from,), methods))
         named = {name: value for name, value in named.items() if name not in methods}
     owner.__class__ = _derived(bases, named)
+
+
+def exchange_class(owner: Any, kind: type) -> None:
+    """Gives an object another class for good, which is derived from its own."""
+    owner.__class__ = kind
 
 
 def class_of(owner: Any) -> type:

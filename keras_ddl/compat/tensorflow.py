@@ -21,7 +21,7 @@ import numpy as np
 from keras_ddl import config
 from keras_ddl.communicator.native import native_library
 from keras_ddl.communicator.reporting import stack_position
-from keras_ddl.compat import tensorflow_packages
+from keras_ddl.compat import replacing, tensorflow_packages
 from keras_ddl.errors import DependencyError
 
 # The oldest TensorFlow whose C API has everything that native/tf uses.
@@ -67,9 +67,10 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS):
 
 if config.is_set("RUN_DIR"):
     # Puts autograph's generated files where the launcher removes them even if this process is killed.
-    _autograph_loader.tempfile = SimpleNamespace(
+    _in_run_dir = SimpleNamespace(
         NamedTemporaryFile=functools.partial(tempfile.NamedTemporaryFile, dir=config.get("RUN_DIR"))
     )
+    replacing.set_values([(_autograph_loader, "tempfile", _in_run_dir)])
 
 UninitializedVariable: Any = resource_variable_ops.UninitializedVariable
 ResourceVariable: Any = resource_variable_ops.BaseResourceVariable
@@ -144,7 +145,8 @@ def _free_from_program_order() -> None:
     overlap neither each other nor independent computation. The core matches requests by name, so any order works.
     Synchronous kernels keep the chain, because otherwise ranks could block all their threads in different ops.
     """
-    auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= frozenset(OPS)
+    free = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS | frozenset(OPS)
+    replacing.set_values([(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", free)])
 
 
 def traced_for_xla() -> bool:

@@ -91,7 +91,8 @@ def build_step(
 
     Args:
         program: the step traced on the global batch.
-        inputs: this rank's part of each of the step's arguments. placements: how the ranks hold these arguments.
+        inputs: this rank's part of each of the step's arguments.
+        placements: how the ranks hold these arguments.
         inputs_are_whole: every rank has the global arguments, from which it takes its shards.
         batch: the rows of all ranks and of this one.
         collectives: sums and gathers.
@@ -104,17 +105,18 @@ def build_step(
         keeps_rows: return outputs that are sharded along axis 0 as this rank's shards. They are still gathered, because
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) whose value is the sum over all ranks, even between steps.
-        shards: outer tensors (handles of variables) kept in flat shards. A rank's shard is in the variable
-            whose handle `captured` returns. mirrors: mirrors of these shards, or of slices of the earlier axis, on
-            other ranks, if there are any; only in a step that commits.
+        shards: outer tensors (handles of variables) kept in flat shards. A rank's shard is in the variable whose handle
+            `captured` returns.
+        mirrors: mirrors of these shards, or of slices of the earlier axis, on other ranks, if there are any; only in a
+            step that commits.
         weights: a subset of `shards`, which are gathered wherever the step needs a complete weight. At most
             `gathered_bytes` of gathered weights exist at a time, unless one operation needs more.
         snapshots: the step commits: no variable is written before all ranks have run everything else. Variables that
             cannot wait are copied here first. None: variables are written at once.
         declare_rows: declares the extents of replicated arguments that consist of the batch's rows, and returns these
             arguments.
-        earlier: collectives of the axis along which the program was already cut (model_axis.py). everyone: collectives
-            of all ranks of the mesh, which commit together; None: `collectives` covers all ranks.
+        earlier: collectives of the axis along which the program was already cut (model_axis.py).
+        everyone: collectives of all ranks of the mesh, which commit together; None: `collectives` covers all ranks.
         further: batches of other sizes; an argument `Sharded(0, rows=(n,))` has the rows of batch n.
     Returns: the step's outputs in order, replicated.
     """

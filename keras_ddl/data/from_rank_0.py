@@ -2,6 +2,9 @@
 
 This is for data that differs each time it is read, such as unseeded generators or maps in any order. Other ranks
 receive only the rows that they train on.
+
+All these datasets of a process share one communicator, in a module variable: making one is collective, and a process is
+one rank of one job at a time. A later job of the process gets a new one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.topology import Topology
 
-_channels: list[tuple[Topology, communicator.Communicator]] = []  # the job and the communicator of its streams
+# At most one pair: the topology of the job, and the communicator of its streams.
+_channels: list[tuple[Topology, communicator.Communicator]] = []
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 

@@ -1,7 +1,7 @@
 """Tells all ranks which signal one rank has received, in the exchange that begins each step (data/order.py).
 
 The signal needs no separate collective: a step sends one more number along with the number of rows. After the step
-all ranks know the same signal.
+all ranks know the same signal. There is one pair of variables per process, because a signal is for the process.
 """
 
 from __future__ import annotations

@@ -112,7 +112,8 @@ def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
     """Returns a function for use in a dataset: it begins a pass, and returns the packed key of its first batch.
 
     Args:
-        number: of the dataset. spec: type spec of its batches.
+        number: the number of the dataset.
+        spec: the type spec of its batches.
     """
     _components[number] = _names(spec)
     notes = _notes()

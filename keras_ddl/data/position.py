@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.communicator.reporting import stack_position
-from keras_ddl.compat import datasets, epoch_iterators
+from keras_ddl.compat import datasets, epoch_iterators, replacing
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -119,10 +119,8 @@ class Reading:
         dataset = _Dataset(iterator)
         for epoch in range(target["epochs"]):
             dataset.iterate()
-            if (
-                epoch_iterators.batches_of_epoch(iterator) or epoch
-            ):  # Keras makes a second iterator when it knows that the data is read
-                dataset.iterate()
+            if epoch_iterators.batches_of_epoch(iterator) or epoch:
+                dataset.iterate()  # Keras makes a second iterator when it knows that the data is read
         if target["epochs"] and epoch_iterators.batches_of_epoch(iterator) is None:
             epoch_iterators.set_batches_of_epoch(iterator, target["length"])
         if self._ends:
@@ -139,13 +137,12 @@ class Reading:
             return
         if type(adapter.py_dataset).on_epoch_end is keras_compat.keras.utils.PyDataset.on_epoch_end:
             return
-        on_epoch_end = adapter.on_epoch_end
 
-        def noting() -> None:
+        def on_epoch_end(original: Callable[[], None]) -> None:
             self._ends.append(self.random_states())
-            on_epoch_end()
+            original()
 
-        adapter.on_epoch_end = noting
+        replacing.replace([(adapter, "on_epoch_end", on_epoch_end)])
 
     def _repeat_epoch_ends(self, target: dict[str, Any]) -> None:
         ends, dataset = target["ends"], self.iterator.data_adapter.py_dataset

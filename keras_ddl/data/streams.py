@@ -5,6 +5,9 @@ each rank its part; on every other rank a thread receives. Only rank 0 decides w
 reading earlier leaves no other rank waiting: it receives the rest and drops it until rank 0 stops, too. Messages travel
 in a separate communicator, by an all_to_all in which only rank 0 has something to send, so they do not interfere with
 collectives of steps.
+
+Two module variables hold what no single stream can: the errors of streams, which TensorFlow passes on as text only, and
+the streams that rank 0 still reads.
 """
 
 from __future__ import annotations
@@ -34,8 +37,7 @@ _FAILURE = "keras_ddl's stream"
 
 BATCH, END, ERROR, IDLE, STOP = range(5)
 
-
-_failures: dict[str, KerasDdlError] = {}  # by the name of the stream, because TensorFlow replaces the errors
+_failures: dict[str, KerasDdlError] = {}  # by the name of the stream
 
 
 class Message(NamedTuple):
@@ -49,7 +51,8 @@ class Stream:
     """One pass, on one rank.
 
     Args:
-        comm: the communicator of streams. name: equal on all ranks, and unique to this stream.
+        comm: the communicator of streams.
+        name: equal on all ranks, and unique to this stream.
         read: on rank 0, begins the pass, and yields the arrays of every rank, batch by batch.
     """
 

@@ -21,8 +21,8 @@ from keras_ddl.errors import ConfigError
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREDENTIALS = struct.Struct("@iII")  # process, user, group
-_NOTHING = 0o077  # permissions that others must not have: any,
-_WRITE = 0o022  # or write
+_ANY_ACCESS = 0o077  # permissions of others
+_WRITE = 0o022
 
 
 def private_directory(path: Path, *, is_new: bool = False) -> Path:
@@ -44,7 +44,7 @@ def private_directory(path: Path, *, is_new: bool = False) -> Path:
         for depth, part in enumerate(parent.parts[1:], start=2):
             holder = _enter(stack, holder, part)
             _require_that_nobody_renames(holder, Path(*parent.parts[:depth]))
-        _enter_own(stack, holder, parent / path.name, _NOTHING, may_make=True, is_new=is_new)
+        _enter_own(stack, holder, parent / path.name, _ANY_ACCESS, may_make=True, is_new=is_new)
     return parent / path.name
 
 
@@ -125,7 +125,7 @@ def _require_own(status: os.stat_result, path: Path, forbidden: int) -> None:
     if status.st_uid != os.geteuid():
         raise _refusal(path, f"which belongs to user {status.st_uid}")
     if status.st_mode & forbidden:
-        what = "enter" if forbidden == _NOTHING else "write to"
+        what = "enter" if forbidden == _ANY_ACCESS else "write to"
         raise _refusal(path, f"which others may {what} (mode {stat.S_IMODE(status.st_mode):04o})")
 
 

@@ -19,7 +19,7 @@ class Interrupts:
     """
 
     def __init__(self, signals: Iterable[signal.Signals], again: Callable[[], None]) -> None:
-        """The handler itself calls `again` on every SIGINT but the first, because the loop may be stuck in a write."""
+        """`again`: called on every SIGINT after the first, by the handler itself, because the loop may be stuck."""
         self.received: list[int] = []
         self._signals = tuple(signals)
         self._again = again
@@ -42,7 +42,7 @@ class Interrupts:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         for signum, handler in self._previous.items():
-            # None: installed by something other than Python; it cannot be restored.
+            # None: code other than Python's installed the handler, so it cannot be restored.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         if self._previous_wakeup is not None:
             signal.set_wakeup_fd(self._previous_wakeup)

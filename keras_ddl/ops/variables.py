@@ -53,7 +53,7 @@ def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicato
     """Checks that all ranks of `comm` have equally many variables, with equal shapes and dtypes. COLLECTIVE, eager.
 
     Raises:
-        RankMismatchError: on every rank, naming the first difference.
+        RankMismatchError: on every rank; the message names the first difference.
     """
     require_equal_lists(
         _shapes(variables),
@@ -67,7 +67,7 @@ def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicato
 
 
 def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[tf.Variable]]:
-    """Yields groups of variables of one dtype and at most `limit_bytes` together, or of one variable."""
+    """Yields groups of variables of one dtype. A group has at most `limit_bytes`, or is a single larger variable."""
     by_dtype: dict[tf.DType, list[tf.Variable]] = {}
     for variable in variables:
         by_dtype.setdefault(variable.dtype, []).append(variable)
@@ -77,7 +77,10 @@ def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[
 
 
 def in_groups(items: Iterable[T], nbytes: Iterable[int], limit_bytes: int) -> Iterator[list[T]]:
-    """Yields the items in groups of at most `limit_bytes` together, or of one item. `nbytes`: the size of each item."""
+    """Yields the items in groups. A group has at most `limit_bytes`, or is a single larger item.
+
+    nbytes: the size of each item.
+    """
     group: list[T] = []
     group_bytes = 0
     for item, size in zip(items, nbytes):

@@ -62,7 +62,10 @@ def gather(
 ) -> np.ndarray | None:
     """Gathers an array whose parts are on different ranks. COLLECTIVE.
 
-    Args: held, rank, values, name: as in `exchange`. hosts: the host of each rank. on_rank: None: all ranks get it.
+    Args:
+        held, rank, values, name: as in `exchange`.
+        hosts: the host of each rank.
+        on_rank: None: all ranks get it.
     Returns: the whole array; None on a rank that does not get it.
     Cost: every host receives its missing boxes once; a rank that gets the array needs memory for two copies of it.
     """

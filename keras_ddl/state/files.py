@@ -54,7 +54,8 @@ def at_files(
     """Returns which arrays each rank writes or reads, so that together they have the complete variable.
 
     Args:
-        holdings: what each rank holds. reached: which ranks reach the files; rank 0 does.
+        holdings: what each rank holds.
+        reached: which ranks reach the files; rank 0 does.
         in_boxes: whether files can hold boxes of the variable.
     """
     if not in_boxes:

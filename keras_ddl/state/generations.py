@@ -28,7 +28,9 @@ _NAME = "keras_ddl/share_out"
 class Leaf(Protocol):
     """A variable whose parts are on different ranks.
 
-    Attributes: number: identifies it on all ranks. can_begin_anew: all ranks can make the same first value again.
+    Attributes:
+        number: identifies it on all ranks.
+        can_begin_anew: all ranks can make the same first value again.
     """
 
     number: int
@@ -121,7 +123,9 @@ class Generations:
     ) -> str | None:
         """Gives each rank its parts of every leaf. COLLECTIVE. All ranks have finished the same steps.
 
-        Args: hosts: the host of each rank. is_new: this rank has run no step yet.
+        Args:
+            hosts: the host of each rank.
+            is_new: this rank has run no step yet.
         Returns: None; or, on every rank, why the job cannot continue; then no part has changed.
         Raises: RankLostError: another rank was lost; call it again with the remaining ranks. CollectiveError, in a rank
             that joins: it lacks leaves that the others have.

@@ -1,4 +1,4 @@
-"""Placements: a rank holds a complete array, or a part and maybe the mirror of another rank's part."""
+"""Describes what a rank holds of an array: all of it, or a part and perhaps a copy (mirror) of another rank's part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING: Holding = ()
 class Place(NamedTuple):
     """The place of a rank among those that share arrays: it holds part `number` of `size`.
 
-    offset: the distance to the mirror: place (n + offset) % size also holds part n; 0: there are no mirrors.
+    offset: the distance to the mirror of a part: place (n + offset) % size also holds part n. 0: there are no mirrors.
     """
 
     number: int
@@ -30,10 +30,10 @@ class Place(NamedTuple):
 
 
 class MeshPlace(NamedTuple):
-    """The place of a rank along both axes of a mesh. Without a mesh all ranks are along the batch axis.
+    """The place of a rank along both axes of a mesh. Without a mesh, all ranks are along the batch axis.
 
-    The mirror of a part that only one data rank of a model position holds is along the batch axis. If there is only one
-    data rank, it is along the model axis.
+    A part that only one rank holds has its mirror along the batch axis, or along the model axis if there is only one
+    rank along the batch axis.
     """
 
     batch: Place

@@ -41,7 +41,9 @@ def plan(held: tuple[Holding, ...], wanted: tuple[Holding, ...], hosts: tuple[in
 
     Ranks on the receiver's host are preferred as senders; among equals, the rank that has sent the least so far.
 
-    Args: held, wanted: what each rank holds and wants. hosts: the host of each rank, as in Topology.
+    Args:
+        held, wanted: what each rank holds and wants.
+        hosts: the host of each rank, as in Topology.
     Raises: MissingBoxError.
     Cost: ranks x different boxes, in Python.
     """

@@ -18,14 +18,14 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import cluster, keras_patches, one_per_job, resilience
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.base import BaseStrategy
+from keras_ddl.strategy.calls.tracing import sees_global_batch
+from keras_ddl.strategy.function import StepFunction
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.mesh import layout_of
-from keras_ddl.strategy.save_records import SaveRecords
+from keras_ddl.strategy.saving.save_records import SaveRecords
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
-from keras_ddl.strategy.step.function import StepFunction
 from keras_ddl.strategy.step.keras_step import KerasSteps, execution_of
-from keras_ddl.strategy.tracing import sees_global_batch
 
 
 class Strategy(BaseStrategy):

@@ -11,7 +11,7 @@ from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.layout import VariableLayout
 from keras_ddl.strategy.resilience import Resilience
-from keras_ddl.strategy.save_records import SaveRecords
+from keras_ddl.strategy.saving.save_records import SaveRecords
 from keras_ddl.strategy.step.keras_step import KerasSteps
 from keras_ddl.topology import Topology
 
@@ -20,7 +20,8 @@ class BaseStrategy(tf.distribute.Strategy):
     """The internal half of Strategy, without the methods that users call.
 
     Attributes:
-        mesh_layout: the layout over the current mesh, in a job that can lose ranks. saves: the job's SaveRecords.
+        mesh_layout: the layout over the current mesh, in a job that can lose ranks.
+        saves: the job's SaveRecords.
     """
 
     rank: int

@@ -38,17 +38,20 @@ class Job:
     """The ranks that share each batch, and the settings that they have agreed on.
 
     Attributes:
-        rank: this process's rank. size: the number of ranks.
+        rank: this process's rank.
+        size: the number of ranks.
         token: a string that only the ranks of this job share; "" if there is one rank.
         device: this rank's device, as tf.device takes it.
         settings: the settings that this rank passed. The attributes below are equal on all ranks.
         bucket_size: size of the gradients that are sent in one collective.
-        shards_from_elements: slots with this many elements or more are in shards; None: no slots are. shards_weights:
-            weights are, too. gathered_bytes: limit of the weights that a step keeps gathered at a time.
+        shards_from_elements: slots with this many elements or more are in shards; None: no slots are.
+        shards_weights: whether weights of that size are in shards, too.
+        gathered_bytes: the most bytes of weights that a step keeps gathered at a time.
         drift_check_fraction: fraction of the training time that comparing weights may take.
         goes_on: fit continues when a rank is lost (resilience.py); `rank` and `size` then change.
         reads_on_rank_0: only rank 0 reads data, and every rank gets its rows (data/from_rank_0.py).
-        epoch: how often `rank` and `size` have changed. hosts: those of all ranks, as in Topology.
+        epoch: how often `rank` and `size` have changed.
+        hosts: the host of each rank, as in Topology.
         mesh: data and model ranks, if a layout splits variables; None: all ranks are data ranks.
     """
 

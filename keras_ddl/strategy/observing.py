@@ -1,6 +1,8 @@
 """Lets one observer, from `keras-ddl verify`, follow a program's training without changing the program.
 
-Without an observer nothing is called and nothing is wrapped.
+Without an observer nothing is called and nothing is wrapped. The observer is a module variable, because it must see
+everything that the process trains: `keras-ddl verify` sets it before the program runs, and so before there is a
+Strategy or a model that could hold it.
 """
 
 from __future__ import annotations

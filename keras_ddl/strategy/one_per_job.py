@@ -1,4 +1,10 @@
-"""Makes repeated `Strategy(...)` calls of one job return the same object."""
+"""Makes repeated `Strategy(...)` calls of one job return the same object.
+
+Programs that were written for one process call `Strategy()` wherever they need it, as they would call
+`tf.distribute.get_strategy()`. The Strategies are in module variables, because a process is one rank of one job at a
+time, and nothing else knows all of its Strategies. `keras_ddl.shutdown` ends a job; its Strategies have another
+topology and are not returned to the next job.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +34,7 @@ def remember(strategy: BaseStrategy) -> None:
 
 
 def alive() -> list[BaseStrategy]:
+    """Returns all Strategies of this process that are still in use, also those of earlier jobs."""
     return list(_alive)
 
 

@@ -58,7 +58,8 @@ class Resilience:
         """Returns `run()`, a call that all ranks make; repeats it while ranks are lost. COLLECTIVE.
 
         Args:
-            variables: returns the variables that `run` may write. caller: the caller of the step that `run` runs.
+            variables: returns the variables that `run` may write.
+            caller: the caller of the step that `run` runs.
         """
         return run()
 

@@ -1,4 +1,7 @@
-"""Finds the launcher of this process. Valid until the ranks are connected; from then on, ask the communicator."""
+"""Finds the launcher of this process and what it says about the ranks.
+
+This is valid until the ranks are connected; from then on, ask the communicator.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,23 @@ def allocation_size(environ: Mapping[str, str] = os.environ) -> int | None:
     if "SLURM_JOB_ID" not in environ and "SLURM_JOBID" not in environ:
         return None
     return _integer(environ, "SLURM_NTASKS")
+
+
+# IBM's letters for all-reduce algorithms, which ddlrun passes alone or before the dimensions of a mode.
+_IBM_LETTERS = "prbnmc"
+
+
+def chosen_mode() -> str:
+    """Returns the mode of the topology: KERAS_DDL_MODE, else the -mode of ddlrun's DDL_OPTIONS, else 'p'.
+
+    The part `ddl` checks DDL_OPTIONS; a script that only imports keras_ddl may run under ddlrun, too.
+    """
+    if not config.is_set("MODE"):
+        words = os.environ.get("DDL_OPTIONS", "").split()
+        for flag, value in zip(words, words[1:]):
+            if flag in ("-mode", "--mode"):
+                return "p" if value in _IBM_LETTERS else value  # a letter alone has no dimensions
+    return str(config.get("MODE"))
 
 
 def host_key() -> str:

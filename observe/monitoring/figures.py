@@ -1,6 +1,6 @@
-"""Reports the progress of the training once a second, for `keras-ddl run --metrics-port` (metrics.py).
+"""Reports the progress of a training once a second, for `keras-ddl run --metrics-port` (metrics.py).
 
-Only the first rank sends them; the others also count, so that each of them can become the first.
+Only the first rank sends figures. The other ranks count as well, because each of them may become the first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Figures:
-    """Counts the training of this process, in all its fits and loops.
+    """Counts steps and rows of all fits and training loops of this process.
 
     Attributes:
-        rows: rows of all ranks together in loops.
-        rows_of_fits: rows in fits, as last counted.
+        rows: the rows of all ranks in the program's own training loops.
+        rows_of_fits: the rows of all ranks in fits, as last counted.
         logs: the newest logs of fit.
         epoch: the epoch of fit, from 0; None: no fit has begun.
 
@@ -81,12 +81,12 @@ class Figures:
         self.logs |= {name: number for name, number in numbers.items() if number is not None}
 
     def end_fit(self) -> None:
-        """Ends a sample that has begun, because no step may follow, and no longer keeps collectives for it."""
+        """Ends the current sample, because there might not be another step. Its collectives are then no longer kept."""
         if self._sample is not None:
             self._end_sample()
 
     def write(self) -> None:
-        """Sends the launcher the figures. On the first rank only."""
+        """Sends the figures to the launcher. Only the first rank calls it."""
         figures = {"steps": self._steps, "rows": self.rows + self.rows_of_fits, "logs": self.logs, "epoch": self.epoch}
         if communicator.is_initialized() and communicator.size() > 1:
             figures["exposed"] = self._exposed

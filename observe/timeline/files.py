@@ -23,7 +23,8 @@ class Collective:
     Times are seconds since 1970 by the clock of the rank's host; from `take`, seconds of time.monotonic().
 
     Attributes:
-        kind: such as "all_reduce". role: its purpose.
+        kind: such as "all_reduce".
+        role: its purpose.
         bytes: size of this rank's input.
         submitted: when its input was ready on this rank.
         agreed: when it was ready on all ranks.

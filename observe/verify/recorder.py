@@ -26,8 +26,9 @@ from keras_ddl.compat import models
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import Strategy, accumulation, observing, one_per_job, writers
+from keras_ddl.strategy import Strategy, accumulation, observing, one_per_job
 from keras_ddl.strategy.base import strategy_of_ranks
+from keras_ddl.strategy.saving import writers
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.verify.compare import COUNTS
 from keras_ddl.verify.recording import STARTED_FILE, Event, Plan, Writer
@@ -85,6 +86,7 @@ class Recorder:
         self._begun.add(owner)
 
     def end_step(self, owner: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
+        """Records the state after a step and what the step returned."""
         self._steps += 1
         if model is None:
             strategy = one_per_job.alive()[0]
@@ -212,6 +214,7 @@ class Recorder:
         self._writer.facts(self._facts())
 
     def _facts(self) -> dict[str, Any]:
+        """Returns the facts about this run that do not depend on the step: settings, dtypes, seeds, versions."""
         strategies = one_per_job.alive()
         seed = tf_compat.global_seed()
         return {

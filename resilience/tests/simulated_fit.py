@@ -15,7 +15,8 @@ from keras_ddl import communicator
 from keras_ddl.communicator.newcomers import history
 from keras_ddl.errors import RankLostError
 from keras_ddl.resilience import job
-from keras_ddl.strategy import Strategy, fits
+from keras_ddl.strategy import Strategy
+from keras_ddl.strategy.calls import fits
 from keras_ddl.strategy.job import Job
 
 PRIME = 1_000_003

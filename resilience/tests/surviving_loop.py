@@ -23,8 +23,8 @@ import tensorflow as tf
 
 import keras_ddl
 from keras_ddl import communicator
+from keras_ddl.strategy import function
 from keras_ddl.strategy.shards import sharded_slots
-from keras_ddl.strategy.step import function
 
 KIND = sys.argv[1]
 WHERE = sys.argv[3] if len(sys.argv) > 3 else "never"

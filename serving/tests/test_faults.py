@@ -22,8 +22,8 @@ from harness.serving import Running, predict_request, serving
 from keras_ddl.serving.background_lines import BackgroundLines
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager, State
-from keras_ddl.serving.processes import LoadError, LoadInterrupted
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.processes.model_process import LoadError, LoadInterrupted
+from keras_ddl.serving.protocol.status import Code, RequestError
 
 TIMEOUT = 3.0
 

@@ -20,7 +20,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.files import durable
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.protocol.status import Code, RequestError
 
 PROGRAM = Path(__file__).with_name("following_training.py")
 X = np.float32([[1, 2, 3], [0.5, 0, -1]])

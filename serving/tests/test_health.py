@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.serving import serving
-from keras_ddl.serving.health import HealthPort
+from keras_ddl.serving.interfaces.health import HealthPort
 
 SILENT_SECONDS = 4.0  # probes right after a message of the server must arrive within this time
 

@@ -19,12 +19,12 @@ from serving_attacks import MEGABYTE, PREDICT, X, post
 from tensorflow_serving.apis import predict_pb2
 
 from harness.serving import Running, predict_request, resident_bytes, serving
-from keras_ddl.serving import bodies
-from keras_ddl.serving.connections import disconnect
-from keras_ddl.serving.forked import ForkServer
-from keras_ddl.serving.processes import ModelProcess
+from keras_ddl.serving.interfaces.connections import disconnect
+from keras_ddl.serving.processes.forked import ForkServer
+from keras_ddl.serving.processes.model_process import ModelProcess
+from keras_ddl.serving.protocol import bodies
+from keras_ddl.serving.protocol.status import Code, RequestError
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError
 
 # Far above the measured 0.05 s on two idle cores, and below the tens of seconds of a parser that blocks
 # other requests.

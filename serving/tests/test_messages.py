@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_log_pb2  # noqa: F401
 from tensorflow_serving.config import model_server_config_pb2  # noqa: F401
 
-from keras_ddl.serving import messages
+from keras_ddl.serving.protocol import messages
 
 # Built at the top level, although the package nests them in other messages.
 _POLICY = "FileSystemStoragePathSourceConfig.ServableVersionPolicy"
@@ -57,7 +57,7 @@ def test_enums_equal_the_packages():
 
 PROGRAM = """
 import sys
-from keras_ddl.serving import messages
+from keras_ddl.serving.protocol import messages
 assert sys.modules["tensorflow_serving"] is None
 spec = messages.message("ModelSpec").FromString(bytes.fromhex(sys.argv[1]))
 assert (spec.name, spec.version.value, spec.signature_name) == ("m", 3, "s"), spec

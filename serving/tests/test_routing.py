@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow_serving.apis import get_model_status_pb2, inference_pb2, model_management_pb2, predict_pb2
 
-from keras_ddl.serving import bodies, routing
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.protocol import bodies, routing
+from keras_ddl.serving.protocol.status import Code, RequestError
 
 
 def request() -> predict_pb2.PredictRequest:

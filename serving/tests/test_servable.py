@@ -3,9 +3,9 @@
 import itertools
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving import servable as servable_module
-from keras_ddl.serving.servable import Servable
-from keras_ddl.serving.tensors import outputs_of
+from keras_ddl.serving.prediction import servable as servable_module
+from keras_ddl.serving.prediction.servable import Servable
+from keras_ddl.serving.prediction.tensors import outputs_of
 
 
 def test_output_choices_do_not_accumulate(tmp_path, monkeypatch):

@@ -16,9 +16,9 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import classification_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving import examples, json_values, tensors
-from keras_ddl.serving.servable import Signature
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.prediction import examples, json_values, tensors
+from keras_ddl.serving.prediction.servable import Signature
+from keras_ddl.serving.protocol.status import Code, RequestError
 
 NUMBERS = [n for n in range(1, 30) if n not in (7, 11, 12, 13, 15, 16, 20, 21, 29)]  # strings, quantized, handles
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)

@@ -71,3 +71,13 @@ def test_methods_of_one_object_are_replaced_and_restored(kind: type[Base]) -> No
     assert thing.write() == kind().write() and thing.length == 11
     replacing.restore(thing)
     assert type(thing) is kind
+
+
+def test_values_and_classes_of_one_object_are_exchanged() -> None:
+    thing, other = Base(), Base()
+    undo = replacing.set_values([(thing, "write", lambda: "set")])
+    assert (thing.write(), other.write()) == ("set", "written")
+    undo()
+    assert thing.write() == "written" and not vars(thing)
+    replacing.exchange_class(thing, Derived)
+    assert (thing.write(), other.write()) == ("derived, written", "written")

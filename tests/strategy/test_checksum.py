@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.state.checksum import checksum
 from keras_ddl.strategy.agreement import compared
-from keras_ddl.strategy.checksum import checksum
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.bool_])

@@ -7,8 +7,8 @@ import pytest
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Slices
 from keras_ddl.cut.values.layouts import Layout
-from keras_ddl.strategy import first_values
-from keras_ddl.strategy.first_values import FirstValue, recipe_of
+from keras_ddl.strategy.variables import first_values
+from keras_ddl.strategy.variables.first_values import FirstValue, recipe_of
 
 of = keras.initializers
 INITIALIZERS = {

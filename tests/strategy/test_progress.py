@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ddl.strategy.progress import capture
+from keras_ddl.strategy.saving.progress import capture
 
 
 def test_logs_may_contain_a_dict_of_compiled_metrics() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.save_records import Call, SaveRecords
+from keras_ddl.strategy.saving.save_records import Call, SaveRecords
 
 
 def save_and_wait(job: str, folder: str, saved: "multiprocessing.synchronize.Event") -> None:

@@ -13,9 +13,9 @@ from keras.src.callbacks import remote_monitor
 from keras_ddl.communicator import first_rank
 from keras_ddl.communicator.newcomers import history
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import writers
 from keras_ddl.strategy.keras_patches import model_saves, standby
 from keras_ddl.strategy.keras_patches.progress import JobBar
+from keras_ddl.strategy.saving import writers
 
 
 class Finished:

@@ -38,3 +38,15 @@ def test_host_key_is_equal_within_a_host_and_starts_with_its_name():
 
     assert launcher.host_key() == launcher.host_key()
     assert launcher.host_key().startswith(socket.gethostname())
+
+
+def test_mode_comes_from_ddl_options_unless_overridden(monkeypatch):
+    monkeypatch.delenv("KERAS_DDL_MODE", raising=False)
+    monkeypatch.delenv("DDL_OPTIONS", raising=False)
+    assert launcher.chosen_mode() == "p"
+    monkeypatch.setenv("DDL_OPTIONS", "-foo 1 -mode x:2x2")
+    assert launcher.chosen_mode() == "x:2x2"
+    monkeypatch.setenv("DDL_OPTIONS", "-mode r -dump_iter 5")  # `ddl.init` reads it the same way
+    assert launcher.chosen_mode() == "p"
+    monkeypatch.setenv("KERAS_DDL_MODE", "x:4x1")
+    assert launcher.chosen_mode() == "x:4x1"

@@ -8,7 +8,6 @@ from keras_ddl.errors import ConfigError
 def clean_environment(monkeypatch):
     for row in config.VARIABLES.values():
         monkeypatch.delenv(row.environment_name, raising=False)
-    monkeypatch.delenv("DDL_OPTIONS", raising=False)
 
 
 def test_get_returns_the_default_when_unset_or_empty(monkeypatch):
@@ -74,16 +73,6 @@ def test_check_environment_names_the_nearest_known_variable(monkeypatch):
     monkeypatch.setenv("KERAS_DDL_DEADLINE_SECOND", "3")
     with pytest.raises(ConfigError, match="DEADLINE_SECOND='3'.*nearest is KERAS_DDL_DEADLINE_SECONDS"):
         config.check_environment()
-
-
-def test_mode_comes_from_ddl_options_unless_overridden(monkeypatch):
-    assert config.mode_from_environment() == "p"
-    monkeypatch.setenv("DDL_OPTIONS", "-foo 1 -mode x:2x2")
-    assert config.mode_from_environment() == "x:2x2"
-    monkeypatch.setenv("DDL_OPTIONS", "-mode r -dump_iter 5")  # `ddl.init` reads it the same way
-    assert config.mode_from_environment() == "p"
-    monkeypatch.setenv("KERAS_DDL_MODE", "x:4x1")
-    assert config.mode_from_environment() == "x:4x1"
 
 
 def test_every_row_has_a_reason_and_a_unit_in_its_name():

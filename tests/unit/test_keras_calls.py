@@ -9,11 +9,11 @@ import pytest
 
 keras = pytest.importorskip("keras")
 
-from keras_ddl.strategy import fits, trainer_calls  # noqa: E402
+from keras_ddl.strategy.calls import fits, trainer_calls  # noqa: E402
+from keras_ddl.strategy.calls.tracing import as_one_process  # noqa: E402
 from keras_ddl.strategy.keras_patches.step_functions import name_of_step  # noqa: E402
 from keras_ddl.strategy.step.execution import Execution  # noqa: E402
 from keras_ddl.strategy.step.keras_step import execution_of  # noqa: E402
-from keras_ddl.strategy.tracing import as_one_process  # noqa: E402
 
 
 class Model(keras.Model):

@@ -58,7 +58,8 @@ HOMES = [
             ),
             *("communicator.native.native_timeline", "communicator.native.requests", "communicator.native.started"),
             *("communicator.transports.host", "communicator.transports.host_messages"),
-            *("packages.nvidia_driver", "launch.rank.processes", "export.proof.clean_process", "serving.memory"),
+            *("packages.nvidia_driver", "launch.rank.processes", "export.proof.clean_process"),
+            "serving.processes.memory",
         },
     ),
     # One module for each, which lists all such imports with their versions.

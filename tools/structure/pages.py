@@ -14,6 +14,7 @@ PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # the end of the path of a source in native/
 OTHERS = {"mpi.h"}
 NOT_LISTED = {"README.md", "part.toml", "py.typed", "conftest.py", "tests/", "docs/", "__pycache__/"}
+SOURCES = {".py", ".cc", ".h", ".cmake"}
 TOO_FEW = "the rule finds too few folder names in it: change the pattern"
 # The bare name, which pip looks up in an index, but not the path of a wheel or of a checkout.
 BY_NAME = re.compile(r"pip3? install\b[^\n`#]*?[ '\"]keras[_-]ddl(?![-\w./])")
@@ -31,6 +32,10 @@ def in_backticks(text: str) -> Iterator[tuple[int, str]]:
     for code in re.finditer(r"`([^`\n]+)`", prose):
         line = prose.count("\n", 0, code.start()) + 1
         yield from ((line, word) for word in code[1].split())
+
+
+def has_sources(folder: Path) -> bool:
+    return any(path.suffix in SOURCES for path in folder.rglob("*"))
 
 
 def pages_name_existing_files(project: Project) -> Iterator[Finding]:
@@ -56,8 +61,8 @@ def readmes_list_the_files_of_their_folders(project: Project) -> Iterator[Findin
         listed = [name for names in lists for name in re.findall(r"`(\S+?)`", names)]
         if len(listed) != len(set(listed)):
             yield Finding(page, 1, "lists a file twice")
-        # An empty folder may remain from one that has moved.
-        here = [path for path in page.parent.iterdir() if not path.is_dir() or any(path.rglob("*.py"))]
+        # A folder that has moved may leave a folder without sources behind.
+        here = [path for path in page.parent.iterdir() if not path.is_dir() or has_sources(path)]
         beside = {f"{path.name}/" if path.is_dir() else path.name for path in here} - NOT_LISTED
         beside -= {f"{path.stem}.cc" for path in here if path.suffix == ".h"}
         beside = {

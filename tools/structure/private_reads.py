@@ -23,7 +23,7 @@ PYTHON_PRIVATE = {
     *("_name", "_fields", "_replace", "_asdict"),
 }
 OTHER_PRIVATE = {
-    ("keras_ddl.serving.connections", "_current_request"),  # aiohttp's
+    ("keras_ddl.serving.interfaces.connections", "_current_request"),  # aiohttp's
     ("keras_ddl.torch.rendezvous", "_rendezvous_handlers"),  # PyTorch's
 }
 

@@ -1,6 +1,6 @@
-"""Communicators of the native core, and their collectives on arrays; `requests` runs collectives on raw memory.
+"""Communicators of the native core, and their collectives on arrays. `requests` runs collectives on raw memory.
 
-It does not know launchers and topologies, which `keras_ddl.communicator` adds.
+This module does not know launchers and topologies; `keras_ddl.communicator` adds them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 WORLD = 0  # the id of the communicator of all ranks
 _LANE_TAG, _MESSAGES_TAG = 17, 18  # tags of the transports of the lane and of `for_messages`
 
-_DEVICE_MODES = {"auto": 0, "nccl": 1, "staged": 2}  # ddl_device_mode
+_DEVICE_MODES = {"auto": 0, "nccl": 1, "staged": 2, "hierarchical": 3}  # ddl_device_mode
 
 _idleness = Idleness()
 
@@ -85,7 +85,7 @@ class NativeCommunicator(Requests):
             outer: the grid of the groups' leaders, fastest dimension first; (): one dimension.
             id: the number by which ops find the communicator; equal on all its ranks.
             world_ranks: the number of each rank among all ranks; None: the same.
-            note: text to append to its error messages.
+            note: text to append to the communicator's error messages.
 
         Raises:
             CollectiveError: the ranks could not connect.
@@ -179,11 +179,12 @@ class NativeCommunicator(Requests):
         """Gives this rank the GPU `ordinal`, so that requests may use its memory from then on. COLLECTIVE, once.
 
         Args:
-            mode: KERAS_DDL_DEVICE. name: names the collectives in which ranks exchange their devices.
+            mode: KERAS_DDL_DEVICE.
+            name: names the collectives in which ranks exchange their devices.
 
         Raises:
-            DependencyError: CUDA's driver or the device is missing. ConfigError: `mode` is "nccl", and NCCL cannot
-                connect these ranks. CollectiveError: the ranks could not agree.
+            DependencyError: CUDA's driver or the device is missing. ConfigError: `mode` is "nccl" or "hierarchical",
+                and NCCL cannot connect these ranks. CollectiveError: the ranks could not agree.
         """
         device = Device()
         message = ctypes.create_string_buffer(ERROR_BYTES)

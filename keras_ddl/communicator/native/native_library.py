@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl import errors, packages
 from keras_ddl.communicator.native.native_signals import INTERRUPTED
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 DEADLINE_EXCEEDED, NOT_FOUND, FAILED_PRECONDITION = 4, 5, 9  # values of ddl_code
 _RANK_NAMED = 3  # value of ddl_rank_role; ranks in the other roles are lost
 ERROR_BYTES = 4096  # size of the buffers for error messages
@@ -42,7 +42,10 @@ class Failure(Structure):
     )
 
     def error(self, communicator: int | None = None, note: str = "") -> errors.KerasDdlError:
-        """Returns the matching error. communicator: id of the request's communicator; None: the field's value."""
+        """Returns the error that describes this failure.
+
+        communicator: the id of the request's communicator; None: the id in this struct.
+        """
         ranks = self.ranks[: self.num_ranks]
         return errors.from_code(
             self.code,
@@ -119,6 +122,7 @@ COUNTERS = (
     "fell_back",
     "staged",
     "by_device",
+    "hierarchical",
 )
 
 
@@ -156,7 +160,7 @@ class TransportFunctions(Structure):
 
 
 class Transport(Structure):
-    """A ddl_transport: the connection of a group of ranks, by MPI (`mpi`) or by the sockets of one host (`host`)."""
+    """A ddl_transport: connects a group of ranks by MPI (`mpi`) or by sockets (`host`)."""
 
     _fields_ = (
         ("abi_version", c_uint32),
@@ -169,7 +173,7 @@ class Transport(Structure):
     def split(self, ranks: Sequence[int], tag: int) -> Transport:
         """Returns the transport of `ranks`, in the order of the new ranks. COLLECTIVE over these ranks.
 
-        `tag`: must differ between transports that are made at the same time.
+        tag: a number that differs between transports that are made at the same time.
 
         Raises: CollectiveError: the ranks could not connect.
         """
@@ -318,11 +322,11 @@ def mpi_families() -> tuple[str, ...]:
 
 
 def choose_mpi(*families: str) -> str:
-    """Loads an MPI shim and its MPI library, unless a library of that name is loaded. `mpi_shim` then returns the shim.
+    """Loads an MPI shim, which loads its MPI library unless the process already has it. `mpi_shim` then returns it.
 
-    It takes the first of `families` (default: all) whose shim is installed and finds its MPI library.
-
-    Returns: the family.
+    Args:
+        families: the families to try, in this order; default: all that are installed.
+    Returns: the first family whose shim is installed and finds its MPI library.
     Raises:
         DependencyError: there is no such shim, or its MPI library is missing.
     """
@@ -370,7 +374,7 @@ def mpi_shim() -> ctypes.CDLL:
 
 
 def mpi_text(name: str) -> str:
-    """Returns the result of a ddl_mpi_* function of the shim that takes no arguments and returns a string."""
+    """Returns the string that a function of the shim returns. `name`: a ddl_mpi_* function without arguments."""
     text: bytes = getattr(mpi_shim(), name)()
     return text.decode(errors="replace")
 

@@ -32,7 +32,7 @@ PATIENCE_US = 500
 class Memory(NamedTuple):
     """The addresses of a request's input and result, and the number of elements; see ddl_buffer of ddl.h.
 
-    device: the number of the GPU on which they lie; None: in the memory of the host.
+    device: the number of the GPU that holds the memory; None: the host holds it.
     """
 
     source: int
@@ -46,7 +46,11 @@ class Memory(NamedTuple):
 
 
 class _Waited(NamedTuple):
-    """A submitted request (`work`: its ddl_work), with the memory that it reads and writes."""
+    """A submitted request that was not waited for to its end.
+
+    work: its ddl_work.
+    keep: a reference to the memory that it reads and writes.
+    """
 
     work: int
     request: Request
@@ -140,7 +144,7 @@ class Requests:
         return Started(work, request, keep, self._error)
 
     def submit(self, request: Request, keep: Any) -> list[bytes] | None:
-        """Works like `run`, but always in the communication thread."""
+        """Runs a collective as `run` does, but always in the communication thread."""
         self._refuse_in_handler(request)
         blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # any thread may submit a request

@@ -23,7 +23,7 @@ class HostMessages:
         self._transport = transport
         self._functions = transport.functions
         self._lock = threading.Lock()
-        self._receives: list[_Receive] = []  # in the order of the calls, in which they match messages
+        self._receives: list[_Receive] = []  # an earlier receive matches a message first
 
     def send(self, data: np.ndarray, to: int, tag: int) -> _Operation:
         """Begins to send the bytes of an array."""
@@ -45,7 +45,7 @@ class HostMessages:
             self._transport.destroy()
 
     def _match(self) -> None:
-        """Begins the receives whose message has arrived."""
+        """Begins each receive for which a message has arrived."""
         peer, length = c_int(), c_size_t()
         for receive in tuple(self._receives):
             source = -1 if receive.wanted_source is None else receive.wanted_source
@@ -108,7 +108,7 @@ class _Receive(_Operation):
     def begin_from(self, source: int, length: int) -> None:
         """Begins to receive a message that has arrived."""
         self.source, self.length = source, length
-        if length > self._data.nbytes:  # use other memory; the caller reports the mismatch
+        if length > self._data.nbytes:  # too long: receive it elsewhere, and let the caller report the mismatch
             self._data = ctypes.create_string_buffer(length)
             address = ctypes.addressof(self._data)
         else:

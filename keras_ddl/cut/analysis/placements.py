@@ -111,7 +111,10 @@ PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # the outputs of a node, 
 class Batch(NamedTuple):
     """The rows of the step. An attribute is an int if tracing knows it, else an int64 scalar of the step's graph.
 
-    Attributes: total: rows of all ranks. local: rows of this rank. offset: rows of the ranks before this one.
+    Attributes:
+        total: rows of all ranks.
+        local: rows of this rank.
+        offset: rows of the ranks before this one.
     """
 
     total: int | tf.Tensor

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Value:
-    """A tensor of the step. Compared by identity."""
+    """A tensor of the step. Two values are equal only if they are the same object."""
 
     __slots__ = ("tensor", "node", "index", "_learned")
 
@@ -82,12 +82,14 @@ class Node:
     """An operation of the step.
 
     Attributes:
-        inputs: the values it reads, in order. outputs: the values it makes.
-        traced: the operation that the program made. If the step was cut before, `operation` is a part of it.
-        after: nodes that must have run before, by control dependencies.
-        is_pure: it does nothing but compute its outputs from its inputs.
-        position: index in an order in which all nodes can run. depth: number of nodes that must run one after another
-            before it.
+        inputs: the values that it reads, in order.
+        outputs: the values that it makes.
+        operation, traced: its operation, and the one that the program made. They differ if the step was cut before:
+            `operation` is then a part of `traced`.
+        after: nodes that must run before it because of control dependencies.
+        is_pure: whether it only computes its outputs from its inputs.
+        position: its index in an order in which all nodes can run.
+        depth: the number of nodes that must run one after another before it.
         device: the device that the program asks for; "": any.
     """
 
@@ -170,15 +172,17 @@ class Program:
     """A traced function as nodes in an order in which they can run.
 
     Args:
-        prefix: begins the key of every node.
-        traced: if the step was cut before: the operations that the program made, by the names of the operations in
-            `graph`.
+        prefix: the beginning of every node's key.
+        traced: the operations that the program made, by the names of the operations in `graph`, if the step was cut
+            before; else None.
     Attributes:
         graph: the function's graph.
-        nodes: only those that outputs and side effects need.
-        inputs: one value for each argument. captured: values with the outer tensor that each stands for.
+        nodes: the nodes that outputs and side effects need, and no others.
+        inputs: one value for each argument.
+        captured: pairs of a value and the outer tensor that it stands for.
         placeholders: one value for each input of the graph, captured or not.
-        outputs: one value for each of the function's outputs. effects: nodes that must run although nothing reads them.
+        outputs: one value for each of the function's outputs.
+        effects: nodes that must run although nothing reads them.
     """
 
     def __init__(self, graph: tf.Graph, prefix: str = "", traced: Mapping[str, tf.Operation] | None = None) -> None:
@@ -211,7 +215,7 @@ class Program:
                 self._readers.setdefault(each, []).append(node)
 
     def readers(self, value: Value) -> list[Node]:
-        """Returns the nodes that read a value, once for each read. A program output reads as `Return`."""
+        """Returns the nodes that read a value, once for each read. The reader of the program's output is a `Return`."""
         return self._readers.get(value, [])
 
     def _needed(self) -> Iterator[Node]:

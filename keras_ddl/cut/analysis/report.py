@@ -136,8 +136,10 @@ class Report:
     ) -> None:
         """Records that rows of tables in shards moved between ranks and the rows' owners, so that the tables did not.
 
-        values: the rows, or the indices by which they were looked up, for `nodes`. bytes_: upper bound. tables: the
-        different sizes of the tables, in bytes; none: indices moved, not rows. count: number of collectives.
+        values: the rows, or the indices by which they were looked up, for `nodes`.
+        bytes_: an upper bound of the bytes that moved.
+        tables: the different sizes of the tables, in bytes; none: indices moved, not rows.
+        count: number of collectives.
         """
         sizes = " or ".join(f"{each:,}" for each in tables)
         what = f"rows of tables of {sizes} bytes" if tables else "indices of rows"

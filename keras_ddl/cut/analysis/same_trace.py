@@ -33,8 +33,9 @@ _digests: weakref.WeakKeyDictionary[tf.Graph, bytes] = weakref.WeakKeyDictionary
 class Part(NamedTuple):
     """An argument, an operation or a result of a program, without the names that it has in a process.
 
-    Attributes: content: bytes that differ if another process has traced something else. node: None for arguments and
-        results, which `text` describes.
+    Attributes:
+        content: bytes that differ if another process has traced something else.
+        node: None for arguments and results, which `text` describes.
     """
 
     content: bytes

@@ -33,7 +33,9 @@ _MOST_REJECTED = 3  # variables of one kind
 class Unit:
     """A variable and its optimizer slots, which are cut in the same way.
 
-    Attributes: handles: handles of all of them, as values of the program. bytes: their total size.
+    Attributes:
+        handles: handles of all of them, as values of the program.
+        bytes: their total size.
     """
 
     path: str
@@ -64,8 +66,9 @@ class _Group:
 def choose(program: Program, units: Sequence[Unit], size: int, placements: Sequence[Placement] = ()) -> dict[Unit, int]:
     """Returns the variables to cut over `size` model ranks, with the axis along which to cut them.
 
-    program: a step, traced on the global batch. units: the variables that may be cut, in an order that is the same on
-        all ranks. placements: of the arguments, as of `cut_along_model`.
+    program: a step, traced on the global batch.
+    units: the variables that may be cut, in an order that is the same on all ranks.
+    placements: the placements of the arguments, as for `cut_along_model`.
     """
     search = _Search(Trials(program, size, placements), units, size)
     search.run()
@@ -73,6 +76,11 @@ def choose(program: Program, units: Sequence[Unit], size: int, placements: Seque
 
 
 class _Search:
+    """Searches for groups of variables to cut, the largest variables first.
+
+    axes: the axes chosen so far.
+    """
+
     def __init__(self, trials: Trials, units: Sequence[Unit], size: int) -> None:
         self._trials, self._units, self._size = trials, units, size
         self._unit_of = {handle: unit for unit in units for handle in unit.handles}
@@ -82,6 +90,7 @@ class _Search:
         self.axes: dict[Unit, int] = {}
 
     def run(self) -> None:
+        """Tries each large variable with the variables that must be cut with it, and keeps the groups that pay."""
         total = sum(each.bytes for each in self._units)
         rejected: dict[tuple[str, tuple[int, ...]], int] = {}
         for unit in sorted(self._units, key=lambda each: -each.bytes):

@@ -146,7 +146,7 @@ class _Trial(Builder):
         """Prepares for a program; reuses the extents that an earlier trial has inferred, if any."""
         self._result = result
         self._placed = _Replicated()
-        self._done = defaultdict(list)
+        self._operations_by_node = defaultdict(list)
         self.updates = None  # slices must reach assignments, which show which variables go together
         self._queue: list[int] = []  # positions, a heap
         self._queued: set[int] = set()
@@ -205,7 +205,7 @@ class _Trial(Builder):
             if any(each.node in self._waiting for each in node.inputs):
                 self._waiting[node] = None
             return
-        if any(each.node in self._waiting for each in node.inputs) or not self._try(node):
+        if any(each.node in self._waiting for each in node.inputs) or not self._try_to_build(node):
             self._waiting[node] = None
             return
         self.built += 1

@@ -59,10 +59,12 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        x: the value that it normalizes. mean, variance: the operations that compute its moments.
+        x: the value that it normalizes.
+        mean, variance: the operations that compute its moments.
         scope, backward: prefixes of the names of its operations, and of their gradients.
         layer: the handle of the layer's moving mean; None: not found yet.
-        kinds: kinds of values whose shape does not show the kind. roles: roles of its operations.
+        kinds: kinds of values whose shape does not show the kind.
+        roles: roles of its operations.
     """
 
     x: Value

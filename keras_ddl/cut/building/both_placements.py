@@ -32,24 +32,24 @@ class BothPlacements:
 
     def recompute_replicated(self, node: Node) -> None:
         """Registers how indices, counts and comparisons are recomputed from replicated operands."""
-        b = self._context
+        context = self._context
         if node.after or tf_compat.is_stateful(node.operation) or any(map(_is_data, node.outputs)):
             return
         depth = 1 + max(map(self._depth, node.inputs), default=0)
         if depth <= _DEEPEST:
             for value in node.outputs:
                 self._depths[value] = depth
-                b.register_replicator(value, functools.partial(self._recomputed, value))
+                context.register_replicator(value, functools.partial(self._recomputed, value))
 
     def _recomputed(self, value: Value) -> tf.Tensor:
         return self._context.make_replicated(value.node)[value.index].tensor
 
     def _depth(self, value: Value) -> int:
         """Returns the operations from replicated values to `value`; _DEEPEST or more if there is no such path."""
-        b = self._context
-        if b.placement(value) == REPLICATED:
+        context = self._context
+        if context.placement(value) == REPLICATED:
             return 0
-        return self._depths.get(b.origin(value), 0) if b.has_replicated(value) else _DEEPEST
+        return self._depths.get(context.origin(value), 0) if context.has_replicated(value) else _DEEPEST
 
     def also_sharded(self, node: Node, made: list[PlacedTensor]) -> PlacedOutputs:
         """Shards replicated results with one row for each row of the batch, so each rank continues with its own rows.
@@ -60,32 +60,32 @@ class BothPlacements:
         and results of a shard might have to be gathered. Nothing is sharded in loops, because nothing can be gathered
         there.
         """
-        b = self._context
-        if b.in_loop or not any(map(b.depends_on_batch, node.inputs)):
+        context = self._context
+        if context.in_loop or not any(map(context.depends_on_batch, node.inputs)):
             return made
-        dims = [if_certain(b.dims, each) for each in node.inputs]
-        had_shards = any(isinstance(b.placement(each), Sharded) for each in node.inputs)
-        if not had_shards and any(each and _is_matrix(each) and {*b.rows_of_batches} & {*each} for each in dims):
+        dims = [if_certain(context.dims, each) for each in node.inputs]
+        had_shards = any(isinstance(context.placement(each), Sharded) for each in node.inputs)
+        if not had_shards and any(each and _is_matrix(each) and {*context.rows_of_batches} & {*each} for each in dims):
             return made
         # The rows of one batch, or of several in sequence, as in an operand.
-        placements = [b.placement(each) for each in node.inputs]
-        shards = [Sharded(0, rows=(number,)) for number in range(len(b.batches))]
+        placements = [context.placement(each) for each in node.inputs]
+        shards = [Sharded(0, rows=(number,)) for number in range(len(context.batches))]
         shards += [
             Sharded(0, rows=each.rows) for each in placements if isinstance(each, Sharded) and len(each.rows) > 1
         ]
         return [self._sharded(value, each, shards) for value, each in zip(node.outputs, made)]
 
     def _sharded(self, value: Value, made: PlacedTensor, shards: Sequence[Sharded]) -> PlacedTensor:
-        b = self._context
-        dims = if_certain(b.dims, value)
+        context = self._context
+        dims = if_certain(context.dims, value)
         if value.dtype in (tf.variant, tf.resource) or dims is None or not _is_matrix(dims):
             return made
-        placement = next((each for each in shards if b.can_shard(value, each)), None)
+        placement = next((each for each in shards if context.can_shard(value, each)), None)
         if placement is None:
             return made
         with no_dependencies():
-            shard = redistribute.shard(b, made.tensor, placement)
-        b.cache_replicated(value, made.tensor)
+            shard = redistribute.shard(context, made.tensor, placement)
+        context.cache_replicated(value, made.tensor)
         return PlacedTensor(shard, placement)
 
 

@@ -34,7 +34,7 @@ from keras_ddl.cut.analysis.placements import (
 from keras_ddl.cut.analysis.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS
 from keras_ddl.cut.batch_statistics.own_rows import OwnStatistics
-from keras_ddl.cut.building import model_collectives, opaque
+from keras_ddl.cut.building import model_collectives, unchanged
 from keras_ddl.cut.building.both_placements import BothPlacements
 from keras_ddl.cut.building.replicated_updates import ReplicatedUpdates
 from keras_ddl.cut.operations.context import Context
@@ -49,8 +49,8 @@ class Schedule:
     """Nodes that have not been built yet. Cost: O(log n) per node.
 
     Args:
-        nodes: nodes the nodes of one program.
-        first: returns nodes that must be built before its argument, although the argument does not read them.
+        nodes: the nodes of one program.
+        first: given a node, returns others that must be built before it although it does not read them.
     """
 
     def __init__(self, nodes: Sequence[Node], first: Callable[[Node], Sequence[Node]]) -> None:
@@ -103,7 +103,13 @@ class Schedule:
 
 @dataclass(kw_only=True, eq=False)
 class Builder(Context):
-    """Builds one rank's graph. All ranks make the same decisions, because none depends on how many rows a rank has.
+    """Builds one rank's graph of a program: decides in which order nodes are built, and by what.
+
+    Its base classes each add one thing: `LocalShapes` extents as numbers, `PlacedValues` the placement of each value,
+    `Context` single operations. Rules get the builder as a `Context`, so they cannot depend on the order. The README
+    of this folder shows the whole, with the objects that a builder owns.
+
+    All ranks make the same decisions, because none depends on how many rows a rank has.
 
     Args: those of `Context`, and statistics: BatchNormalization with each rank's own statistics.
     """
@@ -112,16 +118,16 @@ class Builder(Context):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._sharding = Sharding(self, self._apply_rules, self._keep)
-        self._both = BothPlacements(self)
+        self._sharding = Sharding(self, self._apply_rules, self._record)
+        self._both_placements = BothPlacements(self)
         self.updates: ReplicatedUpdates | None = ReplicatedUpdates(self)
-        self._done: dict[Node, list[tf.Operation]] = {}
+        self._operations_by_node: dict[Node, list[tf.Operation]] = {}
 
     def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
         super().place(value, tensor, placement, dims)
         if placement == FLAT_SHARD and (value.dtype == tf.resource or not self.in_loop):
             self._sharding.hold(value)
-        self._done[value.node] = []
+        self._operations_by_node[value.node] = []
 
     def hold_weight(self, handle: Value) -> None:
         """Makes the builder gather a variable in flat shards temporarily, wherever the complete value is needed."""
@@ -133,16 +139,16 @@ class Builder(Context):
 
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
         """Builds all nodes, and the values `ends` in their placements (default: all outputs, replicated)."""
-        nodes = [node for node in self.program.nodes if node not in self._done]
+        nodes = [node for node in self.program.nodes if node not in self._operations_by_node]
         schedule = Schedule(nodes, self._before)
         missing = dict.fromkeys(self.program.outputs, REPLICATED) if ends is None else dict(ends)
         for rounds in itertools.count():
             for node in schedule:
-                if self._try(node):
+                if self._try_to_build(node):
                     schedule.done(node)
                 else:
                     schedule.postpone(node)
-            self._end_pass()
+            self._after_pass()
             for value, placement in list(missing.items()):
                 if self.is_placed(value) and self.request(value, placement):
                     del missing[value]
@@ -159,7 +165,7 @@ class Builder(Context):
         before = self.statistics.before(node) if self.statistics is not None else None
         return [*self._sharding.before(node), *([] if before is None else [before])]
 
-    def _end_pass(self) -> None:
+    def _after_pass(self) -> None:
         """Called after each pass over the nodes, when no more nodes can be built."""
 
     def _request_ahead(self, missing: Mapping[Value, Placement]) -> None:
@@ -204,26 +210,29 @@ class Builder(Context):
         is_requested = isinstance(placement, Partial) and self.requests.has(placement.op, self.origin(value))
         return is_requested or placement == REPLICATED
 
-    def _try(self, node: Node) -> bool:
-        self.node, self._last = node, []
-        self.before = before = [each for one in node.after for each in self._done[one]]
+    def _try_to_build(self, node: Node) -> bool:
+        """Builds a node and places its outputs. Returns False if it must wait for a collective."""
+        self.node, self._operations_of_current = node, []
+        self.before = before = [each for one in node.after for each in self._operations_by_node[one]]
         if self.writes is not None:
             before += self.writes.before(node)
         try:
             with tf.control_dependencies(before) if before else contextlib.nullcontext():
-                made = self._apply(node)
+                made = self._build(node)
         except Pending:
             return False
         finally:
             self.node = None
         for value, (tensor, placement) in zip(node.outputs, made):
-            self._keep(value, tensor, placement)
+            self._record(value, tensor, placement)
             self.extents.follow(value)
-        self._done[node] = self._last or before
-        self._last = []  # operations built between two nodes belong to neither, and nothing waits for them
+        self._operations_by_node[node] = self._operations_of_current or before
+        # Operations built between two nodes belong to neither, and nothing waits for them.
+        self._operations_of_current = []
         return True
 
-    def _keep(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:
+    def _record(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:
+        """Places an output of a node that was just built, and learns what follows about it."""
         self._placed[value] = PlacedTensor(tensor, placement)
         if value.node.type not in SHAPE_OPS and any(map(self.depends_on_batch, value.node.inputs)):
             self._batch_dependent.add(value)
@@ -235,7 +244,8 @@ class Builder(Context):
             axis = placement.axis
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 
-    def _apply(self, node: Node) -> PlacedOutputs:
+    def _build(self, node: Node) -> PlacedOutputs:
+        """Builds a node in the first way that applies. Raises: Pending."""
         if node.type == "Const":
             return self.make_replicated(node)
         kind = self.earlier_kind(node)
@@ -243,7 +253,7 @@ class Builder(Context):
             return model_collectives.make(self, node, kind)
         reason = node.reason_to_keep
         if reason is not None and node.type not in (*HOST_FUNCTIONS, *HOST_EFFECTS):
-            return self._both.also_sharded(node, opaque.make(self, node, reason))
+            return self._both_placements.also_sharded(node, unchanged.make(self, node, reason))
         made = self.statistics.make(self, node) if self.statistics is not None else None
         if made is None and self._sharding.is_on:
             made = self._sharding.make(node)
@@ -257,13 +267,13 @@ class Builder(Context):
         rule = rule_of(node.type, of_replicated=are_replicated)
         made = if_certain(rule, self, node) if rule is not None else None
         if are_replicated:
-            return self._both.also_sharded(node, self.make_replicated(node)) if made is None else made
+            return self._both_placements.also_sharded(node, self.make_replicated(node)) if made is None else made
         if made is None or not all(self._can_be(value, placement) for value, (_, placement) in zip(node.outputs, made)):
             replicated = self.make_replicated(node)
             self.report.replicated_op(node, [each for each in node.inputs if isinstance(self.placement(each), Sharded)])
-            return self._both.also_sharded(node, replicated)
+            return self._both_placements.also_sharded(node, replicated)
         if all(isinstance(placement, Sharded) for _, placement in made):
-            self._both.recompute_replicated(node)
+            self._both_placements.recompute_replicated(node)
         return made
 
     def _can_be(self, value: Value, placement: Placement) -> bool:

@@ -15,39 +15,39 @@ from keras_ddl.cut.operations.context import Context
 from keras_ddl.errors import ConfigError
 
 
-def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
+def check_sendable(context: Context, node: Node, kind: str, remedy: str) -> None:
     """Raises ConfigError if a result of `node` cannot be sent from rank 0. `kind`: describes `node`."""
     other = next((each.dtype for each in node.outputs if not _travels(each.dtype)), None)
     if other is not None:
         raise ConfigError(
             f"{kind}, and rank 0 sends its results to the other ranks, so they must be numbers, booleans or strings. "
-            f"Received: {other.name} of {node.type} (rank {b.collectives.rank}). {remedy}"
+            f"Received: {other.name} of {node.type} (rank {context.collectives.rank}). {remedy}"
         )
 
 
-def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Tensor | None) -> tf.Tensor:
+def broadcast(context: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Tensor | None) -> tf.Tensor:
     """Returns rank 0's tensor on every rank. COLLECTIVE. `tensor` is ignored on other ranks.
 
     The collective is a gather to which only rank 0 contributes entries.
     """
-    assert b.everyone is not None
-    is_first = b.everyone.rank == 0
+    assert context.everyone is not None
+    is_first = context.everyone.rank == 0
     known = shape.as_list() if shape.is_fully_defined() else None
     if known is None:  # only rank 0 knows the shape
         mine = tf.shape(tensor) if is_first else tf.zeros([0], tf.int32)
-        known = b.everyone.gather(mine, b.next_name("shape"))
+        known = context.everyone.gather(mine, context.next_name("shape"))
     numeric = tf.uint8 if dtype == tf.bool else dtype
     entries = tf.cast(tf.reshape(tensor, [-1]), numeric) if is_first else tf.zeros([0], numeric)
-    entries = b.everyone.gather(entries, b.next_name("from_rank_0"))
+    entries = context.everyone.gather(entries, context.next_name("from_rank_0"))
     result = tf.cast(tf.reshape(entries, known), dtype)
     result.set_shape(shape)
     return result
 
 
-def broadcast_outputs(b: Context, node: Node, tensors: Sequence[tf.Tensor | None]) -> list[PlacedTensor]:
+def broadcast_outputs(context: Context, node: Node, tensors: Sequence[tf.Tensor | None]) -> list[PlacedTensor]:
     """Returns rank 0's outputs of an operation on every rank; `tensors` of other ranks are ignored. COLLECTIVE."""
     pairs = zip(node.outputs, tensors)
-    return [PlacedTensor(broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
+    return [PlacedTensor(broadcast(context, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
 
 
 def messages(values: list[Value]) -> int:

@@ -13,19 +13,19 @@ from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.values.collectives import GATHER
 
 
-def make(b: Context, node: Node, kind: str) -> PlacedOutputs:
+def make(context: Context, node: Node, kind: str) -> PlacedOutputs:
     """Builds a collective of the earlier axis. Raises: Pending. `kind`: as `Collectives.kind_of` returns it."""
-    placements = [_kept(b.placement(each), kind) for each in node.inputs]
-    b.all_replicated([each for each, placement in zip(node.inputs, placements) if placement == REPLICATED])
-    tensors = [b.redistributed(each, placement) for each, placement in zip(node.inputs, placements)]
-    made = b.make(node, tensors)
+    placements = [_kept(context.placement(each), kind) for each in node.inputs]
+    context.all_replicated([each for each, placement in zip(node.inputs, placements) if placement == REPLICATED])
+    tensors = [context.redistributed(each, placement) for each, placement in zip(node.inputs, placements)]
+    made = context.make(node, tensors)
     if kind == GATHER:
-        result = _gathered(b, node, placements[0])
-        made[0].set_shape(b.static_local_shape(node.outputs[0].shape, result))
+        result = _gathered(context, node, placements[0])
+        made[0].set_shape(context.static_local_shape(node.outputs[0].shape, result))
         return [(tensor, result if i == 0 else REPLICATED) for i, tensor in enumerate(made)]
     for value, output, tensor, local in zip(node.inputs, node.outputs, made, tensors):
         tensor.set_shape(local.shape)
-        _set_dims(b, output, if_certain(b.dims, value))
+        _set_dims(context, output, if_certain(context.dims, value))
     return list(zip(made, placements))
 
 
@@ -38,18 +38,18 @@ def _kept(placement: Placement, kind: str) -> Placement:
     return placement if is_part else REPLICATED
 
 
-def _gathered(b: Context, node: Node, placement: Placement) -> Placement:
+def _gathered(context: Context, node: Node, placement: Placement) -> Placement:
     """Returns the placement of tensors that are concatenated along axis 0."""
-    assert b.earlier is not None
-    value, size = node.inputs[0], b.earlier.size
-    dims = if_certain(b.dims, value)
-    _set_dims(b, node.outputs[0], (dims[0] * size, *dims[1:]) if dims else None)
+    assert context.earlier is not None
+    value, size = node.inputs[0], context.earlier.size
+    dims = if_certain(context.dims, value)
+    _set_dims(context, node.outputs[0], (dims[0] * size, *dims[1:]) if dims else None)
     if isinstance(placement, Sharded) and placement.axis == 0:
         return Sharded(0, placement.blocks * size, placement.unit)
     return placement
 
 
-def _set_dims(b: Context, output: Value, dims: tuple[Dim, ...] | None) -> None:
+def _set_dims(context: Context, output: Value, dims: tuple[Dim, ...] | None) -> None:
     if dims is not None:
-        b.extents.named[output.key] = output
-        b.extents.set_dims(output, dims)
+        context.extents.named[output.key] = output
+        context.extents.set_dims(output, dims)

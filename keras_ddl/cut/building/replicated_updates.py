@@ -28,41 +28,41 @@ class ReplicatedUpdates:
     """Builds operations with cut operands that lead, entry by entry, to assignments of replicated variables."""
 
     def __init__(self, context: Context) -> None:
-        self._b = context
+        self._context = context
         self._parts: dict[Value, Value] = {}  # parts of a sum, by the value that the sum replicates
 
     def make(self, node: Node) -> PlacedOutputs | None:
         """Returns the outputs of an operation that leads to such an assignment; None for others. Raises: Pending."""
-        b = self._b
-        if kind_of(node) is not Kind.ENTRYWISE or b.in_loop:
+        context = self._context
+        if kind_of(node) is not Kind.ENTRYWISE or context.in_loop:
             return None
-        sharded = [each for each in node.inputs if isinstance(b.placement(each), Sharded)]
+        sharded = [each for each in node.inputs if isinstance(context.placement(each), Sharded)]
         if not sharded or self._towards.isdisjoint(node.outputs):
             return None
-        small = [b.origin(each) for each in sharded if _is_small(each) and not b.has_replicated(each)]
+        small = [context.origin(each) for each in sharded if _is_small(each) and not context.has_replicated(each)]
         for value in small:
             if value not in self._parts:
                 tensor = self._padded(value)
-                self._parts[value] = b.new_value(value.node, tensor, tensor, PARTIAL)
-        for value, total in zip(small, b.all_replicated([self._parts[each] for each in small])):
-            b.cache_replicated(value, total)
-        b.report.intends_gather(node, _REASON)
-        return b.make_replicated(node)
+                self._parts[value] = context.new_value(value.node, tensor, tensor, PARTIAL)
+        for value, total in zip(small, context.all_replicated([self._parts[each] for each in small])):
+            context.cache_replicated(value, total)
+        context.report.intends_gather(node, _REASON)
+        return context.make_replicated(node)
 
     @functools.cached_property
     def _towards(self) -> set[Value]:
         # A variable's handle is an argument, so it is placed before anything that is assigned to it.
-        b = self._b
-        return values_towards(b.program, lambda handle: b.placement(handle.source()) == REPLICATED)
+        context = self._context
+        return values_towards(context.program, lambda handle: context.placement(handle.source()) == REPLICATED)
 
     def _padded(self, value: Value) -> tf.Tensor:
         """Returns this rank's shard, with zeros in place of the other ranks' shards."""
-        b, placement = self._b, self._b.placement(value)
+        context, placement = self._context, self._context.placement(value)
         assert isinstance(placement, Sharded)
-        extents = [certain(each.number) for each in b.dims(value)]
+        extents = [certain(each.number) for each in context.dims(value)]
         axis, blocks, unit = placement.axis, certain(placement.blocks.number), certain(placement.unit.number)
-        seen = tf.reshape(b.local(value), [*extents[:axis], blocks, unit, *extents[axis + 1 :]])
-        before, after = unit * b.batch.offset, unit * (b.batch.total - b.batch.offset - 1)
+        seen = tf.reshape(context.local(value), [*extents[:axis], blocks, unit, *extents[axis + 1 :]])
+        before, after = unit * context.batch.offset, unit * (context.batch.total - context.batch.offset - 1)
         paddings = [[before, after] if i == axis + 1 else [0, 0] for i in range(len(extents) + 1)]
         return tf.reshape(tf.pad(seen, paddings), extents)
 

@@ -177,7 +177,7 @@ class SubgraphBuilder(Builder):
         """Shards a list that the loop carries. Raises: ShardLists: it was already read as a replicated list."""
         node = self.node
         # Graphs inside an operation record the list's placement themselves.
-        is_read = any(each in self._done for each in self.program.readers(value))
+        is_read = any(each in self._operations_by_node for each in self.program.readers(value))
         if node is None or node.type in (*BRANCHES, *LOOPS) or is_read:
             raise ShardLists({value: placement})
         self._carried[value](placement)
@@ -212,14 +212,14 @@ class SubgraphBuilder(Builder):
         with self._outside():
             return self.parent.number(Dim(1, [unknown]))
 
-    def _try(self, node: Node) -> bool:
+    def _try_to_build(self, node: Node) -> bool:
         try:
-            return super()._try(node)
+            return super()._try_to_build(node)
         except ShardLists as request:  # continue with other nodes: a pass is expensive, and there may be many lists
             self._promoted = {**request.lists, **self._promoted}
             return False
 
-    def _end_pass(self) -> None:
+    def _after_pass(self) -> None:
         if self._promoted:
             raise ShardLists(self._promoted)
 

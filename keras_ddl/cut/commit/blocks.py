@@ -161,7 +161,9 @@ class Blocks:
 class _Round:
     """One round of the loop, in the graph of its body: a block of entries.
 
-    Args: carried: the number of the round, and the values of the variables. rows_per_block: rows of `width` entries.
+    Args:
+        carried: the number of the round, and the values of the variables.
+        rows_per_block: rows of `width` entries.
     """
 
     def __init__(

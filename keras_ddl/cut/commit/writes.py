@@ -34,7 +34,8 @@ class Writes:
     """The variables that one step writes.
 
     Args:
-        values: of the step. snapshots: copies of variables that must be written early.
+        values: the values of the step.
+        snapshots: copies of variables that must be written early.
         mirrored: handles of variables whose new values are needed before the commit.
     """
 
@@ -45,9 +46,8 @@ class Writes:
         self.report = values.report
         self._read: dict[Hashable, tf.Tensor] = {}  # by handle: the variable's value before the commit
         self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # (handle, value that the variable will hold)
-        self._late: list[
-            tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]
-        ] = []  # (operands, function that builds the operation)
+        # (operands, function that builds the operation)
+        self._late: list[tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]] = []
         self._deferred: set[Node] = set()
         self._scattered: set[Hashable] = set()  # handles
         # They may read and write variables that the graph does not show.
@@ -220,7 +220,8 @@ def everything_before(
     """Returns the operations after which a step has run everything but its commit, as far as it is built.
 
     Args:
-        needed: values that must have been computed, besides the outputs. late: operations that run after the commit.
+        needed: values that must have been computed, besides the outputs.
+        late: operations that run after the commit.
     """
     names = {each.name for each in late}
     graph = tf.compat.v1.get_default_graph()

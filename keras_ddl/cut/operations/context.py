@@ -77,7 +77,7 @@ class Context(PlacedValues):
         self.built_from: dict[str, tf.Operation] = {}
         self._linear: set[Node] = set()
         self._read_before: dict[tuple[Node, Value], Value] = {}
-        self._last: list[tf.Operation] = []  # operations of the node being built
+        self._operations_of_current: list[tf.Operation] = []  # operations of the node being built
 
     # ---- variables
 
@@ -153,7 +153,7 @@ class Context(PlacedValues):
         key = self._key_of_equals(node, inputs) if not attrs else None
         if key in self._made:
             made = self._made[key].operation
-            self._last.append(made)
+            self._operations_of_current.append(made)
             return list(made.outputs)
         operation = node.operation
         known = {**node.build_attributes, **agreed_seeds(node, self.seed), **attrs}
@@ -173,7 +173,8 @@ class Context(PlacedValues):
         made = operations[-1]
         if self.everyone is None:
             self.built_from.update((each.name, node.traced) for each in operations)
-        self._last.append(made)  # also those of materializers, on which the node being built then waits
+        # Includes operations of materializers: the node being built then waits for them.
+        self._operations_of_current.append(made)
         if key is not None:
             self._made[key] = _Made(made, inputs)
         return list(made.outputs)
@@ -256,8 +257,8 @@ class Context(PlacedValues):
 
     def operations_so_far(self) -> list[tf.Operation]:
         """Returns the operations built so far for the node being built."""
-        return list(self._last)
+        return list(self._operations_of_current)
 
     def ran(self, operation: tf.Operation) -> None:
         """Counts an operation as part of the node being built; operations that run after the node wait for it."""
-        self._last.append(operation)
+        self._operations_of_current.append(operation)

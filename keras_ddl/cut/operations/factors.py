@@ -1,9 +1,11 @@
 """Describes a type of operation by an `OpSpec`, like one of Shardy's sharding rules.
 
-A spec names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
+A spec names each axis of operands and results by a label. Axes with the same label belong to one *factor*, as in
+einsum: `...k, kn -> ...n` is a matrix product. The labels are:
 
-    lower case    a factor. If results have it, an operation on a rank's shards along it gives the rank's shard of the
-                  result. If they lack it, it is reduced: each rank gives a part, which `OpSpec.combine` combines.
+    lower case    a factor. If the results have it, an operation on a rank's shards along it gives the rank's shard of
+                  the result. If they lack it, it is reduced: each rank gives a part, and `OpSpec.combine` says how to
+                  combine the parts.
     upper case    an axis that must be replicated.
     "1"           an axis of extent 1. In an operand it is repeated along the factor that others have at its place.
     "*"           an axis that only results have; `Factors.new` is its extent.
@@ -32,7 +34,7 @@ NEW = "*"
 
 @dataclass(frozen=True)
 class ShapeOf:
-    """An operand that holds the extents of a tensor with these labels; a rank passes the extents of its shard."""
+    """An operand that holds the extents of a tensor with these labels. A rank passes the extents of its own shard."""
 
     labels: str
 
@@ -46,9 +48,9 @@ class Factors:
 
     Attributes:
         new: the extent of the axis "*" of results; None: unknown.
-        only_if_reshaped: it is not certain which axes of extent 1 results lack, which does not matter to readers that
-            reshape.
-        combine: how the parts of reduced factors combine, if not as `OpSpec.combine` says.
+        only_if_reshaped: whether it is uncertain which axes of extent 1 the results lack. This does not matter if only
+            Reshape operations read them.
+        combine: how parts of reduced factors are combined, if not as `OpSpec.combine` says.
     """
 
     operands: Sequence[Operand]
@@ -66,12 +68,14 @@ class Linear:
     """The operands in which an operation is linear, so that parts of a sum give parts of a sum.
 
     Attributes:
-        at: operands in each of which it is linear; one of them may be a part while all others are replicated.
-        together: it is linear in all operands together, so all may be parts.
-        adds: replicated operands may be turned into parts and added to parts, if the sum is not made yet.
-        moves: entries are only moved, so parts of any kind of combination stay such parts.
-        when: a further condition for the sum of parts to be rounded like one sum; given the context, the node and the
-            operand (of `at`) that is a part.
+        at: operands in each of which the operation is linear: one of them may be a part while all others are
+            replicated.
+        together: whether it is linear in all operands together, so that all of them may be parts.
+        adds: whether a replicated operand may be turned into a part and added to the other parts, if their sum has not
+            been made yet.
+        moves: whether it only moves entries, so that parts stay parts, however they are combined.
+        when: returns whether the sum of parts is rounded like one sum, given the context, the node and the number of
+            the operand in `at` that is a part; None: it always is.
     """
 
     at: tuple[int, ...] = ()
@@ -92,7 +96,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class LocalOperands:
-    """The operands of an operation on this rank, and the factor along which they are sharded (None: they are parts)."""
+    """The operands of an operation on this rank.
+
+    label: the factor along which they are sharded; None: they are parts of sums.
+    """
 
     tensors: list[tf.Tensor]
     factors: Factors
@@ -109,10 +116,10 @@ class OpSpec:
 
     Attributes:
         factors: returns the labels of one operation of the type; raises Uncertain if they are not certain.
-        combine: how the parts of reduced factors combine, as in ops.all_reduce; None: no factor may be reduced.
+        combine: how parts of reduced factors are combined, an `op` of ops.all_reduce; None: no factor may be reduced.
         linear, kind: see `Linear`, `Kind`.
-        never_empty: the kernel fails on an empty tensor, so a rank without rows passes one row of zeros.
-        make: builds the operation on shards, if that is not the same operation.
+        never_empty: whether the kernel fails on an empty tensor, so that a rank without rows passes one row of zeros.
+        make: builds the operation on shards, if this takes another operation.
     """
 
     factors: FactorsOf

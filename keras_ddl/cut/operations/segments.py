@@ -191,7 +191,12 @@ def _required(b: Context, result: Value) -> Dim:
                 found = next(iter(b.dims(node.inputs[0])), None)
             elif node.type == "Reshape" and value is node.inputs[0] and product(others).number:
                 found = b.extents.size(node.outputs[0]).divided_by(product(others))
-            if found is not None and found != rows and _is_known(b, found) and if_certain(_sharding_of, b, found):
+            if (
+                found is not None
+                and found != rows
+                and _is_known(b, found)
+                and if_certain(_sharding_of, b, found) is not None
+            ):
                 return found
             if node.outputs and kind_of(node) in (Kind.ENTRYWISE, Kind.FORWARD):
                 new = [each for each in node.outputs if each not in seen and b.dims(each) == b.dims(result)]
@@ -358,7 +363,8 @@ def _not_clipped(indices: Value) -> Value:
     if node.type != "Maximum":
         return indices
     value, other = node.inputs
-    is_zero = other.source().node.type == "ZerosLike" or other.constant() is not None and not other.constant().any()
+    zero = other.constant()
+    is_zero = other.source().node.type == "ZerosLike" or zero is not None and not zero.any()
     return value if is_zero else indices
 
 

@@ -1,7 +1,8 @@
-"""Lists of tensors, which loops read and write: elements of a sharded list are the rank's shards of each element.
+"""Rules for lists of tensors, which loops read and write. On a rank, a sharded list holds the rank's shard of each
+element.
 
-An Optional is a list of at most one element. Each type of operation has a signature, a letter for each operand and
-result, which determines how it is built (`list_operation`) and the facts about its results:
+An Optional is a list of at most one element. Each type of operation has a signature: a letter for each operand and
+result. It determines how the operation is built (`list_operation`) and what is known about its results:
 
     L  a list    E  one of its elements    T  all of them, along a new axis 0    S  the shape of an element    n  other
 """
@@ -181,7 +182,7 @@ def _can_hold(b: Context, node: Node, operands: str, placement: TensorList) -> b
 
 @rule("TensorListElementShape")
 def element_shape(b: Context, node: Node) -> PlacedOutputs:
-    """Returns the element shape with which the list of global elements was declared."""
+    """Returns the shape of elements with which the list was declared, that of global elements."""
     return [(b.vector(_declared(b.extents, node), node.outputs[0].dtype), REPLICATED)]
 
 

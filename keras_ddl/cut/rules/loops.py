@@ -21,7 +21,7 @@ from keras_ddl.cut.analysis.placements import (
     has_shards,
 )
 from keras_ddl.cut.analysis.program import LOOPS, Node, Value
-from keras_ddl.cut.building import opaque
+from keras_ddl.cut.building import unchanged
 from keras_ddl.cut.building.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder
 from keras_ddl.cut.operations.context import Context
 from keras_ddl.cut.operations.registry import rule
@@ -38,6 +38,10 @@ class _Changed(Exception):
 
 @rule(*LOOPS)
 def while_loop(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds a loop, again and again until the placements of its values after a round equal those before it.
+
+    If its body needs a collective, the loop is built replicated.
+    """
     condition, body = (tf_compat.called_graph(node.operation, each) for each in ("cond", "body"))
     count = len(node.inputs)
     if condition is None or body is None or len(condition.inputs) != count or len(body.inputs) != count:
@@ -142,7 +146,7 @@ class _Loop:
             inners[1].build({predicate: REPLICATED})
             condition.end([inners[1].replicated(predicate)])
         # Overlapping rounds would draw in a different order on each rank.
-        at_once = 1 if opaque.draws_numbers(node) else node.attr("parallel_iterations", int)
+        at_once = 1 if unchanged.draws_numbers(node) else node.attr("parallel_iterations", int)
         starts = [_with_kept_shape(start, shape) for start, shape in zip(starts, shapes)]
         loop = while_op(condition, body, starts, shapes, at_once)
         b.ran(loop)

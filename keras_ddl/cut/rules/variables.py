@@ -1,8 +1,8 @@
 """Builds the operations that read and assign variables.
 
-Most variables are replicated. The handle of any other variable has the variable's placement, and so have the values
-that are read from it or assigned to it. Partial: accumulates gradients between updates. Sharded: along the model axis
-of a mesh.
+Most variables are replicated. The handle of any other variable has the variable's placement, and values that are read
+from it or assigned to it have the same placement. A partial variable accumulates gradients between updates. A sharded
+variable is cut along the model axis of a mesh.
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ class _Joined(NamedTuple):
     Attributes:
         node: would build it. operands: what it puts one after another, or else what it computes the value from.
         is_own: whether `node` is in this program, not in the one around it.
-        index: which output of `node` it is. layout: of the table for which `node` adds up rows by index; the operands
+        output: which output of `node` it is. layout: of the table for which `node` adds up rows by index; the operands
             are the indices and the rows. None: it adds up nothing. distinct: the indices of the sums, each once.
     """
 
     node: Node
     operands: tuple[Value, ...]
     is_own: bool = True
-    index: int = 0
+    output: int = 0
     layout: Layout | None = None
     distinct: Value | None = None
 
@@ -102,7 +102,7 @@ class JoinedRows:
             return None
         for value in node.outputs:
             joined = _Joined(
-                node, (found.indices, found.rows), index=value.index, layout=layout, distinct=found.distinct
+                node, (found.indices, found.rows), output=value.index, layout=layout, distinct=found.distinct
             )
             self._hold(value, joined)
         return [(tf.zeros([0], each.dtype), JOINED) for each in node.outputs]
@@ -137,7 +137,7 @@ class JoinedRows:
         if joined.layout is not None:
             indices = tf.unique(tf.sort(tensors[0])).y
             places = tf.searchsorted(indices, tensors[0])
-            return indices if joined.index else tf.math.unsorted_segment_sum(tensors[1], places, tf.size(indices))
+            return indices if joined.output else tf.math.unsorted_segment_sum(tensors[1], places, tf.size(indices))
         return self._b.make(joined.node, tensors)[0] if joined.is_computed else tf.concat(tensors, axis=0)
 
     def build(self, values: Sequence[Value]) -> None:
@@ -147,7 +147,7 @@ class JoinedRows:
             joined = self._of(value)
             if joined is not None and joined.is_own:
                 self.build(joined.operands)
-                tensor, placement = self._apply_rules(joined.node)[joined.index]
+                tensor, placement = self._apply_rules(joined.node)[joined.output]
                 self._keep(value, tensor, placement)
                 b.place_again({value: PlacedTensor(tensor, placement)})
 
@@ -196,7 +196,8 @@ class JoinedRows:
         """Returns the sums of the rows for this rank by index, each index once."""
         key = joined.operands
         if key not in self._summed:
-            arrived = self._rows.arrived(joined.node, *joined.operands, layout)
+            indices, added = joined.operands
+            arrived = self._rows.arrived(joined.node, indices, added, layout)
             if arrived is None:
                 return None
             places, at = tf.unique(arrived.places)

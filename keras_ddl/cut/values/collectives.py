@@ -51,7 +51,7 @@ class Reduction(NamedTuple):
     """The options of a reduction.
 
     Attributes:
-        depths: None if unknown.
+        depths: see `Depths`; None: unknown.
         compressed: whether values are rounded to 16 bits between hosts.
     """
 
@@ -69,7 +69,7 @@ class Collectives:
     size: int
 
     def kind_of(self, node: Node) -> str | None:
-        """Returns the kind of collective that an operation is: a reduction's op, or GATHER; None: no collective."""
+        """Returns which collective an operation is: the op of a reduction, or GATHER; None: it is no collective."""
         return None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
@@ -77,7 +77,7 @@ class Collectives:
         raise NotImplementedError
 
     def compresses(self, value: Value, op: str) -> bool:
-        """Whether to reduce `value` with `compressed`, that is, rounded between hosts."""
+        """Whether to round `value` between hosts when it is reduced (`Reduction.compressed`)."""
         return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -106,19 +106,19 @@ class Collectives:
 class StepCollectives(Collectives):
     """Collectives of the job's ranks (keras_ddl.ops) for the step in the current graph.
 
-    Sums and exchanges that run whenever the step runs form its plan, in an order in which none needs a later one,
-    roughly as they become ready (`_by_depth`). Ranks run them in that order without asking rank 0
-    (native/core/src/engine/plan_lane.h). Those inside branches may not run, so they are matched by name. On a mesh each
-    axis has its own plan, in the order of the graph: among all collectives that have not run, the first one in the
-    graph can always run.
+    Sums and exchanges that run whenever the step runs form the step's plan: a list in which no collective needs the
+    result of a later one, roughly in the order in which they become ready (`_by_depth`). Ranks run them in that order
+    without asking rank 0 (native/core/src/engine/plan_lane.h). A collective inside a branch may not run, so ranks match
+    it by name instead. On a mesh each axis has its own plan, in the order of the graph: among all collectives that have
+    not run yet, the first one in the graph can always run.
 
     Args:
         scope: begins every name.
-        plan: groups tensors, as `Collectives.buckets` does.
+        plan: groups tensors into buckets; see `Collectives.buckets`.
         compression: compression of the gradients of weights with shapes `weights`, or None; see `ops.all_reduce_n`.
         comm: communicator of a mesh axis; None: all ranks of the job. `rank` and `size` refer to it.
         feedback: prefix of the keys under which rounding errors are kept. Programs that reduce the same gradients in
-            the same order, such as that of a last batch of fewer rows, may share a prefix.
+            the same order may share a prefix, for example those of full batches and of a smaller last batch.
     """
 
     def __init__(
@@ -203,7 +203,10 @@ class StepCollectives(Collectives):
         return self._plan(sizes, dtypes)
 
     def begin_with(self, gathered: tf.Tensor) -> None:
-        """Puts an all_gather first in the plan. It was made before the sums, with equally many rows on all ranks."""
+        """Puts an all_gather first in the plan.
+
+        It must have been made before the sums, with the same number of rows on all ranks.
+        """
         operation = gathered.op
         if operation.type == "DdlAllGather" and operation.graph is self._graph:
             self._begins_with = operation

@@ -37,7 +37,9 @@ class Layout:
 
     A row spans the last axis, so no row of a matrix is split between ranks, unless there are fewer rows than ranks.
 
-    Attributes: shape: of the global tensor. size: the number of ranks.
+    Attributes:
+        shape: the shape of the global tensor.
+        size: the number of ranks.
     """
 
     shape: tuple[int, ...]
@@ -159,7 +161,10 @@ class MeshLayout:
 
     Rank r has the data position r // model.
 
-    Attributes: shape: of the global tensor. axis: the axis that is cut. data, model: the extents of the mesh.
+    Attributes:
+        shape: the shape of the global tensor.
+        axis: the axis that is cut.
+        data, model: the extents of the mesh.
     """
 
     shape: tuple[int, ...]

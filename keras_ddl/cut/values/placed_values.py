@@ -176,7 +176,7 @@ class PlacedValues(LocalShapes):
             self._placed.update(before)
 
     def forward(self, node: Node) -> list[PlacedTensor]:
-        """Returns the node's inputs as its outputs, so that both share redistributed tensors."""
+        """Returns a node's inputs as its outputs, so that an input and its output share redistributed tensors."""
         for value, output in zip(node.inputs, node.outputs):
             self._forwarded[output] = self.origin(value)
         return [self._placed[value] for value in node.inputs]
@@ -192,7 +192,7 @@ class PlacedValues(LocalShapes):
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
         """Lets a rank build only its shard of a replicated value. The global tensor is computed only if it is read.
 
-        materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
+        materializer: given a placement that fits the value, returns the local tensor, or raises Uncertain.
         """
         self._materializers[value] = materializer
 
@@ -349,18 +349,19 @@ class PlacedValues(LocalShapes):
         self.place_again({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
 
     def sum_over_ranks(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a sum that is not a value of the program, for the rule of `node`. Raises: Pending.
+        """Returns a sum over ranks that the rule of `node` needs and the program does not have. Raises: Pending.
 
-        part: builds this rank's part; called once.
+        part: builds this rank's part of the sum; called once.
         """
         return self.combined_over_ranks(node, {"sum": part})["sum"]
 
     def combined_over_ranks(
         self, node: Node, parts: Mapping[str, Callable[[], tf.Tensor]], op: str = "sum"
     ) -> dict[str, tf.Tensor]:
-        """Returns, by name, combinations of ranks' parts that are not values of the program, for the rule of `node`.
+        """Returns, by name, combinations over ranks that the rule of `node` needs and the program does not have.
 
-        parts: functions that build this rank's parts, called once. Raises: Pending, after requesting all parts.
+        parts: functions that build this rank's parts; each is called once.
+        Raises: Pending, after requesting all combinations.
         """
         values = self._parts_of_rules.setdefault(node, {})
         for name, part in parts.items():

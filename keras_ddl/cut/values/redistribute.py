@@ -1,4 +1,4 @@
-"""Redistribution: a rank's shard of a replicated tensor, and replicated tensors gathered from the ranks' shards."""
+"""Redistributes tensors: cuts a rank's shard out of a replicated tensor, and gathers shards to a replicated tensor."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def all_gather(
 def partial(tensor: tf.Tensor, rank: int, *, is_cut_again: bool = False) -> tf.Tensor:
     """Returns this rank's part of a sum that equals a replicated tensor: the tensor on the first rank, zeros on others.
 
-    is_cut_again: every rank builds the same operations, because the next cut decides by them.
+    is_cut_again: build the same operations on every rank, because the next cut makes its decisions by them.
     """
     if is_cut_again:
         return tf.where(tf.constant(rank == 0), tensor, tf.zeros_like(tensor))
@@ -121,7 +121,7 @@ def all_gather_optional(
     placement: TensorList,
     dims: Entries | None,
 ) -> tf.Tensor:
-    """Returns the Optional of a replicated tensor, or of none: all ranks have one, or none has. COLLECTIVE."""
+    """Returns the Optional with the replicated tensor. COLLECTIVE. On all ranks it holds a tensor, or on none."""
     if dims is None:
         raise AssertionError(f"{name}: an Optional of a tensor whose rank is unknown cannot be gathered")
     element = placement.element

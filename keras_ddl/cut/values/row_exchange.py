@@ -14,11 +14,13 @@ class SentRows(NamedTuple):
     """Rows of this rank for other ranks.
 
     Attributes:
-        rows: sorted by receiving rank. sent: int64 [size], the number of rows for each rank.
+        rows: the rows, sorted by the rank that receives them.
+        sent: int64 [size], the number of rows for each rank.
         received: the number of rows from each rank; None: only the other ranks know.
-        node: the operation that needs them. of: the value whose entries they are, or that looks them up. entry_bytes:
-            the most sent for each entry of `of`. table_bytes: size of the table that is not sent; None: the
-            rows are indices.
+        node: the operation that needs the rows.
+        of: the value that has the rows as entries, or that looks them up.
+        entry_bytes: the largest number of bytes sent for one entry of `of`.
+        table_bytes: the size of the table, which need not be sent; None: the rows are indices.
     """
 
     rows: tf.Tensor
@@ -45,7 +47,9 @@ class ReceivedRows(NamedTuple):
 def all_to_all(
     collectives: Collectives, sent: Sequence[SentRows], name: str, depths: Depths | None = None
 ) -> list[ReceivedRows]:
-    """Sends rows of one kind in one collective, and if need be their numbers in another one. COLLECTIVE.
+    """Sends rows of one kind in one collective, and their numbers in another one if a rank does not know them.
+
+    COLLECTIVE.
 
     Cost: every row is sent once, directly to its rank.
     """

@@ -52,9 +52,9 @@ def facts() -> dict[str, Any]:
 
 
 def clock_offset(clock: float, sent: float, received: float) -> tuple[float, float]:
-    """Returns (how far another clock is ahead of ours, error bound) in seconds.
+    """Returns how far another host's clock is ahead of ours, and the bound of the error, both in seconds.
 
-    The other clock was read between our times `sent` (of the request) and `received` (of the reply).
+    clock: the time that the other host read, between our times `sent` (of the request) and `received` (of the reply).
     """
     return clock - (sent + received) / 2, (received - sent) / 2
 

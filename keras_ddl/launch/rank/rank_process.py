@@ -1,4 +1,4 @@
-"""The wrapper of each rank, which runs the rank's program and reports to the launcher.
+"""The wrapper: a process that runs the program of one rank and reports to the launcher.
 
 The program's output goes to the launcher over the rank's connection. If the launcher's own output is a terminal, rank 0
 writes to a pseudo-terminal, and so do all ranks of a job that may continue without rank 0. When the program ends, the
@@ -48,7 +48,7 @@ class RankProcess:
     """One rank: its connection, its program, and the loop that serves both. The loop blocks only in poll."""
 
     def __init__(self, rank: int, size: int, address: Address, command: list[str], signals: Interrupts) -> None:
-        """`signals`: receives signals for the program."""
+        """`signals`: collects the signals that the wrapper passes on to the program."""
         self.rank, self.size, self.command, self._signals = rank, size, command, signals
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # On a single host there is nothing to compare, so no facts are collected.
@@ -64,7 +64,7 @@ class RankProcess:
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
-        self._survived = False  # whether the other ranks continue without this one
+        self._job_continues = False  # the other ranks have gone on without this one
         self._terminated = False
         self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -121,7 +121,7 @@ class RankProcess:
         self._report(self._link.drain())
         self._channel.send(Kind.EXIT, {"status": status, "stopped_by": self._stopped_by})
         self._wait_for_bye()
-        return 0 if self._survived else status  # on a failure the starter would end the other ranks
+        return 0 if self._job_continues else status  # on a failure the starter would end the other ranks
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class RankProcess:
             self._report(self._link.take(kind, payload))
         elif kind is Kind.BYE:
             goodbye = json.loads(payload)
-            self._may_exit, self._survived = True, goodbye["survived"]
+            self._may_exit, self._job_continues = True, goodbye["job_continues"]
             self._keep_job_dir = not goodbye["last"]
 
     def _prepare(self, welcome: dict[str, Any]) -> None:
@@ -243,7 +243,7 @@ class RankProcess:
             self._channel.send(kind, message)
 
     def _stop(self, signum: int, grace_seconds: float, who: str) -> None:
-        # A later order can only move the end forward.
+        # A later order can only make the program end sooner.
         self._stopped_by = self._stopped_by or who
         kill_at = time.monotonic() + grace_seconds
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
@@ -261,7 +261,7 @@ class RankProcess:
         while program.sources and time.monotonic() < deadline and not self._channel.closed:
             self._serve(Seconds.DRAIN)
             if self._channel.backlog >= _BACKLOG_BYTES:
-                deadline = time.monotonic() + Seconds.DRAIN  # a slow reader delays it, not an open pipe
+                deadline = time.monotonic() + Seconds.DRAIN  # wait for a slow reader, but not for an open pipe
 
     def _wait_for_bye(self) -> None:
         # The other ranks may need some time to notice that this rank is lost, and to continue.

@@ -1,4 +1,4 @@
-"""Lets a job continue without lost ranks: tells ranks which ranks are left (membership.py), and starts spares."""
+"""Lets a job continue without lost ranks: tells the others which ranks are left (membership.py), and starts spares."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Regrouping:
     """The memberships of one job.
 
     Args:
-        links: the links of the job's ranks, then those of its spares.
-        num_ranks: number of ranks.
+        links: the links to the job's ranks, then those to its spares.
+        num_ranks: number of ranks at the start.
+        min_ranks: the smallest number of ranks with which the job continues.
         patience: seconds to wait for a living rank.
         say: shows a line.
         event: reports an event to the job's watchers (watchers.py).
@@ -124,7 +125,7 @@ class Regrouping:
         """Marks ranks that ended with status 0 as missed, because others wait for them and too few are left."""
         for link in self._links:
             outcome = link.outcome
-            if outcome.has_vanished and outcome.rank in self.membership.members and not outcome.survived:
+            if outcome.has_vanished and outcome.rank in self.membership.members and not outcome.job_continues:
                 outcome.is_missed = True
 
     def _replace(self, rank: int) -> None:
@@ -134,20 +135,20 @@ class Regrouping:
 
     def _leave_out(self, rank: int, is_stopping: bool) -> None:
         outcome = self._links[rank].outcome
-        if not is_stopping and not outcome.survived and rank not in self.spares:
+        if not is_stopping and not outcome.job_continues and rank not in self.spares:
             self._say(f"rank {rank} has not joined the others, which continue ({outcome.describe()}).")
             if outcome.is_lost and not outcome.gives_up:
                 self._replace(rank)
         if rank in self.spares:
             self.spares.remove(rank)
-        outcome.survived = True
-        self._links[rank].send(Kind.BYE, {"last": False, "survived": True})
+        outcome.job_continues = True
+        self._links[rank].send(Kind.BYE, {"last": False, "job_continues": True})
 
     def end_spares(self) -> None:
         """Ends processes that have not become members, after all members have ended."""
         for link in self._links:
             if link.outcome.rank not in self.membership.members and not link.over:
-                link.outcome.survived = True
+                link.outcome.job_continues = True
                 link.stop(signal.SIGKILL, 0.0)
                 if link.is_missing:
                     link.lose()
@@ -174,7 +175,7 @@ class Regrouping:
         for rank in set(before) - set(members):
             outcome = self._links[rank].outcome
             if self._is_there(rank):
-                outcome.survived = True
+                outcome.job_continues = True
                 why = self._leaving[rank]
                 self._say(f"rank {rank} leaves ({why}); {_continuing(len(set(members) & set(before)))}.")
                 self._event("rank_left", rank=rank, ranks=len(members), reason=why)
@@ -183,11 +184,11 @@ class Regrouping:
                 if rank not in self._asked_to_leave:  # else the mesh has no place for the rank until others join
                     self._replace(rank)
             elif outcome.is_lost:
-                outcome.survived = True
+                outcome.job_continues = True
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"
                 self._say(f"rank {rank}{how} ({outcome.describe()}); {_continuing(len(set(members) & set(before)))}.")
                 self._event("rank_lost", rank=rank, ranks=len(members), reason=outcome.describe())
-                self._links[rank].send(Kind.BYE, {"last": False, "survived": True})
+                self._links[rank].send(Kind.BYE, {"last": False, "job_continues": True})
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {_continuing(len(members))}.")
             self._event("rank_joined", rank=rank, ranks=len(members))
@@ -211,10 +212,10 @@ def _continuing(number: int) -> str:
 
 
 def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
-    """Returns rank -> address of its door, with the address from which the rank reached the launcher.
+    """Returns rank -> door: where ranks on other hosts can reach it.
 
-    Ranks on the launcher's own host connected through its loopback interface. Other ranks know that host by the address
-    at which they reached the launcher.
+    A rank is at the address from which it reached the launcher. Ranks on the launcher's own host reached it through the
+    loopback interface; ranks elsewhere know that host by the address at which they reached the launcher.
     """
     reached = [link.reached_at for link in links if not _is_loopback(link.reached_at)]
     own = reached[0] if reached else "127.0.0.1"

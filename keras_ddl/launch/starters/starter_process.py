@@ -98,7 +98,8 @@ class StarterProcess:
         """Waits for its end; sends SIGTERM after `seconds`, and SIGKILL if it ignores SIGTERM.
 
         Args:
-            serve: called repeatedly while it waits. is_killed: whether to kill the process at once.
+            serve: called repeatedly while it waits.
+            is_killed: whether to kill the process at once.
         """
         for patience, signum in ((seconds, signal.SIGTERM), (Seconds.GRACE, signal.SIGKILL)):
             deadline = time.monotonic() + patience

@@ -1,7 +1,7 @@
-"""Compares variables of the ranks by checksums. Each variable is read once, at the speed of memory.
+"""Compares the ranks' variables by checksums. Each variable is read once, at the speed of memory.
 
-If a layout cuts a variable along the model axis, each slice is compared between the ranks that have it. Each chunk of a
-variable in shards is on one rank only, so the ranks compare the values that the program assigned instead.
+If a layout cuts a variable along the model axis, the ranks that have the same slice compare it. A chunk of a variable
+in shards is on one rank only, so ranks compare which values the program has assigned to the variable instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import as_array, tf
-from keras_ddl.strategy.checksum import checksum
+from keras_ddl.state.checksum import checksum
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import laid_out, sharded_slots
 
@@ -73,7 +73,10 @@ class Compared:
         return bool(self._parts)
 
     def differing(self, name: str) -> tuple[list[list[tuple[str, int]]], list[tuple[int, range]]]:
-        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE, under `name`."""
+        """Returns each rank's pairs (name, checksum), and pairs (number of a variable, ranks on which it differs).
+
+        COLLECTIVE. name: the name of the collective.
+        """
         named = [(name_of(each), number) for each, number in zip(self.variables, self.sums)]
         gathered = communicator.all_gather_object(named, name=name)
         where = [
@@ -101,7 +104,10 @@ def tf_variable(variable: Any) -> Any:
 
 
 def differ(digests: Sequence[Digests], job: Job) -> bool:
-    """Whether ranks differ in values that all ranks have, or in a slice that several ranks have. digests: by rank."""
+    """Whether ranks differ in values that all ranks have, or in a slice that several ranks have.
+
+    digests: the digests of each rank, in order.
+    """
     apart = ranks_apart(job)
     slices = [[each.slices for each in digests][rank::apart] for rank in range(apart)]
     common, assigned = ([getattr(each, part) for each in digests] for part in ("common", "assigned"))

@@ -32,8 +32,8 @@ class Held:
     """A model's variables on this rank when a call begins or ends.
 
     Args:
-        further: additional variables that the call uses. with_optimizers: also compare the optimizers'
-            variables.
+        further: additional variables that the call uses.
+        with_optimizers: also compare the optimizers' variables.
     Cost: all variables are read once, at the speed of memory; each rank sends about 30 bytes.
     """
 
@@ -55,7 +55,8 @@ class Held:
         """Gives all ranks rank 0's values if the ranks differ. COLLECTIVE in that case.
 
         Args:
-            gathered: `digests()` by rank. call: the call that begins or has ended, for the warning.
+            gathered: `digests()` by rank.
+            call: the call that begins or has ended, for the warning.
         Raises: RankMismatchError: the ranks' models have different variables. DriftError: ranks have only parts of
             variables that differ.
         """

@@ -19,7 +19,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import accumulation, agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 
 def build_optimizer(model: Any) -> None:

@@ -28,13 +28,14 @@ from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.state import replicate
-from keras_ddl.strategy import agreement, fits, one_per_job, tracing
+from keras_ddl.strategy import agreement, one_per_job
 from keras_ddl.strategy.agreement.equal_values import are_equal
 from keras_ddl.strategy.agreement.random_state import seed_offset
+from keras_ddl.strategy.calls import fits, tracing
 from keras_ddl.strategy.distribute_loop import variables
 from keras_ddl.strategy.distribute_loop.row_share import RowShare
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 
 def _label(value: tf.Tensor, name: str | None) -> str:

@@ -20,12 +20,13 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import replacing
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.variable_origin import created_by_keras
+from keras_ddl.strategy.calls import tracing
+from keras_ddl.strategy.variables.origin import created_by_keras
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
@@ -64,9 +65,9 @@ def adopt(variable: tf.Variable) -> tf.Variable:
     """Gives a new variable the behaviour for several ranks, unless it belongs to a Keras layer or optimizer."""
     kind: Any = type(variable)
     if not created_by_keras.get():
-        variable.__class__ = _class_for(kind)
+        replacing.exchange_class(variable, _class_for(kind))
     elif variable.synchronization == _ON_READ and variable.aggregation != _NONE:
-        variable.__class__ = _metric_class_for(kind)
+        replacing.exchange_class(variable, _metric_class_for(kind))
     return variable
 
 

@@ -63,7 +63,7 @@ def _install() -> None:
             f"Keras {keras.__version__}. Compare a short run with a run on one rank, or install a tested version."
         )
     replacing.replace([*_table(), *other_files.table()])
-    TFTrainer.stop_training = trainer.STOP_TRAINING  # Keras has no such property
+    replacing.set_values([(TFTrainer, "stop_training", trainer.STOP_TRAINING)])  # Keras has no such property
 
 
 @functools.cache

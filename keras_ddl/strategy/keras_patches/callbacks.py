@@ -21,17 +21,19 @@ from keras_ddl.compat import models, replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.state.callback_state import JobCallback
-from keras_ddl.strategy import accumulation, agreement, figures, fits, trainer_calls, writers
+from keras_ddl.strategy import accumulation, agreement, figures
 from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
+from keras_ddl.strategy.calls import fits, trainer_calls
 from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.model_saves import Saves
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import StandIn, silence
+from keras_ddl.strategy.saving import writers
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -44,7 +46,7 @@ _KerasList: Any = keras_compat.CallbackList
 def adopted(callbacks: Any) -> Any:
     """Returns the program's `callbacks`, and turns a Keras CallbackList into this module's CallbackList."""
     if type(callbacks) is _KerasList:
-        callbacks.__class__ = CallbackList
+        replacing.exchange_class(callbacks, CallbackList)
         if callbacks.model is not None:
             callbacks.set_model(callbacks.model)
     return callbacks
@@ -194,6 +196,7 @@ class CallbackList(_KerasList):
             self._begin_training(logs)
 
     def _begin_training(self, logs: Any) -> None:
+        """Runs on_train_begin of the callbacks, then makes ranks agree on the state that training starts from."""
         self._drift = self._saves = None
         self._figures = figures.of_fit(self.model)
         self._is_beginning = True

@@ -22,13 +22,13 @@ from keras_ddl.compat import replacing
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.state.checksum import checksum
 from keras_ddl.strategy import one_per_job
 from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.agreement.compared import Compared
 from keras_ddl.strategy.base import BaseStrategy
-from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.keras_patches import saving
-from keras_ddl.strategy.save_records import Call
+from keras_ddl.strategy.saving.save_records import Call
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Writing:
 
     Attributes:
         path: names of the arguments that make up the path it writes.
-        is_whole: its result appears by a single rename, as a file or directory. returns_path: it returns the path.
+        is_whole: its result appears by a single rename, as a file or directory.
+        returns_path: it returns the path.
         in_turn: all ranks run it, one after another; later ranks find the output of the first.
     """
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import replacing
 from keras_ddl.compat.keras import keras
 from keras_ddl.state.callback_state import JobCallback
 from keras_ddl.strategy.base import BaseStrategy
@@ -26,8 +27,10 @@ class _Rows(float):
 
 
 class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
-    """Keras's bar, with "rows/s" before the logs of training. The first step does not count, as in Keras's time per
-    step."""
+    """Keras's progress bar, which shows "rows/s" before the logs of training.
+
+    The first step does not count, as it does not count in Keras's time per step.
+    """
 
     of_this_process = ("verbose", "_fit_began", "_first_step")
     # Class attributes, because `adopt` turns existing Keras bars into this class.
@@ -41,8 +44,7 @@ class JobBar(JobCallback, keras.callbacks.ProgbarLogger):
     target: int | None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Prints once, and again after a change, how many ranks train. Otherwise the output looks like that of one
-        process."""
+        """Prints how many ranks train, once and after each change; otherwise the output looks like one process's."""
         super().on_train_begin(logs)
         strategy: BaseStrategy = keras_compat.strategy_of(self.model)
         words = _ranks_line(strategy)
@@ -111,4 +113,4 @@ def _ranks_line(strategy: BaseStrategy) -> str:
 def adopt(callback: Any) -> None:
     """Turns one of Keras's bars into the bar of the job."""
     if type(callback) is keras.callbacks.ProgbarLogger:
-        callback.__class__ = JobBar
+        replacing.exchange_class(callback, JobBar)

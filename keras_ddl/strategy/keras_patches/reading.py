@@ -22,8 +22,8 @@ from keras_ddl.data.position import Reading, must_be_read
 from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.base import BaseStrategy, strategy_of
+from keras_ddl.strategy.calls import fits, trainer_calls
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _readers: weakref.WeakKeyDictionary[Any, weakref.ref[EpochIterator]] = weakref.WeakKeyDictionary()  # by tf.Iterator
@@ -106,8 +106,7 @@ class EpochIterator(_KerasIterator):
                     'make keras_ddl.Strategy() without reader="rank0".'
                 )
             dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
-            # Only this rank reads, so there is nothing to compare.
-            self.source = dataset
+            self.source = dataset  # not compared with other ranks' data, because only this rank reads
             return dataset
 
         if strategy.rank != 0:
@@ -132,6 +131,7 @@ class EpochIterator(_KerasIterator):
             epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
 
     def _init_rows(self, strategy: BaseStrategy, args: Any, kwargs: dict[str, Any]) -> None:
+        """Makes the iterator for data that every rank reads, each taking its own rows."""
         rank, size = strategy.rank, strategy.size
         if strategy.job.goes_on:  # the step takes the rows, because a lost rank changes them
             rank, size = 0, 1

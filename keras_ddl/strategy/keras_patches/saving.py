@@ -22,9 +22,9 @@ from keras_ddl.strategy import accumulation, agreement, one_per_job
 from keras_ddl.strategy.agreement import follow_rank_0
 from keras_ddl.strategy.base import BaseStrategy, strategy_of_ranks
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.save_records import Call
+from keras_ddl.strategy.saving.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 is_saving = Setting("saving", False)  # whether an enclosing call is already writing
 
@@ -51,7 +51,8 @@ def write_once(
     """Lets one rank of each host carry out `call`, which writes `path`. Returns whether this rank did, and the result.
 
     Args:
-        write: writes to the path that it is given. is_whole: the result appears by one rename from a hidden path.
+        write: writes to the path that it is given.
+        is_whole: the result appears by one rename from a hidden path.
         appears_as: the file whose existence shows that the call is done; None: `path`.
     """
     with of_one_rank(True), is_saving(True), strategy.saves.claim(path, call, appears_as) as mine:

@@ -12,8 +12,9 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.communicator.reporting import shown_frames
 from keras_ddl.data import order
-from keras_ddl.strategy import accumulation, fits, observing, resilience, trainer_calls
+from keras_ddl.strategy import accumulation, observing, resilience
 from keras_ddl.strategy.base import BaseStrategy, strategy_of, strategy_of_ranks
+from keras_ddl.strategy.calls import fits, trainer_calls
 from keras_ddl.strategy.keras_patches import adopting, compiling, reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction, name_of_step

@@ -19,7 +19,7 @@ from keras_ddl.strategy.shards import (
     slot_creation,
     undecided,
 )
-from keras_ddl.strategy.variable_origin import created_by_keras
+from keras_ddl.strategy.variables.origin import created_by_keras
 
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:

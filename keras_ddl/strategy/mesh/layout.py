@@ -77,14 +77,15 @@ class VariableLayout:
     expression that matches the path, at most one.
 
     Args:
-        layout_map: a keras.distribution.LayoutMap. size, rank: the job's size and this rank, for checks and messages.
+        layout_map: a keras.distribution.LayoutMap.
+        size, rank: the job's size and this rank, for checks and messages.
         is_to_choose: the layout_map is empty, and shards/layout_choice.py chooses the axis along which each new
             variable is cut.
         data_layout: as in Strategy, or None.
     Attributes:
         data: the arguments that are also cut; None: no argument.
-        data_size, model_size: the extents of the axes. model_axis: the name of the second axis; None: there is only
-            one.
+        data_size, model_size: the extents of the axes.
+        model_axis: the name of the second axis; None: there is only one.
     Raises: ConfigError: the mesh does not fit this job.
     """
 
@@ -159,6 +160,7 @@ class VariableLayout:
             )
 
     def _check_axes(self, names: Sequence[str]) -> None:
+        """Checks the axes of the mesh that layouts of variables name. Raises: ConfigError."""
         axes_of_variables = {key: tuple(layout.axes) for key, layout in self._map.items() if not _names_output(key)}
         for key, axes in axes_of_variables.items():
             named = [each for each in axes if each is not None]

@@ -31,8 +31,9 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
     """This rank's part of the values that a weight had, and the mirror of another rank's part if there is one.
 
     Attributes:
-        shape, dtype: of the complete weight. share: its distribution at that time, without variables. parts: entries
-            of the variables.
+        shape, dtype: the shape and dtype of the complete weight.
+        share: how the weight was distributed at that time, without the variables.
+        parts: the entries that this rank's variables had.
         number: number of the call of get_weights, equal on all ranks that make the same calls.
     Raises: ConfigError, when the part is read as an array.
     """
@@ -184,7 +185,9 @@ def part_of(variable: Any, value: np.ndarray) -> Any:
 def complete(kept: KeptWeight, held: Sequence[Holding], name: str) -> np.ndarray | None:
     """Assembles a kept weight on rank 0 from the ranks' parts; returns None on other ranks. COLLECTIVE.
 
-    Args: held: the `held` of all ranks. name: name of the collective.
+    Args:
+        held: what each rank holds.
+        name: the name of the collective.
     Raises: MissingBoxError: a part was lost with a rank.
     """
     place = communicator.topology()

@@ -31,8 +31,7 @@ from keras_ddl.cut.values.layouts import Distribution, Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.state import replicate
 from keras_ddl.state.placements import MeshPlace, Place
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
+from keras_ddl.strategy.calls import tracing
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.mesh_slots import MeshSlot, making_in_shards
 from keras_ddl.strategy.shards.sharded_slots import (
@@ -41,7 +40,8 @@ from keras_ddl.strategy.shards.sharded_slots import (
     sharded_variable_of_handle,
 )
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.first_values import FirstValue, called, recipe_of, shape_of_new
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 _made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
 # The weight for which an optimizer makes a slot. The slot is cut in the same way as the weight.

@@ -21,7 +21,9 @@ Axes = tuple[str | None, ...]
 def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: str, rank: int) -> None:
     """Decides how the mesh holds those variables of a step that are undecided so far. COLLECTIVE.
 
-    program: the step, traced on the global batch. placements: of its arguments. step: its name in messages.
+    program: the step, traced on the global batch.
+    placements: the placements of its arguments.
+    step: the name of the step in messages.
     """
     values: dict[int, Value] = {}  # by id of the variable
     variables: list[UndecidedVariable] = []
@@ -98,7 +100,8 @@ def _quoted(key: str) -> str:
 def written(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
     """Returns a layout as few LayoutMap keys: paths, and expressions for paths that differ by a number or a word.
 
-    paths: of all variables. axes: of those that are cut, by path.
+    paths: the paths of all variables.
+    axes: the axes of the variables that are cut, by path.
     """
     kinds: dict[str, list[str]] = {}
     for path in paths:

@@ -15,9 +15,9 @@ from keras_ddl.compat.tensorflow import UninitializedVariable
 from keras_ddl.cut import LocalPart, MeshLayout, Slices
 from keras_ddl.cut.values.layouts import Distribution, Layout
 from keras_ddl.state.placements import MeshPlace, Place
-from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
+from keras_ddl.strategy.variables.first_values import FirstValue
 
 making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an optimizer is making goes into shards
 

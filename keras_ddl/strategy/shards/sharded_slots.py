@@ -1,11 +1,11 @@
 """Optimizer slots of large weights in shards: Strategy(sharding='optimizer').
 
 A slot is a variable that an optimizer keeps for a weight, such as Adam's moments. When Keras creates a slot, its value
-is replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own,
-and beside it this rank's chunk (cut/values/layouts.py) and, in a job that continues when a rank is lost, the mirror
-of another rank's chunk (cut/shards/mirrors.py). A step that is traced on the global batch reads and assigns it as
-usual, and the cut computes with the chunks. Any other read is refused unless the slot has been gathered
-(gathered_slots.py), so nobody can read a wrong value.
+is replaced at once by a `ShardedVariable`. For Keras this is a variable of the weight's shape, but it has no memory of
+its own. Beside it, this rank stores its chunk of the entries (cut/values/layouts.py) and, in a job that continues when
+a rank is lost, the mirror of another rank's chunk (cut/shards/mirrors.py). A step that is traced on the global batch
+reads and assigns the slot as usual, and the cut computes with the chunks. Any other read is refused unless the slot has
+been gathered (gathered_slots.py), so nobody can read a wrong value.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut.values.layouts import Distribution, Layout, MeshLayout
 from keras_ddl.errors import ConfigError
+from keras_ddl.state.checksum import checksum
 from keras_ddl.state.placements import NOTHING, MeshPlace, Place, holding
 from keras_ddl.state.plan import Holding
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.checksum import checksum
-from keras_ddl.strategy.first_values import FirstValue
+from keras_ddl.strategy.calls import tracing
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.variables.first_values import FirstValue
 
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
 # Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.
@@ -101,16 +101,18 @@ class ShardedVariable(UninitializedVariable):
     While a job continues with one rank, that rank has all entries, and the variable is like any other (`is_complete`).
 
     Attributes:
-        job: the job whose ranks share it. share: what this rank stores. next_share: what it will store as soon as every
-            rank has its own (state/generations.py).
-        number: counts the slots of this process; equal on all ranks, because they make slots in the same order.
-        initial: returns its first value, equal on all ranks; None: the value cannot be made again.
+        job: the job whose ranks share the entries.
+        share: what this rank stores.
+        next_share: what this rank will store as soon as every rank has its next share (state/generations.py).
+        number: the number of this slot among those of the process. It is equal on all ranks, because they make slots in
+            the same order.
+        initial: returns the first value, equal on all ranks; None: the value cannot be made again.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all ranks.
-        is_without_values: a graph is being traced to be served elsewhere, so reads are allowed but return no values.
-        assignments: number of assignments outside of steps, and a checksum of the last one, for comparison between
-            ranks.
-        axis: that a layout cuts along the model axis; None: it cuts none.
+        is_without_values: whether a graph is being traced to be served elsewhere, so that reads are allowed although
+            they return no values.
+        assignments: the number of assignments outside of steps, and a checksum of the last one; ranks compare them.
+        axis: the axis that a layout cuts along the model axis; None: a layout cuts none.
     """
 
     axis: int | None = None
@@ -159,8 +161,8 @@ class ShardedVariable(UninitializedVariable):
     def shared_at(self, place: MeshPlace) -> tuple[Distribution, Place]:
         """Returns how ranks share the variable, and which part the rank at a place has.
 
-        Here: data ranks share it, and on a mesh ranks of other model positions hold the same parts, so they need no
-        mirrors.
+        In this class, the ranks of the batch axis share it. On a mesh, ranks at other positions of the model axis hold
+        the same parts, so no mirrors are needed.
         """
         own = place.batch if place.model.size == 1 else place.batch._replace(offset=0)
         return Layout(tuple(self.shape.as_list()), own.size), own

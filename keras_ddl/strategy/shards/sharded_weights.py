@@ -26,11 +26,11 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.state import replicate
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
+from keras_ddl.strategy.calls import tracing
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.first_values import FirstValue, called, recipe_of, shape_of_new
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 
 class ShardedWeight(ShardedVariable):

@@ -12,10 +12,10 @@ from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.first_values import FirstValue, recipe_of
+from keras_ddl.strategy.calls import tracing
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large, slot_of
+from keras_ddl.strategy.variables.first_values import FirstValue, recipe_of
 
 _ENTRYWISE = tuple(
     getattr(keras.optimizers, name)

@@ -21,24 +21,24 @@ from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.values.layouts import Layout
 from keras_ddl.state import replicate
-from keras_ddl.strategy import tracing
-from keras_ddl.strategy.first_values import FirstValue, called, shape_of_new
+from keras_ddl.strategy.calls import tracing
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import laid_out
 from keras_ddl.strategy.shards.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, slot_of_handle
-from keras_ddl.strategy.variable_origin import of_one_rank
+from keras_ddl.strategy.variables.first_values import FirstValue, called, shape_of_new
+from keras_ddl.strategy.variables.origin import of_one_rank
 
 
 class UndecidedVariable(LaidOutVariable):
     """A variable that is complete on every rank until a layout cuts it along an axis, or leaves it complete for good.
 
     Args:
-        initial: function that returns the first value, which is equal on all ranks.
-        path: path of the Keras variable.
-        weight: the weight whose slot it is; None: it is not a slot.
-        is_deferred: whether it gets memory only when it is decided or first read.
-        begins_anew: whether `initial` works without other ranks.
+        initial: a function that returns the first value, which is equal on all ranks.
+        path: the path of the Keras variable.
+        weight: the weight, if the variable is an optimizer's slot for it; else None.
+        is_deferred: whether the variable gets memory only when its layout is chosen or when it is first read.
+        begins_anew: whether `initial` can be called again without other ranks.
     Attributes:
         is_decided: whether the layout of the variable has been chosen.
     """

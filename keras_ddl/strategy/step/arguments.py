@@ -35,8 +35,8 @@ class _Leaf:
     Attributes:
         constant: the leaf's value, part of the trace, if the leaf is not a tensor.
         spec: the leaf's type, with this rank's rows, if the leaf is a tensor.
-        has_rows: the leaf has the rows of batch `batch` (0, or a batch of another size). is_gathered: the step gathers
-            the rows of all ranks.
+        has_rows: the leaf has the rows of batch `batch` (0, or a batch of another size).
+        is_gathered: the step gathers the rows of all ranks.
         first, last: the range of its components (a dense tensor has one) among the components of all arguments.
     """
 
@@ -212,7 +212,8 @@ class Arguments:
     def declare_rows(self, extents: Extents, values: Sequence[Value]) -> list[Value]:
         """Declares to the cut which ragged and sparse tensors have the rows of the batch.
 
-        values: values of the components. Returns: the values that were declared.
+        values: values of the components.
+        Returns: the values that were declared.
         """
         declared: list[Value] = []
         for each in self._tensor_leaves:

@@ -21,7 +21,8 @@ class BatchKind:
     """The batches that one trace serves.
 
     Attributes:
-        structure: structure of the batch, with its non-tensor values. specs: its tensors' specs, with all ranks' rows.
+        structure: structure of the batch, with its non-tensor values.
+        specs: its tensors' specs, with all ranks' rows.
         traces: traces of the step for this kind, one for each position among the steps of an execution.
         built: pairs (position, is_single of the execution) for which this rank has built a graph.
     """

@@ -45,8 +45,12 @@ _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # variants whose 
 class Read(NamedTuple):
     """Something that a step reads.
 
-    Attributes: digest: 8 bytes that differ if the value does. kind: its kind. outer: the captured tensor. line:
-        returns the program's line that reads it. show: returns a short text of its value.
+    Attributes:
+        digest: 8 bytes that differ if the value differs.
+        kind: the kind of the value.
+        outer: the captured tensor.
+        line: returns the program's line that reads it.
+        show: returns a short text of its value.
     """
 
     digest: bytes

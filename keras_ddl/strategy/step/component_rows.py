@@ -20,8 +20,10 @@ class ComponentRows:
     """The rows of the components of a batch, in the graph of a step.
 
     Args:
-        structure: the arguments of the step, with this rank's rows. count: the number of rows of this rank's batch.
-        rows: the known facts about the rows. step: the step to be cut.
+        structure: the arguments of the step, with this rank's rows.
+        count: the number of rows of this rank's batch.
+        rows: the known facts about the rows.
+        step: the step to be cut.
     """
 
     def __init__(self, structure: Any, count: tf.Tensor, rows: BatchRows, step: CutStep) -> None:
@@ -45,7 +47,8 @@ class ComponentRows:
     def check(self, gathered: tf.Tensor) -> tf.Tensor:
         """Checks that components that belong together have equal numbers of rows. The result is equal on all ranks.
 
-        gathered: `exchanged` of all ranks, [ranks, n]. Returns: the rows of the batch, [ranks].
+        gathered: `exchanged` of all ranks, [ranks, n].
+        Returns: the rows of the batch, [ranks].
         """
         first = [[batch for batch, _ in self._exchanged].index(batch) for batch, _ in self._exchanged]
         if first == list(range(len(first))):

@@ -21,12 +21,12 @@ from keras_ddl.gradients import buckets
 from keras_ddl.state.replicate import numbers_of, replicate
 from keras_ddl.strategy import observing
 from keras_ddl.strategy.agreement.equal_values import description
+from keras_ddl.strategy.calls.tracing import as_one_graph, as_one_process, tracing_for
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import gathered_slots, laid_out, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import chunk_of_handle
 from keras_ddl.strategy.step import building, notices, same_step
 from keras_ddl.strategy.step.eager_copies import EagerCopies
-from keras_ddl.strategy.tracing import as_one_graph, as_one_process, tracing_for
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
@@ -45,7 +45,8 @@ class CutStep:
     """A step of the program, its traces, and the state to restore after a failed call.
 
     Args:
-        name: the name of the step in messages. scope: prefix of the names of its collectives, equal on all ranks.
+        name: the name of the step in messages.
+        scope: prefix of the names of its collectives, equal on all ranks.
         job: the job whose ranks share the batch.
     """
 

@@ -17,10 +17,10 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import UNKNOWN, BatchRows
+from keras_ddl.strategy.calls.trainer_calls import TrainerCall
 from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind
 from keras_ddl.strategy.step.cut_step import variables_of
-from keras_ddl.strategy.trainer_calls import TrainerCall
 
 
 @dataclass(eq=False)
@@ -28,16 +28,18 @@ class Execution(TrainerCall):
     """The facts about an execution that `Strategy.run` must know when Keras calls it.
 
     Attributes:
-        model, step: the model, and which of its steps runs: "train_step", "test_step" or "predict_step", whatever the
-            program calls the function.
-        rows: the known facts about the rows of its batches. kind: the kind of its batches; None: unknown.
-        accumulates_parts: each rank accumulates its part of the gradients (accumulation.py).
-        is_local: the step runs on this rank alone, on the rows that the caller has passed (predict_on_batch).
-        is_single: Keras passes a batch instead of an iterator. Even in one process it traces another function for this,
-            whose kernels have their own state.
-        traces: traces of its steps in the graph of the last traced function.
-        steps_traced: number of steps traced so far in the graph that is being traced; each of several steps has its own
-            trace.
+        model: the model.
+        step: which of the model's steps runs: "train_step", "test_step" or "predict_step", even if the program's
+            function has another name.
+        rows: what is known about the rows of the batches.
+        kind: the kind of the batches; None: unknown.
+        accumulates_parts: whether each rank accumulates its part of the gradients (accumulation.py).
+        is_local: whether the step runs on this rank alone, on the rows that the caller has passed (predict_on_batch).
+        is_single: whether Keras passes a batch instead of an iterator. Even in one process it traces another function
+            for this, whose kernels have their own state.
+        traces: the traces of the steps in the graph of the function that was traced last.
+        steps_traced: how many steps have been traced in the graph that is being traced. If an execution runs several
+            steps, each has its own trace.
     """
 
     step: str
@@ -52,9 +54,10 @@ class Execution(TrainerCall):
     _graph: weakref.ref[Any] | None = field(default=None, init=False)  # graph of the function that was traced last
 
     def run(self, data: Any, make_function: Callable[[Execution, Any], Callable[[Any], Any]]) -> Any:
-        """Executes the steps on this rank's `data`. `make_function`: makes the function for it, given the first data.
+        """Executes the steps on this rank's `data`.
 
-        In the function only Keras calls `Strategy.run`; the program's code runs as in one process (tracing.py).
+        make_function: makes the function that executes them, given the first data. In that function only Keras calls
+            `Strategy.run`; the program's code runs as in one process (tracing.py).
         """
         with self.entered(), order.translate_errors():
             if self._function is not None:

@@ -23,15 +23,16 @@ from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import gather_rows, row_count
 from keras_ddl.errors import ConfigError, RankMismatchError
-from keras_ddl.strategy import accumulation, trainer_calls
+from keras_ddl.strategy import accumulation
 from keras_ddl.strategy.agreement.equal_values import description
+from keras_ddl.strategy.calls import trainer_calls
+from keras_ddl.strategy.calls.tracing import as_one_process, sees_global_batch
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import laid_out
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.component_rows import ComponentRows, arguments_by_component
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.execution import Execution
-from keras_ddl.strategy.tracing import as_one_process, sees_global_batch
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -117,6 +118,7 @@ class KerasSteps:
         return steps[name]
 
     def _run_on_all_rows(self, execution: Execution, function: Callable[..., Any], arguments: Any) -> Any:
+        """Runs a step eagerly: gathers the rows of all ranks, and computes all of them on every rank. COLLECTIVE."""
         rank, step = self._job.rank, self.step_of(execution.model, execution.step)
         if rank == 0 and step.name not in self._warned_of:
             self._warned_of.add(step.name)
@@ -170,6 +172,7 @@ class KerasSteps:
         )
 
     def _run_cut(self, execution: Execution, function: Callable[..., Any], structure: Any) -> Any:
+        """Traces a step on the global batch, and builds this rank's part of it. COLLECTIVE when it runs."""
         step, rows, report = self.step_of(execution.model, execution.step), execution.rows, cut.Report()
         count, counts, begins_with = row_count(structure, rows.other_components), None, None
         is_known = rows.is_chunked and rows.total is not None

@@ -39,8 +39,9 @@ class TracedStep:
     """A traced step, as ranks compare it.
 
     Args:
-        name: for messages. returned: the structure that it returns. owners: objects that may hold captured values (the
-            model or the traced function), to name these in messages.
+        name: the name of the step in messages.
+        returned: the structure that the step returns.
+        owners: objects that may hold captured values (the model or the traced function), to name these in messages.
     """
 
     def __init__(self, name: str, program: cut.Program, returned: Any, owners: Sequence[Any], rank: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from harness.rank_tests import run_ranks
 from harness.source_modules import MODULES, ROOT
+from keras_ddl.parts import FOLDERS
 
 _PAGE = ROOT / "keras_ddl" / "strategy" / "keras_patches" / "README.md"
 # Modules with the mathematics, none of which keras_ddl may change.
@@ -16,13 +17,18 @@ _REFUSED = "tensorflow.python.distribute.failure_handling.failure_handling.Preem
 
 
 def listed():
-    """Returns when -> names, from the table on the page; the number in each row must be that of its names."""
-    rows = {}
-    for line in _PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("|") and (cells := [cell.strip() for cell in line.strip("|").split("|")])[1].isdigit():
-            rows[cells[0]] = re.findall(r"`([\w.]+)`", cells[2])
-            assert len(rows[cells[0]]) == int(cells[1]), line
-    return rows
+    """Returns the names in each table on the page, by "section: title of the table's first column"."""
+    tables, section, before = {}, "", ""
+    for line in _PAGE.read_text(encoding="utf-8").partition("## What is replaced")[2].splitlines():
+        first = line.split("|")[1].strip() if line.startswith("|") else ""
+        if line.startswith("### "):
+            section = line.removeprefix("### ")
+        elif first.startswith("---"):
+            names = tables[f"{section}: {before}"] = []
+        elif first and before:
+            names += re.findall(r"`([\w.]+)`", first)
+        before = first
+    return tables
 
 
 def attributes():
@@ -43,7 +49,8 @@ def is_of_keras_ddl(value):
     value = getattr(value, "__func__", value)
     code = getattr(value, "__code__", None)  # functools.wraps copies the module's name
     where = code.co_filename if code is not None else str(getattr(value, "__module__", "")).replace(".", "/")
-    return "keras_ddl" in where.rpartition("site-packages")[2].split("/")
+    inside = "/" + where.rpartition("site-packages")[2]
+    return any(f"/{folder}/" in inside for folder in ("keras_ddl", *FOLDERS.values()))  # the latter in a checkout
 
 
 def is_written_once(value):
@@ -167,13 +174,12 @@ def test_strategy_replaces_only_what_the_page_lists(tmp_path):
     results = [rank.result for rank in run_ranks(changes, 2, args=[str(tmp_path)]).check().ranks]
     rows = listed()
     plain, with_shards, _, built_later, once, _ = results[0]
-    assert once == sorted(rows["the first Strategy: what writes files besides models"])
-    of_callbacks = next(names for when, names in rows.items() if when.startswith("a fit: private methods of single"))
-    assert set(results[1][-1]) == set(of_callbacks)
-    assert short(plain) == set(rows["the first Strategy"])
-    assert short(with_shards) - short(plain) == set(rows["the first that shards optimizers or has a layout"])
-    assert {name for _, _, fitted, *_ in results for name in fitted} == set(rows["a fit: methods of single objects"])
-    assert set(built_later) == set(rows["a fit that resumes inside an epoch: methods of single objects"])
+    assert once == sorted(rows["The first Strategy: functions that write files besides models: replaced"])
+    assert set(results[1][-1]) == set(rows["Each fit: private methods of single callbacks, until the next fit"])
+    assert short(plain) == set(rows["The first Strategy: replaced"])
+    assert short(with_shards) - short(plain) == set(rows["The first Strategy with shards or a layout: replaced"])
+    assert {name for _, _, fitted, *_ in results for name in fitted} == set(rows["Each fit: methods of single objects"])
+    assert set(built_later) == set(rows["Each fit: methods of single objects in a fit that resumes within an epoch"])
     inside = [name for name in plain if any(f".{each}." in name for each in _UNTOUCHED)]
     inside += [name for name in with_shards if name.startswith("tensorflow") and name != _REFUSED]
     assert not inside, inside
@@ -203,25 +209,36 @@ def test_front_ends_replace_what_the_page_lists():
 
     of_horovod, of_optimizer, of_graph_optimizer, of_ddl = run_ranks(changes, 2).check().ranks[0].result
     rows = listed()
-    of_strategy = set(rows["the first Strategy"])
-    assert short(of_horovod) - of_strategy == set(rows["Horovod's: `init` and the first DistributedOptimizer"])
+    of_strategy = set(rows["The first Strategy: replaced"])
+    assert short(of_horovod) - of_strategy == set(rows["Horovod: `init` and the first DistributedOptimizer"])
     assert of_strategy - short(of_horovod) == short([_REFUSED])
-    of_each = "Horovod's: methods of each DistributedOptimizer of"
+    of_each = "Horovod: methods of each DistributedOptimizer of"
     assert of_optimizer == [f"SGD.{name}" for name in sorted(rows[f"{of_each} Keras"])]
     assert of_graph_optimizer == [f"AdamOptimizer.{name}" for name in sorted(rows[f"{of_each} tf.compat.v1.train"])]
-    ddls = set(rows["DDL's, by `ddl.init` on several ranks"])
+    ddls = set(rows["DDL: `ddl.init` on several ranks"])
     assert short(of_ddl) == ddls - short(of_horovod)  # both change sessions alike
 
 
+def calls(tree, function):
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"replacing.{function}"
+    ]
+
+
 def test_classes_of_objects_are_exchanged_only_as_listed():
-    exchanged = [
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    elsewhere = [
         f"{name}, line {node.lineno}"
-        for name, path in MODULES.items()
+        for name, tree in trees.items()
         if name != "keras_ddl.compat.replacing"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Store)
     ]
-    assert len(exchanged) == len(listed()["a fit or a scope: classes of single objects"]), exchanged
+    assert not elsewhere
+    exchanged = [f"{name}, line {each.lineno}" for name in trees for each in calls(trees[name], "exchange_class")]
+    assert len(exchanged) == len(listed()["Classes of single objects: class"]), exchanged
 
 
 def test_private_attributes_are_set_only_as_listed():
@@ -232,7 +249,7 @@ def test_private_attributes_are_set_only_as_listed():
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and re.match(r"_(?!_)", node.attr)
     }
-    listed_here = set(listed()["private attributes of single objects, given other values"])
+    listed_here = set(listed()["Private attributes of single objects: attribute"])
     assert {each for each in written if not each.startswith("self.")} == listed_here
 
 
@@ -255,7 +272,7 @@ def test_private_methods_are_overridden_only_as_listed():
     elsewhere = ("torch", "serving", "launch", "cli", "doctor")  # no Keras there, or programs
     names = [name for name in MODULES if not name.startswith(tuple(f"keras_ddl.{each}" for each in elsewhere))]
     written = run_ranks(overridden, 1, args=[names]).check().ranks[0].result
-    assert set(written) == set(listed()["classes of keras_ddl's that are derived from theirs: private methods"])
+    assert set(written) == set(listed()["Classes of keras_ddl that override private methods: methods"])
 
 
 def test_tensorflow_values_are_replaced_only_as_listed():
@@ -266,13 +283,16 @@ def test_tensorflow_values_are_replaced_only_as_listed():
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensorflow.python")
         for alias in node.names
     }
-    replaced = {
-        f"{imported[node.value.id]}.{node.attr}"
+    assigned = [
+        ast.unparse(node)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if isinstance(node.value, ast.Name) and node.value.id in imported
-    }
-    assert replaced == set(listed()["TensorFlow's own values"])
+    ]
+    assert not assigned
+    rows = [row.elts for call in calls(tree, "set_values") for row in call.args[0].elts]
+    replaced = {f"{imported[owner.id]}.{name.value}" for owner, name, _ in rows}
+    assert replaced == set(listed()["Values of TensorFlow: value"])
 
 
 @pytest.mark.long

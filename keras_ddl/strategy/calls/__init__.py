@@ -1,0 +1,1 @@
+"""The running calls of fit, evaluate and predict, and what a thread traces in them."""

@@ -1,0 +1,1 @@
+"""What is saved besides variables, and which rank saves it."""

@@ -1,0 +1,1 @@
+"""How variables begin: who creates them, and their first values."""

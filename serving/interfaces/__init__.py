@@ -1,0 +1,1 @@
+"""The gRPC and REST interfaces, with limits on their connections and requests."""

@@ -1,0 +1,1 @@
+"""Answers requests with a loaded model, in the process of its version."""

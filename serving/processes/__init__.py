@@ -1,0 +1,1 @@
+"""Starts, limits and ends the processes of model versions."""

@@ -1,0 +1,1 @@
+"""TensorFlow Serving's protocol, apart from tensors: messages, errors, the model that a request is for."""
