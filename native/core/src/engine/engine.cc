@@ -71,6 +71,12 @@ void Engine::Close() {
   }
 }
 
+Engine::Planned* Engine::planned() const {
+  const std::shared_ptr<Device> device = this->device();
+  if (device != nullptr && device->library().state != DeviceLibrary::kNone) return nullptr;
+  return running_planned_.load(std::memory_order_acquire);
+}
+
 bool Engine::Forked() const { return forks.load(std::memory_order_relaxed) != forks_at_creation_; }
 
 void Engine::Submit(const ddl_request& from, bool result_on_host) {

@@ -30,6 +30,9 @@ class Staging {
 
   Device& device() { return *device_; }
   const DeviceEvent& ready() const { return ready_; }
+  // Makes `ready` wait for all work that the caller's stream has by now, which may use memory that the caller has just
+  // allocated.
+  Status Mark() { return device_->Mark(stream_, &ready_); }
 
   // Starts to copy the inputs of rank `rank`; only the first call does. Any thread, but one at a time.
   void CopyIn(const Request& request, int rank);
@@ -45,6 +48,7 @@ class Staging {
   void* Allocate(const uint64_t* rows_by_rank, int size);
 
   const std::shared_ptr<Device> device_;
+  void* const stream_;
   Status failure_;
   DeviceEvent ready_;  // the caller's stream has done its work from before the request
   DeviceEvent copied_;
