@@ -156,6 +156,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "isa": _one_of("baseline", "avx2", "avx512"),
     "kernels": _one_of("auto", "async", "sync"),
     "auto, nccl or staged": _one_of("auto", "nccl", "staged"),
+    "auto, none or path": os.path.expanduser,
 }
 
 _TABLE = (
@@ -211,7 +212,7 @@ _TABLE = (
         "DEVICE",
         "auto, nccl or staged",
         "auto",
-        "How PyTorch's tensors on GPUs are sent. 'auto': by NCCL if all ranks are on one host and each has its own "
+        "How tensors on GPUs are sent. 'auto': by NCCL if all ranks are on one host and each has its own "
         "GPU, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
         "with the same bits as for CPU tensors.",
     ),
@@ -280,6 +281,13 @@ _TABLE = (
         "auto",
         "Kernels of the TensorFlow ops. 'async' frees TensorFlow's threads while ranks wait, but uses an internal "
         "interface of TensorFlow. 'auto': 'async' for tested versions of TensorFlow, else 'sync'.",
+    ),
+    Variable(
+        "TF_STREAM",
+        "auto, none or path",
+        "auto",
+        "The library that lets collectives take TensorFlow's tensors on GPUs where they are. 'auto': g++ builds it "
+        "when it is first needed; 'none', or where it cannot be built: TensorFlow copies tensors to the host and back.",
     ),
     Variable(
         "TIMELINE",
