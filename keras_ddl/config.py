@@ -56,8 +56,7 @@ class Variable:
     """One row of the table.
 
     Attributes:
-        name: the name without the prefix.
-        default: the value when the variable is unset or empty.
+        name: the name without the prefix. default: the value when the variable is unset or empty.
         is_set_by_keras_ddl: whether keras_ddl's processes set it for each other, so that it is not a user's setting.
     """
 
@@ -155,7 +154,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "rank/size/hosts@directory": _host_rank,
     "isa": _one_of("baseline", "avx2", "avx512"),
     "kernels": _one_of("auto", "async", "sync"),
-    "auto, nccl or staged": _one_of("auto", "nccl", "staged"),
+    "auto, nccl, hierarchical or staged": _one_of("auto", "nccl", "hierarchical", "staged"),
     "auto, none or path": os.path.expanduser,
 }
 
@@ -210,11 +209,11 @@ _TABLE = (
     ),
     Variable(
         "DEVICE",
-        "auto, nccl or staged",
+        "auto, nccl, hierarchical or staged",
         "auto",
-        "How tensors on GPUs are sent. 'auto': by NCCL if all ranks are on one host and each has its own "
-        "GPU, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
-        "with the same bits as for CPU tensors.",
+        "How tensors on GPUs are sent, if each rank has its own GPU. 'auto': by NCCL on one host, and in the "
+        "fastest of the other three ways on several; 'nccl': by NCCL, also between hosts; 'hierarchical': all-reduces "
+        "by NCCL inside hosts only; 'staged': through the host, with the same bits as for CPU tensors.",
     ),
     Variable(
         "BUCKET_BYTES",

@@ -71,7 +71,7 @@ build() {
     { tail -40 "$build/build.log"; return 1; }
   lay_out
   [[ $tests == OFF ]] && return
-  cmake --build "$build/native" -j "$(nproc)" --target device_test stand_in_cuda stand_in_nccl > "$build/tests.log" 2>&1 ||
+  cmake --build "$build/native" -j "$(nproc)" --target device_test > "$build/tests.log" 2>&1 ||
     { tail -40 "$build/tests.log"; return 1; }
 }
 
@@ -107,10 +107,6 @@ native() {
     grep -vE '^\[ RUN|^$' | tail -60
   return "${PIPESTATUS[0]}"
 }
-stand_ins() {
-  LD_LIBRARY_PATH=$build/native/tests/stand_ins "$build/native/tests/device_test" --gtest_brief=1 2>&1 | tail -40
-  return "${PIPESTATUS[0]}"
-}
 
 # For the ranks: nothing of keras_ddl's packages on the host.
 # build/gpu_check_packages/: links or copies of packages that `keras-ddl run` imports and the machine may lack (click).
@@ -120,7 +116,7 @@ ddl_run() { "$python" -m keras_ddl.cli run "$@"; }
 
 part=integrations/torch/tests
 
-export -f environment build lay_out headers native stand_ins nccl_folder checks ddl_run
+export -f environment build lay_out headers native nccl_folder checks ddl_run
 export build python
 run() { stage "$1" "$2" bash -c "set -u; ${3}"; }
 
@@ -137,11 +133,9 @@ run numpy_nccl_of_two 40 'NCCL_MULTI_RANK_GPU_ENABLE=1 KERAS_DDL_DEVICE=nccl ddl
   { echo "this version of NCCL takes one rank per GPU, or it failed"; exit 1; }'
 run collectives 80 "checks -np 2 $part/collective_checks.py"
 run training 80 "checks -np 2 $part/training_checks.py check_timeline_shows_reductions_during_the_backward_pass"
-run beside_nccl 90 '"$python" tools/gpu_check/beside_nccl.py'
 run killed_rank 40 '"$python" tools/gpu_check/killed_rank.py'
 run speed 90 '"$python" tools/gpu_check/speed.py'
 run contract 60 "checks -np 2 $part/contract_checks.py"
-run stand_ins 60 stand_ins
 echo "==== end, at $SECONDS s"
 grep -aE '^==== .*: (passed|FAILED|NOT RUN)' "$report"
 sleep 1 # for tee

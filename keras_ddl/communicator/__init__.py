@@ -132,7 +132,7 @@ def count() -> dict[str, int]:
     """Returns this rank's counters since `init`, for tests and benchmarks.
 
     They count collectives by how they ran ("coordinated", "ran_inline", "planned", "fell_back"; for tensors on GPUs:
-    "staged", "by_device"), and the coordinator's messages ("control_sent", ...).
+    "staged", "by_device", "hierarchical"), and the coordinator's messages ("control_sent", ...).
     """
     return communicator_of(None).native().count()
 

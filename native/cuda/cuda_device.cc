@@ -1,4 +1,5 @@
 // A CUDA device behind the table of ddl_device.h. It has three streams: copies to the host, copies from it, and NCCL's.
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,59 +21,64 @@ thread_local std::string last_error;
 
 class Device {
  public:
-  Device(const CudaFunctions& cuda, const NcclFunctions* nccl) : cuda_(cuda), nccl_(nccl), pool_(cuda) {
-    if (nccl != nullptr) group_ = std::make_unique<NcclGroup>(*nccl);
-  }
+  Device(const CudaFunctions& cuda, const NcclFunctions* nccl)
+      : cuda_(cuda), nccl_(nccl), pool_(cuda), groups_{NcclGroup(nccl), NcclGroup(nccl)} {}
   ~Device();
-
+  // Fills in what the table says of the device.
   bool Open(int ordinal, ddl_device* out);
-  bool Check(int result, const char* what) const;
 
-  const CudaFunctions& cuda() const { return cuda_; }
-  const NcclFunctions* nccl() const { return nccl_; }
-  PinnedPool& pool() { return pool_; }
-  NcclGroup& group() { return *group_; }
-  CudaContext context() const { return context_; }
-  CudaStream stream_of_library() const { return streams_[2]; }
+  // The table's functions, with the device's context. False: failed, with last_error.
+  bool Reserve(uint64_t bytes, void** memory);
+  bool Release(void* memory);
+  bool Mark(void* stream, void** event);
+  bool Test(void* event, int* done);
+  bool Forget(void* event);
+  bool Copy(int to_host, void* after, const ddl_device_copy* copies, uint32_t num_copies, void** event);
+  bool MakeId(void* id);
+  bool Connect(int group, const void* id, int rank, int size);
+  bool Run(int group, const ddl_device_collective* collective, void* after);
+  bool Poll(int group, int* ready);
+  bool Finish(void** event) { return Mark(streams_[kLibrary], event); }
+  bool Disconnect(int group, int abort);
 
-  CudaEvent TakeEvent();
-  void GiveBackEvent(CudaEvent event);
-  // Returns an event for all work of `stream`; NULL: it failed.
-  CudaEvent Record(CudaStream stream);
-  bool Copy(bool to_host, CudaEvent after, const ddl_device_copy* copies, uint32_t num_copies, CudaEvent* event);
-  bool WaitFor(CudaStream stream, CudaEvent after);
+  // Keeps the device's context current on this thread during its lifetime.
+  class Current {
+   public:
+    explicit Current(const Device& device) : device_(device) {
+      entered_ =
+          device.context_ != nullptr && device.Check(device.cuda_.CtxPushCurrent(device.context_), "its context");
+    }
+    ~Current() {
+      CudaContext ignored = nullptr;
+      if (entered_) device_.cuda_.CtxPopCurrent(&ignored);
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    explicit operator bool() const { return entered_; }
+
+   private:
+    const Device& device_;
+    bool entered_ = false;
+  };
 
  private:
+  enum Stream { kToHost, kFromHost, kLibrary, kNumStreams };
+  bool Check(int result, const char* what) const;
+  bool WaitFor(CudaStream stream, void* after) {
+    return after == nullptr ||
+           Check(cuda_.StreamWaitEvent(stream, static_cast<CudaEvent>(after), 0), "cuStreamWaitEvent");
+  }
+
   const CudaFunctions& cuda_;
   const NcclFunctions* const nccl_;
   CudaDevice device_ = 0;
   CudaContext context_ = nullptr;
-  CudaStream streams_[3] = {};
+  CudaStream streams_[kNumStreams] = {};
   PinnedPool pool_;
-  std::unique_ptr<NcclGroup> group_;
-  std::mutex copying_[2];  // to the host, from it: a copy's wait, pieces and event come together
+  std::array<NcclGroup, DDL_NUM_DEVICE_GROUPS> groups_;
+  std::mutex copying_[2];  // by direction: a copy's wait, pieces and event come together
   std::mutex events_mutex_;
   std::vector<CudaEvent> events_;  // free ones
-};
-
-// Keeps the device's context current on this thread during its lifetime.
-class Current {
- public:
-  explicit Current(const Device& device) : device_(device) {
-    entered_ =
-        device.context() != nullptr && device.Check(device.cuda().CtxPushCurrent(device.context()), "its context");
-  }
-  ~Current() {
-    CudaContext ignored = nullptr;
-    if (entered_) device_.cuda().CtxPopCurrent(&ignored);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-  explicit operator bool() const { return entered_; }
-
- private:
-  const Device& device_;
-  bool entered_ = false;
 };
 
 bool Device::Check(int result, const char* what) const {
@@ -87,13 +93,11 @@ bool Device::Check(int result, const char* what) const {
 bool Device::Open(int ordinal, ddl_device* out) {
   int driver = 0;
   char name[64] = "";
+  CudaUuid uuid;
   if (!Check(cuda_.Init(0), "cuInit") || !Check(cuda_.DriverGetVersion(&driver), "cuDriverGetVersion") ||
       !Check(cuda_.DeviceGet(&device_, ordinal), "cuDeviceGet") ||
-      !Check(cuda_.DeviceGetName(name, sizeof name, device_), "cuDeviceGetName")) {
-    return false;
-  }
-  CudaUuid uuid;
-  if (!Check(cuda_.DeviceGetUuid(&uuid, device_), "cuDeviceGetUuid") ||
+      !Check(cuda_.DeviceGetName(name, sizeof name, device_), "cuDeviceGetName") ||
+      !Check(cuda_.DeviceGetUuid(&uuid, device_), "cuDeviceGetUuid") ||
       !Check(cuda_.PrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain")) {
     return false;
   }
@@ -119,7 +123,7 @@ Device::~Device() {
   if (context_ == nullptr) return;
   {
     const Current current(*this);
-    if (group_ != nullptr) group_->Disconnect(true);
+    for (NcclGroup& group : groups_) group.Disconnect(true);
     for (const CudaEvent event : events_) cuda_.EventDestroy(event);
     for (const CudaStream stream : streams_) {
       if (stream != nullptr) cuda_.StreamDestroy(stream);
@@ -129,151 +133,90 @@ Device::~Device() {
   cuda_.PrimaryCtxRelease(device_);
 }
 
-CudaEvent Device::TakeEvent() {
+bool Device::Reserve(uint64_t bytes, void** memory) {
+  *memory = pool_.Take(bytes);
+  if (*memory == nullptr) last_error = "no memory for " + std::to_string(bytes) + " bytes";
+  return *memory != nullptr;
+}
+
+bool Device::Release(void* memory) {
+  pool_.GiveBack(memory);
+  return true;
+}
+
+bool Device::Mark(void* stream, void** event) {
+  CudaEvent made = nullptr;
   {
     const std::lock_guard<std::mutex> lock(events_mutex_);
     if (!events_.empty()) {
-      const CudaEvent event = events_.back();
+      made = events_.back();
       events_.pop_back();
-      return event;
     }
   }
-  CudaEvent event = nullptr;
-  return Check(cuda_.EventCreate(&event, kEventDisableTiming), "cuEventCreate") ? event : nullptr;
-}
-
-void Device::GiveBackEvent(CudaEvent event) {
-  const std::lock_guard<std::mutex> lock(events_mutex_);
-  events_.push_back(event);
-}
-
-CudaEvent Device::Record(CudaStream stream) {
-  const CudaEvent event = TakeEvent();
-  if (event == nullptr || Check(cuda_.EventRecord(event, stream), "cuEventRecord")) return event;
-  GiveBackEvent(event);
-  return nullptr;
-}
-
-bool Device::WaitFor(CudaStream stream, CudaEvent after) {
-  return after == nullptr || Check(cuda_.StreamWaitEvent(stream, after, 0), "cuStreamWaitEvent");
-}
-
-bool Device::Copy(bool to_host, CudaEvent after, const ddl_device_copy* copies, uint32_t num_copies, CudaEvent* event) {
-  const std::lock_guard<std::mutex> lock(copying_[to_host ? 0 : 1]);
-  const CudaStream stream = streams_[to_host ? 0 : 1];
-  if (!WaitFor(stream, after)) return false;
-  for (uint32_t i = 0; i < num_copies; ++i) {
-    const ddl_device_copy& copy = copies[i];
-    const int result =
-        to_host ? cuda_.MemcpyDtoHAsync(copy.to, reinterpret_cast<CudaPointer>(copy.from), copy.bytes, stream)
-                : cuda_.MemcpyHtoDAsync(reinterpret_cast<CudaPointer>(copy.to), copy.from, copy.bytes, stream);
-    if (!Check(result, to_host ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync")) return false;
+  if (made == nullptr && !Check(cuda_.EventCreate(&made, kEventDisableTiming), "cuEventCreate")) return false;
+  if (Check(cuda_.EventRecord(made, static_cast<CudaStream>(stream)), "cuEventRecord")) {
+    *event = made;
+    return true;
   }
-  *event = Record(stream);
-  return *event != nullptr;
+  Forget(made);
+  return false;
 }
 
-// ---- the table. Runs `work`, which returns whether it succeeded, with the device's context.
-template <typename Work>
-int Run(void* self, Work work) {
+bool Device::Test(void* event, int* done) {
+  const int result = cuda_.EventQuery(static_cast<CudaEvent>(event));
+  *done = result == kCudaSuccess ? 1 : 0;
+  return result == kCudaNotReady || Check(result, "cuEventQuery");
+}
+
+bool Device::Forget(void* event) {
+  const std::lock_guard<std::mutex> lock(events_mutex_);
+  events_.push_back(static_cast<CudaEvent>(event));
+  return true;
+}
+
+bool Device::Copy(int to_host, void* after, const ddl_device_copy* copies, uint32_t num_copies, void** event) {
+  const Stream way = to_host != 0 ? kToHost : kFromHost;
+  const std::lock_guard<std::mutex> lock(copying_[way]);
+  if (!WaitFor(streams_[way], after)) return false;
+  for (const ddl_device_copy* copy = copies; copy < copies + num_copies; ++copy) {
+    const int result =
+        to_host != 0
+            ? cuda_.MemcpyDtoHAsync(copy->to, reinterpret_cast<CudaPointer>(copy->from), copy->bytes, streams_[way])
+            : cuda_.MemcpyHtoDAsync(reinterpret_cast<CudaPointer>(copy->to), copy->from, copy->bytes, streams_[way]);
+    if (!Check(result, to_host != 0 ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync")) return false;
+  }
+  return Mark(streams_[way], event);
+}
+
+bool Device::MakeId(void* id) { return NcclGroup::MakeId(*nccl_, id, &last_error); }
+bool Device::Connect(int group, const void* id, int rank, int size) {
+  return groups_[group].Connect(id, rank, size, &last_error);
+}
+bool Device::Run(int group, const ddl_device_collective* collective, void* after) {
+  return WaitFor(streams_[kLibrary], after) && groups_[group].Run(*collective, streams_[kLibrary], &last_error);
+}
+bool Device::Poll(int group, int* ready) { return groups_[group].Poll(ready, &last_error); }
+bool Device::Disconnect(int group, int abort) {
+  groups_[group].Disconnect(abort != 0);
+  return true;
+}
+
+// ---- the table's functions
+template <auto kMethod, typename... Args>
+int Call(void* self, Args... args) {
   Device& device = *static_cast<Device*>(self);
   try {
-    const Current current(device);
-    return current && work(device) ? DDL_OK : DDL_INTERNAL;
+    const Device::Current current(device);
+    return current && (device.*kMethod)(args...) ? DDL_OK : DDL_INTERNAL;
   } catch (const std::exception&) {  // of the standard library, where memory is short
     last_error.clear();
     return DDL_INTERNAL;
   }
 }
-
-int Reserve(void* self, uint64_t bytes, void** memory) {
-  return Run(self, [&](Device& device) {
-    *memory = device.pool().Take(bytes);
-    if (*memory == nullptr) last_error = "no memory for " + std::to_string(bytes) + " bytes";
-    return *memory != nullptr;
-  });
+template <auto kMethod, typename... Args>
+void Do(void* self, Args... args) {
+  (void)Call<kMethod, Args...>(self, args...);
 }
-
-void Release(void* self, void* memory) {
-  (void)Run(self, [&](Device& device) {
-    device.pool().GiveBack(memory);
-    return true;
-  });
-}
-
-int Mark(void* self, void* stream, void** event) {
-  return Run(self, [&](Device& device) {
-    *event = device.Record(static_cast<CudaStream>(stream));
-    return *event != nullptr;
-  });
-}
-
-int Test(void* self, void* event, int* done) {
-  return Run(self, [&](Device& device) {
-    const int result = device.cuda().EventQuery(static_cast<CudaEvent>(event));
-    *done = result == kCudaSuccess ? 1 : 0;
-    return result == kCudaNotReady || device.Check(result, "cuEventQuery");
-  });
-}
-
-void Forget(void* self, void* event) {
-  (void)Run(self, [&](Device& device) {
-    device.GiveBackEvent(static_cast<CudaEvent>(event));
-    return true;
-  });
-}
-
-int Copy(void* self, int to_host, void* after, const ddl_device_copy* copies, uint32_t num_copies, void** event) {
-  return Run(self, [&](Device& device) {
-    CudaEvent made = nullptr;
-    const bool begun = device.Copy(to_host != 0, static_cast<CudaEvent>(after), copies, num_copies, &made);
-    *event = made;
-    return begun;
-  });
-}
-
-int MakeId(void* self, void* id) {
-  return Run(self, [&](Device& device) {
-    NcclId made;
-    const int result = device.nccl()->GetUniqueId(&made);
-    if (result != kNcclSuccess) last_error = std::string("ncclGetUniqueId: ") + device.nccl()->GetErrorString(result);
-    std::memcpy(id, &made, sizeof made);
-    return result == kNcclSuccess;
-  });
-}
-
-int Connect(void* self, const void* id, int rank, int size) {
-  return Run(self, [&](Device& device) { return device.group().Connect(id, rank, size, &last_error); });
-}
-
-int RunCollective(void* self, const ddl_device_collective* collective, void* after) {
-  return Run(self, [&](Device& device) {
-    const CudaStream stream = device.stream_of_library();
-    return device.WaitFor(stream, static_cast<CudaEvent>(after)) &&
-           device.group().Run(*collective, stream, &last_error);
-  });
-}
-
-int Poll(void* self, int* ready) {
-  return Run(self, [&](Device& device) {
-    bool is_ready = false;
-    const bool well = device.group().Poll(&is_ready, &last_error);
-    *ready = is_ready ? 1 : 0;
-    return well;
-  });
-}
-
-int Finish(void* self, void** event) { return Mark(self, static_cast<Device*>(self)->stream_of_library(), event); }
-
-void Disconnect(void* self, int abort) {
-  (void)Run(self, [&](Device& device) {
-    device.group().Disconnect(abort != 0);
-    return true;
-  });
-}
-
-const char* LastError(void*) { return last_error.c_str(); }
-void Destroy(void* self) { delete static_cast<Device*>(self); }
 
 }  // namespace
 }  // namespace ddl_cuda
@@ -295,22 +238,22 @@ int ddl_cuda_open(int ordinal, int library, ddl_device* out, char* error, size_t
       return DDL_UNAVAILABLE;
     }
     out->abi_version = DDL_ABI_VERSION;
-    out->reserve = Reserve;
-    out->release = Release;
-    out->mark = Mark;
-    out->test = Test;
-    out->forget = Forget;
-    out->copy = Copy;
+    out->reserve = Call<&Device::Reserve>;
+    out->release = Do<&Device::Release>;
+    out->mark = Call<&Device::Mark>;
+    out->test = Call<&Device::Test>;
+    out->forget = Do<&Device::Forget>;
+    out->copy = Call<&Device::Copy>;
     if (nccl != nullptr) {
-      out->make_id = MakeId;
-      out->connect = Connect;
-      out->run = RunCollective;
-      out->poll = Poll;
-      out->finish = Finish;
-      out->disconnect = Disconnect;
+      out->make_id = Call<&Device::MakeId>;
+      out->connect = Call<&Device::Connect>;
+      out->run = Call<&Device::Run>;
+      out->poll = Call<&Device::Poll>;
+      out->finish = Call<&Device::Finish>;
+      out->disconnect = Do<&Device::Disconnect>;
     }
-    out->last_error = LastError;
-    out->destroy = Destroy;
+    out->last_error = [](void*) { return last_error.c_str(); };
+    out->destroy = [](void* self) { delete static_cast<Device*>(self); };
     out->self = device.release();
     return DDL_OK;
   } catch (const std::exception& failure) {

@@ -12,19 +12,21 @@ namespace ddl_cuda {
 
 class NcclGroup {
  public:
-  explicit NcclGroup(const NcclFunctions& nccl) : nccl_(nccl) {}
+  // `nccl` is NULL where the library is missing. Then only Disconnect may be called.
+  explicit NcclGroup(const NcclFunctions* nccl) : nccl_(nccl) {}
 
-  // Functions that return bool return false with the reason in *error.
+  // See ddl_device. Functions that return bool return false with the reason in *error.
+  static bool MakeId(const NcclFunctions& nccl, void* id, std::string* error);
   bool Connect(const void* id, int rank, int size, std::string* error);
   bool Run(const ddl_device_collective& collective, CudaStream stream, std::string* error);
-  bool Poll(bool* ready, std::string* error);
+  bool Poll(int* ready, std::string* error);
   void Disconnect(bool abort);
 
  private:
   bool Check(int result, const char* what, std::string* error) const;
   int Begin(const ddl_device_collective& collective, const ddl_buffer& buffer, CudaStream stream) const;
 
-  const NcclFunctions& nccl_;
+  const NcclFunctions* nccl_;
   NcclComm comm_ = nullptr;
 };
 

@@ -20,10 +20,9 @@ LAUNCH = [str(Path(sys.executable).with_name("keras-ddl")), "run", "-np"]
         ([*LAUNCH, "2", sys.executable, "against_numpy.py"], "results equal NumPy's"),
         ([sys.executable, "killed_rank.py"], "the other rank had the error"),
         ([sys.executable, "speed.py"], "beside gloo"),
-        ([sys.executable, "beside_nccl.py"], "passed: fsdp2"),
         ([sys.executable, "checks.py", "-np", "2", f"{Path(__file__).parent}/collective_checks.py"], "failed: []"),
     ],
-    ids=["numpy", "killed rank", "speed", "beside the peer", "checks"],
+    ids=["numpy", "killed rank", "speed", "checks"],
 )
 def test_programs_run_on_the_cpu(command: list[str], says: str) -> None:
     environment = os.environ | {"GPU_CHECK_DEVICE": "cpu", "GPU_CHECK_SLOWNESS": "5", "PYTHONPATH": f"{ROOT}/tests"}

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 WORLD = 0  # the id of the communicator of all ranks
 _LANE_TAG, _MESSAGES_TAG = 17, 18  # tags of the transports of the lane and of `for_messages`
 
-_DEVICE_MODES = {"auto": 0, "nccl": 1, "staged": 2}  # ddl_device_mode
+_DEVICE_MODES = {"auto": 0, "nccl": 1, "staged": 2, "hierarchical": 3}  # ddl_device_mode
 
 _idleness = Idleness()
 
@@ -188,8 +188,8 @@ class NativeCommunicator(Requests):
             name: names the collectives in which ranks exchange their devices.
 
         Raises:
-            DependencyError: CUDA's driver or the device is missing. ConfigError: `mode` is "nccl", and NCCL cannot
-                connect these ranks. CollectiveError: the ranks could not agree.
+            DependencyError: CUDA's driver or the device is missing. ConfigError: `mode` is "nccl" or "hierarchical",
+                and NCCL cannot connect these ranks. CollectiveError: the ranks could not agree.
         """
         device = Device()
         message = ctypes.create_string_buffer(ERROR_BYTES)

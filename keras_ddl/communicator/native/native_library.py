@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl import errors, packages
 from keras_ddl.communicator.native.native_signals import INTERRUPTED
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 DEADLINE_EXCEEDED, NOT_FOUND, FAILED_PRECONDITION = 4, 5, 9  # values of ddl_code
 _RANK_NAMED = 3  # value of ddl_rank_role; ranks in the other roles are lost
 ERROR_BYTES = 4096  # size of the buffers for error messages
@@ -122,6 +122,7 @@ COUNTERS = (
     "fell_back",
     "staged",
     "by_device",
+    "hierarchical",
 )
 
 

@@ -49,7 +49,7 @@ extern "C" {
 
 // Incremented whenever a struct or function below changes, or the format of messages between ranks. Bindings and ranks
 // reject any other number.
-#define DDL_ABI_VERSION 15
+#define DDL_ABI_VERSION 16
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -306,12 +306,17 @@ DDL_EXPORT int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, cons
 // (ddl_find_failure).
 //
 // Buffers on a device pass through the host's memory, with the bits that the host would compute. Collectives that the
-// device's library offers may run in that library instead, in its order of additions: see ddl_device_mode.
+// device's library offers may run in that library instead, in its order of additions. An all-reduce may also run in
+// both: the library reduces and scatters inside each host, each rank's share passes through its host's memory and the
+// rings between hosts, and the library gathers. Where hosts have different numbers of ranks, that is not possible.
 struct ddl_device;
 typedef enum ddl_device_mode {
-  DDL_DEVICE_AUTO = 0,     // the library if all ranks are on one host, each with its own device
-  DDL_DEVICE_LIBRARY = 1,  // the library; fails if two ranks have the same device, or one has no library
-  DDL_DEVICE_STAGED = 2,   // through the host's memory
+  // If each rank has its own device: on one host the library; on several hosts, for each kind and size class, whichever
+  // of the three ways is fastest in the first collectives. Else through the host's memory.
+  DDL_DEVICE_AUTO = 0,
+  DDL_DEVICE_LIBRARY = 1,       // the library; fails if two ranks have the same device, or one has no library
+  DDL_DEVICE_STAGED = 2,        // through the host's memory
+  DDL_DEVICE_HIERARCHICAL = 3,  // the library inside hosts only; fails as above, or if it is not possible
 } ddl_device_mode;
 DDL_EXPORT int ddl_add_device(ddl_comm* comm, const struct ddl_device* device, uint32_t mode, const char* name,
                               uint64_t* failure);
@@ -386,12 +391,13 @@ typedef struct ddl_counters {
   uint64_t control_received;
   uint64_t control_bytes_sent;
   uint64_t control_bytes_received;
-  uint64_t coordinated;  // collectives that the coordinator has decided, including failed ones
-  uint64_t ran_inline;   // collectives that calling threads ran themselves (ddl_try_run)
-  uint64_t planned;      // collectives that ran by plan, without the coordinator
-  uint64_t fell_back;    // planned collectives that the coordinator decided after all
-  uint64_t staged;       // collectives whose data passed from a device through the host's memory
-  uint64_t by_device;    // collectives that the device's library ran
+  uint64_t coordinated;   // collectives that the coordinator has decided, including failed ones
+  uint64_t ran_inline;    // collectives that calling threads ran themselves (ddl_try_run)
+  uint64_t planned;       // collectives that ran by plan, without the coordinator
+  uint64_t fell_back;     // planned collectives that the coordinator decided after all
+  uint64_t staged;        // collectives whose data passed from a device through the host's memory
+  uint64_t by_device;     // collectives that the device's library ran
+  uint64_t hierarchical;  // all-reduces that the device's library ran inside hosts
 } ddl_counters;
 DDL_EXPORT void ddl_count(const ddl_comm* comm, ddl_counters* counters);
 

@@ -32,6 +32,13 @@ typedef struct ddl_device_collective {
 
 #define DDL_DEVICE_ID_BYTES 128  // bytes of an id that `make_id` makes
 
+// The groups of ranks that the device's library may connect this rank to.
+typedef enum ddl_device_group {
+  DDL_ALL_RANKS = 0,   // of the communicator
+  DDL_HOST_RANKS = 1,  // those that share memory with this one
+  DDL_NUM_DEVICE_GROUPS = 2,
+} ddl_device_group;
+
 typedef struct ddl_device {
   uint32_t abi_version;
   ddl_location location;
@@ -52,17 +59,18 @@ typedef struct ddl_device {
   // copies are. Copies in one direction run one after another, and at the same time as copies in the other direction.
   int (*copy)(void* self, int to_host, void* after, const ddl_device_copy* copies, uint32_t num_copies, void** event);
 
-  // Collectives of the device's library (NCCL). All are NULL without the library. One thread at a time. `make_id` makes
-  // the id of a new group of ranks, on one of them. `connect` begins to connect this rank. `run` starts a collective
-  // once `after` is done. After either, `poll` sets *ready once the next call may follow, and fails if the group has
-  // failed; `finish` then gives an event that is done when all collectives so far are. `disconnect` leaves the group:
-  // running collectives end at once with `abort`, and may take a second otherwise.
+  // Collectives of the device's library (NCCL). All are NULL without the library. One thread at a time. `group` is a
+  // ddl_device_group. `make_id` makes the id of a new group of ranks, on one of them. `connect` begins to connect this
+  // rank. `run` starts a collective of the group once `after` is done. After either, `poll` sets *ready once the next
+  // call may follow, and fails if the group has failed; `finish` then gives an event that is done when all collectives
+  // so far are. `disconnect` leaves the group: running collectives end at once with `abort`, and may take a second
+  // otherwise.
   int (*make_id)(void* self, void* id);
-  int (*connect)(void* self, const void* id, int rank, int size);
-  int (*run)(void* self, const ddl_device_collective* collective, void* after);
-  int (*poll)(void* self, int* ready);
+  int (*connect)(void* self, int group, const void* id, int rank, int size);
+  int (*run)(void* self, int group, const ddl_device_collective* collective, void* after);
+  int (*poll)(void* self, int group, int* ready);
   int (*finish)(void* self, void** event);
-  void (*disconnect)(void* self, int abort);
+  void (*disconnect)(void* self, int group, int abort);
 
   // Text of the calling thread's last error; valid until its next call.
   const char* (*last_error)(void* self);

@@ -29,8 +29,8 @@ Function InCuda(const char* symbol) {
 
 // The stand-in's own functions, which do nothing with the real library.
 inline bool HasStandIn() { return InCuda<void*>("stand_in_fail") != nullptr; }
-inline void FailNext(const char* function, int after = 0, int times = 1) {
-  InCuda<decltype(&stand_in_fail)>("stand_in_fail")(function, after, times);
+inline void FailNext(const char* function, bool always = false) {
+  InCuda<decltype(&stand_in_fail)>("stand_in_fail")(function, always);
 }
 inline void Heal() { InCuda<decltype(&stand_in_heal)>("stand_in_heal")(); }
 inline int64_t Alive(const char* what) { return InCuda<decltype(&stand_in_count)>("stand_in_count")(what); }

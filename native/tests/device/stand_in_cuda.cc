@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +10,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <set>
@@ -27,20 +27,16 @@ constexpr int kDevices = 8;
 constexpr size_t kMemory = size_t{512} << 20;
 constexpr size_t kAlignment = 512;
 
-std::mutex mutex;  // guards the variables below
-std::map<std::string, std::pair<int, int>> failures;
+using Lock = std::unique_lock<std::mutex>;
+std::mutex mutex;                 // guards everything here, events and streams included
+std::condition_variable changed;  // an event has completed, or copies may go on
+std::map<std::string, bool> failures;
 std::map<std::string, int64_t> counts;
-std::map<char*, size_t> registered;
+std::map<char*, size_t> registered, allocated;
 std::multimap<size_t, char*> free_memory;
-std::map<char*, size_t> allocated;
 size_t used = 0;
 bool stalled = false;
-std::condition_variable unstalled;
-
-void Count(const char* what, int64_t change) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  counts[what] += change;
-}
+thread_local std::vector<int> contexts;
 
 // Device pointers, which nothing can read; the memory behind them is at a distance of kMemory.
 char* Base() {
@@ -55,102 +51,87 @@ char* Base() {
 
 bool IsDeviceRange(const char* begin, size_t bytes) { return begin >= Base() && begin + bytes <= Base() + kMemory; }
 
-thread_local std::vector<int> contexts;
+// Counts one more or less of `what`, and returns success.
+int Count(const char* what, int64_t change) {
+  const Lock lock(mutex);
+  counts[what] += change;
+  return kSuccess;
+}
 
 // Fails on request, and if the thread has no context.
 int Enter(const char* function, bool needs_context = true) {
   if (stand_in_fails(function)) return kInjected;
   return needs_context && contexts.empty() ? kInvalidContext : kSuccess;
 }
-
 #define RETURN_IF_FAILED(expression)                                 \
   do {                                                               \
     if (const int failed = (expression); failed != 0) return failed; \
   } while (false)
 
-struct EventState {
-  std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t recorded = 0, completed = 0;
-};
-
 }  // namespace
 
 struct CUevent_st {
-  std::shared_ptr<EventState> state = std::make_shared<EventState>();
+  uint64_t recorded = 0, completed = 0;
 };
 
-// Runs its tasks in order on a thread, each with a delay.
+// Runs its tasks in order on a thread.
 struct CUstream_st {
   CUstream_st() : thread([this] { Run(); }) {}
   ~CUstream_st() {
-    {
-      const std::lock_guard<std::mutex> lock(queue_mutex);
-      closing = true;
-    }
-    changed.notify_all();
+    Push(nullptr);
     thread.join();
   }
   void Push(std::function<void()> task) {
-    const std::lock_guard<std::mutex> lock(queue_mutex);
+    const Lock lock(mutex);
     tasks.push_back(std::move(task));
-    changed.notify_all();
+    pushed.notify_one();
   }
   void Synchronize() {
-    std::unique_lock<std::mutex> lock(queue_mutex);
-    changed.wait(lock, [this] { return tasks.empty() && !busy; });
+    Lock lock(mutex);
+    idle.wait(lock, [this] { return tasks.empty(); });
   }
   void Run() {
-    std::unique_lock<std::mutex> lock(queue_mutex);
-    for (;;) {
-      changed.wait(lock, [this] { return closing || !tasks.empty(); });
-      if (tasks.empty()) return;
-      const std::function<void()> task = std::move(tasks.front());
-      tasks.pop_front();
-      busy = true;
+    for (Lock lock(mutex);;) {
+      pushed.wait(lock, [this] { return !tasks.empty(); });
+      const std::function<void()>& task = tasks.front();  // stays there while others are pushed
+      if (task == nullptr) return;
       lock.unlock();
       task();
       lock.lock();
-      busy = false;
-      changed.notify_all();
+      tasks.pop_front();
+      if (tasks.empty()) idle.notify_all();
     }
   }
 
-  std::mutex queue_mutex;
-  std::condition_variable changed;
-  std::deque<std::function<void()>> tasks;
-  bool busy = false, closing = false;
-  std::thread thread;  // last, because it uses the other members
+  std::condition_variable pushed, idle;
+  std::deque<std::function<void()>> tasks;  // the first one is running
+  std::thread thread;                       // last, because it uses the other members
 };
 
 namespace {
 
-CUstream_st& Default() {
-  static CUstream_st stream;
-  return stream;
+CUstream_st& Of(void* stream) {
+  static CUstream_st default_stream;
+  return stream != nullptr ? *static_cast<CUstream_st*>(stream) : default_stream;
 }
-CUstream_st& Of(CUstream_st* stream) { return stream != nullptr ? *stream : Default(); }
 
 int Copy(const char* function, char* device, char* host, size_t bytes, bool to_host, CUstream_st* stream) {
   RETURN_IF_FAILED(Enter(function));
   if (!IsDeviceRange(device, bytes) || IsDeviceRange(host, bytes)) return kInvalidValue;
-  bool pageable = true;
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const Lock lock(mutex);
     const auto after = registered.upper_bound(host);
-    if (after != registered.begin()) {
-      const auto at = std::prev(after);
-      pageable = host + bytes > at->first + at->second;
-    }
+    const bool locked =
+        after != registered.begin() && host + bytes <= std::prev(after)->first + std::prev(after)->second;
+    counts["pageable"] += locked ? 0 : 1;
   }
-  if (pageable) Count("pageable", 1);
   Of(stream).Push([=] {
     stand_in_delay();
     {
-      std::unique_lock<std::mutex> lock(mutex);
-      unstalled.wait(lock, [] { return !stalled; });
+      Lock lock(mutex);
+      changed.wait(lock, [] { return !stalled; });
     }
-    char* const memory = device + kMemory;
+    char* const memory = stand_in_memory(device);
     std::memcpy(to_host ? host : memory, to_host ? memory : host, bytes);
   });
   return kSuccess;
@@ -158,56 +139,39 @@ int Copy(const char* function, char* device, char* host, size_t bytes, bool to_h
 
 }  // namespace
 
+void stand_in_enqueue(void* stream, std::function<void()> task) { Of(stream).Push(std::move(task)); }
+
 extern "C" {
 
-void stand_in_fail(const char* function, int after, int times) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  failures[function] = {after, times};
+void stand_in_fail(const char* function, bool always) {
+  const Lock lock(mutex);
+  failures[function] = always;
 }
-
 void stand_in_heal() {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   failures.clear();
 }
-
 bool stand_in_fails(const char* function) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   const auto at = failures.find(function);
   if (at == failures.end()) return false;
-  auto& [after, times] = at->second;
-  if (after > 0) {
-    --after;
-    return false;
-  }
-  if (times > 0) --times;
-  if (times == 0) failures.erase(at);
+  if (!at->second) failures.erase(at);
   return true;
 }
-
 int64_t stand_in_count(const char* what) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   return counts[what];
 }
-
 void stand_in_stall(bool stall) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   stalled = stall;
-  unstalled.notify_all();
+  changed.notify_all();
 }
-
-void stand_in_enqueue(void* stream, void (*task)(void*), void* data) {
-  Of(static_cast<CUstream_st*>(stream)).Push([task, data] { task(data); });
-}
-
-void* stand_in_memory(const void* device_pointer) {
-  return const_cast<char*>(static_cast<const char*>(device_pointer)) + kMemory;
-}
-
+char* stand_in_memory(const void* device) { return const_cast<char*>(static_cast<const char*>(device)) + kMemory; }
 void stand_in_delay() {
   thread_local std::minstd_rand random(static_cast<unsigned>(std::hash<std::thread::id>()(std::this_thread::get_id())));
   if (random() % 2 == 0) usleep(random() % 1000);
 }
-
 int stand_in_current_device() { return contexts.empty() ? -1 : contexts.back(); }
 
 DDL_EXPORT int cuInit(unsigned) { return Enter("cuInit", false); }
@@ -231,13 +195,9 @@ DDL_EXPORT int cuDeviceGetUuid_v2(char* uuid, int device) {
 DDL_EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
   RETURN_IF_FAILED(Enter("cuDevicePrimaryCtxRetain", false));
   *context = reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1);
-  Count("contexts", 1);
-  return kSuccess;
+  return Count("contexts", 1);
 }
-DDL_EXPORT int cuDevicePrimaryCtxRelease_v2(int) {
-  Count("contexts", -1);
-  return kSuccess;
-}
+DDL_EXPORT int cuDevicePrimaryCtxRelease_v2(int) { return Count("contexts", -1); }
 DDL_EXPORT int cuCtxPushCurrent_v2(void* context) {
   contexts.push_back(static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1);
   return kSuccess;
@@ -251,13 +211,11 @@ DDL_EXPORT int cuCtxPopCurrent_v2(void** context) {
 DDL_EXPORT int cuStreamCreate(CUstream_st** stream, unsigned) {
   RETURN_IF_FAILED(Enter("cuStreamCreate"));
   *stream = new CUstream_st;
-  Count("streams", 1);
-  return kSuccess;
+  return Count("streams", 1);
 }
 DDL_EXPORT int cuStreamDestroy_v2(CUstream_st* stream) {
   delete stream;
-  Count("streams", -1);
-  return kSuccess;
+  return Count("streams", -1);
 }
 DDL_EXPORT int cuStreamSynchronize(CUstream_st* stream) {
   Of(stream).Synchronize();
@@ -265,76 +223,66 @@ DDL_EXPORT int cuStreamSynchronize(CUstream_st* stream) {
 }
 DDL_EXPORT int cuStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
   RETURN_IF_FAILED(Enter("cuStreamWaitEvent"));
-  Count("waits", 1);
-  const std::shared_ptr<EventState> state = event->state;
-  uint64_t recorded = 0;
-  {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    recorded = state->recorded;
-  }
-  Of(stream).Push([state, recorded] {
-    std::unique_lock<std::mutex> lock(state->mutex);
-    state->changed.wait(lock, [&] { return state->completed >= recorded; });
+  Lock lock(mutex);
+  const uint64_t recorded = event->recorded;
+  lock.unlock();
+  Of(stream).Push([event, recorded] {
+    Lock waiting(mutex);
+    changed.wait(waiting, [&] { return event->completed >= recorded; });
   });
   return kSuccess;
 }
 DDL_EXPORT int cuEventCreate(CUevent_st** event, unsigned) {
   RETURN_IF_FAILED(Enter("cuEventCreate"));
-  *event = new CUevent_st;
-  Count("events", 1);
-  return kSuccess;
+  // Never freed: a stream's task may still use an event that the caller has destroyed.
+  static auto* const events = new std::deque<CUevent_st>;
+  {
+    const Lock lock(mutex);
+    *event = &events->emplace_back();
+  }
+  return Count("events", 1);
 }
-DDL_EXPORT int cuEventDestroy_v2(CUevent_st* event) {
-  delete event;
-  Count("events", -1);
-  return kSuccess;
-}
+DDL_EXPORT int cuEventDestroy_v2(CUevent_st*) { return Count("events", -1); }
 DDL_EXPORT int cuEventRecord(CUevent_st* event, CUstream_st* stream) {
   RETURN_IF_FAILED(Enter("cuEventRecord"));
-  const std::shared_ptr<EventState> state = event->state;
-  uint64_t recorded = 0;
-  {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    recorded = ++state->recorded;
-  }
-  Of(stream).Push([state, recorded] {
-    const std::lock_guard<std::mutex> lock(state->mutex);
-    if (recorded > state->completed) state->completed = recorded;
-    state->changed.notify_all();
+  Lock lock(mutex);
+  const uint64_t recorded = ++event->recorded;
+  lock.unlock();
+  Of(stream).Push([event, recorded] {
+    const Lock done(mutex);
+    event->completed = std::max(event->completed, recorded);
+    changed.notify_all();
   });
   return kSuccess;
 }
 DDL_EXPORT int cuEventQuery(CUevent_st* event) {
   RETURN_IF_FAILED(Enter("cuEventQuery"));
-  const std::lock_guard<std::mutex> lock(event->state->mutex);
-  return event->state->completed >= event->state->recorded ? kSuccess : kNotReady;
+  const Lock lock(mutex);
+  return event->completed >= event->recorded ? kSuccess : kNotReady;
 }
 DDL_EXPORT int cuMemcpyDtoHAsync_v2(void* host, char* device, size_t bytes, CUstream_st* stream) {
   return Copy("cuMemcpyDtoHAsync_v2", device, static_cast<char*>(host), bytes, true, stream);
 }
-DDL_EXPORT int cuMemcpyHtoDAsync_v2(char* device, const void* host, size_t bytes, CUstream_st* stream) {
-  char* const from = const_cast<char*>(static_cast<const char*>(host));
-  return Copy("cuMemcpyHtoDAsync_v2", device, from, bytes, false, stream);
+DDL_EXPORT int cuMemcpyHtoDAsync_v2(char* device, void* host, size_t bytes, CUstream_st* stream) {
+  return Copy("cuMemcpyHtoDAsync_v2", device, static_cast<char*>(host), bytes, false, stream);
 }
-DDL_EXPORT int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
+DDL_EXPORT int cuMemHostRegister_v2(char* memory, size_t bytes, unsigned) {
   RETURN_IF_FAILED(Enter("cuMemHostRegister_v2"));
-  const std::lock_guard<std::mutex> lock(mutex);
-  registered[static_cast<char*>(memory)] = bytes;
+  const Lock lock(mutex);
+  registered[memory] = bytes;
   ++counts["registered"];
   return kSuccess;
 }
-DDL_EXPORT int cuMemHostUnregister(void* memory) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (registered.erase(static_cast<char*>(memory)) == 0) return kInvalidValue;
-  --counts["registered"];
+DDL_EXPORT int cuMemHostUnregister(char* memory) {
+  const Lock lock(mutex);
+  counts["registered"] -= static_cast<int64_t>(registered.erase(memory));
   return kSuccess;
 }
 DDL_EXPORT int cuMemAlloc_v2(char** device, size_t bytes) {
   RETURN_IF_FAILED(Enter("cuMemAlloc_v2"));
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto at = free_memory.find(rounded);
-  if (at != free_memory.end()) {
+  const Lock lock(mutex);
+  if (const auto at = free_memory.find(rounded); at != free_memory.end()) {
     *device = at->second;
     free_memory.erase(at);
   } else {
@@ -342,13 +290,13 @@ DDL_EXPORT int cuMemAlloc_v2(char** device, size_t bytes) {
     *device = Base() + used;
     used += rounded;
   }
-  std::memset(*device + kMemory, 0xee, rounded);
+  std::memset(stand_in_memory(*device), 0xee, rounded);
   allocated[*device] = rounded;
   ++counts["allocations"];
   return kSuccess;
 }
 DDL_EXPORT int cuMemFree_v2(char* device) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   const auto at = allocated.find(device);
   if (at == allocated.end()) return kInvalidValue;
   free_memory.emplace(at->second, device);

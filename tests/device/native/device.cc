@@ -11,15 +11,13 @@
 
 namespace software_gpu {
 
-char* MemoryOf(const void* pointer) { return static_cast<char*>(stand_in_memory(pointer)); }
+char* MemoryOf(const void* pointer) { return stand_in_memory(pointer); }
 
 void Launch(SP_Stream stream, std::function<void()> kernel) {
-  const auto run = [](void* data) {
+  stand_in_enqueue(stream, [kernel = std::move(kernel)] {
     stand_in_delay();
-    const std::unique_ptr<std::function<void()>> taken(static_cast<std::function<void()>*>(data));
-    (*taken)();
-  };
-  stand_in_enqueue(stream, run, new std::function<void()>(std::move(kernel)));
+    kernel();
+  });
 }
 
 namespace {
@@ -151,7 +149,7 @@ void SetCopies(SP_StreamExecutor* se) {
   se->memcpy_htod = [](const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase* to, const void* from,
                        uint64_t size, TF_Status*) {
     Use(device);
-    Must(cuMemcpyHtoDAsync_v2(static_cast<char*>(to->opaque), from, size, InCuda(stream)));
+    Must(cuMemcpyHtoDAsync_v2(static_cast<char*>(to->opaque), const_cast<void*>(from), size, InCuda(stream)));
   };
   se->memcpy_dtod = [](const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from,
                        uint64_t size, TF_Status*) {

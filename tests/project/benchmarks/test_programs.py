@@ -92,7 +92,6 @@ ELSEWHERE = {
     "notebooks/03_translation.ipynb": "tests/project/notebooks/test_notebooks.py::test_translation_from_top_to_bottom",
     "tools/fuzz.py": "tests/communicator/test_fuzz.py::test_fuzz_equals_numpy",
     "tools/gpu_check/against_numpy.py": f"{GPU}::test_programs_run_on_the_cpu",
-    "tools/gpu_check/beside_nccl.py": f"{GPU}::test_programs_run_on_the_cpu",
     "tools/gpu_check/checks.py": f"{GPU}::test_programs_run_on_the_cpu",
     "tools/gpu_check/killed_rank.py": f"{GPU}::test_programs_run_on_the_cpu",
     "tools/gpu_check/speed.py": f"{GPU}::test_programs_run_on_the_cpu",

@@ -1,5 +1,5 @@
-// ddl_add_device: ranks exchange their devices with collectives of the communicator itself, and agree on whether the
-// devices' library can connect them.
+// ddl_add_device: ranks exchange their devices with collectives of the communicator itself, and agree on which groups
+// of ranks the devices' library connects.
 #include "ddl_device.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 namespace {
 
 using ddl::Device;
-using ddl::DeviceLibrary;
+using ddl::DeviceGroup;
 using ddl::Status;
 
 struct DeviceRecord {
@@ -51,8 +51,7 @@ Status Gather(ddl_comm* comm, const char* name, const void* data, size_t bytes, 
   if (const ddl_failure* const failure = ddl_work_failure(work)) {
     status = {static_cast<ddl_code>(failure->code), failure->message,
               ddl::FailedRanks(failure->ranks, failure->ranks + failure->num_ranks)};
-  }
-  if (status.ok()) {
+  } else {
     const uint64_t* const rows = ddl_work_rows(work);
     uint64_t total = 0;
     for (int rank = 0; rank < ddl_size(comm); ++rank) total += rows[rank];
@@ -63,8 +62,8 @@ Status Gather(ddl_comm* comm, const char* name, const void* data, size_t bytes, 
   return status;
 }
 
-// Whether the library can connect these ranks; if not, the reason in words. The same on all ranks.
-bool CanConnect(const std::vector<DeviceRecord>& records, std::string* why) {
+// Why the library cannot connect these ranks; "": it can. The same on all ranks.
+std::string WhyNotConnected(const std::vector<DeviceRecord>& records) {
   std::vector<int> without;
   std::set<std::array<uint8_t, 16>> uuids;
   bool all_share = true;
@@ -74,12 +73,28 @@ bool CanConnect(const std::vector<DeviceRecord>& records, std::string* why) {
     all_share = all_share && records[rank].shares != 0;
   }
   if (!without.empty()) {
-    *why = "rank(s) " + ddl::FormatRanks(without) + " have no library of collectives for their device (NCCL)";
-  } else if (uuids.size() < records.size() && !all_share) {
-    *why = std::to_string(records.size()) + " ranks have " + std::to_string(uuids.size()) +
-           " device(s), and the library needs one for each rank";
+    return "rank(s) " + ddl::FormatRanks(without) + " have no library of collectives for their device (NCCL)";
   }
-  return why->empty();
+  if (uuids.size() == records.size() || all_share) return "";
+  return std::to_string(records.size()) + " ranks have " + std::to_string(uuids.size()) +
+         " device(s), and the library needs one for each rank";
+}
+
+// Gives this rank's group the id that its leader makes. `leaders`: of all such groups, ascending.
+Status ExchangeIds(ddl_comm* comm, const char* name, Device& device, const std::vector<int>& leaders, int leader,
+                   DeviceGroup* group) {
+  const bool leads = ddl_rank(comm) == leader;
+  Status made;
+  if (leads) made = device.As(device.table().make_id(device.table().self, group->id.data()), "making a group's id");
+  std::vector<char> ids;
+  DDL_RETURN_IF_ERROR(Gather(comm, name, group->id.data(), leads && made.ok() ? group->id.size() : 0, &ids));
+  if (ids.size() != leaders.size() * group->id.size()) {
+    return made.ok() ? Status(DDL_INTERNAL, "another rank could not make the id of a group of devices") : made;
+  }
+  const auto number = std::find(leaders.begin(), leaders.end(), leader) - leaders.begin();
+  std::memcpy(group->id.data(), ids.data() + static_cast<size_t>(number) * group->id.size(), group->id.size());
+  group->state = DeviceGroup::kUnconnected;
+  return {};
 }
 
 Status AddDevice(ddl_comm* comm, std::shared_ptr<Device> device, uint32_t mode, const char* name) {
@@ -101,22 +116,36 @@ Status AddDevice(ddl_comm* comm, std::shared_ptr<Device> device, uint32_t mode, 
                   " and " + std::to_string(record.mode)};
     }
   }
-  std::string why;
-  bool connects = mode != DDL_DEVICE_STAGED && CanConnect(records, &why);
-  if (!connects && mode == DDL_DEVICE_LIBRARY) return {DDL_INVALID_ARGUMENT, why};
-  if (mode == DDL_DEVICE_AUTO) connects = connects && ddl_local_size(comm) == ddl_size(comm);
-  if (connects) {
-    DeviceLibrary& library = device->library();
-    const bool first = ddl_rank(comm) == 0;
-    Status made;
-    if (first) made = device->As(table.make_id(table.self, library.id.data()), "making the id of the group");
-    DDL_RETURN_IF_ERROR(Gather(comm, name, library.id.data(), first && made.ok() ? library.id.size() : 0, &bytes));
-    if (bytes.size() != library.id.size()) {
-      return made.ok() ? Status(DDL_INTERNAL, "rank 0 could not make the id of the group of devices") : made;
+  const std::vector<int>& leader_of = comm->engine->group();
+  std::vector<int> leaders;
+  bool even = true;
+  for (int rank = 0; rank < ddl_size(comm); ++rank) {
+    if (leader_of[static_cast<size_t>(rank)] != rank) continue;
+    leaders.push_back(rank);
+    even = even && std::count(leader_of.begin(), leader_of.end(), rank) == ddl_local_size(comm);
+  }
+  const bool several_hosts = leaders.size() > 1;
+  std::string why = WhyNotConnected(records);
+  if (mode == DDL_DEVICE_HIERARCHICAL && why.empty() && !even) {
+    why = "hosts have different numbers of ranks, and KERAS_DDL_DEVICE=hierarchical needs equal ones";
+  }
+  device->required = mode == DDL_DEVICE_LIBRARY || mode == DDL_DEVICE_HIERARCHICAL;
+  device->chooses = mode == DDL_DEVICE_AUTO && several_hosts;
+  if (!why.empty() && device->required) return {DDL_INVALID_ARGUMENT, why};
+  if (why.empty() && mode != DDL_DEVICE_STAGED) {
+    DeviceGroup& all = device->group(DDL_ALL_RANKS);
+    all.rank = ddl_rank(comm);
+    all.size = ddl_size(comm);
+    DeviceGroup& host = device->group(DDL_HOST_RANKS);
+    host.rank = ddl_local_rank(comm);
+    host.size = ddl_local_size(comm);
+    if (mode != DDL_DEVICE_HIERARCHICAL || !several_hosts) {
+      DDL_RETURN_IF_ERROR(ExchangeIds(comm, name, *device, {0}, 0, &all));
     }
-    std::memcpy(library.id.data(), bytes.data(), bytes.size());
-    library.required = mode == DDL_DEVICE_LIBRARY;
-    library.state = DeviceLibrary::kUnconnected;
+    if (mode != DDL_DEVICE_LIBRARY && several_hosts && even && host.size > 1) {
+      const int leader = leader_of[static_cast<size_t>(ddl_rank(comm))];
+      DDL_RETURN_IF_ERROR(ExchangeIds(comm, name, *device, leaders, leader, &host));
+    }
   }
   comm->engine->SetDevice(std::move(device));
   return {};

@@ -57,7 +57,7 @@ void PinnedMemory::Release() {
 }
 
 Device::~Device() {
-  if (library_.state == DeviceLibrary::kConnected) Disconnect(true);
+  DisconnectAll(true);
   table_.destroy(table_.self);
 }
 
@@ -85,13 +85,14 @@ Status Device::Copy(bool to_host, const DeviceEvent& after, const std::vector<dd
   return {};
 }
 
-Status Device::WaitUntilReady(Waiter& waiter, const char* what, double limit_s, bool* is_ready) {
+Status Device::WaitUntilReady(ddl_device_group group, Waiter& waiter, const char* what, double limit_s,
+                              bool* is_ready) {
   Status failure;
   int ready = 0;
   const double start = Now();
   DDL_RETURN_IF_ERROR(waiter.Until(
       [&] {
-        failure = As(table_.poll(table_.self, &ready), what);
+        failure = As(table_.poll(table_.self, group, &ready), what);
         return ready != 0 || !failure.ok() || (limit_s > 0 && Now() - start > limit_s);
       },
       [what] { return std::string("the other ranks' devices in ") + what; }));
@@ -99,14 +100,15 @@ Status Device::WaitUntilReady(Waiter& waiter, const char* what, double limit_s, 
   return failure;
 }
 
-Status Device::Connect(int rank, int size) {
-  return As(table_.connect(table_.self, library_.id.data(), rank, size), "connecting");
+Status Device::Connect(ddl_device_group group) {
+  const DeviceGroup& to = groups_[group];
+  return As(table_.connect(table_.self, group, to.id.data(), to.rank, to.size), "connecting");
 }
 
-Status Device::Finish(Waiter& waiter, DeviceEvent* event) {
+Status Device::Finish(ddl_device_group group, Waiter& waiter, DeviceEvent* event) {
   void* made = nullptr;
   bool begun = false;
-  DDL_RETURN_IF_ERROR(WaitUntilReady(waiter, "a collective", 0, &begun));
+  DDL_RETURN_IF_ERROR(WaitUntilReady(group, waiter, "a collective", 0, &begun));
   DDL_RETURN_IF_ERROR(As(table_.finish(table_.self, &made), "a collective"));
   *event = DeviceEvent(this, made);
   // An error of the group shows in `poll`, and never in an event.
@@ -116,27 +118,34 @@ Status Device::Finish(Waiter& waiter, DeviceEvent* event) {
       [&] {
         int ready = 0;
         failure = event->Test(&done);
-        if (failure.ok() && !done) failure = As(table_.poll(table_.self, &ready), "a collective");
+        if (failure.ok() && !done) failure = As(table_.poll(table_.self, group, &ready), "a collective");
         return done || !failure.ok();
       },
       [] { return std::string("the other ranks' devices in a collective"); }));
   return failure;
 }
 
-Status Device::Run(const ddl_device_collective& collective, const DeviceEvent& after, Waiter& waiter) {
+Status Device::Run(ddl_device_group group, const ddl_device_collective& collective, const DeviceEvent& after,
+                   Waiter& waiter) {
   DeviceEvent event;
-  Status status = As(table_.run(table_.self, &collective, after.get()), "a collective");
-  if (status.ok()) status = Finish(waiter, &event);
+  Status status = As(table_.run(table_.self, group, &collective, after.get()), "a collective");
+  if (status.ok()) status = Finish(group, waiter, &event);
   if (status.ok()) return {};
   // Running work on the device must not write to memory that the caller then has back.
-  Disconnect(true);
+  Disconnect(group, true);
   (void)event.Settle();
   return status;
 }
 
-void Device::Disconnect(bool abort) {
-  table_.disconnect(table_.self, abort ? 1 : 0);
-  library_.state = DeviceLibrary::kGivenUp;
+void Device::Disconnect(ddl_device_group group, bool abort) {
+  table_.disconnect(table_.self, group, abort ? 1 : 0);
+  groups_[group].state = DeviceGroup::kGivenUp;
+}
+
+void Device::DisconnectAll(bool abort) {
+  for (const ddl_device_group group : {DDL_ALL_RANKS, DDL_HOST_RANKS}) {
+    if (groups_[group].state == DeviceGroup::kConnected) Disconnect(group, abort);
+  }
 }
 
 }  // namespace ddl

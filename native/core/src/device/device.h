@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/waiter.h"
 #include "ddl_device.h"
+#include "device/way_choice.h"
 
 namespace ddl {
 
@@ -65,13 +66,13 @@ class PinnedMemory {
   void* memory_ = nullptr;
 };
 
-// The ranks' device library, and whether they use it.
-class DeviceLibrary {
- public:
+// Ranks that the device's library connects.
+struct DeviceGroup {
   enum State { kNone, kUnconnected, kConnected, kGivenUp };
   std::atomic<State> state{kNone};
   std::array<uint8_t, DDL_DEVICE_ID_BYTES> id{};
-  bool required = false;  // there is no other way: see DDL_DEVICE_LIBRARY
+  int rank = 0;  // this one's in the group
+  int size = 1;
 };
 
 class Device {
@@ -85,30 +86,54 @@ class Device {
   bool Has(const ddl_location& location) const {
     return location.kind == table_.location.kind && location.id == table_.location.id;
   }
-  DeviceLibrary& library() { return library_; }
+  // What the ranks have agreed on, before the device's first use: the groups, whether they must connect because there
+  // is no other way (see ddl_device_mode), and whether the fastest of several ways is to be chosen.
+  DeviceGroup& group(ddl_device_group group) { return groups_[group]; }
+  bool required = false;
+  bool chooses = false;
+  WayChoice& choice(uint32_t kind, uint64_t bytes) { return choices_.For(kind, bytes); }
+  // Whether the library may run collectives of this kind. The same on all ranks, even if only some know already that a
+  // group could not connect. Any thread.
+  bool MayUseLibrary(uint32_t kind) {
+    return AnyGroup(kind, [](auto state) { return state != DeviceGroup::kNone; });
+  }
+  // Whether a collective will pass through the host's memory, as far as is known. Any thread.
+  bool WillStage(uint32_t kind, uint64_t bytes) {
+    return choice(kind, bytes).chosen() == Way::kStaged || !AnyGroup(kind, [](auto state) {
+             return state == DeviceGroup::kUnconnected || state == DeviceGroup::kConnected;
+           });
+  }
 
   Status Mark(void* stream, DeviceEvent* event);
   Status Copy(bool to_host, const DeviceEvent& after, const std::vector<ddl_device_copy>& copies, DeviceEvent* event);
 
   // Functions of the library, for one thread at a time. Connect: begins to connect. WaitUntilReady: *ready is true once
   // the next call may follow, or false after `limit_s` (0: no limit). Run: COLLECTIVE, leaves the group when it fails.
-  Status Connect(int rank, int size);
-  Status WaitUntilReady(Waiter& waiter, const char* what, double limit_s, bool* ready);
-  Status Run(const ddl_device_collective& collective, const DeviceEvent& after, Waiter& waiter);
-  void Disconnect(bool abort);
+  Status Connect(ddl_device_group group);
+  Status WaitUntilReady(ddl_device_group group, Waiter& waiter, const char* what, double limit_s, bool* ready);
+  Status Run(ddl_device_group group, const ddl_device_collective& collective, const DeviceEvent& after, Waiter& waiter);
+  void Disconnect(ddl_device_group group, bool abort);
+  // Leaves the groups that are connected.
+  void DisconnectAll(bool abort);
 
   // The status of a function of the table.
   Status As(int code, const char* what) const;
 
-  // Requests whose data passed through the host's memory, and those that the library ran.
-  std::atomic<uint64_t> num_staged{0};
-  std::atomic<uint64_t> num_by_library{0};
+  // Collectives that ran in each way.
+  std::array<std::atomic<uint64_t>, kNumWays> num_run{};
 
  private:
-  Status Finish(Waiter& waiter, DeviceEvent* event);
+  Status Finish(ddl_device_group group, Waiter& waiter, DeviceEvent* event);
+  // Whether the state of a group that may run collectives of this kind passes `test`.
+  template <typename Test>
+  bool AnyGroup(uint32_t kind, Test test) const {
+    return test(groups_[DDL_ALL_RANKS].state.load()) ||
+           (kind == DDL_ALL_REDUCE && test(groups_[DDL_HOST_RANKS].state.load()));
+  }
 
   const ddl_device table_;
-  DeviceLibrary library_;
+  std::array<DeviceGroup, DDL_NUM_DEVICE_GROUPS> groups_;
+  WayChoices choices_;
 };
 
 }  // namespace ddl

@@ -66,14 +66,12 @@ void Engine::Close() {
   coordinated_.queue.stack_position().Close();
   coordinated_.thread.Close();
   const std::shared_ptr<Device> device = this->device();
-  if (device != nullptr && device->library().state == DeviceLibrary::kConnected) {
-    device->Disconnect(!coordinated_.endpoint->broken().ok());
-  }
+  if (device != nullptr) device->DisconnectAll(!coordinated_.endpoint->broken().ok());
 }
 
 Engine::Planned* Engine::planned() const {
   const std::shared_ptr<Device> device = this->device();
-  if (device != nullptr && device->library().state != DeviceLibrary::kNone) return nullptr;
+  if (device != nullptr && device->MayUseLibrary(DDL_ALL_REDUCE)) return nullptr;
   return running_planned_.load(std::memory_order_acquire);
 }
 
@@ -110,12 +108,11 @@ void Engine::Submit(const ddl_request& from, bool result_on_host) {
 
 // Copies a request's data to the host while it waits for its turn, unless the device's library is going to run it.
 void Engine::Stage(std::shared_ptr<Device> device, const ddl_request& from, Request* request) const {
-  const DeviceLibrary::State state = device->library().state;
-  // The same on all ranks, even if only some know already that the library could not connect.
-  const bool by_library = state != DeviceLibrary::kNone && LibraryCanRun(from, request->result_on_host, size());
+  const bool by_library = device->MayUseLibrary(from.kind) && LibraryCanRun(from, request->result_on_host, size());
   if (by_library) request->announcement.flags |= kFlagByLibrary;
+  const bool copies = !by_library || device->WillStage(from.kind, BytesOf(from));
   request->staging = std::make_shared<Staging>(std::move(device), from.stream);
-  if (!by_library || state == DeviceLibrary::kGivenUp) request->staging->CopyIn(*request, rank());
+  if (copies) request->staging->CopyIn(*request, rank());
 }
 
 int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
@@ -133,14 +130,15 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
 ddl_counters Engine::counters() const {
   const auto count = [](const ControlChannel& channel) {
     const MessageCount &sent = channel.sent(), &received = channel.received();
-    return ddl_counters{sent.messages, received.messages, sent.bytes, received.bytes, 0, 0, 0, 0, 0, 0};
+    return ddl_counters{sent.messages, received.messages, sent.bytes, received.bytes, 0, 0, 0, 0, 0, 0, 0};
   };
   ddl_counters all = count(coordinated_.endpoint->channel());
   all.coordinated = coordinated_.queue.num_decided();
   all.ran_inline = coordinated_.inline_path.num_run();
   if (const auto device = this->device(); device != nullptr) {
-    all.staged = device->num_staged;
-    all.by_device = device->num_by_library;
+    all.by_device = device->num_run[static_cast<size_t>(Way::kLibrary)];
+    all.hierarchical = device->num_run[static_cast<size_t>(Way::kHierarchical)];
+    all.staged = device->num_run[static_cast<size_t>(Way::kStaged)];
   }
   const Planned* const lane = planned();
   if (lane == nullptr) return all;

@@ -52,6 +52,7 @@ class Engine {
 
   int rank() const { return coordinated_.endpoint->rank(); }
   int size() const { return coordinated_.endpoint->size(); }
+  const std::vector<int>& group() const { return coordinated_.endpoint->group(); }
   int local_rank() const { return coordinated_.endpoint->memory().local_rank(); }
   int local_size() const { return coordinated_.endpoint->memory().local_size(); }
   const char* description() const { return description_.c_str(); }

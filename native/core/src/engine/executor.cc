@@ -1,7 +1,5 @@
 #include "engine/executor.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -10,18 +8,11 @@
 #include "base/text.h"
 #include "base/waiter.h"
 #include "control/coordinator.h"
-#include "engine/staging.h"
 #include "net/transport_failure.h"
 #include "net/wire.h"
 
 namespace ddl {
 namespace {
-
-// The library's time limit for connecting, and the interval at which ranks exchange whether it has connected.
-constexpr double kConnectSeconds = 120.0;
-constexpr double kConnectSliceSeconds = 0.1;
-constexpr double kLostRankSeconds = 2.0;
-constexpr unsigned kLostRankPollUs = 1000;
 
 // Rows of each rank when `rows` rows are scattered: sizes differ by at most one.
 std::vector<Range> RowRanges(uint64_t rows, uint64_t row_count, int size) {
@@ -40,15 +31,6 @@ std::vector<Range> RangesOf(const std::vector<T>& rows, uint64_t row_count) {
     begin = ranges.back().end;
   }
   return ranges;
-}
-
-// Allocates the request's output. `rows`: numbers of rows by rank.
-Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out) {
-  *out = static_cast<char*>(request.allocate(request.user, rows.data(), static_cast<int>(rows.size())));
-  const uint64_t count = RangesOf(rows, request.announcement.row_count).back().end;
-  if (*out != nullptr || count == 0) return {};
-  return {DDL_INTERNAL, "out of memory for the " + std::to_string(count) + " elements of the result of " +
-                            Label(request.announcement)};
 }
 
 // The status that `work` returns, or that memory was short for `announcement`.
@@ -98,72 +80,13 @@ Status Executor::RunWithMemory(const Request& request, const Decision& decision)
   }
 }
 
-Status Executor::RunOnDevice(const Request& request, const Decision& decision) {
-  Staging& staging = *request.staging;
-  // A rank that has joined has no device memory, so all ranks send their data through the host.
-  const bool all_submitted = decision.joined.empty();
-  const std::vector<uint64_t>& rows = decision.rows;
-  const bool equal_rows = std::all_of(rows.begin(), rows.end(), [&](uint64_t n) { return n == rows.front(); });
-  if ((request.announcement.flags & kFlagByLibrary) != 0 && all_submitted && equal_rows) {
-    DeviceLibrary& library = staging.device().library();
-    if (library.state == DeviceLibrary::kUnconnected) DDL_RETURN_IF_ERROR(ConnectLibrary(staging.device()));
-    if (library.state == DeviceLibrary::kConnected) return RunByLibrary(request, decision);
-  }
-  return staging.Run(request, transport_.rank, waiter_,
-                     [&](const Request& on_host) { return RunWithMemory(on_host, decision); });
-}
-
-// Ranks agree whether all of them could connect. If not, all continue without the library.
-Status Executor::ConnectLibrary(Device& device) {
-  DeviceLibrary& library = device.library();
-  const double start = Now();
-  Status connected = device.Connect(transport_.rank, transport_.size);
-  enum : int32_t { kDone, kUnderWay, kFailed } state = kUnderWay;
-  // The library does not tell a waiting rank that another rank has failed.
-  for (int32_t worst = kUnderWay; worst == kUnderWay;) {
-    bool ready = false;
-    if (connected.ok()) connected = device.WaitUntilReady(waiter_, "connecting", kConnectSliceSeconds, &ready);
-    if (connected.ok() && !ready && Now() - start > kConnectSeconds) {
-      connected = {DDL_INTERNAL, std::string(device.table().name) + ": connecting takes too long"};
-    }
-    state = !connected.ok() ? kFailed : ready ? kDone : kUnderWay;
-    worst = state;
-    const View view(sizeof worst, &worst, 1);
-    DDL_RETURN_IF_ERROR(collectives_.AllReduce(view, view, DDL_INT32, DDL_MAX));
-    if (worst == kDone) {
-      library.state = DeviceLibrary::kConnected;
-      return {};
-    }
-  }
-  device.Disconnect(true);
-  const std::string why = connected.ok() ? "another rank's device could not connect" : connected.message();
-  if (library.required) return {DDL_INTERNAL, why};
-  warning_ += why + ". Collectives on devices pass through the memory of the host instead.";
-  return {};
-}
-
-Status Executor::RunByLibrary(const Request& request, const Decision& decision) {
-  const Announcement& a = request.announcement;
-  std::vector<ddl_buffer> buffers = request.buffers;
-  if (a.kind == DDL_ALL_GATHER) {
-    char* out = nullptr;
-    DDL_RETURN_IF_ERROR(AllocateRows(request, decision.rows, &out));
-    DDL_RETURN_IF_ERROR(request.staging->Mark());
-    buffers[0].out = out;
-  } else if (a.kind == DDL_REDUCE_SCATTER) {
-    buffers[0].count /= static_cast<uint64_t>(transport_.size);
-  }
-  const ddl_device_collective collective{a.kind,        a.dtype, a.op, a.root, static_cast<uint32_t>(buffers.size()),
-                                         buffers.data()};
-  Device& device = request.staging->device();
-  const Status status = device.Run(collective, request.staging->ready(), waiter_);
-  // The library notices that a rank has died, but does not name it. The host's own checks name it a moment later.
-  for (const double start = Now(); !status.ok() && Now() - start < kLostRankSeconds; usleep(kLostRankPollUs)) {
-    DDL_RETURN_IF_ERROR(waiter_.Health());
-  }
-  DDL_RETURN_IF_ERROR(status);
-  device.num_by_library.fetch_add(1, std::memory_order_relaxed);
-  return {};
+// Allocates the request's output. `rows`: numbers of rows by rank.
+Status Executor::AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out) {
+  *out = static_cast<char*>(request.allocate(request.user, rows.data(), static_cast<int>(rows.size())));
+  const uint64_t count = RangesOf(rows, request.announcement.row_count).back().end;
+  if (*out != nullptr || count == 0) return {};
+  return {DDL_INTERNAL, "out of memory for the " + std::to_string(count) + " elements of the result of " +
+                            Label(request.announcement)};
 }
 
 Status Executor::AllReduce(const Request& request, const View& in, const View& out,

@@ -36,9 +36,18 @@ class Executor {
 
  private:
   Status RunWithMemory(const Request& request, const Decision& decision);
+  // executor_device.cc: requests with buffers on a device.
   Status RunOnDevice(const Request& request, const Decision& decision);
+  Status FindWays(Device& device, uint32_t kind, std::vector<Way>* ways);
+  Status ConnectGroup(Device& device, ddl_device_group group);
+  Status RunBy(Way way, const Request& request, const Decision& decision);
+  Status TimeWays(WayChoice& choice, const std::vector<Way>& ways, const Request& request, const Decision& decision);
   Status RunByLibrary(const Request& request, const Decision& decision);
-  Status ConnectLibrary(Device& device);
+  Status RunHierarchical(const Request& request);
+  Status RunLibrary(ddl_device_group group, ddl_kind kind, const Request& request,
+                    const std::vector<ddl_buffer>& buffers, const DeviceEvent& after);
+
+  static Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out);
   Status AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme);
   Status IntegerMean(const View& in, const View& out, ddl_dtype dtype);
   Status PlainAllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op);

@@ -92,8 +92,7 @@ Status Staging::Run(const Request& request, int rank, Waiter& waiter,
                     const std::function<Status(const Request& on_host)>& collective) {
   CopyIn(request, rank);
   DDL_RETURN_IF_ERROR(failure_);
-  DDL_RETURN_IF_ERROR(copied_.Wait(waiter, "its own device, which has not finished earlier work"));
-  device_->num_staged.fetch_add(1, std::memory_order_relaxed);
+  DDL_RETURN_IF_ERROR(copied_.Wait(waiter, kOwnDevice));
   const Announcement& a = request.announcement;
   const size_t element = DtypeSize(static_cast<ddl_dtype>(a.dtype));
   request_ = &request;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -23,13 +24,18 @@ class Staging {
   // On the caller's thread, because Staging does not wait for work that `stream` gets afterwards. A failure is kept for
   // Run, so that all ranks learn of it.
   Staging(std::shared_ptr<Device> device, void* stream);
+  // For buffers that are ready.
+  explicit Staging(std::shared_ptr<Device> device) : device_(std::move(device)), stream_(nullptr) {}
   // Waits for copies that still run, or leaks their memory.
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  Device& device() { return *device_; }
+  const std::shared_ptr<Device>& device() const { return device_; }
   const DeviceEvent& ready() const { return ready_; }
+  // Why the stream's work could not be waited for.
+  const Status& failure() const { return failure_; }
+  Status WaitUntilReady(Waiter& waiter) { return ready_.Wait(waiter, kOwnDevice); }
   // Makes `ready` wait for all work that the caller's stream has by now, which may use memory that the caller has just
   // allocated.
   Status Mark() { return device_->Mark(stream_, &ready_); }
@@ -42,6 +48,7 @@ class Staging {
              const std::function<Status(const Request& on_host)>& collective);
 
  private:
+  static constexpr char kOwnDevice[] = "its own device, which has not finished earlier work";
   Status Reserve(const Request& request, int rank);
   Status CopyOut(const std::vector<ddl_device_copy>& copies, Waiter& waiter);
   // See ddl_request.allocate.

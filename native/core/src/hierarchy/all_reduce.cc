@@ -16,11 +16,16 @@ std::vector<View> HierarchicalCollectives::Shards(const View& whole, uint64_t of
   return shards;
 }
 
+// The elements of a rank's shard of a block.
+uint64_t HierarchicalCollectives::ShardLength(size_t element_bytes, size_t wire_bytes) const {
+  return std::min(kWireMessageBytes * groups_.size() / wire_bytes, kLargestShardBytes / element_bytes);
+}
+
 Status HierarchicalCollectives::AllReduceAcross(const View& in, const View& out, const Stages& stages,
                                                 const Compressed& compressed) {
   const size_t bytes = in.element_bytes();
   const size_t wire_bytes = compressed.to == DDL_COMPRESSION_NONE ? bytes : sizeof(uint16_t);
-  const uint64_t shard = std::min(kWireMessageBytes * groups_.size() / wire_bytes, kLargestShardBytes / bytes);
+  const uint64_t shard = ShardLength(bytes, wire_bytes);
   const uint64_t length = shard * num_shards_;
   const uint64_t num_blocks = (in.count() + length - 1) / length;
   const auto elements = [&](uint64_t b) { return std::min(length, in.count() - b * length); };
@@ -49,6 +54,25 @@ Status HierarchicalCollectives::AllReduceAcross(const View& in, const View& out,
         if (outer != nullptr) sum = View(bytes, outer->block(), results[local].count());
         return ShmAllGather(pipeline_, sum, results);
       });
+}
+
+Status HierarchicalCollectives::AllReduceBetween(const View& data, ddl_dtype dtype, ddl_op op) {
+  const size_t bytes = data.element_bytes();
+  const uint64_t length = ShardLength(bytes, bytes);
+  const Stages stages = StagesOf(dtype, op, static_cast<int>(groups_.size()));
+  const auto piece = [&](uint64_t b) { return data.Slice(b * length, std::min(length, data.count() - b * length)); };
+  return RunBlocks((data.count() + length - 1) / length,
+                   [&](uint64_t b, OuterAllReduce* outer) -> Status {
+                     const View own = piece(b);
+                     ReduceAlone(own, View(bytes, outer->Block(EvenParts(own.count()), bytes), own.count()),
+                                 stages.inner);
+                     return outer->Start(Halves::kBoth, stages.outer, stages.has_last ? &stages.last : nullptr);
+                   },
+                   [&](uint64_t b, OuterAllReduce* outer) -> Status {
+                     const View own = piece(b);
+                     CopyView(View(bytes, outer->block(), own.count()), own, Store::kCached);
+                     return {};
+                   });
 }
 
 std::vector<uint64_t> HierarchicalCollectives::EvenParts(uint64_t count) const {

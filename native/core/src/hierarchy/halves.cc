@@ -69,7 +69,7 @@ Status HierarchicalCollectives::ReduceScatter(const View& in, char* out, const s
     return ShmReduceScatter(pipeline_, PiecesByLocalRank(in, ranges, 0, longest), View(bytes, out, own.size()),
                             reduction);
   }
-  const Stages stages = StagesOf(dtype, op);
+  const Stages stages = StagesOf(dtype, op, transport_.size);
   const uint64_t length = PieceLength(bytes);
   return RunBlocks((longest + length - 1) / length,
                    [&](uint64_t b, OuterAllReduce* outer) -> Status {

@@ -90,16 +90,15 @@ HierarchicalCollectives::HierarchicalCollectives(const ddl_transport& transport,
 Status HierarchicalCollectives::AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
                                           const std::optional<Scheme>& agreed, const Compressed& compressed) {
   if (one_group()) return ShmAllReduce(pipeline_, in, out, {dtype, op, static_cast<double>(transport_.size)}, agreed);
-  return AllReduceAcross(in, out, StagesOf(dtype, op), compressed);
+  return AllReduceAcross(in, out, StagesOf(dtype, op, transport_.size), compressed);
 }
 
-HierarchicalCollectives::Stages HierarchicalCollectives::StagesOf(ddl_dtype dtype, ddl_op op) const {
-  const auto ranks = static_cast<double>(transport_.size);
+HierarchicalCollectives::Stages HierarchicalCollectives::StagesOf(ddl_dtype dtype, ddl_op op, int ranks) {
   const Reduction across{dtype, op == DDL_MEAN ? DDL_SUM : op, 1.0};
   if (op != DDL_MEAN) return {across, across, across, false};
   // A mean divides last, which rounds once; but see kernels/float16_mean.h.
-  if (dtype != DDL_FLOAT16) return {across, across, {dtype, DDL_MEAN, ranks}, true};
-  const double first = Float16Divisor(transport_.size);
+  if (dtype != DDL_FLOAT16) return {across, across, {dtype, DDL_MEAN, static_cast<double>(ranks)}, true};
+  const double first = Float16Divisor(ranks);
   return {{dtype, DDL_MEAN, first}, across, {dtype, DDL_MEAN, ranks / first}, first != ranks};
 }
 

@@ -46,6 +46,9 @@ class HierarchicalCollectives {
   // `agreed`: see ShmAllReduce; only with one group. `compressed`: for sums and means of float32.
   Status AllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op,
                    const std::optional<Scheme>& agreed = {}, const Compressed& compressed = {});
+  // all_reduce.cc. All-reduces `data` in place among the ranks with this rank's local rank, one in each group. Groups
+  // have equal sizes, and there are several.
+  Status AllReduceBetween(const View& data, ddl_dtype dtype, ddl_op op);
   // The scheme that this rank proposes to its group for an all-reduce of `bytes`.
   Scheme Propose(uint64_t bytes) { return ProposeScheme(pipeline_, DDL_ALL_REDUCE, bytes); }
   // halves.cc. `ranges[r]`: the elements of the reduced input that rank r receives.
@@ -73,7 +76,7 @@ class HierarchicalCollectives {
     Reduction last;
     bool has_last;
   };
-  Stages StagesOf(ddl_dtype dtype, ddl_op op) const;
+  static Stages StagesOf(ddl_dtype dtype, ddl_op op, int ranks);
   // adaptive_sum.cc
   bool TreeFollowsBox() const;
   Status AdaptiveSumOfBox(const View& in, const View& out, const std::vector<uint64_t>& tensors, ddl_dtype dtype);
@@ -86,6 +89,7 @@ class HierarchicalCollectives {
   // all_reduce.cc
   Status AllReduceAcross(const View& in, const View& out, const Stages& stages, const Compressed& compressed);
   std::vector<View> Shards(const View& whole, uint64_t offset, uint64_t count) const;
+  uint64_t ShardLength(size_t element_bytes, size_t wire_bytes) const;
   std::vector<uint64_t> EvenParts(uint64_t count) const;
   // halves.cc
   uint64_t PieceLength(size_t element_bytes) const;
