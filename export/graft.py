@@ -189,6 +189,10 @@ def _write_provenance(staged: Path, base: manifest.Manifest, source: Source) -> 
 
 
 def _prove(staged: Path, base: manifest.Manifest, source: Source, process: CleanProcess | None, how: str) -> str:
+    """Runs the SavedModel on the sample and compares its outputs with those of training. Returns the result in words.
+
+    how: "process", "here" or "off", as in `export`.
+    """
     if how == "off":
         return "not compared (validate='off')"
     tolerance = HALF_TOLERANCE if base["half"] else TOLERANCE

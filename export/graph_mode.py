@@ -114,6 +114,11 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _find_graph(prefix: Path, wanted: str | None) -> Path:
+    """Returns the file with the graph of a Saver's checkpoint.
+
+    wanted: the name that the user gave, or None.
+    Raises: ExportError: there is no such file, or several and no name was given.
+    """
     stem = re.sub(r"-\d+$", "", prefix.name)
     own = [stem + _BASE, prefix.name + _BASE]
     base_graphs = sorted(file.name for file in prefix.parent.glob(f"*{_BASE}"))

@@ -100,6 +100,7 @@ class Admission(JoiningInFit):
             )
 
     def _admit(self, callbacks: CallbackList, caller: failing_together.Caller) -> None:
+        """Lets waiting newcomers join and leaving ranks leave, before a step on which all ranks agree."""
         board, survival = self._board, self._survival
         finished = survival.finished()
         self.look()

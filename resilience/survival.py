@@ -116,6 +116,7 @@ class Survival(Resilience):
     def call(
         self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Caller | None = None
     ) -> Any:
+        """Runs a call, and repeats it on the remaining ranks as long as ranks are lost. See `Resilience.call`."""
         if _in_call.get() or threading.current_thread() is not threading.main_thread():
             return run()
         if self._finished is None:

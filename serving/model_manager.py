@@ -251,6 +251,7 @@ class ModelManager:
                     self._polled.discard(name)
 
     async def _poll_one(self, name: str, config: ModelConfig) -> None:
+        """Compares the versions of a model on disk with the loaded ones, then loads and unloads what differs."""
         versions = self._versions[name]
         try:
             on_disk, wrong = await asyncio.to_thread(model_config.versions_on_disk, config.base_path)
@@ -301,6 +302,7 @@ class ModelManager:
         return may_retry and time.monotonic() > version.retry_at
 
     async def _load_version(self, config: ModelConfig, number: int, path: Path) -> None:
+        """Loads a version, then unloads the old one of the same number. After a failure, a later poll may try again."""
         versions = self._versions[config.name]
         before = versions.get(number)
         version = Version(number, State.LOADING, failures=before.failures if before is not None else 0)

@@ -110,6 +110,7 @@ def _columns(rows: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def _by_rest(
     url: str, model: str, version: int | None, signature: str, inputs: dict[str, Any], timeout: float
 ) -> dict[str, Any]:
+    """Asks a server for predictions over REST. Raises: ServingError, as `_by_grpc` does."""
     import numpy as np
 
     path = f"{url}/v1/models/{model}" + (f"/versions/{version}" if version else "")
@@ -142,6 +143,10 @@ def _by_rest(
 def _by_grpc(
     address: str, model: str, version: int | None, signature: str, inputs: dict[str, Any], timeout: float
 ) -> dict[str, Any]:
+    """Asks a server for predictions over gRPC, and tells apart a missing server, a missing model and a refusal.
+
+    Raises: ServingError. DependencyError: grpcio is not installed. ConfigError: rows have other dtypes than the model.
+    """
     if packages.missing(["grpc"]):
         raise DependencyError(
             "URLs with grpc:// need grpcio. Received: an environment without it. Use http://, or install it: "

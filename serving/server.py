@@ -68,6 +68,7 @@ class Server:
         return process
 
     async def _run(self, started: Callable[[int, int, int | None], None]) -> bool:
+        """Serves until a signal arrives, then drains. Returns whether all requests were answered."""
         options, stop = self._options, asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._report)

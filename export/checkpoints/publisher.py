@@ -75,6 +75,7 @@ class Publisher:
                         _warn_of_failure(checkpoint.step, directory, str(error))
 
     def _publish(self, step: int, model: str | None, directory: Path) -> None:
+        """Exports a checkpoint as version `step` in a process of its own, with low priority. Warns if this fails."""
         if os.path.lexists(directory / str(step)):  # a resumed run repeats steps
             return
         found = [version_directories.number_of(entry.name) for entry in directory.iterdir()]

@@ -181,6 +181,7 @@ def _classifier(function: Callable[..., Any], output: str, labels: Sequence[str]
 
 
 def _over_examples(inputs: Inputs, features: Mapping[str, Any] | None, run: Callable[..., Any]) -> Any:
+    """Traces a function of serialized tf.Examples, which parses them to the inputs of `run`."""
     import tensorflow as tf
 
     leaves = inputs.leaves

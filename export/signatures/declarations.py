@@ -135,7 +135,7 @@ def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[
     for name, each in declared.images.items():
         outputs = default if each.outputs is None else outputs_of(name, each.outputs)
         into = encoded_images.image_input(each, record["inputs"])
-        graph.add(name, outputs, encoded_images.before(each, into))
+        graph.add(name, outputs, encoded_images.trace_decoder(each, into))
         sources.pop(name, None)
         images[name] = {
             "argument": each.name,

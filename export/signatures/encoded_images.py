@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export.signatures.saved_graph import Before
+from keras_ddl.export.signatures.saved_graph import InputTransform
 
 _CHANNELS = (1, 3, 4)  # numbers of channels that tf.io.decode_image supports
 _METHODS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic")
@@ -121,7 +121,7 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
     return ImageInput(name, dtype, size[0], size[1], channels, layout)
 
 
-def before(images: EncodedImages, into: ImageInput) -> Before:
+def trace_decoder(images: EncodedImages, into: ImageInput) -> InputTransform:
     """Traces the function that decodes files to the model's input. Call it in `isolated`, or without a Strategy."""
     import tensorflow as tf
 
@@ -133,7 +133,7 @@ def before(images: EncodedImages, into: ImageInput) -> Before:
     functions = {each.signature.name: each for each in graph.as_graph_def().library.function}
     (entry,) = [node for node in graph.as_graph_def().node if node.op in ("PartitionedCall", "StatefulPartitionedCall")]
     last = functions.pop(entry.attr["f"].func.name)
-    return Before(into.name, images.name, "string", [None], [*functions.values(), last])
+    return InputTransform(into.name, images.name, "string", [None], [*functions.values(), last])
 
 
 def _pixels(files: Any, images: EncodedImages, into: ImageInput) -> Any:

@@ -29,7 +29,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 @dataclass(frozen=True)
-class Before:
+class InputTransform:
     """A function that runs before the model and computes one of its inputs from another tensor.
 
     Attributes:
@@ -90,20 +90,20 @@ class SavedGraph:
                 f"{sorted(self._indices)} for {len(self._body.signature.output_arg)} outputs; please report it."
             )
 
-    def add(self, name: str, outputs: Mapping[str, str], before: Before | None = None) -> None:
+    def add(self, name: str, outputs: Mapping[str, str], transform: InputTransform | None = None) -> None:
         """Adds the signature `name`, or replaces it.
 
         Args:
             outputs: public name -> name in `self.outputs`.
-            before: computes one of the inputs from another tensor.
+            transform: computes one of the inputs from another tensor.
         """
         outputs = dict(sorted(outputs.items()))  # tf.saved_model.load expects the values of a dict in this order
         places = [self._index(source) for source in outputs.values()]
         described = {public: self.described(source) for public, source in outputs.items()}
-        decode = self._add_functions(name, before.functions) if before is not None else ""
-        wrapper = self._add_wrapper(name, places, described, before, decode)
-        self._add_definition(name, self._add_call(name, wrapper, described, before), described, before)
-        self._add_object(name, wrapper, described, before)
+        decode = self._add_functions(name, transform.functions) if transform is not None else ""
+        wrapper = self._add_wrapper(name, places, described, transform, decode)
+        self._add_definition(name, self._add_call(name, wrapper, described, transform), described, transform)
+        self._add_object(name, wrapper, described, transform)
         self._sweep()
 
     def write(self) -> None:
@@ -171,8 +171,13 @@ class SavedGraph:
         return names[functions[-1].signature.name]
 
     def _add_wrapper(
-        self, name: str, places: list[int], described: Mapping[str, Any], before: Before | None, decode: str
+        self, name: str, places: list[int], described: Mapping[str, Any], transform: InputTransform | None, decode: str
     ) -> str:
+        """Adds the function behind a new signature, which calls the same graph as serving_default. Returns its name.
+
+        places: which outputs of that graph it returns.
+        transform, decode: the function that makes one of its inputs from another argument, and that function's name.
+        """
         taken = {each.signature.name for each in self._library.function}
         wrapper = self._library.function.add()
         wrapper.CopyFrom(self._wrapper)
@@ -187,17 +192,17 @@ class SavedGraph:
         for i, (place, (dtype, _)) in enumerate(zip(places, described.values())):
             signature.output_arg.add(name=f"identity_{i}", type=_enum(dtype))
             wrapper.ret[f"identity_{i}"] = f"{call.name}:output:{place}"
-        if before is not None:
-            i = next(i for i, keyword in enumerate(self._keywords()) if keyword == before.input)
+        if transform is not None:
+            i = next(i for i, keyword in enumerate(self._keywords()) if keyword == transform.input)
             argument, attributes = signature.input_arg[i], wrapper.arg_attr[i].attr
             made, dtype = argument.name, argument.type
-            argument.name, argument.type = f"{_plain(before.argument).lower()}_before", _enum(before.dtype)
-            attributes["_user_specified_name"].s = before.argument.encode()
+            argument.name, argument.type = f"{_plain(transform.argument).lower()}_before", _enum(transform.dtype)
+            attributes["_user_specified_name"].s = transform.argument.encode()
             if "_output_shapes" in attributes:
-                _set_shape(attributes["_output_shapes"].list.shape[0], before.shape)
+                _set_shape(attributes["_output_shapes"].list.shape[0], transform.shape)
             node = wrapper.node_def.add(name="before", op=_CALLS[1], input=[argument.name])
             node.attr["f"].func.name = decode
-            node.attr["Tin"].list.type.append(_enum(before.dtype))
+            node.attr["Tin"].list.type.append(_enum(transform.dtype))
             node.attr["Tout"].list.type.append(dtype)
             call.input[list(call.input).index(made)] = "before:output:0"
         return signature.name
@@ -208,7 +213,7 @@ class SavedGraph:
 
     # ---- for TensorFlow Serving --------------------------------------------------------------------------------------
 
-    def _add_call(self, name: str, wrapper: str, described: Mapping[str, Any], before: Before | None) -> str:
+    def _add_call(self, name: str, wrapper: str, described: Mapping[str, Any], transform: InputTransform | None) -> str:
         """Adds a node that calls the wrapper to the main graph; returns its name."""
         graph = self._meta.graph_def
         taken = {node.name for node in graph.node}
@@ -219,25 +224,27 @@ class SavedGraph:
         del call.attr["Tout"].list.type[:]
         call.attr["Tout"].list.type.extend(_enum(dtype) for dtype, _ in described.values())
         call.attr.pop("_output_shapes", None)
-        if before is not None:
-            i = self._keywords().index(before.input)
-            node = graph.node.add(name=_unused(f"{_plain(name)}_{before.argument}", taken), op="Placeholder")
-            node.attr["dtype"].type = _enum(before.dtype)
-            _set_shape(node.attr["shape"].shape, before.shape)
+        if transform is not None:
+            i = self._keywords().index(transform.input)
+            node = graph.node.add(name=_unused(f"{_plain(name)}_{transform.argument}", taken), op="Placeholder")
+            node.attr["dtype"].type = _enum(transform.dtype)
+            _set_shape(node.attr["shape"].shape, transform.shape)
             call.input[i] = node.name
-            call.attr["Tin"].list.type[i] = _enum(before.dtype)
+            call.attr["Tin"].list.type[i] = _enum(transform.dtype)
         return call.name
 
-    def _add_definition(self, name: str, call: str, described: Mapping[str, Any], before: Before | None) -> None:
+    def _add_definition(
+        self, name: str, call: str, described: Mapping[str, Any], transform: InputTransform | None
+    ) -> None:
         definition = self._meta.signature_def[name]
         definition.CopyFrom(self._signature)
         definition.outputs.clear()
-        if before is not None:
-            del definition.inputs[before.input]
+        if transform is not None:
+            del definition.inputs[transform.input]
             node = next(node for node in self._meta.graph_def.node if node.name == call)
-            info = definition.inputs[before.argument]
-            info.name, info.dtype = f"{node.input[self._keywords().index(before.input)]}:0", _enum(before.dtype)
-            _set_shape(info.tensor_shape, before.shape)
+            info = definition.inputs[transform.argument]
+            info.name, info.dtype = f"{node.input[self._keywords().index(transform.input)]}:0", _enum(transform.dtype)
+            _set_shape(info.tensor_shape, transform.shape)
         for i, (public, (dtype, shape)) in enumerate(described.items()):
             info = definition.outputs[public]
             info.name, info.dtype = f"{call}:{i}", _enum(dtype)
@@ -245,7 +252,10 @@ class SavedGraph:
 
     # ---- for tf.saved_model.load -------------------------------------------------------------------------------------
 
-    def _add_object(self, name: str, wrapper: str, described: Mapping[str, Any], before: Before | None) -> None:
+    def _add_object(
+        self, name: str, wrapper: str, described: Mapping[str, Any], transform: InputTransform | None
+    ) -> None:
+        """Adds a signature to the object graph, from which tf.saved_model.load restores it."""
         concrete = self._objects.concrete_functions[wrapper]
         concrete.CopyFrom(self._concrete)
         concrete.output_signature.Clear()
@@ -263,18 +273,18 @@ class SavedGraph:
         node.CopyFrom(self._entry)
         function = node.bare_concrete_function
         function.concrete_function_name = wrapper
-        if before is None:
+        if transform is None:
             return
-        function.argument_keywords[self._keywords().index(before.input)] = before.argument
+        function.argument_keywords[self._keywords().index(transform.input)] = transform.argument
         for each in function.function_spec.fullargspec.named_tuple_value.values:
             for value in each.value.list_value.values:
-                if value.string_value == before.input:
-                    value.string_value = before.argument
+                if value.string_value == transform.input:
+                    value.string_value = transform.argument
         arguments = concrete.canonicalized_input_signature.tuple_value.values[1].dict_value.fields
-        del arguments[before.input]
-        spec = arguments[before.argument].tensor_spec_value
-        spec.name, spec.dtype = before.argument, _enum(before.dtype)
-        _set_shape(spec.shape, before.shape)
+        del arguments[transform.input]
+        spec = arguments[transform.argument].tensor_spec_value
+        spec.name, spec.dtype = transform.argument, _enum(transform.dtype)
+        _set_shape(spec.shape, transform.shape)
 
     def _node_of(self, name: str) -> int | None:
         return next((each.node_id for each in self._map.children if each.local_name == name), None)

@@ -77,7 +77,7 @@ def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
             places.setdefault(written[int(item[()])], name)
 
     try:
-        # Layers may override the method in any way, and this mere convenience must never stop a training.
+        # Layers may override the method in any way, and this is only a convenience, so it must never stop training.
         with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "places.weights.h5")
             model.save_weights(file)
@@ -90,6 +90,7 @@ def places_in_h5(model: Any, keyed: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
+    """Reads a .weights.h5 or .keras file."""
     try:
         import h5py
     except ImportError as error:
@@ -122,6 +123,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
 
 
 def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
+    """Reads a checkpoint of tf.train.Checkpoint."""
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 

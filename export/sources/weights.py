@@ -114,6 +114,7 @@ def _agreement(source: Source, name: str | None) -> bool | None:
 
 
 def _from_checkpoint(checkpoint: ckpt.Checkpoint, base: Manifest, constants: list[str]) -> Iterator[dict[str, Any]]:
+    """Yields the weights of a checkpoint in groups that fit into memory, a larger one part by part."""
     stored = model_state.match(base["variables"], (checkpoint.state or {})["weights"], "weight", checkpoint.path)
     specs = {key: (dtype, tuple(shape)) for key, dtype, shape in [*base["variables"], *base["untracked"]]}
     wanted = {key: stored[key] for key in [*base["captured"], *constants]}

@@ -178,6 +178,7 @@ class Tracer:
         untracked: Mapping[str, Any],
         modules: list[Any],
     ) -> None:
+        """Writes the traced functions as a SavedModel, whose variables have the names of `bundle.variable_key`."""
         import tensorflow as tf
 
         module = tf.Module()
@@ -252,6 +253,11 @@ class Tracer:
         own_rows: Mapping[str, Any],
         warnings: list[str],
     ) -> tuple[Mapping[str, Any] | None, str | None]:
+        """Chooses the rows with which an export is proved, and saves them.
+
+        Returns: the rows and their origin; (None, None) with a warning if the model cannot run on made-up rows.
+        Raises: ExportError: a signature's function, or the model with given rows, fails.
+        """
         origin = "given" if rows is not None else "made up"
         if self.elsewhere is not None:
             if self.elsewhere.rows is None:

@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def _iterations(original: Any, optimizer: Any) -> Any:
-    """Makes `iterations` of an optimizer that reduces count batches, also with gradient accumulation."""
+    """Makes `iterations` of a reducing optimizer count batches, even with gradient accumulation."""
     if own_reductions.reduction_of(optimizer) is not None and not counting_updates.get():
         return batches_counted(optimizer)
     return original(optimizer)

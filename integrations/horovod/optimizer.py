@@ -123,6 +123,7 @@ def _distribute(
     average_passes: bool,
     **arguments: Any,
 ) -> Any:
+    """Makes an optimizer reduce; see `DistributedOptimizer`."""
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _distribute_graph_optimizer(optimizer, name, passes, average_passes, **arguments)
     inner = models.unwrapped(optimizer)

@@ -95,6 +95,7 @@ def _existing(ckpt_dir: str | Path) -> Path:
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:
+    """Returns the checkpoint in a directory; its `problem` says why it cannot be used, if that is so."""
     try:
         if (strange := foreign.strange_entry(path)) is not None:
             return Checkpoint(path, step, problem=f"{strange}, which keras_ddl does not read")

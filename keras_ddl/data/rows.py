@@ -22,7 +22,7 @@ class BatchRows:
         is_chunked: a rank has the rows that `chunk` assigns to it.
         others: which flattened components have another number of rows than the batch (from zipped datasets), grouped by
             number.
-        may_differ: only reading a batch shows whether there are such components (`unlike_rows`).
+        may_differ: only reading a batch shows whether there are such components (`row_totals_and_outliers`).
         is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
         spec: the element_spec of the global batches, if each rank reads all of them.
     """
@@ -56,7 +56,7 @@ class BatchRows:
 
     def learn(self, counts: Sequence[Sequence[int | None]]) -> BatchRows:
         """Returns the same, completed by the rows of a batch. `counts`: rows of each component on each rank."""
-        return dataclasses.replace(self, others=unlike_rows(counts, self.spec)[1], may_differ=False)
+        return dataclasses.replace(self, others=row_totals_and_outliers(counts, self.spec)[1], may_differ=False)
 
 
 UNKNOWN = BatchRows()
@@ -161,10 +161,10 @@ def component_rows(batch: Any) -> list[int | None]:
     return [None if each is None else int(each) for each in map(rows_of, tf.nest.flatten(batch))]
 
 
-def unlike_rows(
+def row_totals_and_outliers(
     counts: Sequence[Sequence[int | None]], structure: Any = None
 ) -> tuple[list[int | None], tuple[frozenset[int], ...]]:
-    """Returns all ranks' rows of each component, and the components with other rows than the batch, grouped by number.
+    """Returns each component's rows over all ranks, and the components whose rows differ from the batch's, by count.
 
     The batch has the number of rows that occurs in most elements of the structure (x, y, sample_weight). On a tie, the
     first element decides.
@@ -258,7 +258,7 @@ def chunked_rows(spec: Any, *, may_differ: bool = False) -> BatchRows:
     numbers = list(map(static_rows, tf.nest.flatten(spec)))
     total = static_rows(spec)
     if not is_open:
-        unlike = frozenset().union(*unlike_rows([numbers], spec)[1])
+        unlike = frozenset().union(*row_totals_and_outliers([numbers], spec)[1])
         total = next((each for place, each in enumerate(numbers) if each is not None and place not in unlike), None)
     alike: dict[int, set[int]] = {}
     for place, number in enumerate(numbers):

@@ -60,6 +60,8 @@ def from_source(
 
 
 class _Batches(keras.utils.PyDataset):
+    """Batches of a random-access source, of which a rank may read only some rows (`rows`)."""
+
     def __init__(
         self, source: Any, batch_size: int, shuffle: bool, seed: int, drop_remainder: bool, **arguments: Any
     ) -> None:

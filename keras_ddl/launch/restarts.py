@@ -97,6 +97,7 @@ class RestartLoop:
             shutil.rmtree(job_folder.on_this_host(kept), ignore_errors=True)
 
     def _run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
+        """Starts the job, and starts it again as long as restarts are due. Returns the result of the last attempt."""
         result = JobResult([])
         while True:
             where = self._wait_for_hosts()
@@ -126,6 +127,7 @@ class RestartLoop:
             self._failures += not self._restart_requested
 
     def _attempt(self, job: JobSpec, signals: tuple[signal.Signals, ...]) -> JobResult:
+        """Runs the job once, and meanwhile watches for hosts that come or go, if a file or a script lists them."""
         self._attempt_began, self._will_restart, self._num_ranks = time.monotonic(), False, job.num_ranks
         self._watchers.start(
             restart=self._attempt_number,

@@ -197,6 +197,7 @@ class Supervisor:
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def _loop(self, began: float) -> None:
+        """Serves until all ranks are over, the starter has ended, or the job must be ended from outside."""
         deadline = None if self._job.timeout is None else began + self._job.timeout - self._job.seconds_spent
         while not all(link.over for link in self.links):
             now = time.monotonic()

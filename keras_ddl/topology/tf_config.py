@@ -155,6 +155,7 @@ def own_program() -> list[str]:
 
 
 def _cluster(content: Any) -> Cluster:
+    """Returns the cluster that the content of TF_CONFIG describes. Raises: ValueError: there are several chiefs."""
     addresses = {kind: _by_index(listed) for kind, listed in content.get("cluster", {}).items()}
     tasks = [
         Task(kind, index, _host(address))

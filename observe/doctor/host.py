@@ -164,6 +164,7 @@ def _limits() -> Iterator[Finding]:
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields findings about environment variables that slow jobs down or break them."""
     if environ.get("PYTHONDONTWRITEBYTECODE"):
         remedy = "Unset it: from the second start on, a rank then takes 3 s of a core to start instead of 8."
         effect = "set: every rank compiles TensorFlow's modules at every start"

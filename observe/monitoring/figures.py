@@ -81,7 +81,7 @@ class Figures:
         self.logs |= {name: number for name, number in numbers.items() if number is not None}
 
     def end_fit(self) -> None:
-        """Ends a sample that has begun, because no step may follow. Collectives are no longer kept for it then."""
+        """Ends the current sample, because there might not be another step. Its collectives are then no longer kept."""
         if self._sample is not None:
             self._end_sample()
 

@@ -132,6 +132,7 @@ class Metrics:
             return list(self._collected())
 
     def _collected(self) -> Iterable[Metric]:
+        """Yields all metrics of the job. The caller holds the lock."""
         info = _gauge("job_info", "The version of keras_ddl, and the starter of the ranks.", ["version", "starter"])
         info.add_metric([config.version(), self._starter], 1)
         yield info

@@ -87,6 +87,8 @@ class _Remembered:
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Answers at most `_AT_ONCE` connections at a time; closes others at once."""
+
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
@@ -119,6 +121,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
+    """Answers GET requests for the metrics. A connection ends after `_CONNECTION_SECONDS` at the latest."""
+
     server: _Server
     timeout = _CONNECTION_SECONDS  # for each read and write
 

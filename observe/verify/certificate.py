@@ -67,6 +67,7 @@ def _installed() -> dict[str, str]:
 
 
 def _precision(each: Precision) -> dict[str, Any]:
+    """Returns the part of the certificate about one precision."""
     facts = each.one.recording.facts if each.one is not None else {}
     judgement = each.judgement or Judgement([])
     rows, row, hidden = judgement.rows, judgement.nearest, judgement.useless_from
@@ -134,15 +135,14 @@ def _shown(value: float | str) -> str:
 
 def as_text(certificate: dict[str, Any]) -> str:
     """Returns the certificate as text."""
-    made = certificate
-    ranks = "1 rank" if made["ranks"] == 1 else f"{made['ranks']} ranks"
+    ranks = "1 rank" if certificate["ranks"] == 1 else f"{certificate['ranks']} ranks"
     headline = {
         EQUAL: f"EQUAL: {ranks} compute what one process computes, up to rounding.",
         DIFFERENT: f"DIFFERENT: {ranks} do not compute what one process computes.",
     }
-    lines = [headline.get(made["verdict"], f"UNKNOWN: whether {ranks} compute what one process computes.")]
-    lines += ["", *_table(made["precisions"]), ""]
-    for each in made["precisions"]:
+    lines = [headline.get(certificate["verdict"], f"UNKNOWN: whether {ranks} compute what one process computes.")]
+    lines += ["", *_table(certificate["precisions"]), ""]
+    for each in certificate["precisions"]:
         if each["why"]:
             lines.append(f"{_title(each)}: {each['why']}")
         for name, failure in each["failures"].items():
@@ -170,24 +170,26 @@ def as_text(certificate: dict[str, Any]) -> str:
             some = ", ".join(f"{name} by {_shown(far)}" for name, far in each["flipped"].items())
             lines.append(f"{_title(each)}: counts of rows differ where nothing else does: either rounding has changed "
                          f"the class of a row, or the metric is wrong; a float64 run shows which: {some}")  # fmt: skip
-    rows = [("command", made["command"]), ("date", made["date"]), ("versions", _versions(made["versions"]))]
-    rows += [
-        ("compared", _compared(made["precisions"])),
-        ("replicated", _replicated(made["replicated"], made["collectives"])),
+    rows = [
+        ("command", certificate["command"]),
+        ("date", certificate["date"]),
+        ("versions", _versions(certificate["versions"])),
+        ("compared", _compared(certificate["precisions"])),
+        ("replicated", _replicated(certificate["replicated"], certificate["collectives"])),
+        ("random", _random(certificate["random"], certificate["collectives"])),
+        ("strategy", _options(certificate["strategy"], certificate["environment"])),
     ]
-    rows += [
-        ("random", _random(made["random"], made["collectives"])),
-        ("strategy", _options(made["strategy"], made["environment"])),
-    ]
-    if made["callbacks_left_out"]:
-        rows.append(("left out", f"callbacks that write files or resume: {', '.join(made['callbacks_left_out'])}"))
-    if made["trained_alone"]:
-        names = ", ".join(made["trained_alone"])
+    if certificate["callbacks_left_out"]:
+        rows.append(
+            ("left out", f"callbacks that write files or resume: {', '.join(certificate['callbacks_left_out'])}")
+        )
+    if certificate["trained_alone"]:
+        names = ", ".join(certificate["trained_alone"])
         rows.append(("alone", f"made outside of the scope, so each rank trains all of it: {names}"))
-    if made["files_written"]:
-        some = made["files_written"][:_MOST_NAMES]
+    if certificate["files_written"]:
+        some = certificate["files_written"][:_MOST_NAMES]
         rows.append(("written", f"outside of the copy of the working directory: {', '.join(some)}"))
-    rows += [("note", each) for each in made["notes"]]
+    rows += [("note", each) for each in certificate["notes"]]
     return "\n".join([*lines, *(f"{name:<11} {text}" for name, text in rows)])
 
 

@@ -86,6 +86,7 @@ class Recorder:
         self._begun.add(owner)
 
     def end_step(self, owner: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
+        """Records the state after a step and what the step returned."""
         self._steps += 1
         if model is None:
             strategy = one_per_job.alive()[0]
@@ -213,6 +214,7 @@ class Recorder:
         self._writer.facts(self._facts())
 
     def _facts(self) -> dict[str, Any]:
+        """Returns the facts about this run that do not depend on the step: settings, dtypes, seeds, versions."""
         strategies = one_per_job.alive()
         seed = tf_compat.global_seed()
         return {

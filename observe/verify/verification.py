@@ -116,6 +116,7 @@ class Verifier:
         return self._result
 
     def _verify(self, made: Precision) -> None:
+        """Runs one precision in one process and on ranks, and judges the difference."""
         made.one = one = self._run("one process", 1, made)
         if not one.recording.steps:
             made.why = _why_nothing(one)

@@ -1,7 +1,7 @@
 """Newcomers in a simulated job (simulated_job.py): their boards, a model, and the exchange with other ranks.
 
-`Admission`, `Newcomer`, `Record` and `Replay` are real. Simulated are the boards, as one that all ranks see, the
-launcher's answers, and the state that `joining` sends of a Keras model.
+`Admission`, `Newcomer`, `Record` and `Replay` are real. The rest is simulated: one board that all ranks see, the
+launcher's answers, and the model state that `joining` sends.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Board:
         return this_rank().learn(self._answers.pop(self.name, None))
 
     def let_leave(self, rank: int) -> None:
-        """Asks this rank to leave on behalf of the launcher, and no other rank anymore."""
+        """Asks only this rank to leave, as the launcher would."""
         self._questions = {each: text for each, text in self._questions.items() if each[0] != "leave"}
         self._questions["leave", str(rank)] = ""
         self._shown["has_question"] = True

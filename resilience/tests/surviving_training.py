@@ -307,10 +307,12 @@ history = model.fit(
 history.history["steps"] = [kills.steps]  # like a counting callback of the program
 predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Killer()])
 if AWAITED:  # newcomers traced the step before joining, and the others kept their trace
-    # With shards no rank traces ahead: all trace together, each time that ranks join.
-    joinings = sum(after > before for before, after in itertools.pairwise(sizes))
-    expected = 1 + joinings if IN_SHARDS else 2 if "unlike" in KIND else 1
-    assert traces(model) == expected, (ME, traces(model), sizes)
+    if IN_SHARDS:  # no rank traces ahead: all trace together, each time that ranks join
+        joinings = sum(after > before for before, after in itertools.pairwise(sizes))
+        # One more if a rank was lost between the same two steps.
+        assert traces(model) - joinings in (1, 2), (ME, traces(model), sizes)
+    else:
+        assert traces(model) == (2 if "unlike" in KIND else 1), (ME, traces(model))
 if in_shards:
     assert gathered_slots.slots_of(model)
     assert strategy.size == 1 or "mirror " in strategy.explain(model)

@@ -171,7 +171,7 @@ def wander(case: Case, seed: int) -> Job:
 @pytest.mark.long
 def test_every_schedule_of_three_ranks_losing_one() -> None:
     schedules, states = explore(Case(collectives=1))
-    assert schedules > 1000 < 2 * states
+    assert schedules > 1000 and states > 500
 
 
 def test_random_schedules() -> None:

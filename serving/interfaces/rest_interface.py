@@ -108,6 +108,7 @@ class RestInterface:
         return web.Response(status=200, headers=self._headers)
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
+        """Answers a request about a model: status, metadata or a prediction."""
         match = _MODEL.fullmatch(request.path)
         method = None
         if match is not None:

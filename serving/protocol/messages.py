@@ -211,6 +211,10 @@ def _add_field(
     kind: str,
     enums: Mapping[str, Mapping[str, int]],
 ) -> None:
+    """Adds a field to the description of a message.
+
+    kind: a type, or the name of an enum or message, after "repeated", "map" or "oneof NAME" if it is one of these.
+    """
     *qualifiers, kind = kind.split()
     field = described.field.add(name=name, number=number, label=_KINDS.LABEL_OPTIONAL)
     if qualifiers == ["map"]:

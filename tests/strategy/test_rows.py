@@ -5,24 +5,31 @@ import pytest
 
 from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data.rows import BatchRows, chunked_rows, component_rows, unlike_rows
+from keras_ddl.data.rows import BatchRows, chunked_rows, component_rows, row_totals_and_outliers
 
 X = np.arange(24.0).reshape(12, 2)
 
 
 def test_unlike_rows_belong_to_the_minority_of_components():
-    assert unlike_rows([[100, 8, 8, None]] * 2) == ([200, 16, 16, None], (frozenset((0,)),))
-    assert unlike_rows([[40, 5]] * 2)[1] == unlike_rows([[5, 40]] * 2)[1] == (frozenset((1,)),), (
-        "the first component is the reference"
-    )
+    assert row_totals_and_outliers([[100, 8, 8, None]] * 2) == ([200, 16, 16, None], (frozenset((0,)),))
+    assert (
+        row_totals_and_outliers([[40, 5]] * 2)[1] == row_totals_and_outliers([[5, 40]] * 2)[1] == (frozenset((1,)),)
+    ), "the first component is the reference"
     images_and_labels = ("unlabelled", ("labelled", "labels"))
-    assert unlike_rows([[80, 10, 10]], images_and_labels)[1] == (frozenset((1, 2)),), (
+    assert row_totals_and_outliers([[80, 10, 10]], images_and_labels)[1] == (frozenset((1, 2)),), (
         "on a tie, the first element is the reference"
     )
-    assert unlike_rows([[8, 100, 8]], ({"x": "", "weights": ""}, "y"))[1] == (frozenset((1,)),)
-    assert unlike_rows([[2, 3, 1], [1, 3, 1]]) == ([3, 6, 2], (frozenset((1,)), frozenset((2,))))
-    assert unlike_rows([[2, 1], [1, 2]])[1] == (frozenset((1,)),), "equal totals, but different rows per rank"
-    assert unlike_rows([[4, 4]] * 3)[1] == unlike_rows([[None]])[1] == unlike_rows([[]])[1] == ()
+    assert row_totals_and_outliers([[8, 100, 8]], ({"x": "", "weights": ""}, "y"))[1] == (frozenset((1,)),)
+    assert row_totals_and_outliers([[2, 3, 1], [1, 3, 1]]) == ([3, 6, 2], (frozenset((1,)), frozenset((2,))))
+    assert row_totals_and_outliers([[2, 1], [1, 2]])[1] == (frozenset((1,)),), (
+        "equal totals, but different rows per rank"
+    )
+    assert (
+        row_totals_and_outliers([[4, 4]] * 3)[1]
+        == row_totals_and_outliers([[None]])[1]
+        == row_totals_and_outliers([[]])[1]
+        == ()
+    )
 
 
 def test_chunked_rows_follow_the_spec():

@@ -173,6 +173,7 @@ def _end_all(
     abort: Callable[[int], None],
     no_pending_exit_status: Callable[[], bool],
 ) -> None:
+    """Ends all ranks after an uncaught exception, when the report and the output have had time to arrive."""
     status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -149,6 +149,7 @@ def no_pending_exit_status() -> bool:
 
 
 def _import_mpi(launcher: Launcher | None) -> ModuleType:
+    """Imports mpi4py's MPI with the same MPI library as the shim, and takes over when MPI is finalized."""
     fresh = "mpi4py.MPI" not in sys.modules
     hint = None
     if fresh and not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & os.environ.keys():

@@ -76,6 +76,11 @@ def choose(program: Program, units: Sequence[Unit], size: int, placements: Seque
 
 
 class _Search:
+    """Searches for groups of variables to cut, the largest variables first.
+
+    axes: the axes chosen so far.
+    """
+
     def __init__(self, trials: Trials, units: Sequence[Unit], size: int) -> None:
         self._trials, self._units, self._size = trials, units, size
         self._unit_of = {handle: unit for unit in units for handle in unit.handles}
@@ -85,6 +90,7 @@ class _Search:
         self.axes: dict[Unit, int] = {}
 
     def run(self) -> None:
+        """Tries each large variable with the variables that must be cut with it, and keeps the groups that pay."""
         total = sum(each.bytes for each in self._units)
         rejected: dict[tuple[str, tuple[int, ...]], int] = {}
         for unit in sorted(self._units, key=lambda each: -each.bytes):

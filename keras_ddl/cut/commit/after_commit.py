@@ -23,7 +23,8 @@ from keras_ddl.cut.analysis.work import bytes_of
 
 # Operations that fail on no value. (Divisions of integers do.)
 ENTRYWISE = {*UNARY, *BINARY, "AddN", "Select"}
-# They give gradients. Where the number of rows is open, all their operands have the rows of one batch.
+# Products and sums that compute gradients. If the number of rows is unknown, all their operands have the rows of the
+# same batch.
 _OVER_ROWS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Conv2DBackpropFilter", "Sum"}
 _OTHERS = {*_OVER_ROWS, "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity", "Fill", "BroadcastTo"}
 _GATHER = "DdlAllGather"

@@ -14,18 +14,18 @@ from keras_ddl.cut.values.local_shapes import Scalar, Vector
 
 ALGORITHM = 1
 ALGORITHMS = (ALGORITHM, 3)  # 3 leaves the choice to the device: Philox on CPU and GPU
-_BITS_OF_A_GROUP = 128  # bits from one value of the counter; a number takes 32 of them, or 64
+_BITS_PER_COUNTER = 128  # bits from one value of the counter; a number takes 32 of them, or 64
 _RESERVED = 256  # 32-bit samples for each number of a truncated draw (kReservedSamplesPerOutput, random_op_cpu.h)
 
 
-def numbers_of_a_group(dtype: tf.DType) -> int:
+def numbers_per_group(dtype: tf.DType) -> int:
     """Returns how many numbers of a dtype one value of the counter gives."""
-    return _BITS_OF_A_GROUP // (64 if dtype.size == 8 else 32)
+    return _BITS_PER_COUNTER // (64 if dtype.size == 8 else 32)
 
 
-def counters_of_a_truncated_group(dtype: tf.DType) -> int:
+def counters_per_truncated_group(dtype: tf.DType) -> int:
     """Returns by how much the counter grows from one group of a truncated normal draw to the next."""
-    return numbers_of_a_group(dtype) * _RESERVED * 32 // _BITS_OF_A_GROUP
+    return numbers_per_group(dtype) * _RESERVED * 32 // _BITS_PER_COUNTER
 
 
 def stretch(
@@ -46,11 +46,11 @@ def stretch(
         skipped: how many numbers of the draw to leave out, an int or an int64 scalar.
         shape: the shape of the result, ints or an int64 vector.
         dtype: the dtype of the numbers.
-        in_groups: whether `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
+        in_groups: whether `skipped` is certainly a multiple of `numbers_per_group(dtype)`.
         counters_of_a_group: the counter's increment from group to group.
     Cost: drawing the numbers of the result, and at most three more.
     """
-    group = numbers_of_a_group(dtype)
+    group = numbers_per_group(dtype)
     with tf.device("CPU:0"):
         moved = _forward(counter, skipped // group * counters_of_a_group)
     if in_groups:

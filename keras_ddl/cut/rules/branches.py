@@ -34,6 +34,7 @@ class _Stale(Exception):
 
 @rule(*BRANCHES)
 def branch(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds an If or Case, whose branches must return values in the same placements."""
     choice, arguments = node.inputs[0], node.inputs[1:]
     if not node.type.endswith("Case") and choice.dtype != tf.bool or choice.rank != 0:
         return None

@@ -24,9 +24,9 @@ def softmax(b: Context, node: Node) -> PlacedOutputs | None:
     placement = _cut(b, value, len(b.dims(value)) - 1)
     if placement is None:
         return propagate(b, node)
-    below, powers = _below_largest(b, node, _wide(b.local(value)))
-    total = b.sum_over_ranks(node, lambda: tf.reduce_sum(powers, -1, keepdims=True))
-    result = powers / total if node.type == "Softmax" else below - tf.math.log(total)
+    shifted, exps = _shifted_exponentials(b, node, _wide(b.local(value)))
+    total = b.sum_over_ranks(node, lambda: tf.reduce_sum(exps, -1, keepdims=True))
+    result = exps / total if node.type == "Softmax" else shifted - tf.math.log(total)
     return [(tf.cast(result, value.dtype), placement)]
 
 
@@ -44,17 +44,17 @@ def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
         _wide(b.redistributed(each, cut) if b.can_shard(each, cut) else b.replicated(each)) for each in node.inputs
     )
     logits, labels = logits + tf.zeros_like(labels), labels + tf.zeros_like(logits)  # broadcast against each other
-    below, powers = _below_largest(b, node, logits)
+    shifted, exps = _shifted_exponentials(b, node, logits)
     sums = b.combined_over_ranks(
         node,
         {
-            "powers": lambda: tf.reduce_sum(powers, 1),
+            "exps": lambda: tf.reduce_sum(exps, 1),
             "labels": lambda: tf.reduce_sum(labels, 1),
-            "products": lambda: tf.reduce_sum(labels * below, 1),
+            "products": lambda: tf.reduce_sum(labels * shifted, 1),
         },
     )
-    loss = tf.math.log(sums["powers"]) * sums["labels"] - sums["products"]
-    backprop = powers / sums["powers"][:, tf.newaxis] - labels
+    loss = tf.math.log(sums["exps"]) * sums["labels"] - sums["products"]
+    backprop = exps / sums["exps"][:, tf.newaxis] - labels
     dtype = node.outputs[0].dtype
     return [(tf.cast(loss, dtype), REPLICATED), (tf.cast(backprop, dtype), cut)]
 
@@ -69,17 +69,17 @@ def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
     if placement.blocks != ONE:
         return None
     at = b.replicated(labels)
-    below, powers = _below_largest(b, node, _wide(b.local(logits)))
+    shifted, exps = _shifted_exponentials(b, node, _wide(b.local(logits)))
     mine, place = own_rows(b, placement, at)
 
-    def below_at_label() -> tf.Tensor:
-        return tf.where(mine, tf.gather(below, place, axis=1, batch_dims=1), tf.zeros([], below.dtype))
+    def shifted_at_label() -> tf.Tensor:
+        return tf.where(mine, tf.gather(shifted, place, axis=1, batch_dims=1), tf.zeros([], shifted.dtype))
 
-    sums = b.combined_over_ranks(node, {"powers": lambda: tf.reduce_sum(powers, 1), "label": below_at_label})
+    sums = b.combined_over_ranks(node, {"exps": lambda: tf.reduce_sum(exps, 1), "label": shifted_at_label})
     outside = tf.constant(-1, place.dtype)
-    hot = tf.one_hot(tf.where(mine, place, outside), below.shape[1], dtype=below.dtype)
-    loss = tf.math.log(sums["powers"]) - sums["label"]
-    backprop = powers / sums["powers"][:, tf.newaxis] - hot
+    hot = tf.one_hot(tf.where(mine, place, outside), shifted.shape[1], dtype=shifted.dtype)
+    loss = tf.math.log(sums["exps"]) - sums["label"]
+    backprop = exps / sums["exps"][:, tf.newaxis] - hot
     dtype = logits.dtype
     return [(tf.cast(loss, dtype), REPLICATED), (tf.cast(backprop, dtype), placement)]
 
@@ -125,8 +125,8 @@ def _wide(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
 
 
-def _below_largest(b: Context, node: Node, own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _shifted_exponentials(b: Context, node: Node, own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns entries minus the largest entry of all ranks along the last axis, and their exponentials."""
     top = b.combined_over_ranks(node, {"top": lambda: tf.reduce_max(own, -1, keepdims=True)}, "max")["top"]
-    below = own - top
-    return below, tf.exp(below)
+    shifted = own - top
+    return shifted, tf.exp(shifted)

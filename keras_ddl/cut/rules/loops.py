@@ -38,6 +38,10 @@ class _Changed(Exception):
 
 @rule(*LOOPS)
 def while_loop(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds a loop, again and again until the placements of its values after a round equal those before it.
+
+    If its body needs a collective, the loop is built replicated.
+    """
     condition, body = (tf_compat.called_graph(node.operation, each) for each in ("cond", "body"))
     count = len(node.inputs)
     if condition is None or body is None or len(condition.inputs) != count or len(body.inputs) != count:

@@ -54,7 +54,7 @@ def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
         raise Uncertain
     _, key, counter, *others = [b.replicated(each) for each in node.inputs]
     row_size = product(dims[1:])
-    in_groups = (row_size * placement.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
+    in_groups = (row_size * placement.unit).factor % philox.numbers_per_group(value.dtype) == 0
     numbers_of_a_row, unit = b.number(row_size), b.number(placement.unit)
     shape = b.local_shape(dims, Sharded(0, ONE, placement.unit))
 

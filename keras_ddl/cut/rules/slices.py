@@ -73,6 +73,7 @@ class Specification:
 
 @rule("StridedSlice")
 def strided_slice(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds a slice that takes everything along the sharded axis, or whole batches of several in sequence."""
     value, *operands = node.inputs
     placement = b.placement(value)
     if not isinstance(placement, Sharded) or not _are_replicated(b, operands):

@@ -83,6 +83,10 @@ def _read_part(line: bytes) -> Part:
 
 
 def _run(part: Part) -> int:
+    """Forks the wrappers of this host's ranks and waits for them. Returns the first failure's exit status, or 0.
+
+    If a wrapper has failed, the others get some seconds to end, because the launcher may continue without it.
+    """
     own = os.getpid()
     running: set[int] = set()
     for number, local_rank in enumerate(part.local_ranks, part.first):

@@ -196,6 +196,7 @@ class CallbackList(_KerasList):
             self._begin_training(logs)
 
     def _begin_training(self, logs: Any) -> None:
+        """Runs on_train_begin of the callbacks, then makes ranks agree on the state that training starts from."""
         self._drift = self._saves = None
         self._figures = figures.of_fit(self.model)
         self._is_beginning = True

@@ -132,6 +132,7 @@ class EpochIterator(_KerasIterator):
             epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
 
     def _init_rows(self, strategy: BaseStrategy, args: Any, kwargs: dict[str, Any]) -> None:
+        """Makes the iterator for data that every rank reads, each taking its own rows."""
         rank, size = strategy.rank, strategy.size
         if strategy.job.goes_on:  # the step takes the rows, because a lost rank changes them
             rank, size = 0, 1

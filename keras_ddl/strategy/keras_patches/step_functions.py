@@ -21,8 +21,8 @@ from keras_ddl.data.rows import (
     component_rows,
     counts_of_ranks,
     global_batch,
+    row_totals_and_outliers,
     take_chunk,
-    unlike_rows,
 )
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import accumulation
@@ -195,7 +195,7 @@ class IteratorFunction(_KerasFunction):
             return self._execute(*self._execution_on(iterator))
         batch = next(iterator)
         arrays.warn_of_equal_batches(batch, self._job.rank)
-        totals, others = unlike_rows(counts_of_ranks(batch), batch)
+        totals, others = row_totals_and_outliers(counts_of_ranks(batch), batch)
         kind = self._kinds.of(global_batch(batch, totals))
         return self._execute(self._execution(kind, dataclasses.replace(UNKNOWN, others=others), is_single=True), batch)
 
@@ -296,7 +296,10 @@ class PredictFunction(_KerasFunction):
         if rows.total is None or rows.spec is None:
             if rows.total is None:
                 counts = [counts_of_ranks(each) for each in batches]
-                specs = [global_batch(each, unlike_rows(of_each, each)[0]) for each, of_each in zip(batches, counts)]
+                specs = [
+                    global_batch(each, row_totals_and_outliers(of_each, each)[0])
+                    for each, of_each in zip(batches, counts)
+                ]
                 rows = rows.learn(counts[0])
             else:
                 specs = [global_batch(each, rows.total) for each in batches]

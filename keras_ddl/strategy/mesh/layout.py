@@ -160,6 +160,7 @@ class VariableLayout:
             )
 
     def _check_axes(self, names: Sequence[str]) -> None:
+        """Checks the axes of the mesh that layouts of variables name. Raises: ConfigError."""
         axes_of_variables = {key: tuple(layout.axes) for key, layout in self._map.items() if not _names_output(key)}
         for key, axes in axes_of_variables.items():
             named = [each for each in axes if each is not None]

@@ -118,6 +118,7 @@ class KerasSteps:
         return steps[name]
 
     def _run_on_all_rows(self, execution: Execution, function: Callable[..., Any], arguments: Any) -> Any:
+        """Runs a step eagerly: gathers the rows of all ranks, and computes all of them on every rank. COLLECTIVE."""
         rank, step = self._job.rank, self.step_of(execution.model, execution.step)
         if rank == 0 and step.name not in self._warned_of:
             self._warned_of.add(step.name)
@@ -171,6 +172,7 @@ class KerasSteps:
         )
 
     def _run_cut(self, execution: Execution, function: Callable[..., Any], structure: Any) -> Any:
+        """Traces a step on the global batch, and builds this rank's part of it. COLLECTIVE when it runs."""
         step, rows, report = self.step_of(execution.model, execution.step), execution.rows, cut.Report()
         count, counts, begins_with = row_count(structure, rows.other_components), None, None
         is_known = rows.is_chunked and rows.total is not None

@@ -196,8 +196,8 @@ class FirstValue:
             first,
             [count],
             dtype,
-            in_groups=first % philox.numbers_of_a_group(dtype) == 0,
-            counters_of_a_group=philox.counters_of_a_truncated_group(dtype) if operation.type == _TRUNCATED else 1,
+            in_groups=first % philox.numbers_per_group(dtype) == 0,
+            counters_of_a_group=philox.counters_per_truncated_group(dtype) if operation.type == _TRUNCATED else 1,
         )
 
     def _scalar(self, tensor: tf.Tensor) -> tf.Tensor:

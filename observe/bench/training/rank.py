@@ -126,6 +126,7 @@ def _length(batches: Any) -> int:
 
 
 def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:
+    """Trains until the model reaches the plan's accuracy, or for all epochs, and measures the time. COLLECTIVE."""
     import keras
 
     import keras_ddl
