@@ -1,11 +1,14 @@
 """manifest.json of a base graph: its inputs and outputs, the checkpoint keys that it reads, and checksums of its files.
 
-format, tensorflow, keras      versions;   name  of the part of the model whose graph this is (base-<name>/)
+format, tensorflow, keras      versions
+name                           of the part of the model whose graph this is (base-<name>/)
 inputs, outputs                of serving_default: name -> [dtype, shape]
 composites                     sparse and ragged inputs -> shape; inputs lists their components
-signatures                     names;   declared  signature -> {public name: key of answers or layers}
+signatures                     names
+declared                       signature -> {public name: key of answers or layers}
 answers                        outputs of the function that named signatures share: name -> [dtype, shape], in order
-layers                         layers inside it -> [place, dtype, shape];   float32  whether 16-bit floats are cast
+layers                         layers inside it -> [place, dtype, shape]
+float32                        whether 16-bit floats are cast
 images                         signatures that take encoded images -> the input that they decode to, and its size
 own_inputs                     signatures of functions with their own inputs -> {input: [dtype, shape]}; {} where an
                                export has replaced one
@@ -18,10 +21,13 @@ constants                      key -> SHA-256 of variables that the graph does n
 h5, h5_of_whole, objects       key -> place in .weights.h5 files (of the model; of the complete model, if it is a part)
                                and in tf.train.Checkpoint (weight_files.py, object_graphs.py)
 static                         keys in variables/static: object graph, lookup tables
-ops, warnings                  of the scan;   allow_ops  custom ops that the user declared
-sample                         'given', 'made up' or null;   random  outputs that are not compared
+ops, warnings                  of the scan
+allow_ops                      custom ops that the user declared
+sample                         'given', 'made up' or null
+random                         outputs that are not compared
 half                           whether the model computes in 16 bits
-files                          size and SHA-256 of every other file;   sha256  of this record
+files                          size and SHA-256 of every other file
+sha256                         of this record
 """
 
 from __future__ import annotations

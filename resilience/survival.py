@@ -161,12 +161,12 @@ class Survival(Resilience):
                 if each.topology is before:
                     is_cut = each.mesh_layout is not None
                     if is_cut or each.job.shards_from_elements is not None:
-                        setting = "layout" if is_cut else "sharding='optimizer'"
+                        argument = "layout" if is_cut else "sharding='optimizer'"
                         raise ConfigError(
-                            f"Strategy({setting}) continues automatically when a rank is lost, but cannot continue "
+                            f"Strategy({argument}) continues automatically when a rank is lost, but cannot continue "
                             "after keras_ddl.regroup(). Received: a step after keras_ddl.regroup() (rank "
                             f"{place.rank}). Do not catch RankLostError, or make the Strategy without "
-                            f"{setting.partition('=')[0]}."
+                            f"{argument.partition('=')[0]}."
                         )
                     each.renew(place)
             self._finished = 0

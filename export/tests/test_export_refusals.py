@@ -132,10 +132,10 @@ def put_special_file(path: Path, kind: str, private: Path) -> None:
 def test_special_files_are_refused_unread(copy: Path, tmp_path: Path, where: str, kind: str) -> None:
     private = tmp_path / "private"
     private.write_text("secret")
-    monkey = copy / where
-    monkey.parent.mkdir(exist_ok=True)
-    monkey.unlink(missing_ok=True)
-    put_special_file(monkey, kind, private)
+    target = copy / where
+    target.parent.mkdir(exist_ok=True)
+    target.unlink(missing_ok=True)
+    put_special_file(target, kind, private)
     words = {"device": "a symbolic link", "link": "a symbolic link"}.get(kind, f"a {kind}")
     with pytest.raises(ExportError, match=f"{where.removeprefix('base/')} is {words}"):
         export_here(copy, tmp_path / "out")

@@ -170,7 +170,8 @@ class GradientReduction:
         for gradient, variable in zip(gradients, map(plain, variables)):
             if gradient is None or (reduced_gradients.take_noted(gradient, variable) and not accumulates):
                 continue
-            if self.scale_local_gradients if id(variable) in local else self.op == ReduceOp.Sum:
+            would_change = self.scale_local_gradients if id(variable) in local else self.op == ReduceOp.Sum
+            if would_change:
                 again.append((gradient, variable))
         if not again:
             return

@@ -119,10 +119,8 @@ class Reading:
         dataset = _Dataset(iterator)
         for epoch in range(target["epochs"]):
             dataset.iterate()
-            if (
-                epoch_iterators.batches_of_epoch(iterator) or epoch
-            ):  # Keras makes a second iterator when it knows that the data is read
-                dataset.iterate()
+            if epoch_iterators.batches_of_epoch(iterator) or epoch:
+                dataset.iterate()  # Keras makes a second iterator when it knows that the data is read
         if target["epochs"] and epoch_iterators.batches_of_epoch(iterator) is None:
             epoch_iterators.set_batches_of_epoch(iterator, target["length"])
         if self._ends:

@@ -38,7 +38,7 @@ class RankOutcome:
 
     status: exit status; negative for a signal; None: the rank never reported its end.
     stopped_by: what ended it ("the launcher", "mpirun", "the loss of the launcher"); None: it ended by itself.
-    survived: the other ranks continued without it (membership.py).
+    job_continues: the other ranks went on without it (membership.py), so its end is no failure of the job.
     in_job: its program ended without keras_ddl's shutdown, which Python calls at exit.
     is_missed: like `in_job`, but the other ranks wait for it and cannot continue.
     checkpoint: the last complete checkpoint that it knows of (link/last_checkpoint.py).
@@ -55,7 +55,7 @@ class RankOutcome:
     stderr_tail: str = ""
     checkpoint: dict[str, Any] | None = None
     failed_at: float = float("inf")
-    survived: bool = False
+    job_continues: bool = False
     in_job: bool = False
     is_missed: bool = False
 
@@ -64,7 +64,7 @@ class RankOutcome:
         """Whether the program ended by itself with status 0, or the others continued without it.
 
         True of every rank of a successful job."""
-        return self.survived or (self.status == 0 and self.stopped_by is None and not self.is_missed)
+        return self.job_continues or (self.status == 0 and self.stopped_by is None and not self.is_missed)
 
     @property
     def is_lost(self) -> bool:
@@ -193,7 +193,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     alike = _alike(outcomes, first)
     where = f" on host {first.host}" if first.host else ""
     if len(alike) > 1:
-        is_all = len(alike) == sum(not each.survived for each in outcomes)
+        is_all = len(alike) == sum(not each.job_continues for each in outcomes)
         who = f"all {len(alike)} ranks" if is_all else _ranks([each.rank for each in alike])
         what = "failed alike"
         rank_prefix = f" Rank {first.rank}{where}:"
@@ -235,7 +235,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
 
 def vanished(outcomes: Sequence[RankOutcome]) -> str:
     """Returns the line about ranks that ended with status 0 and that the others continued without; "" for none."""
-    ranks = [each.rank for each in outcomes if each.survived and each.has_vanished]
+    ranks = [each.rank for each in outcomes if each.job_continues and each.has_vanished]
     if not ranks:
         return ""
     return f"keras-ddl: the other ranks have continued without {_ranks(ranks)}: {_MIDDLE}.\n"

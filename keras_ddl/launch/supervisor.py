@@ -402,7 +402,7 @@ class Supervisor:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
         last = not self._will_restart(self._result)
         for link in self.links:
-            link.send(Kind.BYE, {"last": last, "survived": link.outcome.survived})
+            link.send(Kind.BYE, {"last": last, "job_continues": link.outcome.job_continues})
         is_late = self._end_starter_at is not None and time.monotonic() >= self._end_starter_at
         self._starter.end(0.0 if is_late else Seconds.STARTER_END, lambda: self._serve(0.05), lambda: self._killed)
         self._read_starter()

@@ -72,6 +72,6 @@ class Watchers:
             status=status if status is not None and status >= 0 else None,
             signal=signal_name(-status) if status is not None and status < 0 else None,
             stopped_by=outcome.stopped_by,
-            lost=outcome.is_lost and not outcome.survived,
+            lost=outcome.is_lost and not outcome.job_continues,
             error=outcome.full_error[:_TEXT_CHARACTERS] or None,
         )

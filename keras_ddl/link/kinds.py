@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
     STOP = 11  # L JSON: signal, grace_seconds
     SIGNAL = 12  # L JSON: signal, only for the program
     EXIT = 13  # R JSON: status, stopped_by
-    BYE = 14  # L JSON: last (no other attempt follows), survived: the wrapper may leave
+    BYE = 14  # L JSON: last (no other attempt follows), job_continues (without this rank): the wrapper may leave
     # Between the launcher and the program; the wrapper forwards them.
     CALL = 15  # P empty: asks for the call of `keras_ddl.run`; L its bytes; an empty frame ends them
     RESULT = 16  # P bytes of the call's result
@@ -58,11 +58,11 @@ class Kind(enum.IntEnum):
     READY = 31  # from host_ranks.py to remote_ranks.py, empty: from now on, the ranks belong to the launcher
 
 
-# The frames that a peer may send, with their size limits, which keep it from making the other side allocate memory:
-# before its proof,
+# Size limits keep a peer from making the other side allocate memory.
+# Frames accepted before the peer's proof:
 FROM_UNPROVEN_CALLER: Mapping[int, int] = {Kind.HELLO: 1 << 12}
 FROM_UNPROVEN_LISTENER: Mapping[int, int] = {Kind.NONCE: NONCE_BYTES, Kind.WELCOME: 1 << 22}
-# and a program to its wrapper.
+# Frames that a wrapper accepts from its program:
 FROM_PROGRAM: Mapping[int, int] = {
     Kind.CALL: 0,
     Kind.RESULT: 1 << 20,

@@ -184,7 +184,7 @@ class Job:
             rank=rank.number,
             is_lost=False,
             done=True,
-            survived=False,
+            job_continues=False,
             gives_up=False,
             has_vanished=False,
             describe=lambda: "killed",

@@ -9,7 +9,7 @@ from typing import Any
 from keras_ddl.serving.interfaces.flights import Flight
 from keras_ddl.serving.metrics import Metrics, Record
 from keras_ddl.serving.model_manager import ModelManager, Version
-from keras_ddl.serving.protocol.status import Code, RequestError, late
+from keras_ddl.serving.protocol.status import Code, RequestError, timeout_message
 from keras_ddl.serving.settings import Options
 
 
@@ -34,7 +34,7 @@ class Front:
             # A copy: the traceback of the original keeps the request in memory.
             record.error = RequestError(error.code, error.message, http_status=error.http_status)
         except TimeoutError:
-            record.error = RequestError(Code.DEADLINE_EXCEEDED, late(self._timeout))
+            record.error = RequestError(Code.DEADLINE_EXCEEDED, timeout_message(self._timeout))
         except ConnectionError:
             record.error = RequestError(Code.CANCELLED, "The client has left.")
             raise

@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_ddl.serving.processes import frames
 from keras_ddl.serving.processes.forked import Forked, ForkServer
-from keras_ddl.serving.protocol.status import Code, RequestError, late
+from keras_ddl.serving.protocol.status import Code, RequestError, timeout_message
 from keras_ddl.serving.settings import Options
 
 LOG = logging.getLogger("keras_ddl.serving")
@@ -195,7 +195,7 @@ class ModelProcess:
     def _too_slow(self, number: int, call: Call) -> None:
         if self._running.pop(number, None) is None:
             return
-        self._finish(call, _failed(Code.DEADLINE_EXCEEDED, late(self._options.timeout), 504))
+        self._finish(call, _failed(Code.DEADLINE_EXCEEDED, timeout_message(self._options.timeout), 504))
         LOG.warning(
             "version %d of model %r: a request took longer than %g s (--timeout)",
             self.version,

@@ -60,8 +60,8 @@ def invalid(message: str) -> RequestError:
     return RequestError(Code.INVALID_ARGUMENT, message)
 
 
-def late(timeout: float) -> str:
-    """Returns the error for a request that exceeds --timeout."""
+def timeout_message(timeout: float) -> str:
+    """Returns the message for a request that exceeded --timeout."""
     return f"The request did not arrive, or was not answered, within {timeout:g} s."
 
 

@@ -33,7 +33,7 @@ def test_job_succeeds_if_its_ranks_end_with_status_0(stage: Stage) -> None:
     assert command.endswith(" -m keras_ddl.launch.starters.host_ranks -np 2 -- program\n")
     assert "".join(logged) == TRACEBACK
     assert [each["event"] for each in played.events] == ["start", "rank_start", "rank_start", "rank_end", "rank_end"]
-    assert played.orders(0, Kind.BYE) == [{"last": True, "survived": False}]
+    assert played.orders(0, Kind.BYE) == [{"last": True, "job_continues": False}]
 
 
 BY_STARTER = [exits(rank, -15, stopped_by="mpirun") for rank in (0, 1)]

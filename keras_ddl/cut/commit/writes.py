@@ -46,9 +46,8 @@ class Writes:
         self.report = values.report
         self._read: dict[Hashable, tf.Tensor] = {}  # by handle: the variable's value before the commit
         self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # (handle, value that the variable will hold)
-        self._late: list[
-            tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]
-        ] = []  # (operands, function that builds the operation)
+        # (operands, function that builds the operation)
+        self._late: list[tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]] = []
         self._deferred: set[Node] = set()
         self._scattered: set[Hashable] = set()  # handles
         # They may read and write variables that the graph does not show.

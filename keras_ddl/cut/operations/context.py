@@ -163,9 +163,8 @@ class Context(PlacedValues):
         made = operations[-1]
         if self.everyone is None:
             self.built_from.update((each.name, node.traced) for each in operations)
-        self._operations_of_current.append(
-            made
-        )  # also those of materializers, on which the node being built then waits
+        # Includes operations of materializers: the node being built then waits for them.
+        self._operations_of_current.append(made)
         if key is not None:
             self._made[key] = _Made(made, inputs)
         return list(made.outputs)

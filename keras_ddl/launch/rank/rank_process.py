@@ -64,7 +64,7 @@ class RankProcess:
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
-        self._survived = False  # whether the other ranks continue without this one
+        self._job_continues = False  # the other ranks have gone on without this one
         self._terminated = False
         self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -121,7 +121,7 @@ class RankProcess:
         self._report(self._link.drain())
         self._channel.send(Kind.EXIT, {"status": status, "stopped_by": self._stopped_by})
         self._wait_for_bye()
-        return 0 if self._survived else status  # on a failure the starter would end the other ranks
+        return 0 if self._job_continues else status  # on a failure the starter would end the other ranks
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class RankProcess:
             self._report(self._link.take(kind, payload))
         elif kind is Kind.BYE:
             goodbye = json.loads(payload)
-            self._may_exit, self._survived = True, goodbye["survived"]
+            self._may_exit, self._job_continues = True, goodbye["job_continues"]
             self._keep_job_dir = not goodbye["last"]
 
     def _prepare(self, welcome: dict[str, Any]) -> None:

@@ -65,7 +65,7 @@ class ChangingHosts:
         is_lost = outcome.is_lost and not outcome.gives_up
         self.plan.end(rank, is_lost=is_lost, has_reported=outcome.status is not None)
         self._expected.pop(rank, None)
-        if outcome.survived or host is None:
+        if outcome.job_continues or host is None:
             return  # it has left, or the launcher gave it up
         if rank in self._regrouping.membership.members and not outcome.gives_up:
             self._is_ending |= not is_lost
@@ -104,10 +104,10 @@ class ChangingHosts:
     def give_up(self, rank: int, why: str) -> None:
         """Ends a spare or newcomer."""
         link = self._job.links[rank]
-        if link.outcome.survived:
+        if link.outcome.job_continues:
             return  # it is already ending
         self._job.say(f"rank {rank} ends before it has joined: {why}.")
-        link.outcome.survived = True
+        link.outcome.job_continues = True
         link.stop(signal.SIGKILL, 0.0)
         if link.channel is not None and not link.started:
             link.channel.close()  # its wrapper ends

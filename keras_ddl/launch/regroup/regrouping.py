@@ -125,7 +125,7 @@ class Regrouping:
         """Marks ranks that ended with status 0 as missed, because others wait for them and too few are left."""
         for link in self._links:
             outcome = link.outcome
-            if outcome.has_vanished and outcome.rank in self.membership.members and not outcome.survived:
+            if outcome.has_vanished and outcome.rank in self.membership.members and not outcome.job_continues:
                 outcome.is_missed = True
 
     def _replace(self, rank: int) -> None:
@@ -135,20 +135,20 @@ class Regrouping:
 
     def _leave_out(self, rank: int, is_stopping: bool) -> None:
         outcome = self._links[rank].outcome
-        if not is_stopping and not outcome.survived and rank not in self.spares:
+        if not is_stopping and not outcome.job_continues and rank not in self.spares:
             self._say(f"rank {rank} has not joined the others, which continue ({outcome.describe()}).")
             if outcome.is_lost and not outcome.gives_up:
                 self._replace(rank)
         if rank in self.spares:
             self.spares.remove(rank)
-        outcome.survived = True
-        self._links[rank].send(Kind.BYE, {"last": False, "survived": True})
+        outcome.job_continues = True
+        self._links[rank].send(Kind.BYE, {"last": False, "job_continues": True})
 
     def end_spares(self) -> None:
         """Ends processes that have not become members, after all members have ended."""
         for link in self._links:
             if link.outcome.rank not in self.membership.members and not link.over:
-                link.outcome.survived = True
+                link.outcome.job_continues = True
                 link.stop(signal.SIGKILL, 0.0)
                 if link.is_missing:
                     link.lose()
@@ -175,7 +175,7 @@ class Regrouping:
         for rank in set(before) - set(members):
             outcome = self._links[rank].outcome
             if self._is_there(rank):
-                outcome.survived = True
+                outcome.job_continues = True
                 why = self._leaving[rank]
                 self._say(f"rank {rank} leaves ({why}); {_continuing(len(set(members) & set(before)))}.")
                 self._event("rank_left", rank=rank, ranks=len(members), reason=why)
@@ -184,11 +184,11 @@ class Regrouping:
                 if rank not in self._asked_to_leave:  # else the mesh has no place for the rank until others join
                     self._replace(rank)
             elif outcome.is_lost:
-                outcome.survived = True
+                outcome.job_continues = True
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"
                 self._say(f"rank {rank}{how} ({outcome.describe()}); {_continuing(len(set(members) & set(before)))}.")
                 self._event("rank_lost", rank=rank, ranks=len(members), reason=outcome.describe())
-                self._links[rank].send(Kind.BYE, {"last": False, "survived": True})
+                self._links[rank].send(Kind.BYE, {"last": False, "job_continues": True})
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {_continuing(len(members))}.")
             self._event("rank_joined", rank=rank, ranks=len(members))

@@ -106,8 +106,7 @@ class EpochIterator(_KerasIterator):
                     'make keras_ddl.Strategy() without reader="rank0".'
                 )
             dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
-            # Only this rank reads, so there is nothing to compare.
-            self.source = dataset
+            self.source = dataset  # not compared with other ranks' data, because only this rank reads
             return dataset
 
         if strategy.rank != 0:

@@ -32,22 +32,22 @@ class StandIn:
     """Receives the hooks that `writer` inherits from `kind`, the class that writes. This base class does nothing: it is
     for a job that cannot lose rank 0.
 
-    is_own: it receives all hooks of the writer, whose class is not a program's subclass.
+    is_exact_class: the writer's class is a known one, not a program's subclass, so all its hooks are taken.
     """
 
-    def __init__(self, writer: Any, kind: Any, *, is_own: bool) -> None:
+    def __init__(self, writer: Any, kind: Any, *, is_exact_class: bool) -> None:
         self.writer, self._kind, self._before = writer, kind, type(writer)
         base: Any = keras.callbacks.Callback
         methods: dict[str, Any] = {
             hook: _hearing(self, hook)
             for hook in writers.HOOKS
-            if is_own or getattr(kind, hook) is not getattr(base, hook)
+            if is_exact_class or getattr(kind, hook) is not getattr(base, hook)
         }
         if kind is keras.callbacks.TensorBoard:
             methods |= keras_callbacks.SILENT_TENSORBOARD
         elif kind.set_model is not base.set_model:  # set_model may write a description of the model
             methods["set_model"] = base.set_model
-        replacing.replace_on(writer, methods, inherited_from=None if is_own else kind)
+        replacing.replace_on(writer, methods, inherited_from=None if is_exact_class else kind)
 
     def hear(self, hook: str, args: tuple[Any, ...]) -> None:
         """Receives a call of a hook in this rank's training."""
@@ -87,8 +87,8 @@ class Standby(StandIn):
     finished: returns how many calls this rank has finished together with all others.
     """
 
-    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_own: bool) -> None:
-        super().__init__(writer, kind, is_own=is_own)
+    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_exact_class: bool) -> None:
+        super().__init__(writer, kind, is_exact_class=is_exact_class)
         self._finished = finished
         self._last: list[_Call] = []  # hooks since the last call that all ranks have finished
         self._last_at = 0
@@ -155,7 +155,7 @@ class _Backup(Standby):
         pass
 
 
-class _OwnBackup(Standby):
+class _SubclassedBackup(Standby):
     """The stand-in of a program's subclass of BackupAndRestore. Only its hooks are known."""
 
     def _bring_up(self) -> None:
@@ -185,8 +185,8 @@ class _TensorBoard(Standby):
 class _Rows(Standby):
     """The stand-in of CSVLogger: keeps the rows in memory, and later makes the file equal to them."""
 
-    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_own: bool) -> None:
-        super().__init__(writer, kind, finished, is_own=is_own)
+    def __init__(self, writer: Any, kind: Any, finished: Callable[[], int], *, is_exact_class: bool) -> None:
+        super().__init__(writer, kind, finished, is_exact_class=is_exact_class)
         self._text: io.StringIO | None = None  # None before training begins
         self._begin = 0  # size of the file at that time, if appending
 
@@ -243,13 +243,13 @@ class _Bar(Standby):
 
 
 # The stand-ins of Keras's own classes; programs' subclasses follow.
-_KINDS: dict[type, type[Standby]] = {
+_STANDBYS: dict[type, type[Standby]] = {
     keras.callbacks.BackupAndRestore: _Backup,
     keras.callbacks.CSVLogger: _Rows,
     JobBar: _Bar,
 }
-_KINDS_OF_OTHERS: dict[type, type[Standby]] = {
-    keras.callbacks.BackupAndRestore: _OwnBackup,
+_STANDBYS_OF_SUBCLASSES: dict[type, type[Standby]] = {
+    keras.callbacks.BackupAndRestore: _SubclassedBackup,
     keras.callbacks.CSVLogger: _Rows,
     keras.callbacks.TensorBoard: _TensorBoard,
 }
@@ -263,10 +263,10 @@ def silence(callback: Any, finished: Callable[[], int] | None) -> StandIn | None
     kind, is_bar = writers.writing_class(callback), isinstance(callback, JobBar)
     if kind is None or (kind is keras.callbacks.ProgbarLogger and not is_bar):  # a bar with verbose=0 draws nothing
         return None
-    is_own = writers.only_writes(callback) or is_bar
-    if finished is None and (is_own or not issubclass(kind, keras.callbacks.CSVLogger)):
-        return StandIn(callback, kind, is_own=is_own)
-    standby = _KINDS.get(replacing.class_of(callback)) if is_own else None
+    is_exact_class = writers.only_writes(callback) or is_bar
+    if finished is None and (is_exact_class or not issubclass(kind, keras.callbacks.CSVLogger)):
+        return StandIn(callback, kind, is_exact_class=is_exact_class)
+    standby = _STANDBYS.get(replacing.class_of(callback)) if is_exact_class else None
     if standby is None:
-        standby = next((each for of, each in _KINDS_OF_OTHERS.items() if issubclass(kind, of)), Standby)
-    return standby(callback, kind, finished or (lambda: 0), is_own=is_own)
+        standby = next((each for of, each in _STANDBYS_OF_SUBCLASSES.items() if issubclass(kind, of)), Standby)
+    return standby(callback, kind, finished or (lambda: 0), is_exact_class=is_exact_class)
