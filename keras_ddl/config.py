@@ -56,8 +56,7 @@ class Variable:
     """One row of the table.
 
     Attributes:
-        name: the name without the prefix.
-        default: the value when the variable is unset or empty.
+        name: the name without the prefix. default: the value when the variable is unset or empty.
         is_set_by_keras_ddl: whether keras_ddl's processes set it for each other, so that it is not a user's setting.
     """
 
@@ -156,6 +155,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "isa": _one_of("baseline", "avx2", "avx512"),
     "kernels": _one_of("auto", "async", "sync"),
     "auto, nccl, hierarchical or staged": _one_of("auto", "nccl", "hierarchical", "staged"),
+    "auto, none or path": os.path.expanduser,
 }
 
 _TABLE = (
@@ -211,7 +211,7 @@ _TABLE = (
         "DEVICE",
         "auto, nccl, hierarchical or staged",
         "auto",
-        "How PyTorch's tensors on GPUs are sent, if each rank has its own GPU. 'auto': by NCCL on one host, and in the "
+        "How tensors on GPUs are sent, if each rank has its own GPU. 'auto': by NCCL on one host, and in the "
         "fastest of the other three ways on several; 'nccl': by NCCL, also between hosts; 'hierarchical': all-reduces "
         "by NCCL inside hosts only; 'staged': through the host, with the same bits as for CPU tensors.",
     ),
@@ -280,6 +280,13 @@ _TABLE = (
         "auto",
         "Kernels of the TensorFlow ops. 'async' frees TensorFlow's threads while ranks wait, but uses an internal "
         "interface of TensorFlow. 'auto': 'async' for tested versions of TensorFlow, else 'sync'.",
+    ),
+    Variable(
+        "TF_STREAM",
+        "auto, none or path",
+        "auto",
+        "The library that lets collectives take TensorFlow's tensors on GPUs where they are. 'auto': g++ builds it "
+        "when it is first needed; 'none', or where it cannot be built: TensorFlow copies tensors to the host and back.",
     ),
     Variable(
         "TIMELINE",

@@ -17,7 +17,7 @@ import click
 import keras_ddl
 from keras_ddl import config, packages
 from keras_ddl.cli.sizes import size_text
-from keras_ddl.errors import KerasDdlError
+from keras_ddl.errors import DependencyError, KerasDdlError
 
 # Each row lists alternatives; one of them should be installed.
 _DISTRIBUTIONS = (
@@ -119,10 +119,22 @@ def gpus() -> list[tuple[str, str]]:
             names = gpu_checks.names_in_tensorflow()
         rows = [(f"GPU {number}", f"{name}: local rank {number} computes on it") for number, name in enumerate(names)]
         rows.append(("TensorFlow", f"sees {len(names) or 'none'}"))
+        if names:
+            rows.append(("collectives", _path_of_tensors()))
         found = gpu_checks.check_tensorflow(names)
     if found is not None:
         rows.append(("host", " ".join(filter(None, [f"{found.found}.", found.remedy]))))
     return rows
+
+
+def _path_of_tensors() -> str:
+    from keras_ddl.compat import gpu_stream
+
+    try:
+        library = gpu_stream.path()
+    except DependencyError as error:
+        return f"TensorFlow copies tensors to the host, because {error}"
+    return f"take tensors on GPUs (by {library.name}{'' if library.exists() else ', which g++ builds at first use'})"
 
 
 def settings(*, with_defaults: bool) -> list[tuple[str, str]]:

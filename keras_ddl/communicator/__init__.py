@@ -24,6 +24,7 @@ from keras_ddl.communicator.world import (  # noqa: F401 - private names are for
     regroup_with,
     shutdown,
     topology,
+    use_gpu,
 )
 
 if TYPE_CHECKING:

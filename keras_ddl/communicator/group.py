@@ -7,6 +7,7 @@ meet, and do not wait for each other.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import pickle
@@ -21,7 +22,7 @@ from keras_ddl.communicator.native import binding, requests
 from keras_ddl.communicator.native.dtypes import DTYPES
 from keras_ddl.communicator.native.started import Started
 from keras_ddl.communicator.newcomers import history
-from keras_ddl.errors import ConfigError, NotInitializedError
+from keras_ddl.errors import ConfigError, NotInitializedError, RankLostError
 from keras_ddl.topology import Topology, part_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _PICKLED, _NOT_PICKLED = b"\0", b"\1"
 _MAX_NAME_BYTES = 80
 
 _lock = threading.Lock()
+# This rank's GPU, which every communicator has; None: communicators take tensors in the host's memory alone.
+_gpu: int | None = None
 # The open communicators by id, except the communicator of all ranks.
 _open: dict[int, Communicator] = {}
 # Numbers the splits of this process, so that ids stay unique even after shutdown and init.
@@ -347,7 +350,24 @@ def settings() -> dict[str, Any]:
         "warn_after_seconds": config.get("WARN_AFTER_SECONDS"),
         "deadline_seconds": config.get("DEADLINE_SECONDS"),
         "lost_after_seconds": config.get("LOST_AFTER_SECONDS"),
+        "gpu": _gpu,
+        "device_mode": config.get("DEVICE"),
     }
+
+
+def use_gpu(world: Communicator, ordinal: int) -> None:
+    """Gives `world`, the communicator of all ranks, and all others this rank's GPU. COLLECTIVE over all ranks.
+
+    Communicators that are made later have it, too. Calling it again changes nothing.
+    """
+    global _gpu
+    if _gpu is not None:
+        return
+    world.native().add_device(ordinal, config.get("DEVICE"))
+    _gpu = ordinal
+    for comm in sorted(_open.values(), key=lambda each: each.id):  # in the same order on all ranks
+        with contextlib.suppress(RankLostError):  # another rank has closed it
+            comm.native().add_device(ordinal, config.get("DEVICE"))
 
 
 def _id(key: str) -> int:

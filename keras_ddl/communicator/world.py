@@ -223,6 +223,17 @@ def _close_world() -> bool:
     return world is not None
 
 
+def use_gpu(ordinal: int) -> None:
+    """Gives this rank's GPU to all communicators, so that collectives take tensors on it. COLLECTIVE over all ranks.
+
+    Calling it again changes nothing.
+
+    Raises: see `NativeCommunicator.add_device`.
+    """
+    with _state.lock:
+        group.use_gpu(communicator_of(None), ordinal)
+
+
 def is_initialized() -> bool:
     """Whether `init` was called, without a later `shutdown`."""
     return _state.world is not None

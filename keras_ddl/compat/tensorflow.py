@@ -109,6 +109,11 @@ def load_ops() -> ModuleType:
         return _load_ops()
 
 
+def ops_are_loaded() -> bool:
+    """Whether `load_ops` was called."""
+    return _load_ops.cache_info().currsize > 0
+
+
 @functools.cache
 def _load_ops() -> ModuleType:
     path = native_library.library_path("libkeras_ddl_tf.so")

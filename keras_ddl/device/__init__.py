@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from keras_ddl import communicator
 from keras_ddl.communicator.newcomers import history
 from keras_ddl.communicator.reporting import stack_position
+from keras_ddl.compat import gpu_stream
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import DependencyError
 from keras_ddl.packages import nvidia_driver
 from keras_ddl.topology import Topology
 
@@ -68,38 +70,86 @@ def _set(pool: str, threads: int) -> None:
 def choose_device(topology: Topology) -> str:
     """Returns this rank's device: the GPU numbered local_rank when there are GPUs, else the CPU. COLLECTIVE.
 
-    Ranks that share a GPU allocate its memory as they need it. Warns if TensorFlow has started and forbids this.
+    From now on collectives take tensors on the GPU where they are, if all ranks can (`path_of_tensors`). Ranks that
+    share a GPU allocate its memory as they need it. Warns if TensorFlow has started and forbids this.
     """
     visible = tf.config.get_visible_devices("GPU")
     number = topology.local_rank % len(visible) if visible else 0
     own = visible[number] if visible else None
-    sharers = _ranks_on(own, topology)
+    hindrance = "" if own else f"rank {topology.rank} has no GPU"
+    if own is not None:
+        try:
+            # Otherwise, every rank would allocate memory on every GPU.
+            tf.config.set_visible_devices(own, "GPU")
+            number = 0
+        except RuntimeError:
+            hindrance = f"TensorFlow had started on rank {topology.rank}, with several GPUs"
+            stack_position.warn(
+                f"TensorFlow had started before keras_ddl could give it one GPU. Rank {topology.rank} computes on GPU "
+                f"{number}, but takes memory on all {len(visible)}, and what runs outside the Strategy's scope runs on "
+                "GPU 0. Make the Strategy before the script's first operation of TensorFlow.",
+                RuntimeWarning,
+            )
+    sharers = _exchange(own, hindrance, topology)
     if own is None:
         return "/device:CPU:0"
-    try:
-        # Otherwise, every rank would allocate memory on every GPU.
-        tf.config.set_visible_devices(own, "GPU")
-        number = 0
-    except RuntimeError:
-        stack_position.warn(
-            f"TensorFlow had started before keras_ddl could give it one GPU. Rank {topology.rank} computes on GPU "
-            f"{number}, but takes memory on all {len(visible)}, and what runs outside the Strategy's scope runs on GPU "
-            "0. Make the Strategy before the script's first operation of TensorFlow.",
-            RuntimeWarning,
-        )
     if len(sharers) > 1:
         _share(own, sharers, topology)
+    if not _state.hindrance:
+        gpu_stream.load(gpu_stream.build())
+        communicator.use_gpu(_ordinal(own))
     return f"/device:GPU:{number}"
 
 
-def _ranks_on(own: tf.config.PhysicalDevice | None, topology: Topology) -> list[int]:
-    """Returns the ranks that compute on this rank's GPU, itself included. COLLECTIVE."""
+class _State:
+    hindrance = "there is one rank"  # why collectives do not take tensors on GPUs; "": they do
+
+
+_state = _State()
+
+
+def path_of_tensors() -> str:
+    """Returns in words whether collectives take tensors on GPUs where they are; if not, why. After `choose_device`."""
+    if not _state.hindrance:
+        return "collectives take tensors on GPUs"
+    return f"TensorFlow copies tensors to the host for collectives, because {_state.hindrance}"
+
+
+def _hindrance() -> str:
+    """Returns why collectives cannot take tensors on this rank's GPU; "": they can."""
+    if gpu_stream.is_loaded():
+        return ""
+    if tf_compat.ops_are_loaded():
+        return "collectives ran before the Strategy was made"
+    try:
+        gpu_stream.build()
+    except DependencyError as error:
+        return str(error)
+    return ""
+
+
+def _ordinal(gpu: tf.config.PhysicalDevice) -> int:
+    return int(gpu.name.rpartition(":")[2])
+
+
+def _exchange(own: tf.config.PhysicalDevice | None, hindrance: str, topology: Topology) -> list[int]:
+    """Agrees on the path of tensors, and returns the ranks that compute on this rank's GPU, itself included.
+
+    COLLECTIVE. Raises: DependencyError: a newcomer cannot use the path that the other ranks use.
+    """
     if topology.size == 1 and not history.takes_newcomers():
         return [topology.rank]
-    identity = None if own is None else nvidia_driver.identity_of(int(own.name.rpartition(":")[2]))
-    identities = communicator.all_gather_object(identity, name="keras_ddl/gpus")
+    hindrance = hindrance or _hindrance()
+    identity = None if own is None else nvidia_driver.identity_of(_ordinal(own))
+    facts = communicator.all_gather_object((identity, hindrance), name="keras_ddl/gpus")
+    _state.hindrance = next((reason for _, reason in facts if reason), "")
+    if hindrance and not _state.hindrance:
+        raise DependencyError(
+            "A rank that joins a running job must take tensors on its GPU as the other ranks do. Received: "
+            f"{hindrance}. Start the job with KERAS_DDL_TF_STREAM=none."
+        )
     mine = topology.hosts[topology.rank]
-    return [rank for rank, each in enumerate(identities) if each == identity and topology.hosts[rank] == mine]
+    return [rank for rank, (each, _) in enumerate(facts) if each == identity and topology.hosts[rank] == mine]
 
 
 def _share(gpu: tf.config.PhysicalDevice, sharers: Sequence[int], topology: Topology) -> None:

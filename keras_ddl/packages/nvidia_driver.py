@@ -41,7 +41,8 @@ def ask_driver() -> Driver:
         return Driver(f"the driver fails: error {failed}, {(text.value or b'without a name').decode()}")
     count = number.value
     cuda.cuDriverGetVersion(ctypes.byref(number))
-    get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", cuda.cuDeviceGetUuid)  # it also distinguishes parts of a GPU
+    # The newer function also distinguishes parts of a GPU.
+    get_uuid = cuda.cuDeviceGetUuid_v2 if hasattr(cuda, "cuDeviceGetUuid_v2") else cuda.cuDeviceGetUuid
     names, ids = [], []
     for index in range(count):
         device, name, uuid = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)

@@ -11,6 +11,7 @@ namespace keras_ddl::tf {
 
 struct Attributes {
   ddl_kind kind = DDL_ALL_REDUCE;
+  bool on_gpu = false;  // the tensors of dtype `T` are in a GPU's memory; set by the kernel
   TF_DataType tf_dtype = TF_FLOAT;
   ddl_dtype dtype = DDL_FLOAT32;
   ddl_op op = DDL_SUM;

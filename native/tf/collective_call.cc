@@ -8,6 +8,7 @@
 #include "common/dtypes.h"
 #include "common/hash.h"
 #include "ddl.h"
+#include "gpu_stream.h"
 #include "tf_handles.h"
 
 namespace keras_ddl::tf {
@@ -81,6 +82,7 @@ class Call {
   bool AllocateLikeInput(int index, const Shape& shape, Status* status);
   bool AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status);
   bool TakeSplits(ddl_comm* comm, ddl_request* request, Status* status);
+  bool TakeStream(ddl_request* request, Status* status);
   void Describe(int index, const Shape& shape);
 
   const Attributes& attributes_;
@@ -89,6 +91,7 @@ class Call {
   std::vector<TensorPtr> inputs_;
   std::vector<TensorPtr> outputs_;
   std::vector<ddl_buffer> buffers_;
+  ddl_location location_{};  // of the buffers
   std::vector<int64_t> gathered_dims_;
   std::string name_;
   std::string detail_;
@@ -110,7 +113,7 @@ bool Call::AllocateLikeInput(int index, const Shape& shape, Status* status) {
     if (!TakeInput(index, status)) return false;
     in = Data(inputs_[i].get());
   }
-  buffers_.push_back({in, out, static_cast<uint64_t>(shape.count()), {}});
+  buffers_.push_back({in, out, static_cast<uint64_t>(shape.count()), location_});
   return true;
 }
 
@@ -130,7 +133,7 @@ bool Call::AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status) {
       TF_AllocateOutput(context_, 0, attributes_.tf_dtype, chunk.dims.data(), chunk.rank(), bytes, status->get());
   if (!status->ok()) return false;
   outputs_.emplace_back(output);
-  buffers_.push_back({Data(inputs_[0].get()), Data(output), static_cast<uint64_t>(shape.count()), {}});
+  buffers_.push_back({Data(inputs_[0].get()), Data(output), static_cast<uint64_t>(shape.count()), location_});
   return true;
 }
 
@@ -165,6 +168,18 @@ bool Call::TakeSplits(ddl_comm* comm, ddl_request* request, Status* status) {
   return true;
 }
 
+// The collective waits for what the GPU's stream has to do up to now: the inputs, and the last uses of the memory that
+// the outputs get.
+bool Call::TakeStream(ddl_request* request, Status* status) {
+  location_.kind = DDL_CUDA;
+  request->stream = keras_ddl_gpu_stream(context_, &location_.id);
+  if (request->stream != nullptr) return true;
+  status->Set(DDL_INTERNAL, "'" + name_ +
+                                "': the stream of TensorFlow's GPU must be known. Received: none from the library in "
+                                "KERAS_DDL_TF_STREAM. Set KERAS_DDL_TF_STREAM=none on all ranks.");
+  return false;
+}
+
 bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   const int num_inputs = TF_NumInputs(context_);
   inputs_.resize(static_cast<size_t>(num_inputs));
@@ -184,6 +199,7 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
   request->tolerance = attributes_.tolerance;
   request->compression = attributes_.compression;
   request->feedback = attributes_.feedback.c_str();
+  if (attributes_.on_gpu && !TakeStream(request, status)) return false;
   const bool has_splits = attributes_.kind == DDL_ALL_TO_ALL;
   if (has_splits && !TakeSplits(comm, request, status)) return false;
   for (int i = 0; i < (has_splits ? 1 : num_inputs); ++i) {
@@ -201,7 +217,7 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
     } else {
       gathered_dims_ = shape.dims;
       if (gathered_dims_.empty()) gathered_dims_.push_back(1);
-      buffers_.push_back({Data(inputs_[0].get()), nullptr, static_cast<uint64_t>(shape.count()), {}});
+      buffers_.push_back({Data(inputs_[0].get()), nullptr, static_cast<uint64_t>(shape.count()), location_});
     }
   }
   request->buffers = buffers_.data();

@@ -12,9 +12,10 @@
 namespace keras_ddl::tf {
 namespace {
 
-template <ddl_kind kind>
+template <ddl_kind kind, bool on_gpu>
 void* Create(TF_OpKernelConstruction* construction) {
   auto attributes = std::make_unique<Attributes>();
+  attributes->on_gpu = on_gpu;
   // After a failure TensorFlow frees the kernel without running it.
   ReadAttributes(construction, kind, attributes.get());
   return attributes.release();
@@ -49,7 +50,7 @@ void Destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
 
 template <ddl_kind kind>
 KernelFunctions Collective() {
-  return {&Create<kind>, &ComputeAsync, &ComputeSync, &Destroy};
+  return {&Create<kind, false>, &Create<kind, true>, &ComputeAsync, &ComputeSync, &Destroy};
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 namespace keras_ddl::tf {
 
 struct KernelFunctions {
-  void* (*create)(TF_OpKernelConstruction*);
+  void* (*create)(TF_OpKernelConstruction*);         // all tensors are in the host's memory
+  void* (*create_on_gpu)(TF_OpKernelConstruction*);  // those of dtype `T` are in a GPU's memory
   // Returns at once; TensorFlow's threads are free while ranks wait for each other.
   void (*compute_async)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
   // Returns when the outputs have been set.

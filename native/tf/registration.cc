@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ddl.h"
+#include "gpu_stream.h"
 #include "kernels.h"
 #include "shape_functions.h"
 #include "tf_c_api.h"
@@ -101,18 +102,41 @@ void RegisterOp(const OpSpec& op) {
   Report("definition", op, status);
 }
 
-void RegisterKernel(const OpSpec& op, const char* device, bool async) {
+// Where the tensors of a kernel are, those of dtype `T` and the others: `splits`, `rows` and `received`.
+enum class Memory { kCpu, kAllInHostMemory, kOnGpu };
+
+// dtype: the only `T` of the kernel; 0: every `T`.
+void RegisterKernel(const OpSpec& op, Memory memory, bool async, TF_DataType dtype = TF_DataType{}) {
+  const char* const device = memory == Memory::kCpu ? "CPU" : "GPU";
+  const auto create = memory == Memory::kOnGpu ? op.kernel.create_on_gpu : op.kernel.create;
   TF_KernelBuilder* builder =
-      async ? TF_NewAsyncKernelBuilder(op.name, device, op.kernel.create, op.kernel.compute_async, op.kernel.destroy)
-            : TF_NewKernelBuilder(op.name, device, op.kernel.create, op.kernel.compute_sync, op.kernel.destroy);
-  if (std::string_view(device) != "CPU") {
-    // The core reads and writes host memory; TensorFlow makes the copies.
-    for (const char* spec : op.inputs) TF_KernelBuilder_HostMemory(builder, ArgumentName(spec).c_str());
-    for (const char* spec : op.outputs) TF_KernelBuilder_HostMemory(builder, ArgumentName(spec).c_str());
-  }
+      async ? TF_NewAsyncKernelBuilder(op.name, device, create, op.kernel.compute_async, op.kernel.destroy)
+            : TF_NewKernelBuilder(op.name, device, create, op.kernel.compute_sync, op.kernel.destroy);
   Status status;
-  TF_RegisterKernelBuilder(op.name, builder, status.get());
+  if (dtype != TF_DataType{}) TF_KernelBuilder_TypeConstraint(builder, "T", dtype, status.get());
+  for (const auto& specs : {op.inputs, op.outputs}) {
+    for (const std::string_view spec : specs) {
+      const bool on_gpu = memory == Memory::kOnGpu && spec.back() == 'T';
+      if (memory != Memory::kCpu && !on_gpu) TF_KernelBuilder_HostMemory(builder, ArgumentName(spec).c_str());
+    }
+  }
+  if (status.ok()) TF_RegisterKernelBuilder(op.name, builder, status.get());
   Report(device, op, status);
+}
+
+void RegisterKernels(const OpSpec& op, bool async) {
+  RegisterKernel(op, Memory::kCpu, async);
+  if (keras_ddl_gpu_stream == nullptr) {
+    RegisterKernel(op, Memory::kAllInHostMemory, async);  // TensorFlow makes the copies
+    return;
+  }
+  for (const TF_DataType dtype : {TF_HALF, TF_BFLOAT16, TF_FLOAT, TF_DOUBLE}) {
+    RegisterKernel(op, Memory::kOnGpu, async, dtype);
+  }
+  // Integers are mostly sizes, indices and bytes that the host makes and reads.
+  for (const TF_DataType dtype : {TF_INT32, TF_INT64, TF_UINT8, TF_INT8}) {
+    RegisterKernel(op, Memory::kAllInHostMemory, async, dtype);
+  }
 }
 
 __attribute__((constructor)) void RegisterAll() {
@@ -127,7 +151,7 @@ __attribute__((constructor)) void RegisterAll() {
   const bool async = kernels != nullptr && std::string_view(kernels) == "async";
   for (const OpSpec& op : Ops()) {
     RegisterOp(op);
-    for (const char* device : {"CPU", "GPU"}) RegisterKernel(op, device, async);
+    RegisterKernels(op, async);
   }
 }
 

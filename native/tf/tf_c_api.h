@@ -91,6 +91,7 @@ TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
                                            void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*),
                                            void (*destroy)(void*));
 void TF_KernelBuilder_HostMemory(TF_KernelBuilder*, const char* argument);
+void TF_KernelBuilder_TypeConstraint(TF_KernelBuilder*, const char* attr, TF_DataType, TF_Status*);
 void TF_RegisterKernelBuilder(const char* kernel, TF_KernelBuilder*, TF_Status*);
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
 TF_StringView TF_OpKernelConstruction_GetName(TF_OpKernelConstruction*);

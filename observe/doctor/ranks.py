@@ -32,9 +32,13 @@ def everything(directory: str) -> tuple[list[Finding], int]:
         [dataclasses.replace(each, host=name) for each in own], "doctor/host"
     )
     findings = [each for rank_findings in findings_by_rank for each in rank_findings]
-    from keras_ddl.device import configure_tensorflow  # imports TensorFlow
+    from keras_ddl.compat import gpu_stream
+    from keras_ddl.device import configure_tensorflow, path_of_tensors  # imports TensorFlow
 
     device = configure_tensorflow(communicator.topology())  # before anything starts TensorFlow
+    if "GPU" in device:
+        severity = Severity.OK if gpu_stream.is_loaded() else Severity.NOTE
+        findings.append(Finding(severity, "tensors on GPUs", path_of_tensors()))
     findings += compare(communicator.all_gather_object(facts(), "doctor/facts"))
     findings += compare_gpus(communicator.all_gather_object((name, *gpu(device)), "doctor/gpus"))
     findings += transport()

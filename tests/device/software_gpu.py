@@ -5,48 +5,44 @@ ranks = run_ranks(program, 2, env=software_gpu.environment())
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
-import importlib.util
-import os
-import subprocess
 from pathlib import Path
 
 from harness import side_by_side
 from keras_ddl import packages
+from keras_ddl.compat import gpu_stream
 
 NATIVE = Path(__file__).with_name("native")
+_LIBCUDA = Path(__file__).parents[2] / "native"
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 _FLAGS = [
-    *("-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-DEIGEN_MAX_ALIGN_BYTES=64"),
-    *("-Wall", "-Wextra", "-Werror"),
+    *WARNINGS,
+    *(f"-I{_LIBCUDA / 'tests'}", f"-I{_LIBCUDA / 'core/include'}"),
+    "-Wno-subobject-linkage",  # device.cc includes a source that has private types
+    "-Wl,-soname,libcuda.so.1",  # under this name the device layer finds libcuda
 ]
 
 
-def environment(num_devices: int = 2) -> dict[str, str]:
-    """Returns the environment variables that give TensorFlow `num_devices` software GPUs."""
-    return {"TF_PLUGGABLE_DEVICE_LIBRARY_PATH": str(library()), "SOFTWARE_GPU_DEVICES": str(num_devices)}
+def environment(num_devices: int = 2, stream: str | Path = "") -> dict[str, str]:
+    """Returns the environment variables that give TensorFlow `num_devices` software GPUs.
+
+    stream: the value of KERAS_DDL_TF_STREAM; "": the software GPU's own library.
+    """
+    return {
+        "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": str(library()),
+        "SOFTWARE_GPU_DEVICES": str(num_devices),
+        "KERAS_DDL_TF_STREAM": str(stream or library()),
+    }
 
 
 @functools.cache
 def library() -> Path:
     """Returns the library. Building it takes half a minute if its sources or TensorFlow changed."""
-    sources = sorted(NATIVE.iterdir())
+    sources = sorted(NATIVE.glob("*.cc"))
+    read = [*sources, *NATIVE.glob("*.h"), *_LIBCUDA.glob("tests/device/stand_in*"), Path(gpu_stream.__file__)]
     version = packages.version(*packages.TENSORFLOWS)
-    content = b"|".join([version.encode(), *map(str.encode, _FLAGS), *(each.read_bytes() for each in sources)])
+    content = b"|".join([version.encode(), Path(__file__).read_bytes(), *(each.read_bytes() for each in read)])
     path = side_by_side.folder() / f"software_gpu-{hashlib.sha256(content).hexdigest()[:16]}.so"
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test process builds while the others wait
-        if not path.exists():
-            compile_library([each for each in sources if each.suffix == ".cc"], path)
+    gpu_stream.compile_with_tensorflow(sources, path, _FLAGS)
     return path
-
-
-def compile_library(sources: list[Path], path: Path) -> None:
-    """Compiles C++ files that may use TensorFlow into one library."""
-    tensorflow = Path(importlib.util.find_spec("tensorflow").origin).parent  # imports nothing
-    partial = path.with_suffix(f".{os.getpid()}")
-    command = ["g++", *_FLAGS, "-isystem", f"{tensorflow}/include", *sources]
-    command += [f"-L{tensorflow}", "-l:libtensorflow_framework.so.2", "-o", partial]
-    subprocess.run(command, check=True)
-    partial.rename(path)

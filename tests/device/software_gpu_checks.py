@@ -1,15 +1,62 @@
-"""Collectives and a training on software GPUs. Run by test_software_gpu.py."""
+"""Collectives and a training on software GPUs. Run by test_software_gpu.py, with both paths of tensors."""
 
 import contextlib
+import os
 from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 
-from keras_ddl import device, ops
+import keras_ddl
+from keras_ddl import communicator, device, ops
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import RankMismatchError
 from strategy.common import RANK, SIZE, STRATEGY
 from strategy.oracle import Trained, case
+
+THROUGH_HOST = os.environ["KERAS_DDL_TF_STREAM"] == "none"
+
+
+def check_path_of_tensors_is_as_said():
+    said = "TensorFlow copies tensors to the host for collectives, because KERAS_DDL_TF_STREAM=none"
+    assert device.path_of_tensors() == (said if THROUGH_HOST else "collectives take tensors on GPUs")
+    with keras_ddl.split(0, name="pair") as pair:
+        for comm in (communicator.communicator_of(None), pair):
+            for dtype, on_gpu in ((tf.float32, not THROUGH_HOST), (tf.int64, False)):
+                before = comm.native().count()["staged"]
+                total = ops.all_reduce(tf.ones([2], dtype), comm=comm)
+                np.testing.assert_array_equal(total, [SIZE, SIZE])
+                assert comm.native().count()["staged"] - before == on_gpu, (comm, dtype)
+
+
+def check_errors_are_those_of_tensors_on_the_cpu():
+    messages = []
+    for place in ("CPU:0", "GPU:0"):
+        with tf.device(place), pytest.raises(RankMismatchError) as caught:
+            ops.all_reduce(tf.zeros([3 + RANK]) + 1.0, name="unequal")
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1] and "unequal" in messages[0], messages
+
+
+def check_one_rank_may_have_its_tensor_on_the_cpu():
+    with tf.device("CPU:0" if RANK == 0 else "GPU:0"):
+        np.testing.assert_array_equal(ops.all_reduce(tf.zeros([5]) + RANK), [sum(range(SIZE))] * 5)
+
+
+def check_ranks_may_have_different_numbers_of_rows():
+    @tf.function
+    def step(rows, splits):
+        return ops.all_gather(rows * 2.0) * 1.0, ops.all_to_all(rows * 3.0, splits)[0] * 1.0
+
+    def from_all(rows_per_number):
+        return np.concatenate([np.full([rows_per_number * number, 3], number) for number in range(1, SIZE + 1)])
+
+    number = RANK + 1
+    for _ in range(5):
+        gathered, received = step(tf.fill([SIZE * number, 3], float(number)), [number] * SIZE)
+        np.testing.assert_array_equal(gathered, from_all(SIZE) * 2)
+        np.testing.assert_array_equal(received, from_all(1) * 3)
 
 
 def check_rank_uses_only_its_gpu():

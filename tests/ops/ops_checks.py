@@ -7,13 +7,13 @@ are small integers, whose sums and products are exact in every dtype, including 
 import numpy as np
 
 import keras_ddl
-from keras_ddl import ops
+from keras_ddl import device, ops
 from keras_ddl.compat.tensorflow import load_ops, tf
 
 # TensorFlow gets one thread for the ops of a graph. An op that blocked it while waiting for other ranks would stop the
 # graph.
 tf.config.threading.set_inter_op_parallelism_threads(1)
-keras_ddl.init()
+device.choose_device(keras_ddl.init())  # as a Strategy does: on software GPUs collectives take tensors there
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8")

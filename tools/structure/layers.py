@@ -59,7 +59,7 @@ HOMES = [
             *("communicator.native.native_timeline", "communicator.native.requests", "communicator.native.started"),
             *("communicator.transports.host", "communicator.transports.host_messages"),
             *("packages.nvidia_driver", "launch.rank.processes", "export.proof.clean_process"),
-            "serving.processes.memory",
+            *("serving.processes.memory", "compat.gpu_stream"),
         },
     ),
     # One module for each, which lists all such imports with their versions.

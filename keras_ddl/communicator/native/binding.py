@@ -73,6 +73,8 @@ class NativeCommunicator(Requests):
         warn_after_seconds: float,
         deadline_seconds: float,
         lost_after_seconds: float,
+        gpu: int | None = None,
+        device_mode: str = "auto",
         id: int = WORLD,
         world_ranks: Sequence[int] | None = None,
         note: str = "",
@@ -83,6 +85,7 @@ class NativeCommunicator(Requests):
             transport: connects the ranks; the communicator takes it over. None: a single rank.
             group: see ddl_options in ddl.h, also for the options below.
             outer: the grid of the groups' leaders, fastest dimension first; (): one dimension.
+            gpu, device_mode: see `add_device`; None: it has no GPU.
             id: the number by which ops find the communicator; equal on all its ranks.
             world_ranks: the number of each rank among all ranks; None: the same.
             note: text to append to the communicator's error messages.
@@ -118,6 +121,8 @@ class NativeCommunicator(Requests):
         if self._size > 1:
             library.ddl_hold(self._comm)
             threading.Thread(target=_reply_to_queries, args=(self._comm,), name="keras_ddl", daemon=True).start()
+        if gpu is not None:
+            self.add_device(gpu, device_mode)
 
     def close(self) -> None:
         """Leaves the group; collectives that still wait on other ranks fail there with RankLostError. Idempotent.
@@ -175,7 +180,7 @@ class NativeCommunicator(Requests):
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         self._has_lane = True
 
-    def add_device(self, ordinal: int, mode: str, name: str) -> None:
+    def add_device(self, ordinal: int, mode: str, name: str = "keras_ddl/gpu") -> None:
         """Gives this rank the GPU `ordinal`, so that requests may use its memory from then on. COLLECTIVE, once.
 
         Args:

@@ -213,8 +213,9 @@ typedef struct ddl_request {
   uint64_t plan_run;
   uint32_t plan_index;
   uint32_t plan_size;
-  // With buffers on a device: the stream (a CUstream) whose work at submission makes the buffers ready; NULL: the
-  // device's default stream. When `done` is called, the results are ready for every stream.
+  // With buffers on a device: the stream (a CUstream) whose work at submission makes the buffers ready, and whose work
+  // after `allocate` makes its memory ready; NULL: the device's default stream. When `done` is called, the results are
+  // ready for every stream.
   void* stream;
 } ddl_request;
 

@@ -310,33 +310,73 @@ TEST_F(DeviceTest, StagedRunsManyRequestsAndMoreThanTheStagingMemory) {
   });
 }
 
-TEST_F(DeviceTest, PlannedRequestsAreStaged) {
+TEST_F(DeviceTest, PlannedRequestsAreStagedUnlessTheLibraryRunsThem) {
   RunOptions options;
   options.lane = true;
-  RunOnDevices(
-      {0, 0}, DDL_DEVICE_AUTO,
-      [&](Rank& self) {
-        const Case c;
-        const Bytes in = c.Input(self.rank, 0);
-        for (uint64_t run = 1; run <= 5; ++run) {
-          for (uint32_t index = 0; index < 2; ++index) {
-            void* const data = self.gpu.Allocate(in.size());
-            self.gpu.Write(data, in);
-            Call call(DDL_ALL_REDUCE, "planned " + std::to_string(index));
-            call.On(self.gpu.location(), self.gpu.stream()).Buffer(data, data, c.counts[0]);
-            call.request.plan = 77;
-            call.request.plan_run = run;
-            call.request.plan_index = index;
-            call.request.plan_size = 2;
-            const Outcome outcome = call.Run(self.comm);
-            ASSERT_EQ(outcome.code, DDL_OK) << outcome.message;
-            ASSERT_TRUE(self.gpu.Read(data, in.size()) == self.OnHost(c).bytes);
+  for (const uint32_t mode : {DDL_DEVICE_STAGED, DDL_DEVICE_AUTO}) {
+    const uint64_t by_library = HasStandIn() && mode == DDL_DEVICE_AUTO ? 10 : 0;
+    RunOnDevices(
+        {0, 0}, mode,
+        [&](Rank& self) {
+          const Case c = Case().Exact();
+          const Bytes in = c.Input(self.rank, 0);
+          for (uint64_t run = 1; run <= 5; ++run) {
+            for (uint32_t index = 0; index < 2; ++index) {
+              void* const data = self.gpu.Allocate(in.size());
+              self.gpu.Write(data, in);
+              Call call(DDL_ALL_REDUCE, "planned " + std::to_string(index));
+              call.On(self.gpu.location(), self.gpu.stream()).Buffer(data, data, c.counts[0]);
+              call.request.plan = 77;
+              call.request.plan_run = run;
+              call.request.plan_index = index;
+              call.request.plan_size = 2;
+              const Outcome outcome = call.Run(self.comm);
+              ASSERT_EQ(outcome.code, DDL_OK) << outcome.message;
+              ASSERT_TRUE(self.gpu.Read(data, in.size()) == self.OnHost(c).bytes);
+            }
           }
-        }
-        EXPECT_EQ(self.Counters().planned, 10u);
-        EXPECT_EQ(self.Counters().staged, 10u);
-      },
-      options);
+          EXPECT_EQ(self.Counters().by_device, by_library);
+          EXPECT_EQ(self.Counters().planned, 10 - by_library);
+          EXPECT_EQ(self.Counters().staged, 10 - by_library);
+        },
+        options);
+  }
+}
+
+// The memory that `allocate` returns may be in use by work that the stream got after the request.
+TEST_F(DeviceTest, GatheredRowsWaitForTheLastUseOfTheirMemory) {
+  SKIP_WITHOUT_STAND_IN();
+  Case c;
+  c.kind = DDL_ALL_GATHER;
+  c.rows = 5;
+  c.result_rows = 10;
+  c.counts = {5};
+  struct Place {
+    Gpu& gpu;
+    void* memory = gpu.Allocate(40);
+    Bytes used = Bytes(40, 0xa5);
+  };
+  for (const uint32_t mode : {DDL_DEVICE_STAGED, DDL_DEVICE_AUTO}) {
+    RunOnDevices({0, 0}, mode, [&](Rank& self) {
+      Place place{self.gpu};
+      const Bytes in = c.Input(self.rank, 0);
+      void* const data = self.gpu.Allocate(in.size());
+      self.gpu.Write(data, in);
+      Call call(c.kind, "late");
+      call.Dtype(c.dtype).Rows(c.rows, c.row_count).On(self.gpu.location(), self.gpu.stream()).Buffer(data, nullptr, 5);
+      call.request.user = &place;
+      call.request.allocate = [](void* user, const uint64_t*, int) {
+        Place& result = *static_cast<Place*>(user);
+        const Gpu context(result.gpu.location().id);  // of this thread
+        for (int use = 0; use < 20; ++use) result.gpu.Write(result.memory, result.used);
+        return result.memory;
+      };
+      const Outcome outcome = call.Run(self.comm);
+      ASSERT_EQ(outcome.code, DDL_OK) << outcome.message;
+      self.gpu.Synchronize();
+      EXPECT_TRUE(self.gpu.Read(place.memory, 40) == self.OnHost(c).bytes) << mode;
+    });
+  }
 }
 
 TEST_F(DeviceTest, JoinedRanksCountAsZeros) {

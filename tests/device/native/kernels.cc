@@ -18,6 +18,16 @@
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/types.h"
 
+// For keras_ddl's collectives, too: KERAS_DDL_TF_STREAM.
+extern "C" __attribute__((visibility("default"))) void* keras_ddl_gpu_stream(TF_OpKernelContext* context,
+                                                                             int* ordinal) {
+  TF_Status* status = TF_NewStatus();
+  SP_Stream stream = TF_GetStream(context, status);
+  TF_DeleteStatus(status);
+  if (stream != nullptr) *ordinal = software_gpu::OrdinalOf(stream);
+  return stream;
+}
+
 namespace software_gpu {
 namespace {
 
@@ -39,9 +49,9 @@ T* Data(const Tensor& tensor) {
 // Runs `kernel` on the stream of the context's device.
 template <class F>
 void Enqueue(OpKernelContext* context, F kernel) {
-  TF_Status* status = TF_NewStatus();
-  SP_Stream stream = TF_GetStream(reinterpret_cast<TF_OpKernelContext*>(context), status);
-  TF_DeleteStatus(status);
+  int ordinal = 0;
+  const auto stream =
+      static_cast<SP_Stream>(keras_ddl_gpu_stream(reinterpret_cast<TF_OpKernelContext*>(context), &ordinal));
   OP_REQUIRES(context, stream != nullptr, absl::InternalError("the software GPU has no stream here"));
   Launch(stream, std::move(kernel));
 }

@@ -14,6 +14,9 @@ char* MemoryOf(const void* pointer);
 // Runs `kernel` on the stream's thread after all work enqueued before, and returns at once. Any thread may call.
 void Launch(SP_Stream stream, std::function<void()> kernel);
 
+// Returns the number of the stream's device.
+int OrdinalOf(SP_Stream stream);
+
 }  // namespace software_gpu
 
 #endif

@@ -69,6 +69,12 @@ void Engine::Close() {
   if (device != nullptr) device->DisconnectAll(!coordinated_.endpoint->broken().ok());
 }
 
+Engine::Planned* Engine::planned() const {
+  const std::shared_ptr<Device> device = this->device();
+  if (device != nullptr && device->MayUseLibrary(DDL_ALL_REDUCE)) return nullptr;
+  return running_planned_.load(std::memory_order_acquire);
+}
+
 bool Engine::Forked() const { return forks.load(std::memory_order_relaxed) != forks_at_creation_; }
 
 void Engine::Submit(const ddl_request& from, bool result_on_host) {

@@ -76,8 +76,9 @@ class Engine {
   };
 
   explicit Engine(std::unique_ptr<Endpoint> endpoint);
-  // nullptr: there is no planned queue.
-  Planned* planned() const { return running_planned_.load(std::memory_order_acquire); }
+  // nullptr: there is no planned queue, or the ranks use the library of their devices: its collectives must start in
+  // one order on all ranks, the coordinator's.
+  Planned* planned() const;
   void Stage(std::shared_ptr<Device> device, const ddl_request& from, Request* request) const;
   // Whether this process is a forked child of the engine's process, and must not touch memory shared with other ranks.
   bool Forked() const;

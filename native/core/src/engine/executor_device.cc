@@ -121,6 +121,7 @@ Status Executor::RunByLibrary(const Request& request, const Decision& decision) 
   if (a.kind == DDL_ALL_GATHER) {
     char* out = nullptr;
     DDL_RETURN_IF_ERROR(AllocateRows(request, decision.rows, &out));
+    DDL_RETURN_IF_ERROR(request.staging->Mark());
     buffers[0].out = out;
   } else if (a.kind == DDL_REDUCE_SCATTER) {
     buffers[0].count /= static_cast<uint64_t>(transport_.size);

@@ -33,7 +33,7 @@ bool LibraryCanRun(const ddl_request& request, bool result_on_host, int size) {
     if (request.buffers[i].location.kind == DDL_HOST) return false;
   }
   if (HasFreeRows(request.kind) && result_on_host) return false;
-  if (request.plan_size > 0 || request.compression != DDL_COMPRESSION_NONE) return false;
+  if (request.compression != DDL_COMPRESSION_NONE) return false;
   if ((request.flags & ~(DDL_FLAG_BLOCKING | DDL_FLAG_ALL_RANKS)) != 0) return false;
   // A sum of narrow integers may not fit into their type although their mean does.
   const bool integer_mean = request.op == DDL_MEAN && !IsFloating(static_cast<ddl_dtype>(request.dtype));
@@ -42,8 +42,8 @@ bool LibraryCanRun(const ddl_request& request, bool result_on_host, int size) {
   return request.kind == DDL_ALL_REDUCE || request.kind == DDL_BROADCAST || request.kind == DDL_ALL_GATHER;
 }
 
-Staging::Staging(std::shared_ptr<Device> device, void* stream) : device_(std::move(device)) {
-  failure_ = device_->Mark(stream, &ready_);
+Staging::Staging(std::shared_ptr<Device> device, void* stream) : device_(std::move(device)), stream_(stream) {
+  failure_ = Mark();
 }
 
 Staging::~Staging() {
@@ -130,6 +130,8 @@ void* Staging::Allocate(const uint64_t* rows_by_rank, int size) {
   bytes *= a.row_count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
   void* const to = request_->allocate(request_->user, rows_by_rank, size);
   if (to == nullptr || !gathered_.Reserve(*device_, bytes).ok()) return nullptr;
+  // Work that the stream got after the request may still use the memory.
+  if (!Mark().ok()) return nullptr;
   if (bytes > 0) out_.push_back({gathered_.data(), to, bytes});
   return gathered_.data();
 }

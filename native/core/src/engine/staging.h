@@ -25,7 +25,7 @@ class Staging {
   // Run, so that all ranks learn of it.
   Staging(std::shared_ptr<Device> device, void* stream);
   // For buffers that are ready.
-  explicit Staging(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  explicit Staging(std::shared_ptr<Device> device) : device_(std::move(device)), stream_(nullptr) {}
   // Waits for copies that still run, or leaks their memory.
   ~Staging();
   Staging(const Staging&) = delete;
@@ -36,6 +36,9 @@ class Staging {
   // Why the stream's work could not be waited for.
   const Status& failure() const { return failure_; }
   Status WaitUntilReady(Waiter& waiter) { return ready_.Wait(waiter, kOwnDevice); }
+  // Makes `ready` wait for all work that the caller's stream has by now, which may use memory that the caller has just
+  // allocated.
+  Status Mark() { return device_->Mark(stream_, &ready_); }
 
   // Starts to copy the inputs of rank `rank`; only the first call does. Any thread, but one at a time.
   void CopyIn(const Request& request, int rank);
@@ -52,6 +55,7 @@ class Staging {
   void* Allocate(const uint64_t* rows_by_rank, int size);
 
   const std::shared_ptr<Device> device_;
+  void* const stream_;
   Status failure_;
   DeviceEvent ready_;  // the caller's stream has done its work from before the request
   DeviceEvent copied_;
