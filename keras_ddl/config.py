@@ -284,9 +284,10 @@ _TABLE = (
     Variable(
         "TF_STREAM",
         "auto, none or path",
-        "auto",
-        "The library that lets collectives take TensorFlow's tensors on GPUs where they are. 'auto': g++ builds it "
-        "when it is first needed; 'none', or where it cannot be built: TensorFlow copies tensors to the host and back.",
+        "none",
+        "The library that lets collectives take TensorFlow's tensors on GPUs where they are, never run on a real GPU so "
+        "far. 'auto': g++ builds it when it is first needed; 'none', or where it cannot be built: TensorFlow copies "
+        "tensors to the host and back.",
     ),
     Variable(
         "TIMELINE",
