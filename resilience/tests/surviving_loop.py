@@ -107,7 +107,7 @@ if "behind" in KIND and ME == 2:
         run(traced, tensors)
         for variable, value in zip(stored, before):
             variable.assign(value)
-        staged = step.cut_step._snapshots[-1]._is_staged
+        staged = step.cut_step._snapshots[-1]._staged._flag
         if staged is not None:
             tf.raw_ops.AssignVariableOp(resource=staged, value=tf.constant(True))
         return communicator.barrier("not_of_all")  # fails as soon as rank 1 is lost
