@@ -285,9 +285,9 @@ _TABLE = (
         "TF_STREAM",
         "auto, none or path",
         "none",
-        "The library that lets collectives take TensorFlow's tensors on GPUs where they are, never run on a real GPU so "
-        "far. 'auto': g++ builds it when it is first needed; 'none', or where it cannot be built: TensorFlow copies "
-        "tensors to the host and back.",
+        "The library that lets collectives take TensorFlow's tensors on GPUs where they are; never run on a real GPU. "
+        "'auto': g++ builds it when it is first needed; 'none', or where it cannot be built: TensorFlow copies tensors "
+        "to the host and back.",
     ),
     Variable(
         "TIMELINE",

@@ -204,7 +204,10 @@ class Context(PlacedValues):
         self._linear.add(node)
 
     def _replicate(self, value: Value) -> tf.Tensor:
-        """Replicates a value. A value computed from a sum made since is built again, without a separate sum."""
+        """Replicates a value.
+
+        If the sums that it depends on have been made since, it is computed again from them, not summed separately.
+        """
         nodes = self._nodes_after_sums(value)
         if not nodes:
             return super()._replicate(value)

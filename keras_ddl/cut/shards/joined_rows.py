@@ -35,10 +35,13 @@ class _Joined(NamedTuple):
     """A value that is not built.
 
     Attributes:
-        node: would build it. operands: what it puts one after another, or else what it computes the value from.
+        node: the operation that would build the value.
+        operands: the values that it concatenates, or computes from.
         is_own: whether `node` is in this program, not in the one around it.
-        output: which output of `node` it is. layout: of the table for which `node` adds up rows by index; the operands
-            are the indices and the rows. None: it adds up nothing. distinct: the indices of the sums, each once.
+        output: which output of `node` the value is.
+        layout: the layout of the table for which `node` adds up rows by index; its operands are then the indices and
+            the rows. None: it adds up nothing.
+        distinct: the indices of the sums, each once.
     """
 
     node: Node

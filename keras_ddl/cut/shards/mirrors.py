@@ -37,7 +37,9 @@ class Mirror:
 
 
 class Mirrors:
-    """The mirrors of a step's shards. Rank r's are on rank (r + offset) % size; 0: there are none.
+    """The mirrors of a step's shards.
+
+    Rank r's mirror is on rank (r + offset) % size. An offset of 0 means that there are no mirrors.
 
     Args: collectives: of the axis along which the mirrors are; None: of the axis that `update` names.
     """

@@ -12,7 +12,12 @@ from keras_ddl.cut.values.layouts import Layout
 
 
 class Sorted(NamedTuple):
-    """Indices of rows, sorted by owner. `order`: where they were before. sent: how many rows each owner has."""
+    """Indices of rows, sorted by owner.
+
+    Attributes:
+        order: the positions that they had before.
+        sent: how many of them each rank owns.
+    """
 
     ids: tf.Tensor
     order: tf.Tensor
@@ -20,9 +25,14 @@ class Sorted(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The rows of a table that this rank looks up. `ids`: each once. counts: how often each is looked up. at: where
-    each looked-up row is among them, in the shape of the indices. slots: the same as a vector, for an index that no row
-    has the place of another one."""
+    """The rows of a table that this rank looks up.
+
+    Attributes:
+        ids: the distinct indices, by owner.
+        counts: how often each is looked up.
+        at: the position in `ids` of each look-up, in the shape of the indices. Indices out of range stay out of range.
+        slots: `at` as a vector, in which an index out of range has the position of the nearest row.
+    """
 
     ids: Sorted
     counts: tf.Tensor
@@ -31,8 +41,13 @@ class Wanted(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The rows of this rank that ranks look up. `received`: for how many each rank asks. places: in this rank's chunk.
-    counts: how often each is looked up there."""
+    """The rows of this rank's chunk that the ranks look up.
+
+    Attributes:
+        received: how many rows each rank asks for.
+        places: the rows' positions in this rank's chunk, rank after rank.
+        counts: how often the rank that asks looks up each.
+    """
 
     received: tf.Tensor
     places: tf.Tensor
@@ -42,8 +57,10 @@ class Asked(NamedTuple):
 class Route(NamedTuple):
     """The way of some rows from this rank to their owners.
 
-    Attributes: order: of the rows, as they are sent. sent, received: how many are for each rank, and come from it.
-        places: of the received rows in this rank's chunk.
+    Attributes:
+        order: the positions of the rows, in the order in which they are sent.
+        sent, received: how many rows go to each rank, and come from it.
+        places: the positions of the received rows in this rank's chunk.
     """
 
     order: tf.Tensor
@@ -53,8 +70,12 @@ class Route(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """The distinct ones of some rows, for each owner. `sent`: how many are for each. numbers: for each of the rows, in
-    the order of their route, its number among those that its owner gets from this rank."""
+    """The distinct rows among some rows, for each owner.
+
+    Attributes:
+        sent: how many distinct rows each owner gets.
+        numbers: for each of the rows, in the order of their route, which of the distinct rows for its owner it is.
+    """
 
     rows: tf.Tensor
     sent: tf.Tensor

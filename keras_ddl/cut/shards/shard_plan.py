@@ -15,17 +15,19 @@ from keras_ddl.cut.analysis.variable_ops import ASSIGNS, READ, ROW_UPDATES
 from keras_ddl.cut.operations.factors import Kind, kind_of
 
 SCATTER_INTO = "TensorScatterUpdate"
-_ANY = tf.TensorSpec(None)  # of a reader of rows that asks for no table
+_ANY_TABLE = tf.TensorSpec(None)  # the answer of a reader of rows that does not mind which table they belong to
 
 
 class Plan:
     """The values of a program that become flat shards.
 
     Args:
-        sharded: its handles of variables in flat shards. numbers: entries of placeholders, as far as they are known.
+        sharded: the program's handles of variables in flat shards.
+        numbers: the entries of placeholders, as far as they are known.
     Attributes:
-        towards: values that an entrywise computation leads to an assignment of a sharded variable, or of a weight that
-            is updated from one. only: the subset of them that nothing else reads, as far as is known.
+        towards: values from which entrywise operations alone compute what is assigned to a sharded variable, or to a
+            weight that is updated from one.
+        only: the subset of them that nothing else reads, as far as is known.
         reduced: values that are only reduced to numbers, after entrywise computations.
         rows: values that are only read as rows, or indices of rows, that are added to a table in shards, maybe after
             computations with numbers; with the table.
@@ -51,8 +53,8 @@ class Plan:
                 self.reduced.add(value)
             tables = [self._table_of(each, value) for each in readers]
             if tables and None not in tables:
-                named = [each for each in tables if each is not None and each is not _ANY]
-                self.rows[value] = max(named, key=lambda each: each.dtype.size, default=_ANY)
+                named = [each for each in tables if each is not None and each is not _ANY_TABLE]
+                self.rows[value] = max(named, key=lambda each: each.dtype.size, default=_ANY_TABLE)
 
     def _updated(self) -> set[Value]:
         """Returns the handles of variables that are assigned values computed from sharded variables."""
@@ -77,8 +79,9 @@ class Plan:
         return is_row_by_row and all(each in self.reduced for each in reader.outputs)
 
     def _table_of(self, reader: Node, value: Value) -> tf.TensorSpec | None:
-        """Returns the table to whose rows a reader leads `value`; _ANY: it needs no table. None: it needs `value`
-        itself."""
+        """Returns the table to whose rows a reader adds `value`; _ANY_TABLE: it needs no table; None: it needs `value`
+        itself, so `value` must be built.
+        """
         if isinstance(reader, Return):
             return None
         if reader.type == "UnsortedSegmentSum" and value is not reader.inputs[2]:
@@ -90,7 +93,7 @@ class Plan:
         if reader.type in ROW_UPDATES and reader.inputs[0] in self._sharded and value is not reader.inputs[0]:
             return tf.TensorSpec(variable_shape(reader.inputs[0].tensor), reader.inputs[2].dtype)
         if adds_up_rows(reader) and value is reader.inputs[0]:
-            return _ANY
+            return _ANY_TABLE
         if reader in self._inner:
             tables = {
                 plan.rows.get(inner)

@@ -1,7 +1,6 @@
-"""Operations on tables in flat shards, built where the rows are (table_rows.py): look-ups, and sums on the way to a
-table, as its gradient is.
+"""Builds operations on tables in flat shards where the rows are: look-ups, and the sums that form a table's gradient.
 
-A function returns None for an operation whose table is to be gathered, or whose rows ranks are to add up themselves.
+A function returns None if the table should be gathered instead, or if each rank should add up its own rows.
 """
 
 from __future__ import annotations

@@ -240,8 +240,11 @@ class TableRows:
     # ---- rows
 
     def _arrived_rows(self, moved: _Moved, rows: Value, placement: Placement) -> tf.Tensor:
-        """Returns rows at their owners. What is computed from other rows entry by entry, as their squares for Adam, is
-        computed from those at the owner: they travel once."""
+        """Returns rows at their owners.
+
+        Rows computed entry by entry from other rows, such as Adam's squared gradients, are computed at the owner, so
+        that the rows travel only once.
+        """
         b = self._b
         key = rows, id(moved.route)
         if key not in self._arrived:
