@@ -12,6 +12,7 @@ from cut.test_specs import TOPICS
 from cut.together import Together
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.operations import segments
 
 TRIED = {case.type for cases in (*TOPICS.values(), *rule_cases.TOPICS.values()) for case in cases}
 PROGRAMS = list(dict.fromkeys(program for programs in CASES.values() for program in programs))
@@ -74,7 +75,13 @@ def test_reshape_of_one_row_with_unknown_extents(shape: list[int]) -> None:
 def test_every_type_of_operation_with_a_rule_is_tried() -> None:
     tested_as_parts = {"ReadVariableOp", *(f"Assign{each}VariableOp" for each in ("", "Add", "Sub"))}  # test_parts.py
     tested_as_tables = {"ResourceScatterAdd", "ResourceScatterSub"}  # test_tables.py
+    tested_as_segments = {*segments.COMBINING}  # test_segments.py
     drawn = {
         f"StatelessRandom{each}V2" for each in ("Uniform", "Normal", "UniformInt", "UniformFullInt")
     }  # test_random.py
-    assert sorted(set(types_to_try()) - set(CASES) - TRIED - tested_as_parts - tested_as_tables - drawn) == []
+    assert (
+        sorted(
+            set(types_to_try()) - set(CASES) - TRIED - tested_as_parts - tested_as_tables - tested_as_segments - drawn
+        )
+        == []
+    )

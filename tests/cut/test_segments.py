@@ -19,6 +19,7 @@ from cut.test_table_rows import (  # noqa: F401  (fixtures, too)
 )
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.operations import segments
 
 LENGTHS = np.array([2, 0, 5, 1, 0, 3, 0], "int32")  # lines without ids among others and at the end
 LONG = pytest.mark.long
@@ -101,6 +102,19 @@ def several(table, ids, lengths):
     )
 
 
+def by_operation(operation):
+    """Combines the rows of each line by an operation itself; the table learns from their sums."""
+
+    def call(table, ids, lengths):
+        given = ragged(ids, lengths + 1)
+        arguments = {"data": table(given).values, "segment_ids": given.value_rowids()}
+        if operation.startswith("Unsorted"):
+            arguments["num_segments"] = given.nrows()
+        return tf.stop_gradient(getattr(tf.raw_ops, operation)(**arguments)) + summed(table, ids, lengths)
+
+    return call
+
+
 def trained(call, optimizer=None, *, size=3, ids=IDS, lengths=LENGTHS, steps=2, static=True):
     batch = [ids, lengths[: len(ids)]]
     return Trained(Pooled(call), batch, size=size, optimizer=optimizer, least=50, static=static).train(steps)
@@ -131,6 +145,11 @@ SOME = [each if each == "summed" else pytest.param(each, marks=LONG) for each in
 )
 def test_rows_go_to_the_ranks_whose_lines_need_them(name):
     assert_only_exchanged(trained({**PROGRAMS, **FUNCTIONS}[name]))
+
+
+@pytest.mark.parametrize("operation", segments.COMBINING)
+def test_operations_combine_the_rows_of_lines(operation):
+    trained(by_operation(operation), steps=1)
 
 
 @pytest.mark.parametrize("name", ["summed", pytest.param("mean", marks=LONG)])
