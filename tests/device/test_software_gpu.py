@@ -15,7 +15,9 @@ from launch.launching import run
 
 CHECKS = Path(__file__).with_name("software_gpu_checks.py")
 test_of_two = rank_tests(CHECKS, [2], env=software_gpu.environment, mpi=False)
-test_of_two_through_host = rank_tests(CHECKS, [2], env=lambda: software_gpu.environment(stream="none"), mpi=False)
+test_of_two_through_host = pytest.mark.long(
+    rank_tests(CHECKS, [2], env=lambda: software_gpu.environment(stream="none"), mpi=False)
+)
 
 # A library like gpu_stream.cc that returns a stream on which TensorFlow does not compute.
 ANOTHER_STREAM = """
@@ -73,6 +75,7 @@ def test_without_the_order_of_streams_sums_are_wrong(tmp_path):
     assert all(each.result > 0 for each in on_software_gpus(sums_of_late_values, 2, stream=another).check().ranks)
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 def test_library_for_cuda_compiles_and_its_missing_stream_is_an_error(tmp_path):
     """A software GPU has no stream of CUDA, so collectives must fail rather than not wait."""
@@ -128,6 +131,7 @@ def test_kernels_without_host_memory_crash(tmp_path):
     assert "Segmentation fault" in "".join(each.stderr for each in outcome.ranks), outcome.text()
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 def test_ranks_warn_if_they_share_a_gpu_or_see_all():
     """Runs three ranks on two GPUs; TensorFlow has already started on the last two."""
@@ -169,6 +173,7 @@ def test_info_lists_gpus_with_their_ranks(tmp_path):
     assert "collectives  take tensors on GPUs (by software_gpu-" in shown.out, shown
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 def test_doctor_says_how_collectives_take_tensors():
     def examine():
