@@ -28,6 +28,7 @@ LONG = {
     "benchmarks/checkpoint_step.py",
     "benchmarks/cluster.py",  # test_cluster.py runs it, too
     "benchmarks/compression_accuracy.py",
+    "benchmarks/data_from_rank_0.py",
     "benchmarks/export.py",
     "benchmarks/first_step.py",
     "benchmarks/mesh_peers.py",

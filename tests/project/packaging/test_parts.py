@@ -28,6 +28,7 @@ def test_wheel_has_no_tests(wheel: Path) -> None:
         assert [name for name in archive.namelist() if "/tests/" in name or "top_level" in name] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", parts.FOLDERS)
 def test_everything_else_works_without_a_part(part: str, installations: dict[str, dict[str, str]]) -> None:
     said = installations[part]
