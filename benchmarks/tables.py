@@ -88,6 +88,8 @@ def train(settings: dict[str, Any]) -> None:
     from keras_ddl.cut.shards.table_rows import TableRows
 
     contestant = settings["contestant"]
+    if settings["rows"] * settings["width"] < 1 << 17:  # else these tables are too small for shards
+        os.environ.setdefault("KERAS_DDL_SHARD_FROM_ELEMENTS", str(settings["rows"] * settings["width"]))
     keras.config.set_floatx("float64" if settings["exact"] else "float32")
     keras.utils.set_random_seed(1)
     if contestant == "gathered":
