@@ -93,7 +93,7 @@ class DdlWork(Work):
         return started is None or started.wait(seconds)
 
     def is_completed(self) -> bool:
-        """Whether the collective has ended; then its results are in the tensors."""
+        """Returns whether the collective has ended; then its results are in the tensors."""
         started = self._started
         if started is not None and not started.is_done():
             return False

@@ -94,5 +94,5 @@ def load(library: Path) -> None:
 
 
 def is_loaded() -> bool:
-    """Whether the ops take tensors on the GPU."""
+    """Returns whether the ops take tensors on the GPU."""
     return load.cache_info().currsize > 0

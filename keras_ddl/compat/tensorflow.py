@@ -110,7 +110,7 @@ def load_ops() -> ModuleType:
 
 
 def ops_are_loaded() -> bool:
-    """Whether `load_ops` was called."""
+    """Returns whether `load_ops` was called."""
     return _load_ops.cache_info().currsize > 0
 
 

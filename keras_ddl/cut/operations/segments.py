@@ -29,7 +29,7 @@ _UNSORTED = ("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMin", 
 COMBINING = (*_SORTED, *_UNSORTED)
 LOOK_UPS = ("GatherV2", "ResourceGather")
 _MASKS = ("shrink_axis", "begin", "end", "ellipsis", "new_axis")
-_OF_TABLES = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+COMBINING_ROWS = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 
 
 def combined_later(program: Program, value: Value) -> Iterator[Node]:
@@ -46,8 +46,10 @@ def combined_later(program: Program, value: Value) -> Iterator[Node]:
 
 
 def can_be_before(node: Node, other: Node) -> bool:
-    """Whether an operation can be built before another one, and certainly needs no rows of a table, which may wait for
-    operations themselves."""
+    """Returns whether an operation can be built before another one and certainly needs no rows of a table.
+
+    Rows of a table may wait for operations themselves.
+    """
     pending, seen = [node], set[Node]()
     while pending:
         each = pending.pop()
@@ -64,7 +66,7 @@ def can_be_before(node: Node, other: Node) -> bool:
 
 def sharding_by(b: Context, entries: Value, node: Node) -> Sharded | None:
     """Returns how entries can be sharded that `node` combines by segment, now or later; None: not certain."""
-    is_of_table = node.type.startswith(_OF_TABLES)
+    is_of_table = node.type.startswith(COMBINING_ROWS)
     ids, *count = node.inputs[2 if is_of_table else 1 :]
     if b.scope or not b.rows_by_extent or entries.rank != 1 or ids.rank != 1 or not b.is_placed(ids):
         return None  # a branch's batch would have no meaning outside
@@ -206,7 +208,7 @@ def _required(b: Context, result: Value) -> Dim:
 
 
 def _is_known(b: Context, extent: Dim) -> bool:
-    """Whether the step can compute an extent already."""
+    """Returns whether the step can compute an extent already."""
     others = [each for each in extent.leaves() if each.kind != "rows"]
     return all(any(map(b.is_placed, b.extents.values_named(str(each.operands[0])))) for each in others)
 
@@ -230,7 +232,7 @@ def first_row(b: Context, rows: Sharded) -> int | tf.Tensor:
 
 
 def _is_sorted(known: Extents, value: Value) -> bool:
-    """Whether a vector of numbers from 0 on certainly does not decrease, like ids that TensorFlow makes from splits."""
+    """Returns whether numbers from 0 on certainly do not decrease, like ids that TensorFlow makes from splits."""
     value = value.source()
     node = value.node
     if value.rank != 1:
@@ -373,7 +375,7 @@ def _combined(known: Extents, node: Node) -> ResultExtents:
     return [[_last_segment(known, node.inputs[1]), *known.dims(node.inputs[0])[1:]]]
 
 
-@extents(*_OF_TABLES)
+@extents(*COMBINING_ROWS)
 def _combined_rows(known: Extents, node: Node) -> ResultExtents:
     return [[_last_segment(known, node.inputs[2]), *known.dims(node.inputs[0])[1:]]]
 

@@ -19,10 +19,9 @@ from keras_ddl.cut.operations.factors import Kind, kind_of
 from keras_ddl.cut.shards.table_rows import Repeated, TableRows, sharding_of_rows
 from keras_ddl.cut.values.layouts import Layout
 
-_COMBINED = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
-TYPES = (*_COMBINED, *(f"{each}WithNumSegments" for each in _COMBINED))
-GRADIENTS = tuple(f"{each}Grad" for each in _COMBINED)
-_SPARSE = tuple(f"{each}GradV2" for each in _COMBINED)  # they give rows of the gradient, and their indices
+TYPES = (*segments.COMBINING_ROWS, *(f"{each}WithNumSegments" for each in segments.COMBINING_ROWS))
+GRADIENTS = tuple(f"{each}Grad" for each in segments.COMBINING_ROWS)
+_SPARSE = tuple(f"{each}GradV2" for each in segments.COMBINING_ROWS)  # they give rows of the gradient with indices
 SUMS = ("UnsortedSegmentSum", *GRADIENTS, *_SPARSE)
 
 
